@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 import vitreous
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 TOGETHER = 6  # requests at a time: fewer than a server lets wait
 
@@ -97,7 +97,7 @@ def page(run: str, files: list[Path], scratch: Path) -> list[str]:
     return [
         f"# One picture, one answer, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}. `python benchmarks/agreement.py RUN PICTURES`: {len(files)} pictures, {len(classes)} classes;",
+        f"{get_processor_name()}. `python benchmarks/agreement.py RUN PICTURES`: {len(files)} pictures, {len(classes)} classes;",
         (
             f"highest probabilities {mine.max(1).min():.3f} to {mine.max(1).max():.3f}. Beside "
             "`vitreous.load(RUN).predict(...)`:"

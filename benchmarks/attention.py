@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 
 from vitreous import create
-from vitreous.nn.attention import attend_in_parts
-from vitreous.nn.frozen import frozen
-from vitreous.system.machine import processor
+from vitreous.nn.attention import attend_in_chunks
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.system.machine import get_processor_name
 
 #: images, heads, tokens, numbers of a head
 SHAPES = ((64, 6, 50, 64), (32, 6, 64, 64), (16, 6, 197, 64), (16, 12, 197, 64), (32, 6, 256, 64), (1, 16, 577, 64), (4, 6, 785, 64))  # fmt: skip
@@ -54,12 +54,12 @@ def rows(rounds: int) -> list[str]:
     for shape in SHAPES:
         q, k, v = heads_of(shape)
         fused = F.scaled_dot_product_attention
-        times = race({"fused": partial(fused, q, k, v), "parts": partial(attend_in_parts, q, k, v)}, rounds)
+        times = race({"fused": partial(fused, q, k, v), "parts": partial(attend_in_chunks, q, k, v)}, rounds)
         errors = []
         for deviation in DEVIATIONS:
             q, k, v = (x[:1] for x in heads_of(shape, deviation))
             exact = fused(q.double(), k.double(), v.double())
-            errors += [float((y(q, k, v).double() - exact).norm() / exact.norm()) for y in (fused, attend_in_parts)]
+            errors += [float((y(q, k, v).double() - exact).norm() / exact.norm()) for y in (fused, attend_in_chunks)]
         cells = [
             " x ".join(map(str, shape)),
             f"{times['fused'] * 1e3:.2f}",
@@ -74,14 +74,14 @@ def model_rows(rounds: int) -> list[str]:
     """The lines of the second table."""
     lines = []
     for name, images in MODELS:
-        model = frozen(create(name).eval(), torch.bfloat16, packed=True)
+        model = freeze_for_inference(create(name).eval(), torch.bfloat16, packed=True)
         if name.startswith("DiT"):
             inputs = (torch.randn(images, 4, 32, 32), torch.full((images,), 500.0), torch.arange(images))
         else:
             inputs = (torch.randn(images, 3, 224, 224),)
 
         def fused(model=model, inputs=inputs) -> None:
-            with patch("vitreous.nn.attention.prefers_parts", return_value=False):
+            with patch("vitreous.nn.attention.prefers_chunked_attention", return_value=False):
                 model(*inputs)
 
         times = race({"fused": fused, "parts": partial(model, *inputs)}, rounds)
@@ -102,7 +102,7 @@ def main() -> None:
         lines = [
             f"# Attention in bfloat16 without gradients, {time.strftime('%Y-%m-%d')}",
             "",
-            f"{processor()}, torch {torch.__version__}, threads: {torch.get_num_threads()}; the quickest of {given.rounds} in turn, processor time. Errors are to float64, of logits",
+            f"{get_processor_name()}, torch {torch.__version__}, threads: {torch.get_num_threads()}; the quickest of {given.rounds} in turn, processor time. Errors are to float64, of logits",
             "with a deviation of 1 and of 3.",
             "",
             "    python benchmarks/attention.py",

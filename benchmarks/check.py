@@ -22,8 +22,8 @@ from pathlib import Path
 
 import PIL
 
-from vitreous.data.decoding.decode import is_image
-from vitreous.system.machine import processor
+from vitreous.data.decoding.decode import is_image_file
+from vitreous.system.machine import get_processor_name
 
 OURS = """
 import json, sys, time
@@ -53,7 +53,7 @@ def timed(python: str, code: str, folder: str, workers: int) -> float:
 
 def sample(folder: Path, count: int | None, home: Path) -> tuple[Path, int]:
     """The folder and how many images it has; or as many of them as asked for, drawn at random, as links in `home`."""
-    paths = sorted(path for path in folder.rglob("*") if is_image(path))
+    paths = sorted(path for path in folder.rglob("*") if is_image_file(path))
     if count is None or count >= len(paths):
         return folder, len(paths)
     for path in random.Random(0).sample(paths, count):
@@ -93,7 +93,7 @@ def page(rates: dict[str, list[float]], count: int, workers: int, version: str) 
     lines = [
         f"# `data check` on {count:,} files against imagededup's hashing of them, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {workers} workers, Pillow {PIL.__version__}, imagededup {version}.",
+        f"{get_processor_name()}, {workers} workers, Pillow {PIL.__version__}, imagededup {version}.",
         (
             f"`python benchmarks/check.py FOLDER --peer PYTHON`; {len(rates['vitreous'])} rounds, alternating; medians, "
             "and all of them."

@@ -9,7 +9,7 @@ here, for as much processor time. A second call goes on with the rows that lack.
 
 `vitreous` is the command of the README at this length; others of ours are models and recipes that it has been before. timm's model
 has the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
-AdamW and a cosine, and one of two recipes: `plain`, with the shift, mirror and label smoothing of our recipe before; `CCT`, as
+AdamW and a cosine, and one of two recipes: `to_dict`, with the shift, mirror and label smoothing of our recipe before; `CCT`, as
 the authors of arXiv:2104.05704 train small transformers on CIFAR-10 (crops of 0.8 to 1, RandAugment of magnitude 9,
 MixUp 0.8 or CutMix 1 until 7/12 of the run, smoothing 0.1, 5.5e-4, decay 0.06).
 """
@@ -35,14 +35,14 @@ from pretraining import EqualTime
 from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.sampling import Order, stream
-from vitreous.data.screen import screen
+from vitreous.data.sampling import SampleOrder, get_stream_samples
+from vitreous.data.screen import screen_images
 from vitreous.data.sources import open_data
-from vitreous.models.names import configure
-from vitreous.system.machine import has_bf16, processor
+from vitreous.models.names import config_from_name
+from vitreous.system.machine import get_processor_name, has_bf16
 
 #: model, and other options of `vitreous train`, by method
 OURS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -86,10 +86,10 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     from timm.models.vision_transformer import VisionTransformer
 
     recipe, data, preprocess = THEIRS[method], open_data(str(plan.folder)), ImagePreprocess((32, 32))
-    config: Any = configure("ViT-128x4/4", 32)
+    config: Any = config_from_name("ViT-128x4/4", 32)
     splits: dict[str, tuple[Tensor, Tensor]] = {}
     for name, split in data.splits.items():
-        pixels = screen(split, preprocess, 0, keep=True)[0]
+        pixels = screen_images(split, preprocess, 0, keep=True)[0]
         assert pixels is not None, "pictures of 32 pixels are kept in memory"
         splits[name] = pixels, torch.from_numpy(split.labels)
     torch.manual_seed(seed)
@@ -99,11 +99,11 @@ def theirs(plan: Plan, method: str, seed: int) -> dict[str, Any]:
     rate, decay, warm = RATES[recipe]
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay, fused=True)
     views = (plain if recipe == "plain" else cct)(*splits["train"], seed, len(data.classes), preprocess)
-    order, seen, started = Order(len(splits["train"][1]), seed), 0, time.process_time()
+    order, seen, started = SampleOrder(len(splits["train"][1]), seed), 0, time.process_time()
     while (spent := (time.process_time() - started) / plan.seconds) < 1:
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, spent / warm) * (1 + math.cos(math.pi * spent)) / 2
-        samples, epochs, _ = stream(order, seen, seen + BATCH)
+        samples, epochs, _ = get_stream_samples(order, seen, seen + BATCH)
         images, targets = views(samples, epochs, spent)
         with torch.autocast("cpu", torch.bfloat16, enabled=has_bf16("cpu")):
             loss = F.cross_entropy(model(images).float(), targets, label_smoothing=0.05 if recipe == "plain" else 0.0)
@@ -125,7 +125,7 @@ def plain(images: Tensor, labels: Tensor, seed: int, classes: int, preprocess: P
 
     def views(samples: np.ndarray, epochs: np.ndarray, spent: float) -> tuple[Tensor, Tensor]:
         rows = torch.from_numpy(samples)
-        return preprocess.normalise(augment.batch(images[rows], key(seed, epochs, samples, 0))), labels[rows]
+        return preprocess.normalise(augment.batch(images[rows], derive_keys(seed, epochs, samples, 0))), labels[rows]
 
     return views
 
@@ -170,7 +170,7 @@ def page(plan: Plan) -> str:
     lines = [
         f"# CIFAR-10 from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. Runs of {plan.minutes:g} minutes on {plan.cores} cores, by the",
+        f"{get_processor_name()}, torch {torch.__version__}. Runs of {plan.minutes:g} minutes on {plan.cores} cores, by the",
         "processor time of one thread. Top-1 of the test images: mean of the seeds, and each.",
         "",
         "    python benchmarks/cifar.py FOLDER --work DIR --rows ROWS.jsonl",

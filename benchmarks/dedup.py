@@ -34,11 +34,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-from vitreous.apps.curation.dedup import dedup
-from vitreous.data.decoding.decode import decode
+from vitreous.apps.curation.dedup import find_copies
+from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.split import Files
-from vitreous.system.machine import processor
+from vitreous.data.split import FileSplit
+from vitreous.system.machine import get_processor_name
 
 Change = Callable[[Image.Image, random.Random], Image.Image]
 
@@ -195,7 +195,7 @@ def plant(photographs: list[Path], scratch: Path) -> tuple[list[Path], list[tupl
     kind."""
     files, known = [], []
     for number, path in enumerate(photographs):
-        picture = decode(path, 3)
+        picture = decode_to_pillow(path, 3)
         for order, (kind, change) in enumerate(KINDS.items()):
             file = scratch / f"{number}-{order}.jpg"
             change(picture, random.Random(1000 * number + order)).convert("RGB").save(file, quality=90)
@@ -224,7 +224,7 @@ def measure(
             names = {os.fspath(path): number for number, path in enumerate(photographs)}
             other = [*originals, *distractors]
             began = processor_seconds()
-            found = dedup([labelled(files)], [labelled(other)], workers=workers)
+            found = find_copies([labelled(files)], [labelled(other)], workers=workers)
             seconds += processor_seconds() - began
             images += len(files) + len(other)
             for number, kind in known:
@@ -245,7 +245,7 @@ def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
     with pairs.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     places = {name: sorted({root / name / f"{row[name]}.jpg" for row in rows}) for name in ("train", "test")}
-    found = dedup([labelled(places["train"])], [labelled(places["test"])], workers=workers)
+    found = find_copies([labelled(places["train"])], [labelled(places["test"])], workers=workers)
     listed = {copy["path"]: copy["copy_of"] for copy in found["copies"]}
     lines = [
         "| part | same photograph | found | recall | other | taken for copies | precision |",
@@ -270,16 +270,16 @@ def judged(root: Path, pairs: Path, workers: int | None) -> list[str]:
 def search(data: Path, other: Path, workers: int | None) -> list[str]:
     """Lines that tell what it costs to look for the images of one folder in another."""
     one, two, began = list_images(data), list_images(other), processor_seconds()
-    found = dedup([labelled(one)], [labelled(two)], workers=workers)
+    found = find_copies([labelled(one)], [labelled(two)], workers=workers)
     seconds = processor_seconds() - began
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     sizes = f"{len(one):,} images against {len(two):,}"
     return [f"{sizes}: {seconds:.0f} processor seconds, {len(found['copies']):,} copies listed, {memory:.0f} MiB."]
 
 
-def labelled(paths: list[Path]) -> Files:
+def labelled(paths: list[Path]) -> FileSplit:
     """Files without labels."""
-    return Files(paths, np.zeros(len(paths), np.int64))
+    return FileSplit(paths, np.zeros(len(paths), np.int64))
 
 
 def main() -> None:
@@ -297,7 +297,7 @@ def main() -> None:
     head = [
         f"# Copies that `data dedup` finds: {arguments.title}, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
         f"`python benchmarks/dedup.py {' '.join(sys.argv[1:])}`",
         "",
     ]

@@ -31,10 +31,10 @@ from pretraining import EqualTime
 from torch import nn
 
 import vitreous
-from vitreous.data.annotations.painted import paint_classes
+from vitreous.data.annotations.painted import paint_class_maps
 from vitreous.data.sources import open_data
-from vitreous.system.machine import processor
-from vitreous.tasks.metrics import BOXES
+from vitreous.system.machine import get_processor_name
+from vitreous.tasks.metrics import BOX_PREFIX
 
 SCRATCH, FIRST = "vitreous, from scratch", "vitreous, pre-trained on the same images"
 MAE = {"recipe": "mae", "model": "Conv+ViT-128x4/8", "image_size": SIDE}
@@ -137,7 +137,7 @@ def ours(plan: Plan, method: str, seed: int) -> dict[str, Any]:
 def figures(plan: Plan, values: dict[str, Any], classes: list[dict[str, Any]]) -> dict[str, Any]:
     """What a row says of a run's figures."""
     if plan.kind in ("cells", "objects"):
-        rest = {name: value for name, value in values.items() if name in (f"{BOXES}ap50", f"{BOXES}ap")}
+        rest = {name: value for name, value in values.items() if name in (f"{BOX_PREFIX}ap50", f"{BOX_PREFIX}ap")}
         every = {row["class"]: row["ap50"] for row in classes}
         return {"ap50": values["ap50"], "ap": values["ap"], "classes": every} | rest
     own = {row["class"]: row["f1"] for row in classes[1:]}  # the first is what lies around
@@ -150,7 +150,7 @@ def theirs(plan: Plan, seed: int) -> dict[str, Any]:
     """A run of the peer, and its figures on the test images."""
     torch.manual_seed(seed)
     data = open_data(str(prepared(plan)))
-    data = paint_classes(data) if plan.kind == "nuclei" else data
+    data = paint_class_maps(data) if plan.kind == "nuclei" else data
     model, loss_of, judge = (unet if plan.kind == "nuclei" else faster_rcnn)(data)
     batches, images = drawn(plan.kind, data.splits["train"], seed), 0
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
@@ -174,7 +174,7 @@ def page(plan: Plan) -> str:
     lines = [
         f"# Masks and boxes from a few hundred images, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. Runs of so many minutes on {cores}, by the processor time",
+        f"{get_processor_name()}, torch {torch.__version__}. Runs of so many minutes on {cores}, by the processor time",
         "of one thread; pre-training has as many again. Figures of the test images: mean of the seeds, and each. `ap50` of",
         "objects is of their masks, `dice` of the hippocampus the mean of its two parts. Peers compute in float32, ours in",
         "bfloat16 where the processor has it.",

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.evaluation.coco import CocoEvaluator
-from vitreous.evaluation.evaluator import Outputs, Ragged
+from vitreous.evaluation.evaluator import Ragged, SplitOutputs
 from vitreous.evaluation.matching import match_image
-from vitreous.evaluation.pixels import class_rows, confusion_of, figures_of
+from vitreous.evaluation.pixels import compute_class_metrics, compute_pixel_confusion, compute_segmentation_metrics
 from vitreous.tasks.detections import Detections
-from vitreous.tasks.tiles import class_map, native_pixels
+from vitreous.tasks.tiles import predict_class_map, to_native_array
 
 SIDE = 256  # pixels of the parts of nuclei
 
@@ -32,7 +32,7 @@ def scenes(split: AnnotatedSplit) -> list[tuple[np.ndarray, Any]]:
     rows = []
     for sample in range(len(split)):
         picture = preprocess.decode(split.raw(sample), split.name(sample))
-        rows.append((native_pixels(picture), split.target(sample)))
+        rows.append((to_native_array(picture), split.target(sample)))
     return rows
 
 
@@ -103,11 +103,11 @@ def unet(data: Any) -> tuple[nn.Module, Callable[[Tensor, Tensor], Tensor], Judg
     def judge() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         compute = lambda tiles: model(normalised(tiles)).numpy()  # noqa: E731
         matrices = [
-            confusion_of(target.class_map(), class_map(compute, pixels, (SIDE, SIDE)), 2)
+            compute_pixel_confusion(target.class_map(), predict_class_map(compute, pixels, (SIDE, SIDE)), 2)
             for pixels, target in scenes(data.splits["test"])
         ]
         every = np.stack(matrices)
-        return figures_of(every.sum(0)), class_rows(every, data.classes)
+        return compute_segmentation_metrics(every.sum(0)), compute_class_metrics(every, data.classes)
 
     return model, lambda images, maps: F.cross_entropy(out := model(images), maps) + dice(out, maps), judge
 
@@ -129,7 +129,7 @@ def faster_rcnn(data: Any) -> tuple[nn.Module, Callable[..., Tensor], Judge]:
             tables.append(match_image(Detections(target.size, boxes, labels - 1, scores), target, False))
         rows = Ragged(np.concatenate(tables), np.array([len(table) for table in tables], np.int64))
         readable = np.ones(len(tables), bool)
-        report = CocoEvaluator(data.classes).report(Outputs(data.splits["test"], rows, readable))
+        report = CocoEvaluator(data.classes).report(SplitOutputs(data.splits["test"], rows, readable))
         return report.figures, report.per_class
 
     return model, lambda images, targets: sum(model(images, targets).values()), judge  # type: ignore[return-value]

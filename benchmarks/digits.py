@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from vitreous.data.layouts.named import digits
-from vitreous.system.machine import processor
+from vitreous.data.layouts.named import open_digits
+from vitreous.system.machine import get_processor_name
 
 
 def trained(seed: int, scratch: str) -> tuple[float, float, float]:
@@ -34,7 +34,7 @@ def trained(seed: int, scratch: str) -> tuple[float, float, float]:
 
 def neighbours() -> tuple[int, float, float]:
     """The number of neighbours that is best on the validation split, its accuracy there and on the test split."""
-    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in digits().splits.items()}
+    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in open_digits().splits.items()}
     scores = []
     for k in (1, 3, 5, 7, 9):
         model = KNeighborsClassifier(k).fit(*parts["train"])
@@ -52,7 +52,7 @@ def main() -> None:
     rows = [
         f"# digits, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
     ]
     rows += [
         (

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import vitreous
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 TEACHER = "Conv+ViT-128x4/8"
 ALONE = "labels alone"
@@ -58,7 +58,7 @@ def page(given: argparse.Namespace, teacher: float, tops: dict[str, list[float]]
     lines = [
         f"# A teacher for a small student on CIFAR-10, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. Student `{given.student}`,",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. Student `{given.student}`,",
         f"{given.steps} steps of {given.batch} images in each row; teacher of {teacher:.1%}. Test top-1, seeds 0 to",
         f"{given.seeds - 1}; the last column is the mean of the differences seed by seed, and their range.",
         "",

@@ -21,7 +21,7 @@ import torch
 from pretraining import processor_rate, trained
 
 from vitreous.data.sources import open_data
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 #: what the table calls a model: its name, and fields of its config; about 1.2 million parameters each
 MODELS: dict[str, tuple[str, dict[str, str]]] = {
@@ -73,7 +73,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# CIFAR-10 (JPEG copy) from scratch by models of one size, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, one thread. One run each, seed 0, of the recipe for small images as it",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. One run each, seed 0, of the recipe for small images as it",
         f"stands, for as many images as {rows[0]['processor_minutes']:g} minutes of one processor core hold.",
         "",
         "    python benchmarks/families.py FOLDER --work DIR --rows ROWS.jsonl",

@@ -25,11 +25,11 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
-from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.image_sampler import build_sampler
 from vitreous.inference.open_model import open_generator
-from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, judge_generator, make_images
-from vitreous.system.machine import processor
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.generated import GenerationOptions, generate_images, measure_generator
+from vitreous.system.machine import get_processor_name
 
 GUIDANCE = (1.0, 1.5, 3.0)
 
@@ -49,10 +49,10 @@ def row_of(recipe: str, work: Path, guidance: float) -> dict[str, Any]:
     bundle, splits = open_generator(run), open_data("digits").splits
     judge = SVC(C=10, gamma=1 / 8).fit(pixels(splits["train"], bundle.preprocess), splits["train"].labels)
     options, began = GenerationOptions(guidance=guidance), time.process_time()
-    made = make_images(sampler_of(bundle), len(bundle.task.classes), options, Computing())
+    made = generate_images(build_sampler(bundle), len(bundle.task.classes), options, EvaluationSettings())
     labels, images = (np.concatenate(parts) for parts in zip(*made, strict=True))
     seconds = time.process_time() - began
-    document = judge_generator(run, None, "test", options, Computing())
+    document = measure_generator(run, None, "test", options, EvaluationSettings())
     return document["test"] | {
         "recipe": recipe,
         "guidance": guidance,
@@ -68,7 +68,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# Digits that were made, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, one thread. `vitreous train digits --recipe dit` and `--recipe sit`, one run",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. `vitreous train digits --recipe dit` and `--recipe sit`, one run",
         f"each, seed 0, {', '.join(str(round(s)) for s in dict.fromkeys(row['seconds'] for row in rows))} s of the processor;",
         f"1,000 samples, 100 a digit. The judge recognises {rows[0]['judge']:.1%} of the real test digits. The Fréchet distance",
         f"(pixels) of 1,000 training digits to the test digits is {rows[0]['frechet_distance_of_train']:.4f}.",

@@ -23,12 +23,19 @@ from pretraining import NEVER, processor_rate, trained
 
 import vitreous
 from vitreous.data.sources import open_data
-from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.image_sampler import build_sampler
 from vitreous.inference.open_model import open_generator
-from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, Real, figures, join, make_images, real_of_split
-from vitreous.reports.spaces import open_space
-from vitreous.system.machine import processor
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.generated import (
+    GenerationOptions,
+    RealImages,
+    compute_generator_metrics,
+    concatenate_features,
+    generate_images,
+    read_real_split,
+)
+from vitreous.reports.spaces import open_feature_space
+from vitreous.system.machine import get_processor_name
 
 STEPS = {"dit": 25, "sit": 13}  # of ddim, and of heun, whose steps but the last have two answers
 GUIDANCE = (1.0, 2.0)
@@ -66,9 +73,11 @@ def rows_of(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) 
             if (recipe, share, guidance) in done:
                 continue
             if space is None or real is None:
-                space = open_space(str(given.classifier), classes, Computing(), "cpu")
+                space = open_feature_space(str(given.classifier), classes, EvaluationSettings(), "cpu")
                 bundle, data = open_generator(run), open_data(str(given.folder))
-                real = real_of_split(str(given.folder), data, "test", bundle.preprocess, space, Computing(workers=0))
+                real = read_real_split(
+                    str(given.folder), data, "test", bundle.preprocess, space, EvaluationSettings(workers=0)
+                )
             row = {"recipe": recipe, "share": share, "guidance": guidance, "minutes": given.minutes * given.cores}
             row |= {"epochs": epochs, "model": given.model} | judged(place, recipe, guidance, real, space)
             with given.rows.open("a", encoding="utf-8") as file:
@@ -80,14 +89,14 @@ def rows_of(given: argparse.Namespace, recipe: str, done: set[tuple[Any, ...]]) 
         vitreous.sample(run, picture, progress=False, **options)
 
 
-def judged(place: Path, recipe: str, guidance: float, real: Real, space: Any) -> dict[str, Any]:
+def judged(place: Path, recipe: str, guidance: float, real: RealImages, space: Any) -> dict[str, Any]:
     """Make a thousand images, and compare them with the test images."""
     bundle, began = open_generator(place), time.process_time()
     options = GenerationOptions(guidance=guidance, steps=STEPS[recipe])
-    batches = list(make_images(sampler_of(bundle), len(bundle.task.classes), options, Computing()))
+    batches = list(generate_images(build_sampler(bundle), len(bundle.task.classes), options, EvaluationSettings()))
     seconds = time.process_time() - began
-    ours = join([space.features(images, labels) for labels, images in batches])
-    return figures(real, ours) | {"seconds": seconds}
+    ours = concatenate_features([space.features(images, labels) for labels, images in batches])
+    return compute_generator_metrics(real, ours) | {"seconds": seconds}
 
 
 def page(rows: list[dict[str, Any]]) -> str:
@@ -97,7 +106,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# CIFAR-10 that was made, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. {first['model']}, {' and '.join(f'`--recipe {one}`' for one in recipes)}, one run each, seed 0, for",
+        f"{get_processor_name()}, torch {torch.__version__}. {first['model']}, {' and '.join(f'`--recipe {one}`' for one in recipes)}, one run each, seed 0, for",
         f"{first['minutes']:g} minutes of one core by processor time; 1,000 samples, 100 a class, 25 answers each. Features, and who",
         "recognises a class, are of a classifier trained on the real training images. The Fréchet distance of 1,000 training",
         f"images to the test images is {first['frechet_distance_of_train']:.3g}.",

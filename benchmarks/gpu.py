@@ -269,24 +269,24 @@ CIFAR = ("Conv32-128x1-256x1-256+ViT-128x4/8", 512, 10_000.0)
 
 def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Build a case, warm it up, and time it: median and spread of the windows, share of the peak, memory."""
-    from vitreous.apps.bench.race import work_for
-    from vitreous.system.cores import peak_memory, wait_for_device
-    from vitreous.training.throughput import quick_peak
+    from vitreous.apps.bench.race import run_steps_for
+    from vitreous.system.cores import get_peak_memory, synchronize_device
+    from vitreous.training.throughput import measure_peak_flops
 
-    peak = quick_peak(given.device, "bf16")
+    peak = measure_peak_flops(given.device, "bf16")
     reset()
     began = time.perf_counter()
     turn = case.build(case.work)
     built = time.perf_counter()
     turn()
-    wait_for_device(given.device)
+    synchronize_device(given.device)
     first = time.perf_counter() - built
     for _ in range(5):  # the fourth pass records a CUDA graph
         turn()
-    wait_for_device(given.device)
+    synchronize_device(given.device)
     rates = []
     for _ in range(WINDOWS):
-        units, seconds = work_for(0.05 if given.tiny else WINDOW_SECONDS, turn, given.device)
+        units, seconds = run_steps_for(0.05 if given.tiny else WINDOW_SECONDS, turn, given.device)
         rates.append(units / seconds)
     rate, flops = statistics.median(rates), case.flops()
     executed = case.flops(executed=True)
@@ -295,7 +295,7 @@ def measure(case: Any, given: argparse.Namespace) -> dict[str, Any]:
         "spread": [min(rates), max(rates)],
         "share_of_peak": rate * flops / peak if flops else None,
         "executed_share_of_peak": rate * executed / peak if flops else None,
-        "memory_bytes": peak_memory(given.device),
+        "memory_bytes": get_peak_memory(given.device),
         "build_seconds": built - began,
         "first_seconds": first,
         "peak": peak,

@@ -15,20 +15,20 @@ from vitreous.apps.bench import generating, ours
 from vitreous.apps.bench import pretraining as pretraining_steps
 from vitreous.apps.bench.peers import generating as generating_peers
 from vitreous.apps.bench.peers import models, pretraining
-from vitreous.apps.bench.work import Turn, Work
+from vitreous.apps.bench.work import BenchmarkStep, Workload
 from vitreous.inference.engine import TorchEngine
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.nn.encoder import compile_blocks
-from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 
-Build = Callable[[Work], Turn]
+Build = Callable[[Workload], BenchmarkStep]
 
 
 @dataclass(frozen=True)
 class Case:
     """One contender at one piece of work; `compiles` where torch.compile takes part."""
 
-    work: Work
+    work: Workload
     name: str
     settings: str
     build: Build
@@ -42,17 +42,21 @@ class Case:
     def flops(self, executed: bool = False) -> float:
         """Floating-point operations of an image, two to a multiply-add; 0 where nobody counts them. `executed`: without
         those of the last block that vitreous leaves out, since the head reads one token."""
-        config = configure(self.work.model, self.work.image_size)
+        config = config_from_name(self.work.model, self.work.image_size)
         if self.work.task in ("inference", "train"):
             passes = 1 if self.work.task == "inference" else 3
             return 2 * passes * (config.computed_macs() if executed and self.name == "vitreous" else config.macs())
-        if self.work.task in pretraining_steps.PRETRAINING:
-            return pretraining_steps.operations(self.work)
+        if self.work.task in pretraining_steps.PRETRAINING_CONFIGS:
+            return pretraining_steps.count_sample_flops(self.work)
         if self.work.task == "dit":
             with torch.device("meta"):
-                model = generating.model_of(self.work)
+                model = generating.build_random_dit(self.work)
                 classes = tuple(map(str, range(model.config.classes)))
-                return generating.DiffusionConfig().build(model, Setting(classes=classes)).flops(Progress())
+                return (
+                    generating.DiffusionConfig()
+                    .build(model, ObjectiveSetting(classes=classes))
+                    .flops(TrainingProgress())
+                )
         return 0.0
 
 
@@ -60,12 +64,18 @@ def training_cases(device: str, tiny: bool) -> list[Case]:
     """Supervised steps of plain ViTs at 224 pixels in bfloat16."""
     sizes = [("ViT-B/16", 224, (256, 64, 512)), ("ViT-L/16", 224, (128,))]
     cases: list[Case] = []
-    timm = partial(models.train, precision="bf16", compiled=True)
+    timm = partial(models.build_timm_train_step, precision="bf16", compiled=True)
     for model, size, batches in [("ViT-64x2/16", 32, (4,))] if tiny else sizes:
         for batch in batches:
-            work = Work("train", model, size, batch, device=device)
+            work = Workload("train", model, size, batch, device=device)
             cases.append(
-                Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(ours.train, compiled=True), True)
+                Case(
+                    work,
+                    "vitreous",
+                    "default: compiled blocks, CUDA graph",
+                    partial(ours.build_train_step, compiled=True),
+                    True,
+                )
             )
             cases.append(Case(work, "timm", "bf16 autocast, compiled", timm, True))
             if batch < 512:
@@ -74,41 +84,52 @@ def training_cases(device: str, tiny: bool) -> list[Case]:
             if (model, batch) != (sizes[0][0], 256) and not tiny:
                 continue
             cases += [
-                Case(work, "vitreous", "compiled blocks", partial(ours.train, compiled=True, graphs=False), True),
-                Case(work, "vitreous", "CUDA graph", partial(ours.train, compiled=False)),
-                Case(work, "vitreous", "eager", partial(ours.train, compiled=False, graphs=False)),
+                Case(
+                    work,
+                    "vitreous",
+                    "compiled blocks",
+                    partial(ours.build_train_step, compiled=True, graphs=False),
+                    True,
+                ),
+                Case(work, "vitreous", "CUDA graph", partial(ours.build_train_step, compiled=False)),
+                Case(work, "vitreous", "eager", partial(ours.build_train_step, compiled=False, graphs=False)),
                 Case(work, "vitreous", "compiled as a whole, CUDA graph", train_whole, True),
                 Case(work, "vitreous", "default, cuDNN attention", train_with_cudnn, True),
-                Case(work, "timm", "bf16 autocast", partial(models.train, precision="bf16")),
+                Case(work, "timm", "bf16 autocast", partial(models.build_timm_train_step, precision="bf16")),
             ]
     return cases
 
 
-def train_whole(work: Work) -> Turn:
+def train_whole(work: Workload) -> BenchmarkStep:
     """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
     shards = ours.Shards
     ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))  # type: ignore[assignment, misc]
     try:
-        return ours.train(work, compiled=False)
+        return ours.build_train_step(work, compiled=False)
     finally:
         ours.Shards = shards
 
 
-def train_with_cudnn(work: Work) -> Turn:
+def train_with_cudnn(work: Workload) -> BenchmarkStep:
     """The default with cuDNN's attention in place of the kernel that PyTorch prefers; `gpu.reset` undoes it."""
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
-    return ours.train(work, compiled=work.device != "cpu")
+    return ours.build_train_step(work, compiled=work.device != "cpu")
 
 
 def inference_cases(device: str, tiny: bool) -> list[Case]:
     """Forward passes in bfloat16, from uint8 on the host and from tensors on the device."""
     cases: list[Case] = []
     for model, size, batch in [("ViT-64x2/16", 32, 2)] if tiny else [("ViT-B/16", 224, 256), ("ViT-B/16", 224, 1)]:
-        work = Work("inference", model, size, batch, device=device)
+        work = Workload("inference", model, size, batch, device=device)
         cases += [
             Case(work, "vitreous", "--engine torch: CUDA graph", on_device),
-            Case(work, "vitreous", "--engine torch, from the host and back", partial(ours.inference, engine="torch")),
+            Case(
+                work,
+                "vitreous",
+                "--engine torch, from the host and back",
+                partial(ours.build_inference_step, engine="torch"),
+            ),
             Case(
                 work,
                 "vitreous",
@@ -116,7 +137,7 @@ def inference_cases(device: str, tiny: bool) -> list[Case]:
                 partial(on_device, compiled=True),
                 True,
             ),
-            Case(work, "timm", "bf16", partial(models.inference, peer="timm", precision="bf16")),
+            Case(work, "timm", "bf16", partial(models.build_peer_inference_step, peer="timm", precision="bf16")),
             Case(
                 work,
                 "timm",
@@ -128,17 +149,17 @@ def inference_cases(device: str, tiny: bool) -> list[Case]:
     return cases
 
 
-def timm_compiled(work: Work, mode: str | None) -> Turn:
+def timm_compiled(work: Workload, mode: str | None) -> BenchmarkStep:
     """timm's model in bfloat16 by inductor; `mode` is that of torch.compile."""
-    return models.inference(work, "timm", "bf16", True, mode).turn  # type: ignore[attr-defined]
+    return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn  # type: ignore[attr-defined]
 
 
-def on_device(work: Work, compiled: bool = False) -> Turn:
+def on_device(work: Workload, compiled: bool = False) -> BenchmarkStep:
     """The default engine on uint8 images that lie on the device, without the copy of the logits to the host."""
-    engine = TorchEngine(*ours.answering(work), work.device)
+    engine = TorchEngine(*ours.build_random_classifier(work), work.device)
     if compiled:
         compile_blocks(engine.model)
-    pixels = ours.noise(work, work.batch_size, 0).to(work.device)
+    pixels = ours.make_noise_images(work, work.batch_size, 0).to(work.device)
 
     def turn() -> float:
         engine.forward_chunk(pixels)
@@ -150,46 +171,55 @@ def on_device(work: Work, compiled: bool = False) -> Turn:
 def objective_cases(device: str, tiny: bool) -> list[Case]:
     """Steps of the other objectives and families, each beside a peer."""
 
-    def work(task: str, model: str, batch: int, size: int = 224) -> Work:
+    def work(task: str, model: str, batch: int, size: int = 224) -> Workload:
         models_ = {"dit": "DiT-64x2/2"}
         return (
-            Work(task, models_.get(task, "ViT-64x2/16"), 32, 4, device=device)
+            Workload(task, models_.get(task, "ViT-64x2/16"), 32, 4, device=device)
             if tiny
-            else Work(task, model, size, batch, device=device)
+            else Workload(task, model, size, batch, device=device)
         )
 
     if tiny:
         shrink_heads()
     mae, dino = work("mae", "ViT-B/16", 256), work("dino", "ViT-S/16", 64)
     dinov2, dit = work("dinov2", "ViT-S/16", 64), work("dit", "DiT-B/2", 256, 32)
-    swin = Work(
+    swin = Workload(
         "train", "Swin-32x2-2/2-window2" if tiny else "Swin-T/4", 32 if tiny else 224, 4 if tiny else 128, device=device
     )
-    dense = Work("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device=device)
+    dense = Workload("vitdet", "ViTDet-B/16", 128 if tiny else 1024, 1 if tiny else 4, device=device)
     return [
-        *own(mae, pretraining_steps.pretrain),
+        *own(mae, pretraining_steps.build_pretraining_step),
         Case(
             mae,
             "transformers",
             "bf16 autocast, compiled",
-            partial(pretraining.mae, precision="bf16", compiled=True),
+            partial(pretraining.build_transformers_mae_step, precision="bf16", compiled=True),
             True,
         ),
-        *own(dino, pretraining_steps.pretrain),
+        *own(dino, pretraining_steps.build_pretraining_step),
         Case(
-            dino, "lightly", "bf16 autocast, views together", partial(pretraining.dino, together=True, precision="bf16")
+            dino,
+            "lightly",
+            "bf16 autocast, views together",
+            partial(pretraining.build_lightly_dino_step, together=True, precision="bf16"),
         ),
-        *own(dinov2, pretraining_steps.pretrain),
-        *own(dit, generating.train),
+        *own(dinov2, pretraining_steps.build_pretraining_step),
+        *own(dit, generating.build_dit_train_step),
         Case(
             dit,
             "diffusers",
             "bf16 autocast, compiled",
-            partial(generating_peers.train, precision="bf16", compiled=True),
+            partial(generating_peers.build_diffusers_train_step, precision="bf16", compiled=True),
             True,
         ),
-        *own(swin, ours.train),
-        Case(swin, "timm", "bf16 autocast, compiled", partial(models.train, precision="bf16", compiled=True), True),
+        *own(swin, ours.build_train_step),
+        Case(
+            swin,
+            "timm",
+            "bf16 autocast, compiled",
+            partial(models.build_timm_train_step, precision="bf16", compiled=True),
+            True,
+        ),
         Case(dense, "vitreous", "compiled blocks", partial(detection_backbone, is_ours=True), True),
         Case(dense, "vitreous", "eager", partial(detection_backbone, is_ours=True, compiled=False)),
         Case(dense, "plain modules", "bf16 autocast, compiled", partial(detection_backbone, is_ours=False), True),
@@ -198,7 +228,7 @@ def objective_cases(device: str, tiny: bool) -> list[Case]:
 
 def shrink_heads() -> None:
     """Give the self-supervised objectives of `vitreous.apps.bench` decoders and heads that a CPU computes in a moment."""
-    table = pretraining_steps.PRETRAINING
+    table = pretraining_steps.PRETRAINING_CONFIGS
     small = {"prototypes": 64, "head_width": 64, "bottleneck": 32}
     smaller = {"mae": {"decoder_width": 32, "decoder_depth": 1, "decoder_heads": 2}, "dino": small, "dinov2": small}
     for name, changes in smaller.items():
@@ -206,7 +236,7 @@ def shrink_heads() -> None:
         table[name] = (config.with_options(**changes), *others)  # type: ignore[assignment]
 
 
-def own(work: Work, build: Callable[..., Turn]) -> list[Case]:
+def own(work: Workload, build: Callable[..., BenchmarkStep]) -> list[Case]:
     """Ours with compiled blocks, and without."""
     return [
         Case(work, "vitreous", "default: compiled blocks, CUDA graph", partial(build, compiled=True), True),
@@ -214,9 +244,9 @@ def own(work: Work, build: Callable[..., Turn]) -> list[Case]:
     ]
 
 
-def detection_backbone(work: Work, is_ours: bool, compiled: bool = True) -> Turn:
+def detection_backbone(work: Workload, is_ours: bool, compiled: bool = True) -> BenchmarkStep:
     """Forward and backward pass of ViTDet's backbone: ours in bfloat16, the plain modules of `vitdet.py` in autocast."""
-    config: Any = configure(work.model, work.image_size)
+    config: Any = config_from_name(work.model, work.image_size)
     dtype = torch.bfloat16 if is_ours else torch.float32
     model: Any = (vitdet.weighted(config) if is_ours else vitdet.PlainViTDet(config)).to(work.device, dtype).train()
     images = torch.randn(work.batch_size, 3, *config.image, device=work.device, dtype=dtype)

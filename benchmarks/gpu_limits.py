@@ -13,18 +13,18 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.apps.bench import ours
-from vitreous.apps.bench.race import work_for
-from vitreous.apps.bench.work import Work
-from vitreous.models.zoo import create
+from vitreous.apps.bench.race import run_steps_for
+from vitreous.apps.bench.work import Workload
+from vitreous.models.zoo import create_untrained_model
 from vitreous.nn.encoder import compile_blocks
-from vitreous.objectives.supervised import Supervised
-from vitreous.system.cores import wait_for_device
-from vitreous.training.optimizer import Optimizers
+from vitreous.objectives.supervised import SupervisedObjective
+from vitreous.system.cores import synchronize_device
+from vitreous.training.optimizer import FlatOptimizer
 from vitreous.training.ranks import Ranks
-from vitreous.training.run import Optimizer
-from vitreous.training.sharded import Sharded
+from vitreous.training.run import OptimizerConfig
+from vitreous.training.sharded import ShardedParameters
 from vitreous.training.shards import Shards
-from vitreous.training.throughput import quick_peak
+from vitreous.training.throughput import measure_peak_flops
 
 Row = dict[str, Any]
 #: rows, inputs and outputs of a product: the two of the MLP and that of queries, keys and values, at 256 images
@@ -51,17 +51,21 @@ def limit_cases(device: str, tiny: bool) -> list[tuple[str, str, Callable[[], Ro
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             backend = SDPBackend.MATH if tiny else backend
             cases.append((name, backend.name.lower(), partial(attention, device, shape, backend)))
-    work = Work("train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device=device)
+    work = Workload(
+        "train", "ViT-64x2/16" if tiny else "ViT-L/16", 32 if tiny else 224, 4 if tiny else 64, device=device
+    )
     cases.append((f"{work.title()}, one process", "flat vectors", partial(plain_step, work)))
     cases.append((f"{work.title()}, one process", "FSDP2, world size 1", partial(sharded_step, work)))
-    step = Work("train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device=device)
+    step = Workload(
+        "train", "ViT-64x2/16" if tiny else "ViT-B/16", 32 if tiny else 224, 4 if tiny else 256, device=device
+    )
     cases.insert(0, (step.title(), "vitreous, kernels by time", partial(profile_step, step)))
     return cases
 
 
-def profile_step(work: Work, steps: int = 3, shown: int = 16) -> Row:
+def profile_step(work: Workload, steps: int = 3, shown: int = 16) -> Row:
     """The kernels of a default training step that take longest: milliseconds of a step, and how often they run."""
-    turn = ours.train(work, compiled=work.device != "cpu")
+    turn = ours.build_train_step(work, compiled=work.device != "cpu")
     for _ in range(5):
         turn()
     kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -70,7 +74,7 @@ def profile_step(work: Work, steps: int = 3, shown: int = 16) -> Row:
     with torch.profiler.profile(activities=kinds) as profile:
         for _ in range(steps):
             turn()
-        wait_for_device(work.device)
+        synchronize_device(work.device)
     events = [event for event in profile.key_averages() if event.self_device_time_total > 0]
     events.sort(key=lambda event: -event.self_device_time_total)
     total = sum(event.self_device_time_total for event in events)
@@ -88,10 +92,10 @@ def timed_flops(run: Callable[[], Any], flops: float, device: str) -> Row:
         run()
         return 1.0
 
-    work_for(0.02, turn, device)
-    units, seconds = work_for(0.1, turn, device)
+    run_steps_for(0.02, turn, device)
+    units, seconds = run_steps_for(0.1, turn, device)
     rate = units * flops / seconds
-    return {"tflops": rate / 1e12, "share_of_peak": rate / quick_peak(device, "bf16")}
+    return {"tflops": rate / 1e12, "share_of_peak": rate / measure_peak_flops(device, "bf16")}
 
 
 def bf16_product(device: str, shape: tuple[int, int, int]) -> Row:
@@ -134,22 +138,22 @@ def attention(device: str, shape: tuple[int, ...], backend: SDPBackend | None) -
     return timed_flops(run, 3.5 * 4.0 * batch * heads * tokens * tokens * size, device)
 
 
-def plain_step(work: Work) -> Row:
+def plain_step(work: Workload) -> Row:
     """A step on flat vectors with compiled blocks."""
-    return timed_images(ours.train(work, compiled=work.device != "cpu"), work)
+    return timed_images(ours.build_train_step(work, compiled=work.device != "cpu"), work)
 
 
-def timed_images(turn: Callable[[], float], work: Work) -> Row:
+def timed_images(turn: Callable[[], float], work: Workload) -> Row:
     """Images a second, and memory."""
-    from vitreous.system.cores import peak_memory
+    from vitreous.system.cores import get_peak_memory
 
     for _ in range(3):
         turn()
-    units, seconds = work_for(0.1 if work.device == "cpu" else 0.8, turn, work.device)
-    return {"images_per_second": units / seconds, "memory_bytes": peak_memory(work.device)}
+    units, seconds = run_steps_for(0.1 if work.device == "cpu" else 0.8, turn, work.device)
+    return {"images_per_second": units / seconds, "memory_bytes": get_peak_memory(work.device)}
 
 
-def sharded_step(work: Work) -> Row:
+def sharded_step(work: Workload) -> Row:
     """The same on FSDP2 in a group of one process."""
     import torch.distributed as dist
 
@@ -157,16 +161,16 @@ def sharded_step(work: Work) -> Row:
     cuda = work.device.startswith("cuda")
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
     try:
-        objective = Supervised(create(work.model, work.image_size, ours.CLASSES))
+        objective = SupervisedObjective(create_untrained_model(work.model, work.image_size, ours.NUM_CLASSES))
         dtype = torch.bfloat16 if cuda else torch.float32
-        flat = Sharded(objective, dtype, torch.device(work.device), Ranks(0, 1, 0, True))
+        flat = ShardedParameters(objective, dtype, torch.device(work.device), Ranks(0, 1, 0, True))
         if cuda:
             compile_blocks(objective)
-        optimizers, compute = Optimizers(Optimizer(), flat), Shards(objective, flat)
+        optimizers, compute = FlatOptimizer(OptimizerConfig(), flat), Shards(objective, flat)
         compute.on_host = not cuda
         images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=work.device).to(dtype)
         batch = {"images": images, "labels": torch.zeros(work.batch_size, dtype=torch.int64, device=work.device)}
-        turn = ours.step_turn(flat, compute, optimizers, batch, work.batch_size)
+        turn = ours.make_batch_step(flat, compute, optimizers, batch, work.batch_size)
         return timed_images(turn, work)
     finally:
         dist.destroy_process_group()

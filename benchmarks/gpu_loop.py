@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from vitreous.jobs.train import train
-from vitreous.system.cores import cores
+from vitreous.system.cores import count_usable_cores
 from vitreous.training import session
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ def write_photos(folder: Path, count: int, size: tuple[int, int]) -> Path:
     for name in ("a", "b"):
         (folder / "train" / name).mkdir(parents=True, exist_ok=True)
     jobs = [(str(folder / "train" / "ab"[i % 2] / f"{i}.jpg"), i, size) for i in range(count)]
-    with ProcessPoolExecutor(cores()) as pool:
+    with ProcessPoolExecutor(count_usable_cores()) as pool:
         list(pool.map(write_photo, jobs, chunksize=16))
     return folder
 
@@ -92,12 +92,12 @@ class SynchronisationCounter:
 @contextmanager
 def hooked(hook: Callable[[Any], None]) -> Iterator[None]:
     """Every run in this context calls the hook after each step."""
-    fit = session.fit
-    session.fit = lambda state, batches, hooks=(): fit(state, batches, [*hooks, (0, hook)])
+    fit = session.run_training_loop
+    session.run_training_loop = lambda state, batches, hooks=(): fit(state, batches, [*hooks, (0, hook)])
     try:
         yield
     finally:
-        session.fit = fit
+        session.run_training_loop = fit
 
 
 def run_loop(name: str, data: str, steps: int, **options: Any) -> Row:

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from vitreous.apps.bench.report import packages
-from vitreous.system.machine import processor
+from vitreous.apps.bench.report import describe_packages
+from vitreous.system.machine import get_processor_name
 
 Row = dict[str, Any]
 HEAD = "| work | contender | images/s (lowest to highest) | of peak, model FLOPs (executed) | memory, GiB | build + first step, s |\n|---|---|---|---|---|---|"
@@ -21,7 +21,7 @@ def page(rows: list[Row]) -> str:
     lines = [
         f"# GPU, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{', '.join(cards) or 'no GPU'}; {processor()}, {torch.get_num_threads()} threads; torch {torch.__version__}, {packages()}.",
+        f"{', '.join(cards) or 'no GPU'}; {get_processor_name()}, {torch.get_num_threads()} threads; torch {torch.__version__}, {describe_packages()}.",
         "",
         "    bash benchmarks/gpu.sh OUT",
         "",

@@ -15,23 +15,23 @@ from functools import partial
 from pathlib import Path
 
 from vitreous.apps.bench import ours
-from vitreous.apps.bench.race import Lane, race
-from vitreous.apps.bench.report import hardware
-from vitreous.apps.bench.work import Contender, Timing, Turn, Work
-from vitreous.system.allocator import wants_huge_pages
+from vitreous.apps.bench.race import ContenderResult, run_race
+from vitreous.apps.bench.report import describe_hardware
+from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
+from vitreous.system.allocator import can_request_huge_pages
 
 WORKS = (
-    Work("train", "ViT-S/16", 224, 16),
-    Work("train", "Conv+ViT-128x4/8", 32, 128),
-    Work("inference", "ViT-S/16", 224, 1),
-    Work("inference", "ViT-S/16", 224, 16),
+    Workload("train", "ViT-S/16", 224, 16),
+    Workload("train", "Conv+ViT-128x4/8", 32, 128),
+    Workload("inference", "ViT-S/16", 224, 1),
+    Workload("inference", "ViT-S/16", 224, 16),
 )
 
 
-def prepared(work: Work, huge: bool) -> Turn:
+def prepared(work: Workload, huge: bool) -> BenchmarkStep:
     """A turn of a process that has not asked for large tensors yet."""
     os.environ["VITREOUS_HUGE_PAGES"] = str(int(huge))
-    return (ours.train if work.task == "train" else ours.inference)(work)
+    return (ours.build_train_step if work.task == "train" else ours.build_inference_step)(work)
 
 
 def contenders() -> list[Contender]:
@@ -42,9 +42,9 @@ def contenders() -> list[Contender]:
     ]
 
 
-def page(results: dict[Work, list[Lane]], wanted: bool) -> str:
+def page(results: dict[Workload, list[ContenderResult]], wanted: bool) -> str:
     """The table."""
-    lines = [f"# Pages of memory, {time.strftime('%Y-%m-%d')}", "", f"{hardware()}.", ""]
+    lines = [f"# Pages of memory, {time.strftime('%Y-%m-%d')}", "", f"{describe_hardware()}.", ""]
     lines += [] if wanted else ["This system does not give huge pages on request: both columns are the same.", ""]
     lines += [
         "`python benchmarks/huge_pages.py`",
@@ -68,8 +68,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of a round")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    results = {work: race(work, contenders(), Timing(given.rounds, given.seconds)) for work in WORKS}
-    text = page(results, wants_huge_pages())
+    results = {work: run_race(work, contenders(), Timing(given.rounds, given.seconds)) for work in WORKS}
+    text = page(results, can_request_huge_pages())
     print(text)
     if given.out:
         given.out.write_text(text)

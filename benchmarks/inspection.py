@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 NAME, THEIRS = "ViT-B/16", "vit_base_patch16_224"
 PATCH, HEADS, DEPTH, MIB, GIB = 16, 12, 12, 2**20, 2**30
@@ -40,15 +40,15 @@ def resident(word: str) -> int:
 
 def ours(task: str, image_size: int) -> AttentionCall:
     """The library's functions."""
-    from vitreous.inspection.distance import distances
-    from vitreous.inspection.rollout import rollout
-    from vitreous.models.zoo import create
+    from vitreous.inspection.distance import compute_attention_distances
+    from vitreous.inspection.rollout import compute_rollout
+    from vitreous.models.zoo import create_untrained_model
 
-    model = create(NAME, image_size).eval()
+    model = create_untrained_model(NAME, image_size).eval()
     return (
-        (lambda images: distances(model, [images]).mean)
+        (lambda images: compute_attention_distances(model, [images]).mean)
         if task == "distance"
-        else (lambda images: rollout(model, images).maps[:, -1])
+        else (lambda images: compute_rollout(model, images).maps[:, -1])
     )
 
 
@@ -118,7 +118,7 @@ def page(rows: list[dict]) -> list[str]:
         f"# Attention distance and rollout of {NAME}, one image, {time.strftime('%Y-%m-%d')}",
         "",
         (
-            f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, "
+            f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, timm {timm.__version__}, "
             "float32."
         ),
         (

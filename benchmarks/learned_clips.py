@@ -49,7 +49,7 @@ from sklearn.model_selection import StratifiedGroupKFold
 import vitreous
 from vitreous.data.decoding.clips import open_clip
 from vitreous.inference.image_grid import write_gif
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 SPEEDS = (0.5, 1.25)  # pixels a frame
@@ -297,7 +297,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# Clips that were learned, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, 1 thread, torch {torch.__version__}. What is compared, and the commands: benchmarks/learned_clips.py.",
+        f"{get_processor_name()}, 1 thread, torch {torch.__version__}. What is compared, and the commands: benchmarks/learned_clips.py.",
     ]
     digits = [row for row in rows if row["set"] == "digits"]
     if digits:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 MODEL = "ViT-96x4/4"
 SETTINGS = {
@@ -88,7 +88,7 @@ def page(trained: list, merged: list) -> list[str]:
         f"# Work left out: accuracy against time, CIFAR-10 (JPEG copy), {time.strftime('%Y-%m-%d')}",
         "",
         (
-            f"{processor()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one "
+            f"{get_processor_name()}, one thread, torch {torch.__version__}. `python benchmarks/lighter.py FOLDER`; {MODEL}, one "
             "run each, seed 0."
         ),
         "",

@@ -19,16 +19,16 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from vitreous.apps.bench.report import hardware
-from vitreous.data.augmentation.augment import Augment, mirrored, packed
+from vitreous.apps.bench.report import describe_hardware
+from vitreous.data.augmentation.augment import Augment, flip_horizontally_at_random, image_to_uint8_tensor
 from vitreous.data.augmentation.crops import AreaCrop
-from vitreous.data.decoding.decode import read_regular
-from vitreous.data.decoding.regions import Jpeg, decoder, open_picture
-from vitreous.data.keys import seeded
+from vitreous.data.decoding.decode import read_input_file
+from vitreous.data.decoding.regions import LazyJpeg, get_jpeg_decoder, open_lazy_image
+from vitreous.data.keys import fork_torch_rng
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.system.machine import settle_process
+from vitreous.system.machine import configure_process
 
 SIDE, BATCH = (224, 224), 32
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
@@ -49,19 +49,25 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
     """Milliseconds of each part, and of all of them in one call."""
     contents, files = [], []
     for file in list_images(folder):
-        if isinstance(picture := open_picture(read_regular(file), 3, file), Jpeg) and picture.layout.components == 3:
+        if (
+            isinstance(picture := open_lazy_image(read_input_file(file), 3, file), LazyJpeg)
+            and picture.layout.components == 3
+        ):
             contents.append(picture.content)
             files.append(file)
-    pictures = [open_picture(content, 3, "") for content in contents]
-    crop, preprocess = AreaCrop(SIDE, AREA, RATIO, "bicubic"), ImagePreprocess(SIDE, mean=IMAGENET[0], std=IMAGENET[1])
+    pictures = [open_lazy_image(content, 3, "") for content in contents]
+    crop, preprocess = (
+        AreaCrop(SIDE, AREA, RATIO, "bicubic"),
+        ImagePreprocess(SIDE, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1]),
+    )
     boxes = []
     for number, picture in enumerate(pictures):
-        with seeded(number):  # the box that `augment.picture` draws below
+        with fork_torch_rng(number):  # the box that `augment.picture` draws below
             boxes.append(crop.box(*picture.size))
-    cut = [picture.region(box, SIDE) for picture, box in zip(pictures, boxes, strict=True)]
+    cut = [picture.decode_region(box, SIDE) for picture, box in zip(pictures, boxes, strict=True)]
     cuts = [torch.from_numpy(pixels[None]).permute(0, 3, 1, 2) for pixels in cut]
     crops = [F.interpolate(cut, SIDE, mode="bicubic", antialias=True)[0] for cut in cuts]
-    batch, augment, decode = torch.stack(crops[:BATCH]), Augment(crop=AREA, flip=0.5), decoder()
+    batch, augment, decode = torch.stack(crops[:BATCH]), Augment(crop=AREA, flip=0.5), get_jpeg_decoder()
 
     def whole(number: int) -> object:
         width, height = pictures[number].size
@@ -70,16 +76,20 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
     time_part = lambda part, images=1: measure(part, len(files), rounds, images)  # noqa: E731
     return {
         "decoding a whole file: what the rate of the loader is compared with": time_part(whole),
-        "reading the file": time_part(lambda n: read_regular(files[n])),
-        "checking its header": time_part(lambda n: open_picture(contents[n], 3, "", False)),
+        "reading the file": time_part(lambda n: read_input_file(files[n])),
+        "checking its header": time_part(lambda n: open_lazy_image(contents[n], 3, "", False)),
         "drawing a box": time_part(lambda n: crop.box(*pictures[n].size)),
-        "decoding the rows of the box, and cutting it out": time_part(lambda n: pictures[n].region(boxes[n], SIDE)),
+        "decoding the rows of the box, and cutting it out": time_part(
+            lambda n: pictures[n].decode_region(boxes[n], SIDE)
+        ),
         "resizing": time_part(lambda n: F.interpolate(cuts[n], SIDE, mode="bicubic", antialias=True)),
-        "mirroring every second one": time_part(lambda n: packed(mirrored(crops[n], 0.5))),
+        "mirroring every second one": time_part(
+            lambda n: image_to_uint8_tensor(flip_horizontally_at_random(crops[n], 0.5))
+        ),
         "putting a batch together": time_part(lambda n: torch.stack(crops[:BATCH]), BATCH),
         "normalising it": time_part(lambda n: preprocess.normalise(batch), BATCH),
         "all before the batch, in one call": time_part(
-            lambda n: augment.picture(open_picture(read_regular(files[n]), 3, "", False), preprocess, n)
+            lambda n: augment.picture(open_lazy_image(read_input_file(files[n]), 3, "", False), preprocess, n)
         ),
     }
 
@@ -92,7 +102,7 @@ def page(rows: dict[str, float], command: str) -> str:
     lines = [
         f"# What a photograph costs before it is learned from, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{hardware()}.",
+        f"{describe_hardware()}.",
         "",
     ]
     lines += [f"`{command}`", "", "| part | ms of one core |", "|---|---|"]
@@ -114,7 +124,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settle_process()
+    configure_process()
     text = page(parts(given.folder, given.rounds), "python benchmarks/loader_parts.py photographs/")
     print(text)
     if given.out:

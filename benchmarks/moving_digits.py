@@ -39,11 +39,11 @@ import vitreous
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.sources import open_data
 from vitreous.inference.image_grid import write_gif
-from vitreous.inference.image_sampler import sampler_of
+from vitreous.inference.image_sampler import build_sampler
 from vitreous.inference.open_model import open_generator
-from vitreous.reports.answers import Computing
-from vitreous.reports.generated import GenerationOptions, make_images
-from vitreous.system.machine import processor
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.generated import GenerationOptions, generate_images
+from vitreous.system.machine import get_processor_name
 
 SIDE, FRAMES, DIGIT = 32, 16, 12  # pixels of a frame, frames, pixels of a digit
 SPEEDS = (0.5, 2.5)  # pixels a frame
@@ -169,7 +169,7 @@ def generated_rows(given: argparse.Namespace, data: Path, model: str, reader: Re
             continue
         bundle, began = open_generator(home / "run"), time.process_time()
         options = GenerationOptions(guidance=guidance, steps=STEPS, samples=given.samples)
-        batches = list(make_images(sampler_of(bundle, "cpu"), 10, options, Computing()))
+        batches = list(generate_images(build_sampler(bundle, "cpu"), 10, options, EvaluationSettings()))
         seconds = time.process_time() - began
         labels, clips = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         row = {"clips": model, "number": len(labels), "guidance": guidance, "minutes": given.minutes}
@@ -194,7 +194,7 @@ def page(real: list[dict[str, Any]], rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# Moving digits that were generated, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. {total:,} clips of {FRAMES} frames of {SIDE} x {SIDE} pixels, two digits of one class in",
+        f"{get_processor_name()}, torch {torch.__version__}. {total:,} clips of {FRAMES} frames of {SIDE} x {SIDE} pixels, two digits of one class in",
         f"each. `--recipe {first['recipe']}`,",
         f"one run for each model, seed 0, for {first['minutes']:g} minutes of one core by processor time; {first['number']} clips, by heun in {STEPS} steps.",
         "A support vector machine reads the class of single frames. Motion is that of a frame's centroid, in pixels a frame; its distance, Wasserstein's, is",

@@ -21,13 +21,19 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding.decode import decode, is_image
-from vitreous.models.names import configure
-from vitreous.models.packed import Packed
+from vitreous.data.decoding.decode import decode_to_pillow, is_image_file
+from vitreous.models.names import config_from_name
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import build_model
-from vitreous.nn.frozen import frozen
-from vitreous.nn.sizes import native_size
-from vitreous.system.machine import DTYPES, packs, pick_precision, processor, settle_process
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.sizes import fit_size_to_tokens
+from vitreous.system.machine import (
+    DTYPES,
+    configure_process,
+    get_processor_name,
+    has_fast_packed_products,
+    pick_precision,
+)
 
 
 def scaled(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -39,15 +45,15 @@ def scaled(picture: Image.Image, size: tuple[int, ...], dtype: torch.dtype) -> T
 def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object]], str]:
     """The ways by name, each of which answers all photographs once, and a line on what they are given."""
     side = round(math.sqrt(given.tokens))
-    config = configure(given.model, side * 16)
+    config = config_from_name(given.model, side * 16)
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
     dtype = DTYPES[precision]
-    model = frozen(build_model(config).eval(), dtype, packs("cpu"))
+    model = freeze_for_inference(build_model(config).eval(), dtype, has_fast_packed_products("cpu"))
     model.any_size = True
-    paths = sorted(path for path in given.folder.rglob("*") if is_image(path))
-    pictures = [decode(path, 3) for path in paths]
-    native = [scaled(one, native_size(one.size[::-1], config.patch, side**2), dtype) for one in pictures]
+    paths = sorted(path for path in given.folder.rglob("*") if is_image_file(path))
+    pictures = [decode_to_pillow(path, 3) for path in paths]
+    native = [scaled(one, fit_size_to_tokens(one.size[::-1], config.patch, side**2), dtype) for one in pictures]
     squares = torch.stack([scaled(one, config.image, dtype) for one in pictures])
     counts = [math.prod(image.shape[1:]) // math.prod(config.patch) for image in native]
     batch = max(1, round(1600 / side**2))
@@ -57,8 +63,8 @@ def contenders(given: argparse.Namespace) -> tuple[dict[str, Callable[[], object
     about += f"squares of {side**2} patches, own aspects of {min(counts)} to {max(counts)}, {statistics.mean(counts):.0f} on average"
     return {
         "squashed, in batches": lambda: [model(part) for part in squares.split(batch)],
-        "own aspect, packed": lambda: Packed(model, masked=False)(native),
-        "own aspect, packed, by a mask": lambda: Packed(model, masked=True)(native),
+        "own aspect, packed": lambda: PackedViT(model, masked=False)(native),
+        "own aspect, packed, by a mask": lambda: PackedViT(model, masked=True)(native),
         "own aspect, each alone": lambda: [model(image[None]) for image in native],
     }, about
 
@@ -73,7 +79,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    settle_process()
+    configure_process()
     torch.set_num_threads(given.threads)
     ways, about = contenders(given)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -88,7 +94,7 @@ def main() -> None:
     lines = [
         f"# Images at their own aspect, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {given.threads} thread(s), torch {torch.__version__}.",
+        f"{get_processor_name()}, {given.threads} thread(s), torch {torch.__version__}.",
     ]
     lines += [f"{about}. Processor time of one thread, or seconds of several; medians of {given.rounds} turns.", ""]
     lines += [

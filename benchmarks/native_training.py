@@ -38,12 +38,12 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Split
-from vitreous.models.config import replace_fields
-from vitreous.models.names import configure
-from vitreous.models.packed import Packed
+from vitreous.models.config import replace_known_fields
+from vitreous.models.names import config_from_name
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import build_model
 from vitreous.reports.evaluate import evaluate
-from vitreous.system.machine import DTYPES, pick_precision, processor, settle_process
+from vitreous.system.machine import DTYPES, configure_process, get_processor_name, pick_precision
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.options import WeightsSource
 
@@ -100,9 +100,10 @@ def step_ways(
     """The ways by name, each of which makes one forward and one backward pass over the same pictures; and a line on
     what they are given."""
     side = math.isqrt(given.tokens)
-    config = configure(given.model)
-    config = replace_fields(
-        configure(given.model, side * config.patch[0]), {"pool": "mean", "class_token": False, "classes": len(classes)}
+    config = config_from_name(given.model)
+    config = replace_known_fields(
+        config_from_name(given.model, side * config.patch[0]),
+        {"pool": "mean", "class_token": False, "classes": len(classes)},
     )  # so that every way computes all of the last block
     torch.manual_seed(0)
     precision = pick_precision("auto", "cpu")
@@ -130,8 +131,8 @@ def step_ways(
     about += f": squares of {side**2} patches, own aspects of {min(counts)} to {max(counts)}, {statistics.mean(counts):.1f} on average"
     return {
         "squashed, in a batch": step(lambda: model(squares)),
-        "own aspect, packed": step(lambda: Packed(model, masked=False)(pictures)),
-        "own aspect, packed, by a mask": step(lambda: Packed(model, masked=True)(pictures)),
+        "own aspect, packed": step(lambda: PackedViT(model, masked=False)(pictures)),
+        "own aspect, packed, by a mask": step(lambda: PackedViT(model, masked=True)(pictures)),
         "own aspect, each alone": step(lambda: torch.cat([model(picture[None]) for picture in pictures])),
     }, about
 
@@ -150,7 +151,7 @@ def race(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
 def train_both(given: argparse.Namespace, data: Path, work: Path) -> list[tuple[str, float, float]]:
     """Train squashed and at the pictures' own aspect -> of each its name, top-1 on squashed test pictures and on such
     at their own aspect."""
-    side, rows = math.isqrt(given.tokens) * configure(given.model).patch[0], []
+    side, rows = math.isqrt(given.tokens) * config_from_name(given.model).patch[0], []
     ways = {
         "squashed": {"image_size": side, "settings": {"preprocess.fit": ["squash"]}},
         "own aspect": {"native_aspect": True, "tokens": str(given.tokens)},
@@ -196,7 +197,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    settle_process()
+    configure_process()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         work = given.work or Path(scratch)
@@ -216,7 +217,7 @@ def table(given: argparse.Namespace, about: str, medians: dict[str, float], rows
     lines = [
         f"# Training at own aspects, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, 1 thread, torch {torch.__version__}. {about}.",
+        f"{get_processor_name()}, 1 thread, torch {torch.__version__}. {about}.",
         f"Forward and backward passes, processor time, medians of {given.rounds} alternating rounds.",
         "",
         f"    {command}",

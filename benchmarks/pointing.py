@@ -21,12 +21,12 @@ from torch import Tensor
 
 from vitreous.data.class_order import align_labels
 from vitreous.data.run_data import open_run_data
-from vitreous.data.split import picture_of
+from vitreous.data.split import decode_sample
 from vitreous.inference.open_model import open_bundle
-from vitreous.inspection.gradient import gradient
-from vitreous.inspection.rollout import Mixing, rollout
+from vitreous.inspection.gradient import compute_relevance
+from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 from vitreous.nn.grid import patchify, unpatchify
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 SHARE, SEEDS = 0.25, 5
 
@@ -45,11 +45,11 @@ def main() -> None:
     bundle = open_bundle(arguments.run)
     source, opened = open_run_data(arguments.run, None, "test")
     split, own = align_labels(opened.split("test"), opened, bundle.classes), bundle.preprocess
-    pixels = torch.stack([own.to_tensor(picture_of(split, sample, own.channels)) for sample in range(len(split))])
+    pixels = torch.stack([own.to_tensor(decode_sample(split, sample, own.channels)) for sample in range(len(split))])
     images, labels = own.normalise(pixels), torch.from_numpy(split.labels)
     train = opened.split("train")
     mean = np.mean(
-        [np.asarray(picture_of(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0
+        [np.asarray(decode_sample(train, sample, own.channels)).mean((0, 1)) for sample in range(len(train))], 0
     )
     filled = own.normalise(torch.as_tensor(mean, dtype=torch.float32).view(1, -1, 1, 1)).flatten(1)
     patch, model = bundle.model.config.patch, bundle.model
@@ -65,21 +65,25 @@ def main() -> None:
         with torch.no_grad():
             return float((model(unpatchify(shown.unflatten(1, grid), patch)).argmax(1) == labels).float().mean())
 
-    def maps(mixing: Mixing) -> Tensor:
-        found = rollout(model, images, mixing)
+    def maps(mixing: RolloutOptions) -> Tensor:
+        found = compute_rollout(model, images, mixing)
         return found.joint[:, -1, found.prefix :]
 
     rows = [("nothing", accuracy(None))]
     rows += [
-        ("highest rollout", accuracy(maps(Mixing()))),
-        ("highest rollout, maximum over heads", accuracy(maps(Mixing(fusion="max")))),
+        ("highest rollout", accuracy(maps(RolloutOptions()))),
+        ("highest rollout, maximum over heads", accuracy(maps(RolloutOptions(fusion="max")))),
     ]
-    rows.append(("highest gradient-weighted rollout", accuracy(gradient(model, images).maps.flatten(1))))
+    rows.append(("highest gradient-weighted rollout", accuracy(compute_relevance(model, images).maps.flatten(1))))
     rows += [("the centre", accuracy(centred(grid, len(images))))]
     for seed in range(SEEDS):
         draw = torch.rand(len(images), math.prod(grid), generator=torch.Generator().manual_seed(seed))
         rows.append((f"at random, seed {seed}", accuracy(draw)))
-    page = [f"# What masking costs, {time.strftime('%Y-%m-%d')}", "", f"{processor()}, torch {torch.__version__}."]
+    page = [
+        f"# What masking costs, {time.strftime('%Y-%m-%d')}",
+        "",
+        f"{get_processor_name()}, torch {torch.__version__}.",
+    ]
     page += [f"`python benchmarks/pointing.py RUN` on the run of `vitreous train {source}`: {len(images)} test images,"]
     page += [f"{count} of {math.prod(grid)} patches masked.", ""]
     page += ["| masked | test top-1 |", "|---|---|", *(f"| {name} | {share:.1%} |" for name, share in rows), ""]

@@ -21,16 +21,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from vitreous.apps.bench.report import hardware, packages
+from vitreous.apps.bench.report import describe_hardware, describe_packages
 from vitreous.apps.export.export import export
 from vitreous.data.class_order import align_labels
-from vitreous.data.keys import permutation
+from vitreous.data.keys import draw_permutation
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import EvalLoader
 from vitreous.data.run_data import open_run_data
-from vitreous.data.split import Files, Split
+from vitreous.data.split import FileSplit, Split
 from vitreous.errors import DataError
-from vitreous.inference.libraries import setting
+from vitreous.inference.libraries import set_environment_variable
 from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
@@ -72,8 +72,8 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
         labels = split.labels
     except DataError:
         files = list_images(Path(folder))
-        split, labels = Files(files, np.zeros(len(files), dtype=np.int64)), None
-    rows = np.sort(permutation(len(split), 0, 0)[:most])
+        split, labels = FileSplit(files, np.zeros(len(files), dtype=np.int64)), None
+    rows = np.sort(draw_permutation(len(split), 0, 0)[:most])
     return split.take(rows, split.labels[rows]), None if labels is None else labels[rows]
 
 
@@ -130,7 +130,7 @@ def rows(run: str, pixels: np.ndarray, labels: np.ndarray | None) -> list[str]:
     exact = exactly(run, pixels)
     own = figures(exact, exact, labels)
     found = [("PyTorch, float32", own, "", "")]
-    with tempfile.TemporaryDirectory() as scratch, setting("XDG_CACHE_HOME", scratch):
+    with tempfile.TemporaryDirectory() as scratch, set_environment_variable("XDG_CACHE_HOME", scratch):
         for name, make in ways(run, scratch):
             logits, first = timed(make)
             again = timed(make)[1] if "int8" in name and "export" not in name else ""
@@ -154,7 +154,7 @@ def page(run: str, folder: str, most: int) -> list[str]:
     return [
         f"# What eight bits cost, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{hardware()}; {packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
+        f"{describe_hardware()}; {describe_packages()}. `python benchmarks/precision.py RUN FOLDER --most {most}`.",
         (
             f"{bundle.model.config.name()} at {bundle.preprocess.image[0]} x {bundle.preprocess.image[1]}, "
             f"{len(bundle.classes)} classes,"

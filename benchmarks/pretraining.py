@@ -31,12 +31,12 @@ import numpy as np
 import torch
 
 import vitreous
-from vitreous.data.layouts.folder import list_classes
+from vitreous.data.layouts.folder import list_class_files
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.screen import screen
+from vitreous.data.screen import screen_images
 from vitreous.data.sources import open_data
-from vitreous.evaluation.knn import NEIGHBOURS, neighbours, votes
-from vitreous.system.machine import processor
+from vitreous.evaluation.knn import DEFAULT_NEIGHBOURS, compute_neighbour_votes, find_nearest_neighbours
+from vitreous.system.machine import get_processor_name
 
 #: options of `vitreous train` for each method of ours, the recipes as they stand
 OURS: dict[str, dict[str, Any]] = {
@@ -198,7 +198,7 @@ def untrained(plan: Plan) -> Path:
 
 def nearest(run: Path, data: Path) -> float:
     """Top-1 of the nearest neighbours of the test images among all training images."""
-    found = vitreous.evaluate(run, str(data), protocol="knn", k=(NEIGHBOURS,), workers=0, cache=False)
+    found = vitreous.evaluate(run, str(data), protocol="knn", k=(DEFAULT_NEIGHBOURS,), workers=0, cache=False)
     return found["figures"][0]["top1"]
 
 
@@ -212,12 +212,14 @@ def raw_pixels(plan: Plan) -> dict[str, Any]:
     data, preprocess = open_data(str(plan.folder)), ImagePreprocess((32, 32))
     rows, labels = {}, {}
     for name, split in data.splits.items():
-        pixels, _ = screen(split, preprocess, 0, keep=True)
+        pixels, _ = screen_images(split, preprocess, 0, keep=True)
         assert pixels is not None, "pictures of 32 pixels are kept in memory"
         rows[name] = preprocess.normalise(pixels).flatten(1).numpy()
         labels[name] = split.labels
     memory, known = (np.concatenate([part[name] for name in ("train", "val")]) for part in (rows, labels))
-    shares = votes(*neighbours(memory, rows["test"], NEIGHBOURS), known, len(data.classes))
+    shares = compute_neighbour_votes(
+        *find_nearest_neighbours(memory, rows["test"], DEFAULT_NEIGHBOURS), known, len(data.classes)
+    )
     return {"knn": float((shares.argmax(1) == labels["test"]).mean())}
 
 
@@ -228,7 +230,7 @@ def drawn(plan: Plan, share: float, seed: int) -> Path:
     if (root / "done").exists():
         return root
     shutil.rmtree(root, ignore_errors=True)
-    for number, (name, files) in enumerate(sorted(list_classes(plan.folder / "train").items())):
+    for number, (name, files) in enumerate(sorted(list_class_files(plan.folder / "train").items())):
         order = np.random.default_rng([seed, number]).permutation(len(files))
         parts = {"train": order[: max(1, round(share * len(files)))]}
         if seed == JUDGING:
@@ -314,9 +316,9 @@ def page(plan: Plan, notes: list[str]) -> str:
     lines = [
         f"# Learning without labels on CIFAR-10, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}. `{some['model']}`, pre-trained for as many",
+        f"{get_processor_name()}, torch {torch.__version__}. `{some['model']}`, pre-trained for as many",
         f"images as {some['minutes']:g} minutes hold on {cores}; ours on the training",
-        f"images but for a tenth, lightly-train on all. k-NN ({NEIGHBOURS} neighbours among all training images), linear",
+        f"images but for a tenth, lightly-train on all. k-NN ({DEFAULT_NEIGHBOURS} neighbours among all training images), linear",
         f"head and fine-tuning ({' and '.join(map(str, plan.steps))} steps of {BATCH} images, mean and deviation of seeds):",
         "top-1 of the test images.",
         "",

@@ -22,7 +22,7 @@ import lightly_train
 import torch
 from torch import Tensor, nn
 
-from vitreous.models.names import configure_vit
+from vitreous.models.names import vit_config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.weights.bundle import save
 
@@ -34,7 +34,7 @@ class Backbone(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        config = configure_vit(name, 32).with_options(
+        config = vit_config_from_name(name, 32).with_options(
             classes=0, class_token=False, pool="mean", head={"representation": None}
         )
         self.model = build_model(config)

@@ -37,8 +37,8 @@ from PIL import Image
 from pretraining import EqualTime
 
 import vitreous
-from vitreous.system.machine import has_bf16, processor
-from vitreous.tasks.intervals import bootstrap, percentile_interval
+from vitreous.system.machine import get_processor_name, has_bf16
+from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 
 PIXELS = 32  # height and width of scikit-learn's images
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)  # of timm's model
@@ -206,7 +206,7 @@ def r2_interval(values: np.ndarray, predictions: np.ndarray) -> list[float]:
         spread = (values**2) @ counts - total * mean**2
         return {"r2": 1 - ((values - predictions) ** 2) @ counts / spread}
 
-    return [round(bound, 4) for bound in percentile_interval(bootstrap(draw_r2, len(values))["r2"])]
+    return [round(bound, 4) for bound in percentile_interval(bootstrap_metrics(draw_r2, len(values))["r2"])]
 
 
 def measure_row(plan: Plan, method: str, seed: int) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def format_page(plan: Plan) -> str:
     lines = [
         f"# Regression from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
         "processor time. R2 and mean absolute error (MAE) on the test images: mean of the seeds, and R2 of each seed with",
         "its 95 % interval (bootstrap over images).",
         "",

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 WAYS = {
     "one process": (1, []),
@@ -59,7 +59,7 @@ def main() -> None:
     rows = [
         f"# What `--reproducible` costs, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
         (
             f"`python benchmarks/reproducible.py {' '.join(sys.argv[1:])}`; medians of {arguments.rounds} alternating "
             "runs."

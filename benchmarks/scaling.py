@@ -24,12 +24,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vitreous.jobs.plan import plan
+from vitreous.jobs.plan import plan_run
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.system.machine import processor
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
+from vitreous.system.machine import get_processor_name
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
 from vitreous.training.ranks import SINGLE_PROCESS, process_group
 from vitreous.training.scale import count_memory, count_traffic, measure_sizes
 from vitreous.training.session import Session
@@ -64,12 +64,12 @@ def work(case: str, parallel: str, out: Path) -> None:
     """One process: train, and write down what was planned and what was counted."""
     model, side, batch = CASES[case]
     options = TrainOptions(data="digits", out=str(out), model=model, image_size=side, batch_size=batch, precision="fp32", optimizer="adamw", ema=0.99, workers=0, shards=1, device="cpu", accumulate=1, parallel=parallel, settings={"objective.progressive": ["1.0"], "objective.patch_dropout": ["0.0"]})  # fmt: skip
-    _, run, inputs, _ = plan(options, NullListener())
+    _, run, inputs, _ = plan_run(options, NullListener())
     with (
         process_group("cpu", 120) as ranks,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
     ):
-        session = Session(run, inputs, Folder(out), NullListener(), ranks=ranks)
+        session = Session(run, inputs, RunFolder(out), NullListener(), ranks=ranks)
         state, at = session.build(), []
 
         def tick(state: Any) -> None:
@@ -77,7 +77,7 @@ def work(case: str, parallel: str, out: Path) -> None:
             at.append(sent())
             state.halt = state.step == STEPS
 
-        fit(state, session.batches(state), [(1, tick)])
+        run_training_loop(state, session.batches(state), [(1, tick)])
     trace = out.with_suffix(f".{ranks.rank}.json")
     profiler.export_chrome_trace(str(trace))
     if ranks is not SINGLE_PROCESS and ranks.rank:
@@ -119,7 +119,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         f"# What a run holds and sends: planned and counted, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, gloo. Three steps of digits, float32, AdamW, an average; the most that a process holds, and what it",
+        f"{get_processor_name()}, torch {torch.__version__}, gloo. Three steps of digits, float32, AdamW, an average; the most that a process holds, and what it",
         "sends in a step.",
         "",
         "    python benchmarks/scaling.py",

@@ -29,7 +29,7 @@ import torch
 from serving_client import Client, Phase, Question, closed_loop, open_loop, pulse, quantile, uploads
 from serving_server import PROGRAM, Server, make_run, photographs, two_cores
 
-from vitreous.apps.bench.report import hardware
+from vitreous.apps.bench.report import describe_hardware
 
 HEAD = (
     "x T*",
@@ -287,7 +287,7 @@ def main() -> None:
     lines = [
         f"# Serving {arguments.run.name if arguments.run else arguments.model}, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{hardware()}, torch {torch.__version__}; the server on core {server_core}, the client on core {client_core}.",
+        f"{describe_hardware()}, torch {torch.__version__}; the server on core {server_core}, the client on core {client_core}.",
         f"{len(pictures)} pictures of {mean:.0f} KiB in the mean.",
         "",
         (

@@ -25,7 +25,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     import torch
 
     from vitreous.data.modalities.images import ImagePreprocess
-    from vitreous.models.zoo import create
+    from vitreous.models.zoo import create_untrained_model
     from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
 
@@ -33,7 +33,7 @@ def make_run(home: Path, name: str, seed: int = 0, classes: int = 1000) -> Path:
     if (out / "model.json").exists():
         return out
     torch.manual_seed(seed)
-    model = create(name, num_classes=classes)
+    model = create_untrained_model(name, num_classes=classes)
     with torch.no_grad():
         model.head.weight.normal_(0, 1.0)
     Bundle(

@@ -15,7 +15,7 @@ TRICKS = (b"CRASH", b"SPIN", b"EAT")
 
 def trapped(content: bytes, *rest: Any) -> Any:
     """What the child does with a picture."""
-    from vitreous.apps.server.child import decode_image
+    from vitreous.apps.server.child import decode_request_image
 
     if content.endswith(b"CRASH"):
         ctypes.string_at(0)
@@ -25,7 +25,7 @@ def trapped(content: bytes, *rest: Any) -> Any:
         held = []
         while True:
             held.append(bytearray(b"x") * 2**26)
-    return decode_image(content, *rest)
+    return decode_request_image(content, *rest)
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def main() -> None:
     from vitreous.apps.server import decoders
     from vitreous.cli.main import main as vitreous
 
-    given = decoders.Decoders.__init__.__defaults__ or ()
-    decoders.Decoders.__init__.__defaults__ = tuple(
-        (sys.executable, __file__) if d is decoders.COMMAND else d for d in given
+    given = decoders.DecoderPool.__init__.__defaults__ or ()
+    decoders.DecoderPool.__init__.__defaults__ = tuple(
+        (sys.executable, __file__) if d is decoders.DECODER_COMMAND else d for d in given
     )
     vitreous(sys.argv[1:])
 

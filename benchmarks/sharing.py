@@ -29,12 +29,12 @@ from PIL import Image
 
 import vitreous
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.system.cores import SPINNING
-from vitreous.system.machine import processor
+from vitreous.system.cores import SPIN_VARIABLES
+from vitreous.system.machine import get_processor_name
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
-SPINS = {"bounded": SPINNING["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
+SPINS = {"bounded": SPIN_VARIABLES["GOMP_SPINCOUNT"], "OpenMP's own": "300000"}
 PORT, PICTURES = 8765, 200
 
 
@@ -148,7 +148,7 @@ def main() -> None:
         rows = measure(Path(scratch), arguments.rounds)
     lines = [f"# Two programs on one machine, {time.strftime('%Y-%m-%d')}", ""]
     lines += [
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}; whole processes, medians of"
     ]
     lines += [f"{arguments.rounds} alternating rounds. `python benchmarks/sharing.py`", ""]
     lines += ["| | how long threads spin | seconds alone | beside, each | ratio |", "|---|---|---|---|---|"]

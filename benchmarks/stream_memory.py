@@ -77,7 +77,7 @@ def measure(home: Path, workers: int) -> dict:
     began = time.perf_counter()
     data = open_data(home)
     opened = time.perf_counter() - began
-    split = data.holding_out(0, 0).split("train")
+    split = data.with_holdout(0, 0).split("train")
     index = split.index  # type: ignore[attr-defined]
     size = (
         sum(array.nbytes for array in vars(index).values() if isinstance(array, np.ndarray))
@@ -107,14 +107,14 @@ def page(rows: list[dict]) -> list[str]:
     """The page, line by line."""
     import torch
 
-    from vitreous.system.machine import processor
+    from vitreous.system.machine import get_processor_name
 
     mib, first = 2**20, rows[0]
     lines = [
         f"# Memory of an epoch over {first['samples']:,} samples in archives, {time.strftime('%Y-%m-%d')}",
         "",
         (
-            f"{processor()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, "
+            f"{get_processor_name()}, torch {torch.__version__}. `python benchmarks/stream_memory.py`; BMPs of {SIDE} x {SIDE}, "
             f"{SHARD:,} an archive."
         ),
         "",

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,7 +31,7 @@ def public_page(home: Path, figure: str, threads: int, note: str) -> str:
     table, *conclusion = text.split("\n## ", 1)
     table = re.sub(r"(?m)^(\|.*\|)[^|]*\|$", r"\1", table)  # its last column links to runs, which stay where they are
     title, _, table = table.partition("\n")
-    machine = f"{processor()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}."
+    machine = f"{get_processor_name()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__}."
     head = f"{title}, {time.strftime('%Y-%m-%d')}\n\n{note}\n\n{machine}\n{table}"
     return "\n## ".join([head, *conclusion]).rstrip("\n") + "\n"
 

@@ -29,9 +29,9 @@ import torch
 
 import vitreous
 from vitreous.config import from_yaml
-from vitreous.data.layouts.folder import class_order, list_classes
+from vitreous.data.layouts.folder import list_class_files, sort_class_names
 from vitreous.errors import VitreousError
-from vitreous.system.machine import processor
+from vitreous.system.machine import get_processor_name
 from vitreous.training.run import Run
 from vitreous.weights.convert import convert
 
@@ -75,7 +75,7 @@ class Plan:
 
     def halves(self) -> tuple[list[str], list[str]]:
         """The classes to pre-train on, and those to learn afterwards."""
-        names = class_order([home.name for home in (self.folder / "train").iterdir()])
+        names = sort_class_names([home.name for home in (self.folder / "train").iterdir()])
         return names[: len(names) // 2], names[len(names) // 2 :]
 
     def run(self, way: str, share: float, seed: int, name: str) -> Path:
@@ -96,7 +96,7 @@ def drawn(plan: Plan, share: float, seed: int, judged: bool = False) -> Path:
     """A folder of links to that share of each class to learn, at least one image; with `val`, if it is to be `judged`
     there."""
     root = fresh(plan.scratch / "data" / f"{share:.0%} seed {seed}")
-    listed = list_classes(plan.folder / "train")
+    listed = list_class_files(plan.folder / "train")
     for number, name in enumerate(plan.halves()[1]):
         files = listed[name]
         kept = min(KEPT, len(files) // 5)
@@ -229,7 +229,7 @@ def page(plan: Plan) -> str:
     rows = [
         f"# Transfer from half of the classes of {plan.folder.name} to the others, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {run.precision}.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}, {run.precision}.",
         "`python benchmarks/transfer.py FOLDER --scratch SCRATCH`",
         "",
         (

@@ -22,10 +22,10 @@ import torch
 from PIL import Image
 
 from vitreous.config import from_yaml
-from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.folder import folder
-from vitreous.data.layouts.named import digits
-from vitreous.system.machine import processor
+from vitreous.data.holdout import draw_stratified_splits
+from vitreous.data.layouts.folder import open_image_folder
+from vitreous.data.layouts.named import open_digits
+from vitreous.system.machine import get_processor_name
 from vitreous.training.run import Run
 
 RATES = (0.0003, 0.001, 0.003, 0.01)
@@ -36,7 +36,7 @@ TRAIN, TEST = 200, 50  # images of a class that are taken of a folder
 
 def digits_folder(root: Path) -> Path:
     """The embedded digits as root/SPLIT/CLASS/*.png, the images drawn for validation among those of train."""
-    for name, split in digits().splits.items():
+    for name, split in open_digits().splits.items():
         for row, label in enumerate(split.labels):
             home = root / ("train" if name == "val" else name) / str(label)
             home.mkdir(parents=True, exist_ok=True)
@@ -56,8 +56,8 @@ def part_of(source: Path, root: Path) -> Path:
 
 def held_apart(root: Path, to: Path, share: float) -> Path:
     """The same training images with a share of each class in val/, and no test/."""
-    whole = folder(root).whole
-    for name, rows in hold_out(whole.labels, 0, {"val": share}).items():
+    whole = open_image_folder(root).whole
+    for name, rows in draw_stratified_splits(whole.labels, 0, {"val": share}).items():
         for row in rows:
             home = to / name / whole.paths[row].parent.name
             home.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [f"# The learning-rate grid beside an exhaustive search, {time.strftime('%Y-%m-%d')}", ""]
     rows += [
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}.",
         "`python benchmarks/transfer_grid.py FOLDER`",
         "",
     ]

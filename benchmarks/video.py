@@ -18,22 +18,22 @@ from typing import Literal
 import torch
 from windows import engine_turn
 
-from vitreous.apps.bench.race import Lane, race
-from vitreous.apps.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import ContenderResult, run_race
+from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
 from vitreous.inference.engine import InferenceOptions
-from vitreous.system.machine import has_bf16, processor
+from vitreous.system.machine import get_processor_name, has_bf16
 
 CLASSES, SIDE = 400, 224
 ARRANGEMENTS = ("joint", "factorised-encoder", "factorised-attention", "factorised-dot-product")
 
 
-def ours(work: Work, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> Turn:
+def ours(work: Workload, arrangement: str, precision: Literal["auto", "fp32"] = "auto") -> BenchmarkStep:
     """A model of ours by the engine that `predict` takes; `image_size` is the number of frames."""
     clip = (work.image_size, SIDE, SIDE)
     return engine_turn("ViViT-S/16x2", clip, CLASSES, InferenceOptions(precision=precision), arrangement=arrangement)
 
 
-def videomae(work: Work, bf16: bool = False) -> Turn:
+def videomae(work: Workload, bf16: bool = False) -> BenchmarkStep:
     """transformers' VideoMAE of the same width and depth, which is joint."""
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
 
@@ -62,13 +62,13 @@ def contenders() -> list[Contender]:
     return table + [fast] * has_bf16("cpu")
 
 
-def page(lanes: dict[int, list[Lane]]) -> str:
+def page(lanes: dict[int, list[ContenderResult]]) -> str:
     """The table: milliseconds and MiB for each length."""
     lengths = list(lanes)
     lines = [
         f"# Frames of clips, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. ViT-S, patches of 2 x 16 x 16, clips of",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. ViT-S, patches of 2 x 16 x 16, clips of",
         f"{SIDE} x {SIDE} pixels, one at a time: milliseconds a clip, and the memory of the process in MiB.",
         "",
         "    python benchmarks/video.py",
@@ -98,7 +98,9 @@ def main() -> None:
     given = parser.parse_args()
     lanes = {}
     for frames in given.frames:
-        lanes[frames] = race(Work("inference", "", frames, 1), contenders(), Timing(given.rounds, given.seconds))
+        lanes[frames] = run_race(
+            Workload("inference", "", frames, 1), contenders(), Timing(given.rounds, given.seconds)
+        )
         times = [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in lanes[frames]]
         print(frames, times, flush=True)
     text = page(lanes)

@@ -22,12 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.apps.bench.race import Lane, race
-from vitreous.apps.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import ContenderResult, run_race
+from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
 from vitreous.models.config import SAMConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
-from vitreous.system.machine import has_bf16, processor
+from vitreous.system.machine import get_processor_name, has_bf16
 from vitreous.weights.formats.vitdet import VITDET
 
 TASKS = ("whole", "windowed block", "global block")
@@ -152,10 +152,10 @@ def difference(config: SAMConfig) -> float:
         return ((ours.features_at(images, config.strides)[0] - expected).abs().max() / expected.abs().max()).item()  # type: ignore[operator]
 
 
-def computed(work: Work, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
+def computed(work: Workload, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...], nn.Module]:
     """What is to be computed for a task, the shape of its input, and the module with its parameters; nothing else is
     built."""
-    config: Any = configure(work.model, work.image_size)
+    config: Any = config_from_name(work.model, work.image_size)
     task = work.task.partition(", ")[0]
     if task != "whole":
         config = config.with_options(depth=1, attention={"global_blocks": () if task == "windowed block" else (0,)})
@@ -167,7 +167,7 @@ def computed(work: Work, is_ours: bool) -> tuple[Callable[[Tensor], Tensor], tup
     return (lambda images: model.features_at(images, config.strides)[0]) if is_ours else model, shape, model
 
 
-def prepared(work: Work, is_ours: bool, bf16: bool = False) -> Turn:
+def prepared(work: Workload, is_ours: bool, bf16: bool = False) -> BenchmarkStep:
     """A turn: one image, or one grid of tokens."""
     compute, shape, module = computed(work, is_ours)
     backwards = work.task.endswith("backward")
@@ -196,12 +196,12 @@ def contenders() -> list[Contender]:
     ]
 
 
-def page(model: str, size: int, apart: float, results: dict[str, list[Lane]]) -> str:
+def page(model: str, size: int, apart: float, results: dict[str, list[ContenderResult]]) -> str:
     """The table."""
     lines = [
         f"# {model} at {size} pixels, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
         f"Maps of the two differ by {apart:.1e} of the largest value.",
         "",
         "    python benchmarks/vitdet.py",
@@ -229,13 +229,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    apart = difference(configure(given.model, given.size))  # type: ignore[arg-type]
+    apart = difference(config_from_name(given.model, given.size))  # type: ignore[arg-type]
     results = {}
     for task in given.tasks:
         for passes in given.passes:
             name = f"{task}, {passes}"
-            work = Work(name, given.model, given.size, 1)
-            results[name] = race(work, contenders(), Timing(given.rounds, given.seconds))
+            work = Workload(name, given.model, given.size, 1)
+            results[name] = run_race(work, contenders(), Timing(given.rounds, given.seconds))
             print(name, [(lane.contender.label, lane.failure or f"{1 / lane.median:.3f} s") for lane in results[name]])
     text = page(given.model, given.size, apart, results)
     print(text)

@@ -19,28 +19,30 @@ from typing import Any
 
 import torch
 
-from vitreous.apps.bench.race import Lane, race
-from vitreous.apps.bench.work import Contender, Timing, Turn, Work
+from vitreous.apps.bench.race import ContenderResult, run_race
+from vitreous.apps.bench.work import BenchmarkStep, Contender, Timing, Workload
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions, make_engine
-from vitreous.models.zoo import create
-from vitreous.system.machine import has_bf16, processor
+from vitreous.models.zoo import create_untrained_model
+from vitreous.system.machine import get_processor_name, has_bf16
 
 CLASSES = 1000
 WINDOWS: dict[str, Any] = {"attention": {"window": 14, "global_blocks": (2, 5, 8, 11)}}  # ViTDet's
 
 
-def ours(work: Work, model: str, **settings: Any) -> Turn:
+def ours(work: Workload, model: str, **settings: Any) -> BenchmarkStep:
     """A model of ours by the engine that `predict` takes."""
     return engine_turn(model, (work.image_size,) * 2, CLASSES, **settings)
 
 
 def engine_turn(
     model: str, size: tuple[int, ...], classes: int, options: InferenceOptions | None = None, **settings: Any
-) -> Turn:
+) -> BenchmarkStep:
     """One image or clip of a size by the engine that `predict` takes."""
     torch.manual_seed(0)
-    engine = make_engine(create(model, size, classes, **settings), ImagePreprocess(size), options or InferenceOptions())
+    engine = make_engine(
+        create_untrained_model(model, size, classes, **settings), ImagePreprocess(size), options or InferenceOptions()
+    )
     pixels = torch.randint(0, 256, (1, 3, *size), dtype=torch.uint8)
 
     def turn() -> float:
@@ -50,7 +52,7 @@ def engine_turn(
     return turn
 
 
-def timm_swin(work: Work, bf16: bool = False) -> Turn:
+def timm_swin(work: Workload, bf16: bool = False) -> BenchmarkStep:
     """timm's Swin-T made for the size."""
     from timm.models.swin_transformer import SwinTransformer
 
@@ -84,12 +86,12 @@ def power(small: float, large: float, sizes: tuple[int, int]) -> str:
     return f"{math.log(large / small) / (2 * math.log(sizes[1] / sizes[0])):.2f}" if min(small, large) > 0 else ""
 
 
-def page(found: dict[int, list[Lane]]) -> str:
+def page(found: dict[int, list[ContenderResult]]) -> str:
     """The tables."""
     lines = [
         f"# Large images, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
+        f"{get_processor_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}. One image at a time.",
         "",
         "    python benchmarks/windows.py",
         "",
@@ -124,7 +126,7 @@ def main() -> None:
     given = parser.parse_args()
     found = {}
     for size in given.sizes:
-        found[size] = race(Work("inference", "", size, 1), contenders(), Timing(given.rounds, given.seconds))
+        found[size] = run_race(Workload("inference", "", size, 1), contenders(), Timing(given.rounds, given.seconds))
         print(size, [(lane.contender.label, lane.failure or f"{1000 / lane.median:.0f} ms") for lane in found[size]])
     text = page(found)
     print(text)

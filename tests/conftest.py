@@ -24,7 +24,7 @@ from vitreous.cli.main import main
 from vitreous.jobs import default_weights
 from vitreous.models.config import MlpConfig
 from vitreous.reports.pages import report
-from vitreous.system.cores import Neighbours
+from vitreous.system.cores import ContentionMonitor
 from vitreous.weights import pickled
 
 os.environ["VITREOUS_ENGINE_CHOICE"] = "0"  # by PyTorch, whatever is installed and however busy the machine is
@@ -138,7 +138,7 @@ def one_thread():
 @pytest.fixture(autouse=True, scope="session")
 def without_neighbours():
     """Tests run side by side: no output may depend on whether another one was felt."""
-    Neighbours.SECONDS = math.inf
+    ContentionMonitor.SECONDS = math.inf
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -152,19 +152,19 @@ def without_sync():
 @pytest.fixture(autouse=True, scope="session")
 def without_default_weights():
     """No run starts from weights that this machine happens to have, or asks a server for them."""
-    find, default_weights.find_weights = default_weights.find_weights, lambda rows, probe: None
+    find, default_weights.find_available_weights = default_weights.find_available_weights, lambda rows, probe: None
     yield
-    default_weights.find_weights = find
+    default_weights.find_available_weights = find
 
 
 @pytest.fixture(autouse=True, scope="session")
 def forked_readers():
     """A pickled file is read by a forked child (`tests/forked.py`); tests/weights/test_pickled.py has the real one."""
     if hasattr(os, "fork"):
-        pickled.run_child, run_child = ForkingReader(), pickled.run_child
+        pickled.run_unpickle_child, run_child = ForkingReader(), pickled.run_unpickle_child
         yield
-        pickled.run_child.close()
-        pickled.run_child = run_child
+        pickled.run_unpickle_child.close()
+        pickled.run_unpickle_child = run_child
     else:
         yield
 
@@ -175,7 +175,13 @@ def without_drawings(request):
     `drawn`."""
     with pytest.MonkeyPatch.context() as patch:
         if not request.node.get_closest_marker("drawn"):
-            for name in ("draw_curves", "loss_panel", "draw_scatter", "confusion", "reliability"):
+            for name in (
+                "draw_metric_curves",
+                "build_loss_panel",
+                "draw_scatter",
+                "draw_confusion_plot",
+                "draw_reliability_plot",
+            ):
                 patch.setattr(report, name, lambda *parts, **named: "")
         yield
 
@@ -215,10 +221,10 @@ def published_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from vitreous.tasks.classification import Classification
     from vitreous.weights.bundle import Bundle
     from vitreous.weights.convert import convert
-    from vitreous.weights.published import PUBLISHED
+    from vitreous.weights.published import PUBLISHED_BY_NAME
 
     mirror = tmp_path_factory.mktemp("mirror")
-    file = mirror / PUBLISHED["vit-s16-augreg"].source.partition("://")[2]
+    file = mirror / PUBLISHED_BY_NAME["vit-s16-augreg"].source.partition("://")[2]
     file.parent.mkdir(parents=True)
     torch.manual_seed(0)
     model = ViT(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 
 
 def randomise(model: nn.Module) -> nn.Module:
@@ -57,7 +57,7 @@ def what_nobody_reads_makes_no_difference(model, images):
 
 def state_and_config_make_it_again(model, images):
     model.eval()
-    config = from_plain(type(model.config), to_plain(model.config))
+    config = from_builtins(type(model.config), to_builtins(model.config))
     assert config == model.config
     again = type(model)(config).eval()
     again.load_state_dict(copy.deepcopy(model.state_dict()))

@@ -1,5 +1,5 @@
 """Children that read pickled weights, forked from one process that has imported torch once: what
-`vitreous.weights.pickled.run_child` starts, in milliseconds instead of seconds.
+`vitreous.weights.pickled.run_unpickle_child` starts, in milliseconds instead of seconds.
 
 python -P tests/forked.py: reads orders, a line each, and answers each with a line of JSON: exit code, stdout.
 """

@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from vitreous.config import FilePath
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.samples import SampleOptions
-from vitreous.models.config import BiTConfig, DiTConfig, ModelConfig, Resize, SwinConfig, ViTConfig
-from vitreous.models.names import NAMES, configure
+from vitreous.models.config import BiTConfig, DiTConfig, ModelConfig, PositionResize, SwinConfig, ViTConfig
+from vitreous.models.names import MODEL_NAMES, config_from_name
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.evaluate import EvaluateOptions
 from vitreous.reports.figures.subject import InspectOptions
@@ -90,8 +90,8 @@ KEYWORDS = (
 def render_type(hint: Any, path: bool = False) -> str:
     """A type as source text, with what a Python caller may give besides: any path for text marked `FilePath`, a
     sequence or one value for a tuple of any length."""
-    if hint == Resize:
-        return "Resize"
+    if hint == PositionResize:
+        return "PositionResize"
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
         return render_type(arguments[0], FilePath in hint.__metadata__)
@@ -126,7 +126,7 @@ def render_names() -> Iterator[str]:
     """The names that `vitreous models` lists as literal types, by the class of their models."""
     yield "#: names that `vitreous models` lists, by the class of their models, also in lower case"
     for name, kind in NAMED.items():
-        own = [text for text in NAMES if isinstance(configure(text), kind)]
+        own = [text for text in MODEL_NAMES if isinstance(config_from_name(text), kind)]
         both = dict.fromkeys(word for text in own for word in (text, text.lower()))
         words = ", ".join(f'"{word}"' for word in both)
         lines = textwrap.wrap(words, 116, break_on_hyphens=False)

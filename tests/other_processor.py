@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from vitreous.system.machine import best_feature, capabilities
+from vitreous.system.machine import get_best_cpu_feature, get_cpu_features
 
 DOWN = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 UP = {"VITREOUS_CPU_ISA": "AVX512_CORE_BF16"}
@@ -19,7 +19,7 @@ UP = {"VITREOUS_CPU_ISA": "AVX512_CORE_BF16"}
 
 def other_kind() -> dict[str, str]:
     """The variables that make another kind of this processor."""
-    return DOWN if capabilities().get("avx512_f") else UP
+    return DOWN if get_cpu_features().get("avx512_f") else UP
 
 
 def marked_files() -> list[str]:
@@ -34,7 +34,9 @@ def main(words: list[str]) -> int:
     variables = other_kind()
     if not any(Path(word.partition("::")[0]).exists() for word in words):
         words = [*words, *marked_files()]
-    print(f"this processor: {best_feature() or 'no AVX2'}; tests marked `processor` with {variables}", flush=True)
+    print(
+        f"this processor: {get_best_cpu_feature() or 'no AVX2'}; tests marked `processor` with {variables}", flush=True
+    )
     pytest = [sys.executable, "-m", "pytest", "-m", "processor and not slow", *words]
     return subprocess.run(pytest, env={**os.environ, **variables}).returncode
 

@@ -50,8 +50,8 @@ def probe(monkeypatch, switch: str | None = None, limit: str = "") -> list:
 def test_a_large_tensor_lies_in_huge_pages_where_the_system_gives_them_on_request(monkeypatch):
     wanted, reserved, taken, huge, sound = probe(monkeypatch)
     assert sound and taken < 4  # MiB: address space alone
-    if wanted and allocator.glibc() is not None:
-        assert reserved >= allocator.CHUNK
+    if wanted and allocator.load_glibc() is not None:
+        assert reserved >= allocator.HEAP_CHUNK_BYTES
         assert huge > 32  # of 64 MiB; the system may be short of some
     else:
         assert reserved == 0
@@ -68,28 +68,28 @@ def test_nothing_is_reserved_where_that_is_switched_off_or_address_space_is_limi
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_a_system_that_counts_address_space_as_memory_is_left_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(allocator, "OVERCOMMIT", str(tmp_path / "overcommit"))
-    assert allocator.is_limited()  # nothing is known
+    monkeypatch.setattr(allocator, "OVERCOMMIT_FILE", str(tmp_path / "overcommit"))
+    assert allocator.is_address_space_limited()  # nothing is known
     for mode, limited in (("0", False), ("1", False), ("2", True)):
         (tmp_path / "overcommit").write_text(f"{mode}\n")
-        assert allocator.is_limited() is limited
+        assert allocator.is_address_space_limited() is limited
 
 
 def test_only_a_system_that_gives_them_on_request_is_asked(monkeypatch, tmp_path):
     monkeypatch.delenv("VITREOUS_HUGE_PAGES", raising=False)
-    monkeypatch.setattr(allocator, "ENABLED", str(tmp_path / "enabled"))
-    assert not allocator.wants_huge_pages()
+    monkeypatch.setattr(allocator, "HUGE_PAGES_FILE", str(tmp_path / "enabled"))
+    assert not allocator.can_request_huge_pages()
     for text, wanted in (
         ("always [madvise] never", True),
         ("[always] madvise never", False),
         ("always madvise [never]", False),
     ):
         (tmp_path / "enabled").write_text(text)
-        assert allocator.wants_huge_pages() is wanted
+        assert allocator.can_request_huge_pages() is wanted
     monkeypatch.setattr(allocator.sys, "platform", "darwin")
-    allocator.glibc.cache_clear()
+    allocator.load_glibc.cache_clear()
     try:
-        assert allocator.glibc() is None
+        assert allocator.load_glibc() is None
         allocator.tune_allocator()  # nothing to tune
     finally:
-        allocator.glibc.cache_clear()
+        allocator.load_glibc.cache_clear()

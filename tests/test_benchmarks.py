@@ -74,7 +74,7 @@ def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
     images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
     given = (images, labels, 0, 3, ImagePreprocess((32, 32)))
     samples, epochs = np.arange(8), np.zeros(8, np.int64)
-    pictures, targets = cifar.plain(*given)(samples, epochs, 0.0)
+    pictures, targets = cifar.to_dict(*given)(samples, epochs, 0.0)
     assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     views = cifar.cct(*given)
     pictures, mixed = views(samples, epochs, 0.5)
@@ -227,18 +227,18 @@ def test_a_processor_rate_counts_neither_start_nor_evaluation_and_is_kept(tmp_pa
 
 def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
 
-    from vitreous.apps.bench.work import Work
-    from vitreous.models.names import configure
+    from vitreous.apps.bench.work import Workload
+    from vitreous.models.names import config_from_name
 
     vitdet = script("vitdet")
-    small = configure("ViTDet-B/16", 64).with_options(
+    small = config_from_name("ViTDet-B/16", 64).with_options(
         patch=(8, 8), width=32, depth=4, heads=2, mlp={"hidden": 64}, attention={"window": 3, "global_blocks": (1, 3)}
     )
     assert vitdet.difference(small) < 1e-5
-    monkeypatch.setattr(vitdet, "configure", lambda name, size: small)
+    monkeypatch.setattr(vitdet, "config_from_name", lambda name, size: small)
     for task in vitdet.TASKS:
         for passes in vitdet.PASSES:
-            work = Work(f"{task}, {passes}", "ViTDet-B/16", 64, 1)
+            work = Workload(f"{task}, {passes}", "ViTDet-B/16", 64, 1)
             for contender in vitdet.contenders():
                 assert contender.build(work)() == 1
             shapes = [vitdet.computed(work, is_ours)[1] for is_ours in (True, False)]
@@ -248,18 +248,20 @@ def test_vitdet_is_compared_with_the_same_model_of_plain_modules(monkeypatch):
 
 
 def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(monkeypatch):
-    from vitreous.apps.bench.race import Lane
-    from vitreous.apps.bench.work import Work
+    from vitreous.apps.bench.race import ContenderResult
+    from vitreous.apps.bench.work import Workload
 
     pages, switches = script("huge_pages"), []
     monkeypatch.setattr(pages.ours, "train", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"]))
     monkeypatch.setattr(pages.ours, "inference", lambda work: switches.append("inference"))
     monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # put back afterwards
-    work = Work("train", "ViT-S/16", 224, 16)
+    work = Workload("train", "ViT-S/16", 224, 16)
     for contender in pages.contenders():
         contender.build(work)
     assert switches == ["1", "0"]
-    lanes = [Lane(contender, [rate, rate]) for contender, rate in zip(pages.contenders(), (3.0, 2.0), strict=True)]
+    lanes = [
+        ContenderResult(contender, [rate, rate]) for contender, rate in zip(pages.contenders(), (3.0, 2.0), strict=True)
+    ]
     text = pages.page({work: lanes}, True)
     assert "| 3.0 (3.0, 3.0) | 2.0 (2.0, 2.0) | 1.50 |" in text and "does not give" not in text
     assert "does not give" in pages.page({work: lanes}, False)

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from vitreous.system.children import obey_parent_only, run_to_end, stop_signals_blocked
+from vitreous.system.children import block_stop_signals, ignore_group_signals, run_shielded_process
 
 pytest.importorskip("fcntl")  # a system that can fork
 
@@ -19,11 +19,11 @@ pytest.importorskip("fcntl")  # a system that can fork
 def fork_child(sleep: float = 30.0) -> int:
     """A forked child that obeys its parent alone. It stays inside the context, as a child of `multiprocessing` does: a
     signal may arrive before it has taken its own measures."""
-    with stop_signals_blocked():
+    with block_stop_signals():
         pid = os.fork()
         if pid == 0:
             try:
-                obey_parent_only()
+                ignore_group_signals()
                 time.sleep(sleep)
             finally:
                 os._exit(0)
@@ -48,7 +48,7 @@ def test_a_signal_that_arrives_while_a_child_starts_reaches_the_parent_afterward
     received = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     try:
-        with stop_signals_blocked():
+        with block_stop_signals():
             signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # other libraries' threads do not block it
             assert received == []
         assert received == [signal.SIGTERM]
@@ -58,7 +58,7 @@ def test_a_signal_that_arrives_while_a_child_starts_reaches_the_parent_afterward
 
 def test_a_program_outlives_a_signal_and_not_its_time():
     kill_itself = "import os, signal; os.kill(os.getpid(), signal.SIGTERM); print(input())"
-    done = run_to_end([sys.executable, "-c", kill_itself], 30, "an order")
+    done = run_shielded_process([sys.executable, "-c", kill_itself], 30, "an order")
     assert (done.returncode, done.stdout) == (0, "an order\n")
     with pytest.raises(subprocess.TimeoutExpired):
-        run_to_end([sys.executable, "-c", "import time; time.sleep(60)"], 0.3)
+        run_shielded_process([sys.executable, "-c", "import time; time.sleep(60)"], 0.3)

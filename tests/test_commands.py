@@ -23,13 +23,13 @@ import torch
 import vitreous
 from tests.conftest import make_folder, say
 from vitreous.apps.studies import registry as studies
-from vitreous.cli.main import VERBS, parse, split_settings, verb_of
-from vitreous.config import set_paths
+from vitreous.cli.main import VERBS, parse_options, split_settings, split_verb
+from vitreous.config import set_dotted_paths
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
 from vitreous.recipes import registry as recipes
 from vitreous.weights.convert import convert
-from vitreous.weights.published import PUBLISHED
+from vitreous.weights.published import PUBLISHED_BY_NAME
 
 ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -67,25 +67,26 @@ def parse_line(line: str) -> tuple[str, Any]:
     """The verb and the options of a command. Exits where the parser does not take it."""
     words = shlex.split(line.replace("…", ""), comments=True)
     words = words[: words.index(">")] if ">" in words else words
-    verb, words = verb_of(words)
+    verb, words = split_verb(words)
     kind = import_module(VERBS[verb][0]).Options
     if "settings" not in kind.__dataclass_fields__:
-        return verb, parse(kind, verb, words)[0]
+        return verb, parse_options(kind, verb, words)[0]
     rest, settings = split_settings(words)
-    return verb, replace(parse(kind, verb, rest)[0], settings=settings)
+    return verb, replace(parse_options(kind, verb, rest)[0], settings=settings)
 
 
 def check_names(verb: str, options: Any) -> None:
     """Raise UsageError for a recipe, model, study or setting that a command names and that there is not."""
     if verb == "train":
         model = None if (options.model or "").startswith(FOREIGN_MODELS) else options.model
-        set_paths(
-            recipes.example(options.recipe or ("finetune" if options.init else "photos"), model), options.settings
+        set_dotted_paths(
+            recipes.build_example_run(options.recipe or ("finetune" if options.init else "photos"), model),
+            options.settings,
         )
     elif verb == "recipes" and options.pattern != "NAME":
         assert fnmatch.filter(recipes.RECIPES, options.pattern)
     elif verb == "study" and options.name:
-        studies.find(options.name)
+        studies.get_study(options.name)
 
 
 def test_pages_show_commands():
@@ -155,8 +156,8 @@ def test_the_first_page_runs(tmp_path, monkeypatch):
     save_digit(tmp_path / "digit.png")
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
     write_small_dinov2(tmp_path)
-    monkeypatch.setattr(doctor, "BATCH", 2)
-    monkeypatch.setattr(doctor, "SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
+    monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     for line in [*lines, *inline_commands(START)]:
         words = [*shlex.split(line), *EXTRA_OPTIONS.get(line, "").split()]
         if words[0] == "serve":
@@ -181,7 +182,7 @@ def write_small_dinov2(folder: Path) -> None:
     """A file of DINOv2's form where its ViT-S/14 would be in a mirror: 2 blocks of width 32."""
     from safetensors.torch import load_file
 
-    row = PUBLISHED["dinov2-s14"]
+    row = PUBLISHED_BY_NAME["dinov2-s14"]
     model = vitreous.create(row.model, image_size=row.image_size, width=32, depth=2, heads=2, mlp={"hidden": 128})
     vitreous.save(model, folder / "bundle")
     written = convert(folder / "bundle", folder / "weights", "dinov2")["out"]

@@ -5,18 +5,18 @@ import pytest
 from tests.training.test_loop import make
 from vitreous.config import (
     change_fields,
-    differences,
-    from_plain,
+    from_builtins,
     from_yaml,
+    list_differences,
     list_paths,
     nest_paths,
-    set_paths,
-    to_plain,
+    set_dotted_paths,
+    to_builtins,
     to_yaml,
 )
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
-from vitreous.training.run import Ramp, Run
+from vitreous.training.run import RampConfig, Run
 
 
 @pytest.fixture
@@ -56,34 +56,38 @@ def test_all_errors_come_at_once(run_config):
 
 
 def test_paths_set_one_value(run_config):
-    changed = set_paths(run_config, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
+    changed = set_dotted_paths(run_config, {"optimizer.betas": ["0.8", "0.9"], "schedule.warmup-steps": ["7"]})
     assert changed.optimizer.betas == (0.8, 0.9) and changed.schedule.warmup_steps == 7
-    assert differences(run_config, changed) == [
+    assert list_differences(run_config, changed) == [
         "optimizer.betas: (0.9, 0.999) -> (0.8, 0.9)",
         "schedule.warmup_steps: 2 -> 7",
     ]
-    assert set_paths(run_config, {"optimizer.lr": ["1e-4"]}) == replace(
+    assert set_dotted_paths(run_config, {"optimizer.lr": ["1e-4"]}) == replace(
         run_config, optimizer=replace(run_config.optimizer, lr=1e-4)
     )
 
 
 def test_a_schedule_is_set_by_its_name(run_config):
-    run_config = replace(run_config, schedules={"momentum": Ramp(0.99, 1.0), "weight_decay": Ramp(0.04, 0.4)})
-    changed = set_paths(run_config, {"schedules.momentum.start": ["0.95"], "schedules.weight-decay.end": ["0.04"]})
-    assert changed.schedules == {"momentum": Ramp(0.95, 1.0), "weight_decay": Ramp(0.04, 0.04)}
-    assert run_config.schedules["momentum"].start == 0.99 and differences(run_config, changed) == [
+    run_config = replace(
+        run_config, schedules={"momentum": RampConfig(0.99, 1.0), "weight_decay": RampConfig(0.04, 0.4)}
+    )
+    changed = set_dotted_paths(
+        run_config, {"schedules.momentum.start": ["0.95"], "schedules.weight-decay.end": ["0.04"]}
+    )
+    assert changed.schedules == {"momentum": RampConfig(0.95, 1.0), "weight_decay": RampConfig(0.04, 0.04)}
+    assert run_config.schedules["momentum"].start == 0.99 and list_differences(run_config, changed) == [
         "schedules.momentum.start: 0.99 -> 0.95",
         "schedules.weight_decay.end: 0.4 -> 0.04",
     ]
     with pytest.raises(UsageError, match=r"unknown setting schedules\.speed\.start"):
-        set_paths(run_config, {"schedules.speed.start": ["0.95"]})
+        set_dotted_paths(run_config, {"schedules.speed.start": ["0.95"]})
 
 
 def test_fields_that_go_together_are_set_together(run_config):
     words = {"model.pool": ["mean"], "model.axial": ["true"], "model.class-token": ["false"]}
-    assert set_paths(run_config, words).model.axial
+    assert set_dotted_paths(run_config, words).model.axial
     with pytest.raises(UsageError, match="without prefix tokens"):
-        set_paths(run_config, {"model.axial": ["true"]})
+        set_dotted_paths(run_config, {"model.axial": ["true"]})
 
 
 def test_unknown_settings_of_a_run_name_their_path():
@@ -94,44 +98,44 @@ def test_unknown_settings_of_a_run_name_their_path():
 
     run = Run(DataOptions("d", ("a", "b"), 8, ""), ViTConfig(classes=2), ImagePreprocess((224, 224)), batch_size=2)
     with pytest.raises(UsageError, match="unknown setting smoothing"):
-        from_plain(Run, to_plain(run) | {"smoothing": 0.1})
+        from_builtins(Run, to_builtins(run) | {"smoothing": 0.1})
     with pytest.raises(UsageError, match=r"unknown setting augment\.flip"):
-        set_paths(run, {"augment.flip": ["0.25"]})
+        set_dotted_paths(run, {"augment.flip": ["0.25"]})
     with pytest.raises(UsageError, match="no 'supervized'"):
-        from_plain(Run, to_plain(run) | {"objective": {"name": "supervized"}})
+        from_builtins(Run, to_builtins(run) | {"objective": {"name": "supervized"}})
     with pytest.raises(UsageError, match=r"objective\.smothing"):
-        from_plain(Run, to_plain(run) | {"objective": {"smothing": 0.1}})
+        from_builtins(Run, to_builtins(run) | {"objective": {"smothing": 0.1}})
 
 
 def test_a_config_is_that_of_the_family_in_it():
-    swin = from_plain(ModelConfig, {"family": "swin", "width": 48})
-    assert type(swin) is SwinConfig and swin.width == 48 and from_plain(ModelConfig, to_plain(swin)) == swin
-    assert type(from_plain(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
+    swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
+    assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
+    assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
     with pytest.raises(UsageError, match="there is no 'swim'\n  did you mean swin"):
-        from_plain(ModelConfig, {"family": "swim"})
+        from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
         with pytest.raises(UsageError, match="there is no"):
-            from_plain(ModelConfig, {"family": family})
-    head = {"family": "segmenter", "backbone": to_plain(replace(swin, classes=0))}
-    assert type(from_plain(ModelConfig, head).backbone) is SwinConfig
+            from_builtins(ModelConfig, {"family": family})
+    head = {"family": "segmenter", "backbone": to_builtins(replace(swin, classes=0))}
+    assert type(from_builtins(ModelConfig, head).backbone) is SwinConfig
 
 
 def test_what_is_no_field_cannot_be_set():
     for name in ("module", "has_attention", "tagged"):
         with pytest.raises(UsageError, match=f"unknown setting model.{name}"):
-            set_paths(SwinConfig(), {name: ["1"]}, "model.")
+            set_dotted_paths(SwinConfig(), {name: ["1"]}, "model.")
         with pytest.raises(UsageError, match=f"unknown setting {name}"):
-            from_plain(ModelConfig, {"family": "swin", name: 1})
+            from_builtins(ModelConfig, {"family": "swin", name: 1})
 
 
 def test_groups_of_settings_are_set_field_by_field():
     words = {"attention.window": ["7"], "attention.global-blocks": ["2", "5"], "norm.eps": ["1e-5"], "depth": ["6"]}
-    config = set_paths(ViTConfig(), words, "model.")
+    config = set_dotted_paths(ViTConfig(), words, "model.")
     changes = {"depth": 6, "attention": {"window": 7, "global_blocks": (2, 5)}, "norm": {"eps": 1e-5}}
     assert config == ViTConfig().with_options(**changes) == change_fields(ViTConfig(), changes)
     assert (config.attention.qkv_bias, config.norm.final) == (True, "tokens"), "the other fields of a group stay"
-    assert from_plain(ModelConfig, to_plain(config)) == config
-    assert differences(ViTConfig(depth=6), config)[0] == "attention.window: 0 -> 7"
+    assert from_builtins(ModelConfig, to_builtins(config)) == config
+    assert list_differences(ViTConfig(depth=6), config)[0] == "attention.window: 0 -> 7"
 
 
 @pytest.mark.parametrize(
@@ -145,13 +149,13 @@ def test_groups_of_settings_are_set_field_by_field():
 )
 def test_a_setting_of_a_group_that_cannot_be_is_refused(path, message):
     with pytest.raises(UsageError) as error:
-        set_paths(ViTConfig(), {path: ["7"]}, "model.")
+        set_dotted_paths(ViTConfig(), {path: ["7"]}, "model.")
     assert str(error.value).startswith(message)
 
 
 def test_fields_without_their_group_are_unknown():
     with pytest.raises(UsageError, match=r"unknown setting window\n  perhaps you meant attention\.window"):
-        from_plain(ModelConfig, {"window": 7})
+        from_builtins(ModelConfig, {"window": 7})
     for kind in (ViTConfig, SwinConfig):
         with pytest.raises(UsageError, match="attention is a dict, and a constructor takes a group"):
             kind(attention={"window": 7})  # type: ignore[arg-type]

@@ -12,10 +12,16 @@ import torch
 from vitreous.cli.console import Console
 from vitreous.cli.main import main
 from vitreous.system import cores, machine
-from vitreous.system.cores import CHOSEN, SPINNING, Neighbours, bound_threads, default_spinning
-from vitreous.training.shards import default_shards
+from vitreous.system.cores import (
+    SPIN_VARIABLES,
+    USER_WAIT_VARIABLES,
+    ContentionMonitor,
+    limit_thread_pools,
+    restore_default_spinning,
+)
+from vitreous.training.shards import choose_shard_count
 
-NAMES = (*CHOSEN, "OMP_NUM_THREADS")
+NAMES = (*USER_WAIT_VARIABLES, "OMP_NUM_THREADS")
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 
 
@@ -30,15 +36,15 @@ def unset(monkeypatch):
 @pytest.fixture
 def quota(monkeypatch, tmp_path):
     """A container that may use two of eight cores."""
-    monkeypatch.setattr(cores, "CGROUP", str(tmp_path / "cpu.max"))
+    monkeypatch.setattr(cores, "CGROUP_CPU_FILE", str(tmp_path / "cpu.max"))
     (tmp_path / "cpu.max").write_text("200000 100000\n")
-    monkeypatch.setattr(cores, "bound_cores", lambda: 8)
+    monkeypatch.setattr(cores, "count_affinity_cores", lambda: 8)
 
 
 def test_every_command_bounds_how_long_threads_spin(capsys):
     with pytest.raises(SystemExit):
         main(["--version"])
-    assert {name: os.environ.get(name) for name in SPINNING} == SPINNING
+    assert {name: os.environ.get(name) for name in SPIN_VARIABLES} == SPIN_VARIABLES
 
 
 @pytest.mark.parametrize(
@@ -46,38 +52,38 @@ def test_every_command_bounds_how_long_threads_spin(capsys):
 )
 def test_who_chose_how_threads_wait_is_not_overruled(name, value, monkeypatch):
     monkeypatch.setenv(name, value)
-    bound_threads()
-    assert {other: os.environ[other] for other in CHOSEN if other in os.environ} == {name: value}
+    limit_thread_pools()
+    assert {other: os.environ[other] for other in USER_WAIT_VARIABLES if other in os.environ} == {name: value}
 
 
 def test_a_container_has_threads_for_its_share_of_the_machine(quota, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert cores.cores() == 2
-    assert default_shards("cpu", 128) == 2
-    bound_threads()
+    assert cores.count_usable_cores() == 2
+    assert choose_shard_count("cpu", 128) == 2
+    limit_thread_pools()
     assert os.environ["OMP_NUM_THREADS"] == "2"
     asked = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    machine.settle_process()
+    machine.configure_process()
     assert asked == []  # it is settled by the environment already
     monkeypatch.delenv("OMP_NUM_THREADS")
-    machine.settle_process()  # PyTorch was imported before this package had a say
+    machine.configure_process()  # PyTorch was imported before this package had a say
     assert asked == [2]
 
 
 def test_without_a_container_the_number_of_threads_is_openmp_s_own(monkeypatch, tmp_path):
-    monkeypatch.setattr(cores, "CGROUP", str(tmp_path / "none"))
-    bound_threads()
+    monkeypatch.setattr(cores, "CGROUP_CPU_FILE", str(tmp_path / "none"))
+    limit_thread_pools()
     assert "OMP_NUM_THREADS" not in os.environ
 
 
 def test_other_libraries_are_measured_as_they_start_by_themselves(monkeypatch):
-    bound_threads()
-    with default_spinning():
-        assert not any(name in os.environ for name in SPINNING)
-    assert os.environ["GOMP_SPINCOUNT"] == SPINNING["GOMP_SPINCOUNT"]
+    limit_thread_pools()
+    with restore_default_spinning():
+        assert not any(name in os.environ for name in SPIN_VARIABLES)
+    assert os.environ["GOMP_SPINCOUNT"] == SPIN_VARIABLES["GOMP_SPINCOUNT"]
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
-    with default_spinning():
+    with restore_default_spinning():
         assert os.environ["GOMP_SPINCOUNT"] == "7"  # chosen by the user, for everybody
 
 
@@ -90,8 +96,8 @@ def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
         n = next(clock)
         return 4.0 * n, per * n, round(per * (1 - others - own)) * n, round(per * own) * n
 
-    monkeypatch.setattr(cores, "usage", usage)
-    monkeypatch.setattr(Neighbours, "SECONDS", 3.0)
+    monkeypatch.setattr(cores, "read_cpu_ticks", usage)
+    monkeypatch.setattr(ContentionMonitor, "SECONDS", 3.0)
     monkeypatch.setattr(cores.time, "monotonic", lambda: 1e9)
 
 
@@ -102,7 +108,7 @@ def readings(monkeypatch, *, others: float, own: float, steps: int = 6) -> None:
 def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own, crowded, monkeypatch):
     readings(monkeypatch, others=others, own=own)
     notes: list[str] = []
-    neighbours = Neighbours(notes.append)
+    neighbours = ContentionMonitor(notes.append)
     neighbours.poll()
     assert notes == []  # one figure may be chance
     for _ in range(4):
@@ -113,24 +119,24 @@ def test_a_neighbour_is_told_once_where_it_makes_this_process_slower(others, own
 
 
 def test_where_nothing_can_be_read_nothing_is_told(monkeypatch):
-    monkeypatch.setattr(cores, "usage", lambda root: None)
-    neighbours = Neighbours(lambda text: pytest.fail(text))
+    monkeypatch.setattr(cores, "read_cpu_ticks", lambda root: None)
+    neighbours = ContentionMonitor(lambda text: pytest.fail(text))
     neighbours.poll()
     assert neighbours.measure() is None
 
 
 @LINUX
 def test_work_of_processes_that_were_started_here_is_no_neighbour_s():
-    before = cores.usage(os.getpid())
+    before = cores.read_cpu_ticks(os.getpid())
     burn = "import time\nwhile time.process_time() < 0.3: pass"
     with subprocess.Popen(
         [sys.executable, "-c", burn + "\nprint('done', flush=True)\ninput()"], stdin=-1, stdout=-1
     ) as child:
         assert child.stdout is not None and child.stdout.readline()
-        alive = cores.usage(os.getpid())
-        assert child.pid in cores.descendants(os.getpid())
+        alive = cores.read_cpu_ticks(os.getpid())
+        assert child.pid in cores.list_descendants(os.getpid())
         child.communicate(b"\n")
-    ended = cores.usage(os.getpid())
+    ended = cores.read_cpu_ticks(os.getpid())
     assert before and alive and ended
     # ticks of 10 ms: counted while it lives, and when it has ended
     assert alive[3] - before[3] >= 28 and ended[3] >= alive[3]

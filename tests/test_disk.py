@@ -9,13 +9,20 @@ import pytest
 
 from tests.killing import changes
 from vitreous.errors import ResourceError
-from vitreous.system.disk import atomic, atomic_path, publish, sha256, write_output, write_text
+from vitreous.system.disk import (
+    atomic_path,
+    compute_sha256,
+    open_atomic,
+    sync_and_rename,
+    write_output_file,
+    write_text_atomic,
+)
 
 OLD, NEW = "old " * 1000, "new " * 3000
 
 
 def write_file(path: Path) -> None:
-    with atomic(path, "w") as file:
+    with open_atomic(path, "w") as file:
         file.write(NEW[:5000])
         file.write(NEW[5000:])
 
@@ -61,7 +68,7 @@ def test_an_exception_leaves_the_old_file_and_nothing_beside_it(tmp_path, shared
     path = tmp_path / "file"
     path.write_text(OLD)
     for error in (ValueError, KeyboardInterrupt):
-        with pytest.raises(error), atomic(path, "w", shared=shared) as file:
+        with pytest.raises(error), open_atomic(path, "w", shared=shared) as file:
             file.write(NEW)
             raise error
     assert path.read_text() == OLD and os.listdir(tmp_path) == ["file"]
@@ -76,7 +83,7 @@ def test_content_is_synced_before_the_rename_and_the_folder_after_it(tmp_path, m
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", lambda old, new: (order.append("rename"), replace(old, new)))
-    write_text(tmp_path / "file", NEW)
+    write_text_atomic(tmp_path / "file", NEW)
     assert order == [".file.tmp", "rename", tmp_path.name]
     order.clear()
     write_folder(tmp_path / "folder")
@@ -87,7 +94,10 @@ def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path)
     old, young = tmp_path / ".other.1.tmp", tmp_path / ".other.2.tmp"
     old.touch(), young.touch()
     os.utime(old, (1, 1))
-    with atomic(tmp_path / "file", "w", shared=True) as first, atomic(tmp_path / "file", "w", shared=True) as second:
+    with (
+        open_atomic(tmp_path / "file", "w", shared=True) as first,
+        open_atomic(tmp_path / "file", "w", shared=True) as second,
+    ):
         first.write("first")
         second.write("second")
     assert (tmp_path / "file").read_text() == "first" and young.exists() and not old.exists()
@@ -95,11 +105,11 @@ def test_two_writers_of_a_shared_file_do_not_meet_and_old_leftovers_go(tmp_path)
 
 def test_a_file_that_cannot_be_written_is_told_by_name(tmp_path):
     with pytest.raises(ResourceError, match=r"cannot write .*nowhere"):
-        write_output(tmp_path / "nowhere" / "file", NEW)
+        write_output_file(tmp_path / "nowhere" / "file", NEW)
 
 
 def test_what_is_finished_is_published_and_its_digest_told(tmp_path):
     (tmp_path / "a").write_bytes(b"abc")
-    publish(tmp_path / "a", tmp_path / "b")
-    assert sha256(tmp_path / "b") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    sync_and_rename(tmp_path / "a", tmp_path / "b")
+    assert compute_sha256(tmp_path / "b") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert not (tmp_path / "a").exists()

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.test_architecture import FILES, ROOT, parsed
-from vitreous.errors import FOREIGN_OPTIONS, OPTION_WORDS, UsageError, as_keywords
+from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_to_keywords
 
 #: words that follow an option in a sentence
 SENTENCE = """
@@ -39,13 +39,13 @@ smaller still takes than the to trains vectors where which with writes
     ],
 )
 def test_options_become_keywords(text, expected):
-    assert as_keywords(text) == expected
+    assert options_to_keywords(text) == expected
     assert str(UsageError("x", text)) == f"x\n  {expected}" and UsageError("x", text).hint == text
 
 
 def test_a_value_of_an_option_is_told_from_the_sentence():
     """Every word after an option in the package is one of the values or one of the words of sentences."""
-    known = {*OPTION_WORDS.split(), *SENTENCE.split()}
+    known = {*OPTION_VALUES.split(), *SENTENCE.split()}
     unknown = set()
     for path in FILES:
         if path.is_relative_to(ROOT / "cli") or path.is_relative_to(ROOT / "apps" / "bench"):

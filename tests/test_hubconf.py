@@ -26,7 +26,9 @@ def test_weights_are_loaded_by_name(tmp_path, monkeypatch):
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=0)
     vitreous.save(model, tmp_path / "bundle")
     vitreous.export(tmp_path / "bundle", to="timm", out=tmp_path / "host.invalid" / "tiny.safetensors")
-    monkeypatch.setattr(published, "PUBLISHED", {"deit-ti16": tiny_row("https://host.invalid/tiny.safetensors")})
+    monkeypatch.setattr(
+        published, "PUBLISHED_BY_NAME", {"deit-ti16": tiny_row("https://host.invalid/tiny.safetensors")}
+    )
     monkeypatch.setenv("VITREOUS_MIRROR", str(tmp_path))
     state = torch.hub.load(ROOT, "deit_ti16", source="local").state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())

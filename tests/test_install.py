@@ -18,10 +18,10 @@ import yaml
 
 from tests.conftest import document, run_command, say
 from tests.wheel import STEPS, try_wheel
-from vitreous.cli.completion import write_script
+from vitreous.cli.completion import generate_completion_script
 from vitreous.cli.main import VERBS
 from vitreous.errors import install_hint
-from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
+from vitreous.jobs.requirements import EXTRA_PURPOSES, build_install_commands, find_missing_requirements
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -30,24 +30,24 @@ CHECKOUT = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a
 
 def test_what_is_missing_is_told_with_its_command(monkeypatch):
     extras = set(PROJECT["optional-dependencies"]) - {"test", "docs", "lint", "dev", "all"}
-    assert set(PURPOSES) == {"", *extras}
+    assert set(EXTRA_PURPOSES) == {"", *extras}
     lines = ["numpy>=1", "no-such-thing>=2; extra == 'hub'", "numpy>=999; extra == 'serve'", "numpy; extra == 'lora'"]
     lines += ["no-such-thing; sys_platform == 'none' and extra == 'video'"]
-    missing = missing_requirements(lines)
+    missing = find_missing_requirements(lines)
     assert {extra: absent for extra, absent in missing.items() if absent} == {
         "hub": ["no-such-thing>=2"],
         "serve": ["numpy>=999"],
     }
-    (line,) = commands(missing)
+    (line,) = build_install_commands(missing)
     assert shlex.split(line) == [sys.executable, "-m", "pip", "install", "vitreous[hub,serve]"]
-    assert shlex.split(commands({"": ["numpy"], "hub": []})[0])[-1] == "vitreous"
+    assert shlex.split(build_install_commands({"": ["numpy"], "hub": []})[0])[-1] == "vitreous"
     monkeypatch.setattr("vitreous.jobs.requirements.lacks_cuda", lambda: True)
-    assert commands({})[-1].endswith("pip install --force-reinstall torch torchvision")
+    assert build_install_commands({})[-1].endswith("pip install --force-reinstall torch torchvision")
 
 
 def test_doctor_lists_every_extra():
     report = document(say("doctor", "--fix", "--json"))
-    assert set(report["missing"]) == set(PURPOSES) and report["ok"]
+    assert set(report["missing"]) == set(EXTRA_PURPOSES) and report["ok"]
     assert "the page and the HTTP server" in say("doctor", "--fix").stdout
 
 
@@ -63,13 +63,13 @@ def complete(script: str, *words: str) -> list[str]:
 
 
 def test_bash_completes_verbs_options_and_values():
-    script = write_script("bash")
+    script = generate_completion_script("bash")
     assert complete(script, "vitreous", "tra") == ["train"]
     assert set(complete(script, "vitreous", "data", "")) >= {"check", "dedup", "convert", "pack"}
     assert "--image-size" in complete(script, "vitreous", "train", "--im")
     assert set(complete(script, "vitreous", "train", "--optimizer", "")) >= {"adamw", "muon"}
     assert "prog': 'vitreous'" in script and all(verb.split()[-1] in script for verb in VERBS)
-    assert write_script("zsh").startswith("#compdef vitreous")
+    assert generate_completion_script("zsh").startswith("#compdef vitreous")
 
 
 def test_completion_is_printed_alone_and_without_torch():
@@ -98,9 +98,9 @@ def test_the_container_runs_without_root_and_is_watched():
     assert command[0] in VERBS and ":latest" not in text
     from importlib import import_module
 
-    from vitreous.cli.main import parse
+    from vitreous.cli.main import parse_options
 
-    options, _ = parse(import_module(VERBS["serve"][0]).Options, "serve", command[1:])
+    options, _ = parse_options(import_module(VERBS["serve"][0]).Options, "serve", command[1:])
     assert (options.host, options.port) == ("0.0.0.0", 8000)
 
 
@@ -205,4 +205,4 @@ def test_pages_install_from_a_checkout(page):
     for target in named:
         found = re.fullmatch(r"\.|'\.\[([a-z]+(?:,[a-z]+)*)\]'", target)
         assert found, target
-        assert set((found[1] or "test").split(",")) <= {*PURPOSES, "test", "dev", "docs", "lint"}, target
+        assert set((found[1] or "test").split(",")) <= {*EXTRA_PURPOSES, "test", "dev", "docs", "lint"}, target

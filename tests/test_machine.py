@@ -12,24 +12,24 @@ import yaml
 
 from tests import other_processor
 from tests.conftest import TINY, document, say
-from vitreous.apps.bench.contenders import contenders
+from vitreous.apps.bench.contenders import list_contenders
 from vitreous.errors import UsageError
 from vitreous.jobs import doctor
 from vitreous.jobs.train import train
-from vitreous.models.names import configure_vit
+from vitreous.models.names import vit_config_from_name
 from vitreous.system.allocator import reserve_huge_pages
-from vitreous.system.cores import peak_memory
+from vitreous.system.cores import get_peak_memory
 from vitreous.system.machine import (
-    FEATURES,
-    LEVELS,
-    best_feature,
-    capabilities,
-    environment,
-    fixed_table,
+    CPU_FEATURES,
+    ONEDNN_ISA_LEVELS,
+    describe_emulation,
+    describe_environment,
+    get_best_cpu_feature,
+    get_cpu_features,
+    get_device_table,
+    has_fast_packed_products,
     has_vnni,
-    packs,
     pick_precision,
-    warning,
 )
 from vitreous.training import throughput
 from vitreous.training import throughput as peak
@@ -54,7 +54,7 @@ def full(monkeypatch):
     for name in ("VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(
-        torch.cpu, "get_capabilities", lambda: {**dict.fromkeys(FEATURES, True), "cpu_name": "Full", "fma3": True}
+        torch.cpu, "get_capabilities", lambda: {**dict.fromkeys(CPU_FEATURES, True), "cpu_name": "Full", "fma3": True}
     )
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
 
@@ -63,9 +63,11 @@ def full(monkeypatch):
 @pytest.mark.parametrize("variable", ["VITREOUS_CPU_ISA", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 def test_choices_follow_the_processor_as_it_is_limited(variable, level, precision, packed, vnni, full, monkeypatch):
     monkeypatch.setenv(variable, level.lower())
-    assert (pick_precision("auto", "cpu"), packs("cpu"), has_vnni()) == (precision, packed, vnni)
+    assert (pick_precision("auto", "cpu"), has_fast_packed_products("cpu"), has_vnni()) == (precision, packed, vnni)
     assert (pick_precision("fp32", "cpu"), pick_precision("bf16", "cpu")) == ("fp32", "bf16")
-    assert (warning("bf16", "cpu") is None) == (precision == "bf16") and warning("fp32", "cpu") is None
+    assert (describe_emulation("bf16", "cpu") is None) == (precision == "bf16") and describe_emulation(
+        "fp32", "cpu"
+    ) is None
 
 
 @pytest.mark.parametrize(
@@ -73,25 +75,25 @@ def test_choices_follow_the_processor_as_it_is_limited(variable, level, precisio
 )
 def test_pytorch_s_own_limit_counts_too(kernels, best, full, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: kernels)
-    assert best_feature() == best and capabilities()["fma3"] and "cpu_name" not in capabilities()
+    assert get_best_cpu_feature() == best and get_cpu_features()["fma3"] and "cpu_name" not in get_cpu_features()
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    assert best_feature() == ("avx2" if best else "")
+    assert get_best_cpu_feature() == ("avx2" if best else "")
 
 
 def test_a_lower_level_never_has_more(full, monkeypatch):
     """And what PyTorch does not tell is not there, but for a level that is assumed."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_f": False})
-    for level in (*LEVELS, "ALL", "DEFAULT"):
+    for level in (*ONEDNN_ISA_LEVELS, "ALL", "DEFAULT"):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
-        assert {name for name, has in capabilities().items() if has} <= {"avx2"}
+        assert {name for name, has in get_cpu_features().items() if has} <= {"avx2"}
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
-    assert best_feature() == "avx512_bf16" and "assumed" in environment()["instructions"]
+    assert get_best_cpu_feature() == "avx512_bf16" and "assumed" in describe_environment()["instructions"]
 
 
 def test_a_level_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX3")
     with pytest.raises(UsageError, match="AVX3 is no level"):
-        capabilities()
+        get_cpu_features()
 
 
 def test_a_processor_taken_down_is_answered_as_such():
@@ -107,8 +109,8 @@ def test_a_processor_taken_down_is_answered_as_such():
 
 
 def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
-    monkeypatch.setattr(doctor, "SECONDS", 0.0)
-    monkeypatch.setattr(doctor, "configure_vit", lambda name: configure_vit("ViT-32x1/8", 224))
+    monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "vit_config_from_name", lambda name: vit_config_from_name("ViT-32x1/8", 224))
     found = document(say("doctor", "--json"))
     assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "the system's own choice")
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
@@ -118,7 +120,7 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
 def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_path, monkeypatch):
     """By default, and what it trained in is written down; its loss falls either way."""
     # half a minute where bfloat16 is emulated
-    monkeypatch.setattr(throughput, "quick_peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
     options = {name: value for name, value in TINY.items() if name not in ("precision", "mixup", "drop_path")}
     train(folder, out=tmp_path / "run", **options)
     assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["precision"] == processor
@@ -129,15 +131,20 @@ def test_a_run_trains_in_what_the_processor_multiplies(processor, folder, tmp_pa
 
 def test_the_limit_of_a_processor_is_measured_with_small_matrices_where_bfloat16_is_emulated(processor, monkeypatch):
     sides = {}
-    monkeypatch.setattr(peak, "fastest", lambda device, precision, size: (lambda: sides.update({precision: size}), 1.0))
+    monkeypatch.setattr(
+        peak, "choose_fastest_matmul", lambda device, precision, size: (lambda: sides.update({precision: size}), 1.0)
+    )
     for precision in ("fp32", "bf16"):
-        peak.quick_peak.__wrapped__("cpu", precision)
-    assert sides == {"fp32": peak.QUICK["cpu"], "bf16": peak.QUICK["cpu"] if processor == "bf16" else peak.EMULATED}
+        peak.measure_peak_flops.__wrapped__("cpu", precision)
+    assert sides == {
+        "fp32": peak.PEAK_MATRIX_SIDES["cpu"],
+        "bf16": peak.PEAK_MATRIX_SIDES["cpu"] if processor == "bf16" else peak.EMULATED_MATRIX_SIDE,
+    }
 
 
 def test_races_leave_out_what_the_processor_only_emulates(processor):
     for task in ("inference", "train"):
-        assert any("bf16" in contender.settings for contender in contenders(task, "cpu")) == (processor == "bf16")
+        assert any("bf16" in contender.settings for contender in list_contenders(task, "cpu")) == (processor == "bf16")
 
 
 @pytest.mark.skipif(not (Path(__file__).parent.parent / ".ci" / "run").exists(), reason="not a checkout")
@@ -148,7 +155,7 @@ def test_ci_runs_the_marked_tests_as_the_other_kind(processor):
 
 
 def test_a_gpu_packs_nothing():
-    assert not packs("cuda:0")
+    assert not has_fast_packed_products("cuda:0")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
@@ -156,9 +163,9 @@ def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
     script = "from vitreous.system.cores import peak_memory; print(peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
-    before = peak_memory("cpu")
+    before = get_peak_memory("cpu")
     more = torch.ones(150 * 2**20, dtype=torch.uint8)
-    assert peak_memory("cpu") >= before and peak_memory("cpu") > held.numel() + more.numel()
+    assert get_peak_memory("cpu") >= before and get_peak_memory("cpu") > held.numel() + more.numel()
     assert 2 * 2**20 < child < held.numel()
 
 
@@ -171,9 +178,9 @@ def test_a_fixed_table_is_built_once_and_can_be_trained_with():
 
     cpu = torch.device("cpu")
     with torch.inference_mode():
-        first = fixed_table(count_up, cpu, 4)
+        first = get_device_table(count_up, cpu, 4)
     with torch.device("meta"):
-        again = fixed_table(count_up, cpu, 4)
+        again = get_device_table(count_up, cpu, 4)
     assert again is first and calls == [4] and first.tolist() == [0, 1, 2, 3]
     weight = torch.ones(4, requires_grad=True)
     (weight * first).sum().backward()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.system import native as module
-from vitreous.system.native import FLAGS, SOURCE, build, find_compiler, openmp
+from vitreous.system.native import C_SOURCE, COMPILER_FLAGS, compile_library, find_compiler, find_openmp_runtime
 
 HERE = sys.platform == "linux" and platform.machine() == "x86_64"
 pytestmark = pytest.mark.skipif(not HERE, reason="they are for x86-64 on Linux")
@@ -20,11 +20,13 @@ pytestmark = pytest.mark.skipif(not HERE, reason="they are for x86-64 on Linux")
 
 def can_compile() -> bool:
     """Whether this machine has a C compiler that knows the instructions."""
-    probe = [*find_compiler(), *FLAGS, "-x", "c", "-c", "-", "-o", "/dev/null"]
+    probe = [*find_compiler(), *COMPILER_FLAGS, "-x", "c", "-c", "-", "-o", "/dev/null"]
     return bool(find_compiler()) and not subprocess.run(probe, input=b"int x;", capture_output=True).returncode
 
 
-compiles = pytest.mark.skipif(not can_compile() or not openmp(), reason="no C compiler for AVX512-BF16 and AMX here")
+compiles = pytest.mark.skipif(
+    not can_compile() or not find_openmp_runtime(), reason="no C compiler for AVX512-BF16 and AMX here"
+)
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def fresh(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("VITREOUS_NATIVE", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(module, "has", lambda feature: feature == "avx512_bf16")
-    return module.native.__wrapped__
+    monkeypatch.setattr(module, "has_cpu_feature", lambda feature: feature == "avx512_bf16")
+    return module.load_native_library.__wrapped__
 
 
 @compiles
@@ -53,15 +55,25 @@ def test_it_is_compiled_once_and_found_again(fresh, tmp_path, monkeypatch):
 def test_another_source_is_another_library(fresh, tmp_path, monkeypatch):
     fresh()
     changed = tmp_path / "native.c"
-    changed.write_text(SOURCE.read_text() + "\nlong added(void) { return 7; }\n")
-    monkeypatch.setattr(module, "SOURCE", changed)
+    changed.write_text(C_SOURCE.read_text() + "\nlong added(void) { return 7; }\n")
+    monkeypatch.setattr(module, "C_SOURCE", changed)
     assert fresh().library.added() == 7
     assert len(list((tmp_path / "vitreous" / "native").iterdir())) == 2
 
 
 @compiles
 def test_the_source_has_no_warning(tmp_path):
-    command = [*find_compiler(), *FLAGS, "-Wall", "-Wextra", "-Werror", "-c", str(SOURCE), "-o", str(tmp_path / "x.o")]
+    command = [
+        *find_compiler(),
+        *COMPILER_FLAGS,
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-c",
+        str(C_SOURCE),
+        "-o",
+        str(tmp_path / "x.o"),
+    ]
     assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
@@ -78,7 +90,7 @@ def test_it_shares_the_threads_of_pytorch(fresh, tmp_path):
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv("VITREOUS_NATIVE", "0")
-    assert fresh() == module.Native(None, False, "switched off by VITREOUS_NATIVE=0")
+    assert fresh() == module.NativeLibrary(None, False, "switched off by VITREOUS_NATIVE=0")
 
 
 def test_without_a_compiler_a_note_says_what_to_install(fresh, monkeypatch):
@@ -126,20 +138,20 @@ def test_a_library_of_another_user_is_not_loaded(fresh, monkeypatch):
 
 def test_a_stored_file_that_is_no_library_is_done_without(fresh, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", shutil.which("true"))
-    monkeypatch.setattr(module, "build", lambda compiler, runtime: Path(__file__))
+    monkeypatch.setattr(module, "compile_library", lambda compiler, runtime: Path(__file__))
     assert fresh().library is None and "cannot be stored or loaded" in fresh().note
 
 
 @pytest.mark.parametrize("missing", ["avx512_bf16", "platform", "machine", "runtime"])
 def test_other_machines_do_without(fresh, monkeypatch, missing):
     if missing == "avx512_bf16":
-        monkeypatch.setattr(module, "has", lambda feature: False)
+        monkeypatch.setattr(module, "has_cpu_feature", lambda feature: False)
     elif missing == "platform":
         monkeypatch.setattr(module.sys, "platform", "darwin")
     elif missing == "machine":
         monkeypatch.setattr(module.platform, "machine", lambda: "aarch64")
     else:
-        monkeypatch.setattr(module, "openmp", lambda: None)
+        monkeypatch.setattr(module, "find_openmp_runtime", lambda: None)
     assert fresh().library is None and not fresh().tiles
 
 
@@ -147,10 +159,10 @@ def test_what_is_only_assumed_of_a_processor_is_not_run(monkeypatch):
     """VITREOUS_CPU_ISA says more than the processor has; its kernels would stop the process."""
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_AMX")
     monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"avx2": True})
-    assert not module.has("amx_bf16") and module.has("avx2")
+    assert not module.has_cpu_feature("amx_bf16") and module.has_cpu_feature("avx2")
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX2")
     monkeypatch.setattr(module.torch.cpu, "get_capabilities", lambda: {"amx_bf16": True})
-    assert not module.has("amx_bf16")
+    assert not module.has_cpu_feature("amx_bf16")
 
 
 @compiles
@@ -158,6 +170,6 @@ def test_two_processes_may_build_at_once(fresh, tmp_path):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(4) as pool:
-        paths = set(pool.map(lambda _: build(find_compiler(), openmp()), range(4)))
+        paths = set(pool.map(lambda _: compile_library(find_compiler(), find_openmp_runtime()), range(4)))
     (path,) = paths
     assert [path] == list(path.parent.iterdir()) and ctypes.CDLL(str(path)).add

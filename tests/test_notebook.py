@@ -12,11 +12,11 @@ import pytest
 
 from tests.inference.made import pictures, tiny
 from vitreous import progress
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.inference.predict import load
-from vitreous.progress import Display
-from vitreous.recipes.registry import example
-from vitreous.system.notebook import Markup, config_rows, html_table
+from vitreous.progress import ProgressDisplay
+from vitreous.recipes.registry import build_example_run
+from vitreous.system.notebook import RawHTML, format_html_table, list_config_settings
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
 
@@ -44,7 +44,7 @@ class Tags(HTMLParser):
 
 
 def test_a_table_escapes_all_but_markup():
-    page = Tags(html_table([(HOSTILE, Markup("<i>x</i>"))], (HOSTILE, ""), HOSTILE, HOSTILE))
+    page = Tags(format_html_table([(HOSTILE, RawHTML("<i>x</i>"))], (HOSTILE, ""), HOSTILE, HOSTILE))
     assert "script" not in page.seen and page.seen.count("i") == 1 and page.text.count(HOSTILE) == 4
 
 
@@ -79,8 +79,8 @@ def test_a_model_shows_its_card(predictor, tmp_path):
 
 
 def test_a_run_shows_every_setting():
-    run = example("digits")
-    rows, page = config_rows(to_plain(run)), Tags(run._repr_html_())
+    run = build_example_run("digits")
+    rows, page = list_config_settings(to_builtins(run)), Tags(run._repr_html_())
     assert ("optimizer.lr", run.optimizer.lr) in rows
     assert page.seen.count("tr") == len(rows) + 1 and all(name in page.text for name, _ in rows)
 
@@ -98,13 +98,13 @@ def kernel(monkeypatch):
 
 
 def test_progress_is_a_bar_in_the_cell(kernel, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "CELL_EVERY", 0.0)
-    display = Display()
+    monkeypatch.setattr(progress, "CELL_UPDATE_SECONDS", 0.0)
+    display = ProgressDisplay()
     for done in (0, 1, 5, 10):
         display.progress("train", done, 10, f"loss {HOSTILE}")
     assert [f'value="{done}"' in page for done, page in zip((0, 1, 5, 10), kernel, strict=True)] == [True] * 4
     assert [" s left" in page for page in kernel] == [False, True, True, False] and "script>" not in "".join(kernel)
-    monkeypatch.setattr(progress, "CELL_EVERY", 1000.0)
+    monkeypatch.setattr(progress, "CELL_UPDATE_SECONDS", 1000.0)
     for done in range(100):
         display.progress("export", done, 99, "rows")
     assert len(kernel) == 6 and 'value="99"' in kernel[-1]  # the first and the last
@@ -114,6 +114,6 @@ def test_progress_is_a_bar_in_the_cell(kernel, monkeypatch, capsys):
 
 def test_outside_of_notebooks_it_is_lines(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: None))
-    display = Display()
+    display = ProgressDisplay()
     display.progress("train", 10, 10, "loss 1")
     assert capsys.readouterr().err == "train 100%  loss 1\n"

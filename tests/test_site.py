@@ -21,7 +21,7 @@ from vitreous.recipes.options import TrainOptions
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 EQUATIONS = (DOCS / "equations.md").read_text("utf-8")
-#: `vitreous.nn.grid.resize` as a link to its file
+#: `vitreous.nn.grid.resize_position_table` as a link to its file
 NAMED = re.findall(r"\[`(vitreous(?:\.\w+)+)`\]\(\.\./(vitreous/[\w/]+\.py)\)", EQUATIONS)
 pytestmark = pytest.mark.skipif(not (ROOT / ".ci" / "run").exists(), reason="not a checkout")
 
@@ -84,7 +84,7 @@ def test_the_page_of_equations_has_all_of_the_paper():
 
 def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
     pages = site.page_map()
-    text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize`](../vitreous/nn/grid.py)"
+    text = "see\n- [it](../benchmarks/README.md#answers)\n\n```text\n[x](data.md)\n```\n[`vitreous.nn.grid.resize_position_table`](../vitreous/nn/grid.py)"
     moved = site.relocate(site.spaced(text), DOCS / "inside.md", "inside.md", pages)
     assert moved.splitlines() == [
         "see",
@@ -94,7 +94,7 @@ def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
         "```text",
         "[x](data.md)",
         "```",
-        "[`vitreous.nn.grid.resize`](reference/python/nn.md#vitreous.nn.grid.resize)",
+        "[`vitreous.nn.grid.resize_position_table`](reference/python/nn.md#vitreous.nn.grid.resize)",
     ]
 
 

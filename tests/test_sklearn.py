@@ -27,7 +27,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import vitreous
 from tests.conftest import make_folder
 from vitreous.errors import DataError, UsageError
-from vitreous.sklearn import ROW_TOKENS, VitreousClassifier, VitreousEmbedder, VitreousRegressor, as_rows
+from vitreous.sklearn import MAX_ROW_TOKENS, VitreousClassifier, VitreousEmbedder, VitreousRegressor, as_token_rows
 from vitreous.training.session import Session
 
 QUICK = {"device": "cpu", "precision": "fp32", "workers": 0, "log_every": 10**6}
@@ -42,9 +42,9 @@ EMBEDDER = VitreousEmbedder(
 
 
 def test_row_of_numbers_is_tokens():
-    assert as_rows(np.ones((3, 2))).shape == (3, 1, 4)
-    long = as_rows(np.arange(260.0).reshape(2, 130))
-    assert long.shape == (2, 1, 44, 3) and long.shape[2] <= ROW_TOKENS
+    assert as_token_rows(np.ones((3, 2))).shape == (3, 1, 4)
+    long = as_token_rows(np.arange(260.0).reshape(2, 130))
+    assert long.shape == (2, 1, 44, 3) and long.shape[2] <= MAX_ROW_TOKENS
     assert (
         np.array_equal(long.reshape(2, -1)[:, :130], np.arange(260.0).reshape(2, 130)) and not long[:, 0, -1, 1:].any()
     )

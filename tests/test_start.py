@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import make_folder, say
 from vitreous.jobs import default_weights, doctor
-from vitreous.jobs.default_weights import find_weights
+from vitreous.jobs.default_weights import find_available_weights
 
 pytestmark = pytest.mark.drawn
 
@@ -65,8 +65,8 @@ def results(request, tmp_path_factory):
                 continue
             assert verb == "vitreous", line
             if request.param == "short":
-                patch.setattr(doctor, "BATCH", 2)
-                patch.setattr(doctor, "SECONDS", 0.0)
+                patch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
+                patch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
             more = extra.get(words[1], []) if words[0] == "train" else []
             outputs.append((line, printed, say(*words, *more, cwd=home)))
     return request.param, home, outputs
@@ -111,7 +111,7 @@ def test_the_digits_are_learned(results):
 def test_photos_start_from_published_weights_without_a_download(published_weights, tmp_path, monkeypatch):
     """The default that the page describes, with a small model in the place of the published one."""
     monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
-    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+    monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, CLASSES[:2], size=(80, 72))
     result = say("train", "photos/", "--steps", "1", "--workers", "0", "--out", "runs/photos", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -43,7 +43,7 @@ from vitreous.models.configs.video import VideoConfig
 from vitreous.models.configs.vit_variants import SAMConfig
 from vitreous.tasks import documents
 from vitreous.tasks.metrics import METRICS
-from vitreous.weights.create import SYNONYMS
+from vitreous.weights.create import TIMM_OPTION_NAMES
 
 ROOT = Path(__file__).parents[1]
 #: right and wrong uses: `# Type` is what the expression of the line has, `# error` a line that is refused
@@ -132,7 +132,7 @@ def test_keywords_are_generated_from_the_options_and_the_models_that_there_are()
 def test_keywords_of_models_are_the_fields_of_their_configs():
     fields = {field.name for kind in MODELS for field in dataclasses.fields(kind)}
     fields -= {"family", "image", "classes", "channels", "backbone"}
-    fields |= set(SYNONYMS) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
+    fields |= set(TIMM_OPTION_NAMES) - {"patch"} | {"axial", "first_norm", "global_pool", "pretrained"}
     assert set(ModelKeywords.__annotations__) == fields
 
 

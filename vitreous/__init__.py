@@ -66,7 +66,7 @@ _ELSEWHERE = {
     "AutoModel": "vitreous.create(weights='hf:ORG/NAME')",
     "AutoImageProcessor": "vitreous.load(RUN).transform",
     "pipeline": "vitreous.load(RUN).predict(images)",
-    "list_models": "vitreous.models.names.NAMES, or the command `vitreous models`",
+    "list_models": "vitreous.models.names.MODEL_NAMES, or the command `vitreous models`",
     "load_model": "vitreous.load(RUN)",
 }
 

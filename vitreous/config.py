@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeGuard, TypeVar
 
-from vitreous.errors import UsageError, closest, nearest
+from vitreous.errors import UsageError, find_closest_match, suggest_nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -25,7 +25,7 @@ def is_list(value: object) -> TypeGuard[list[Any]]:
     return isinstance(value, list)
 
 
-MAX_BYTES = 1_000_000
+MAX_YAML_CHARACTERS = 1_000_000
 
 
 class FilePath:
@@ -36,7 +36,7 @@ class FilePath:
 OptionalPath: TypeAlias = Annotated[str | None, FilePath]
 
 
-class Synonyms:
+class OptionAliases:
     """Marks an option, by `Annotated[type, Synonyms(name, ...)]`, with the names that other libraries have for it: an
     unknown keyword of such a name is answered with the option's."""
 
@@ -44,10 +44,10 @@ class Synonyms:
         self.names = names
 
 
-class Tagged:
-    """Marks a field, by `Annotated[base, Tagged(table)]`, or a base class, by its attribute `tagged`, as one of a table
-    of dataclasses, by the `key` in it; the `default`, or the first of the table, where none is said. Rows are classes,
-    or their names as `import_object` has them."""
+class TaggedUnion:
+    """Marks a field, by `Annotated[base, Tagged(table)]`, or a base class, by its attribute `get_tagged_union`, as one
+    of a table of dataclasses, by the `key` in it; the `default`, or the first of the table, where none is said. Rows
+    are classes, or their names as `import_object` has them."""
 
     def __init__(self, table: Mapping[str, Any], key: str = "name", default: str = "") -> None:
         self.table, self.key, self.default = table, key, default
@@ -57,7 +57,7 @@ class Tagged:
         name = value.get(self.key) if isinstance(value, dict) else None
         if name is not None and (not isinstance(name, str) or name not in self.table):
             raise UsageError(
-                f"there is no {name!r}", nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
+                f"there is no {name!r}", suggest_nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
             )
         return self.row(name or self.default or next(iter(self.table)))
 
@@ -67,7 +67,7 @@ class Tagged:
         return import_object(row) if isinstance(row, str) else row
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Any value: `from_plain` has made it one of the table before."""
+        """Any value: `from_builtins` has made it one of the table before."""
         from pydantic_core import core_schema
 
         return core_schema.any_schema()
@@ -79,46 +79,46 @@ def import_object(name: str) -> Any:
     return getattr(import_module(module), attribute)
 
 
-def to_plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """A dataclass as dicts, lists, numbers and strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
-        return [to_plain(item) for item in value]
+        return [to_builtins(item) for item in value]
     if isinstance(value, dict):
-        return {key: to_plain(item) for key, item in value.items()}
+        return {key: to_builtins(item) for key, item in value.items()}
     return value
 
 
 @cache
-def hints_of(kind: Any) -> dict[str, Any]:
+def get_annotated_hints(kind: Any) -> dict[str, Any]:
     """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @cache
-def types_of_fields(kind: Any) -> dict[str, Any]:
+def get_field_types(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, without the marks of `Annotated`."""
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
-def marks_of(kind: Any, mark: type[T]) -> dict[str, T]:
+def get_field_markers(kind: Any, mark: type[T]) -> dict[str, T]:
     """Return the marks of one type in the annotations of a dataclass, by the names of the fields that have one."""
-    marked = {name: getattr(hint, "__metadata__", ()) for name, hint in hints_of(kind).items()}
+    marked = {name: getattr(hint, "__metadata__", ()) for name, hint in get_annotated_hints(kind).items()}
     return {name: one for name, marks in marked.items() for one in marks if isinstance(one, mark)}
 
 
 @cache
-def adapter_of(kind: Any) -> TypeAdapter[Any]:
+def get_type_adapter(kind: Any) -> TypeAdapter[Any]:
     """What checks values of that type, which takes longer to make than to use."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
-def from_plain(kind: type[T] | Any, value: Any) -> T:
+def from_builtins(kind: type[T] | Any, value: Any) -> T:
     """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them
     names.
 
@@ -126,27 +126,29 @@ def from_plain(kind: type[T] | Any, value: Any) -> T:
     """
     from pydantic import ValidationError
 
-    kind = member(kind, value)
-    unknown = unknown_keys(kind, value)
+    kind = resolve_config_class(kind, value)
+    unknown = find_unknown_keys(kind, value)
     if unknown:
         path, hint = unknown[0]
         raise UsageError(
             f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}"
         )
     if isinstance(value, dict) and dataclasses.is_dataclass(kind):
-        hints = hints_of(kind)
-        value = value | {key: from_plain(hints[key], item) for key, item in value.items() if tagged(hints[key])}
+        hints = get_annotated_hints(kind)
+        value = value | {
+            key: from_builtins(hints[key], item) for key, item in value.items() if get_tagged_union(hints[key])
+        }
     try:
-        return adapter_of(kind).validate_python(value)
+        return get_type_adapter(kind).validate_python(value)
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise UsageError("invalid settings:" + "".join(f"\n    {line}" for line in lines[:20])) from None
 
 
-def member(kind: Any, value: Any) -> Any:
+def resolve_config_class(kind: Any, value: Any) -> Any:
     """The dataclass that a value is of, where `kind` is one of a table, or a union: of the latter the one whose
     `family` it names, else the first."""
-    if table := tagged(kind):
+    if table := get_tagged_union(kind):
         return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
     kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
     if not kinds or typing.get_origin(kind) is dict:
@@ -156,37 +158,39 @@ def member(kind: Any, value: Any) -> Any:
     return next((one for one in kinds if getattr(one, "family", None) == value.get("family")), kinds[0])
 
 
-def tagged(kind: Any) -> Tagged | None:
+def get_tagged_union(kind: Any) -> TaggedUnion | None:
     """The mark of a field, or of a base class, that is one of a table."""
     own = kind.__dict__.get("tagged") if isinstance(kind, type) else None
-    return own or next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Tagged)), None)
+    return own or next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, TaggedUnion)), None)
 
 
-def unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
+def find_unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
     """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
-    kind = member(kind, value)
+    kind = resolve_config_class(kind, value)
     if typing.get_origin(kind) is dict and isinstance(value, dict):
         inner = typing.get_args(kind)[1]
-        return [pair for key, item in value.items() for pair in unknown_keys(inner, item, f"{path}{key}.")]
+        return [pair for key, item in value.items() for pair in find_unknown_keys(inner, item, f"{path}{key}.")]
     if not dataclasses.is_dataclass(kind) or not isinstance(value, dict):
         return []
-    hints = hints_of(kind)
+    hints = get_annotated_hints(kind)
     unknown = []
     for key, item in value.items():
         if key in hints:
-            unknown += unknown_keys(hints[key], item, f"{path}{key}.")
+            unknown += find_unknown_keys(hints[key], item, f"{path}{key}.")
         else:
-            unknown.append((f"{path}{key}", suggest_path(str(key), types_of_fields(kind), path)))
+            unknown.append((f"{path}{key}", suggest_path(str(key), get_field_types(kind), path)))
     return unknown
 
 
-def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()) -> tuple[Any, ...]:
+def apply_keyword_options(
+    verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()
+) -> tuple[Any, ...]:
     """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has
     its name.
 
     Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names for
-    suggestions. Raises UsageError for an unknown option, with the one that has it among its `Synonyms` or the nearest,
-    and for a value of a wrong type.
+    suggestions. Raises UsageError for an unknown option, with the one that has it among its `OptionAliases` or the
+    nearest, and for a value of a wrong type.
     """
     homes = [{field.name for field in dataclasses.fields(value)} for value in values]
     names = {*known, *(name for home in homes for name in home)}
@@ -195,10 +199,10 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
         meant = {
             word: name
             for value in values
-            for name, mark in marks_of(type(value), Synonyms).items()
+            for name, mark in get_field_markers(type(value), OptionAliases).items()
             for word in mark.names
         }
-        best = meant.get(unknown[0]) or closest(unknown[0], sorted(names))
+        best = meant.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
         hint = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import ValidationError
@@ -207,7 +211,7 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
     for name, option in options.items():
         place = next(number for number, home in enumerate(homes) if name in home)
         takes_many = isinstance(getattr(values[place], name), tuple)
-        types = types_of_fields(type(values[place]))
+        types = get_field_types(type(values[place]))
         option = (
             os.fspath(option)
             if isinstance(option, os.PathLike)
@@ -217,24 +221,27 @@ def apply_options(verb: str, options: dict[str, Any], *values: Any, known: Itera
         )
         option = (option,) if takes_many and not isinstance(option, tuple) else option
         try:
-            changes[place][name] = adapter_of(types[name]).validate_python(option)
+            changes[place][name] = get_type_adapter(types[name]).validate_python(option)
         except ValidationError as error:
-            choices = [one for one in choices_of(types[name]) if isinstance(one, str)]
-            hint = nearest(option, choices) if isinstance(option, str) and choices else ""
+            choices = [one for one in get_literal_values(types[name]) if isinstance(one, str)]
+            hint = suggest_nearest(option, choices) if isinstance(option, str) and choices else ""
             raise UsageError(f"{verb}: {name} cannot be {option!r} ({error.errors()[0]['msg']})", hint) from None
     return tuple(dataclasses.replace(value, **change) for value, change in zip(values, changes, strict=True))
 
 
-def choices_of(hint: Any) -> tuple[Any, ...]:
+def get_literal_values(hint: Any) -> tuple[Any, ...]:
     """Return the values of a literal type, or of the literal in a union; none of others."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     return tuple(
-        value for one in typing.get_args(hint) if typing.get_origin(one) is typing.Literal for value in choices_of(one)
+        value
+        for one in typing.get_args(hint)
+        if typing.get_origin(one) is typing.Literal
+        for value in get_literal_values(one)
     )
 
 
-def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
+def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     """A copy of a dataclass, or of a dict of them, with fields at dotted paths set from words of a command line, each
     typed by its field.
 
@@ -245,8 +252,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
     import yaml
     from pydantic import TypeAdapter, ValidationError
 
-    hints = dict(types_of_fields(type(value))) if dataclasses.is_dataclass(value) else {}
-    hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in items(value).items()}
+    hints = dict(get_field_types(type(value))) if dataclasses.is_dataclass(value) else {}
+    hints |= getattr(value, "SETTABLE", {}) or {name: type(one) for name, one in dict_or_empty(value).items()}
     changes: dict[str, Any] = {}
     deeper: dict[str, dict[str, list[str]]] = {}
     for path, words in settings.items():
@@ -268,8 +275,8 @@ def set_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
         except ValidationError as error:
             raise UsageError(f"{whole} cannot be {' '.join(words)} ({error.errors()[0]['msg']})") from None
     for name, inner in deeper.items():
-        owned = items(value)[name] if name in items(value) else getattr(value, name)
-        changes[name] = set_paths(owned, inner, f"{before}{name}.")
+        owned = dict_or_empty(value)[name] if name in dict_or_empty(value) else getattr(value, name)
+        changes[name] = set_dotted_paths(owned, inner, f"{before}{name}.")
     if isinstance(value, dict):
         changed: Any = {**value, **changes}
         return changed
@@ -284,9 +291,9 @@ def suggest_path(name: str, hints: Mapping[str, Any], before: str = "") -> str:
     of the fields by their types in `hints`; "" where none is near."""
     groups = {key: hint for key, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
     for key, group in groups.items():
-        if name in hints_of(group):
+        if name in get_annotated_hints(group):
             return f"perhaps you meant {before}{key}.{name}"
-    return nearest(name, hints)
+    return suggest_nearest(name, hints)
 
 
 def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,16 +325,18 @@ def change_fields(value: T, changes: Mapping[str, Any], before: str = "") -> T:
     """
     changed: dict[str, Any] = {}
     for name, change in changes.items():
-        if name not in hints_of(type(value)):
-            hint = suggest_path(name, types_of_fields(type(value)), before)
-            raise UsageError(f"unknown setting {before}{name}", hint or f"there are {', '.join(hints_of(type(value)))}")
+        if name not in get_annotated_hints(type(value)):
+            hint = suggest_path(name, get_field_types(type(value)), before)
+            raise UsageError(
+                f"unknown setting {before}{name}", hint or f"there are {', '.join(get_annotated_hints(type(value)))}"
+            )
         current = getattr(value, name)
         inside = isinstance(change, Mapping) and dataclasses.is_dataclass(current)
         changed[name] = change_fields(current, change, f"{before}{name}.") if inside else change
     return dataclasses.replace(value, **changed)  # type: ignore[type-var]
 
 
-def items(value: Any) -> dict[str, Any]:
+def dict_or_empty(value: Any) -> dict[str, Any]:
     """The values of a dict by their names; none of anything else."""
     return value if isinstance(value, dict) else {}
 
@@ -336,12 +345,12 @@ def to_yaml(value: Any) -> str:
     """A dataclass as YAML, fields in their order."""
     import yaml
 
-    return yaml.safe_dump(to_plain(value), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(to_builtins(value), sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(kind: type[T], text: str) -> T:
     """YAML as a dataclass. Raises UsageError as `read_yaml` does, and for unknown keys and wrong types."""
-    return from_plain(kind, read_yaml(text))
+    return from_builtins(kind, read_yaml(text))
 
 
 def read_yaml(text: str) -> Any:
@@ -349,8 +358,8 @@ def read_yaml(text: str) -> Any:
     YAML."""
     import yaml
 
-    if len(text) > MAX_BYTES:
-        raise UsageError(f"a config of {len(text):,} characters is over the limit of {MAX_BYTES:,}")
+    if len(text) > MAX_YAML_CHARACTERS:
+        raise UsageError(f"a config of {len(text):,} characters is over the limit of {MAX_YAML_CHARACTERS:,}")
     try:
         marked = "&" in text or "*" in text  # as every anchor and alias is; to scan takes as long as to read
         if marked and any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
@@ -364,14 +373,16 @@ def read_yaml(text: str) -> Any:
         raise UsageError(f"not valid YAML: {str(error).splitlines()[0]}") from None
 
 
-def differences(old: Any, new: Any, path: str = "") -> list[str]:
+def list_differences(old: Any, new: Any, path: str = "") -> list[str]:
     """Where two dataclasses of one kind differ: `optimizer.lr: 0.001 -> 0.003`."""
     if dataclasses.is_dataclass(old) and type(old) is type(new):
         names = [field.name for field in dataclasses.fields(old)]
         return [
-            line for name in names for line in differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
+            line
+            for name in names
+            for line in list_differences(getattr(old, name), getattr(new, name), f"{path}{name}.")
         ]
-    before, after = items(old), items(new)
+    before, after = dict_or_empty(old), dict_or_empty(new)
     if before and before.keys() == after.keys():
-        return [line for name in before for line in differences(before[name], after[name], f"{path}{name}.")]
+        return [line for name in before for line in list_differences(before[name], after[name], f"{path}{name}.")]
     return [] if old == new else [f"{path.removesuffix('.')}: {old} -> {new}"]

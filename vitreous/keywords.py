@@ -19,19 +19,19 @@ if TYPE_CHECKING:
         HeadConfig,
         MlpConfig,
         NormConfig,
-        Numerics,
+        NumericsName,
         PositionConfig,
+        PositionResize,
         RegularizationConfig,
-        Resize,
         StemConfig,
         SwinAttentionConfig,
         SwinMlpConfig,
         SwinNormConfig,
         SwinPositionConfig,
     )
-    from vitreous.models.configs.adapter import Norm, TokenSource
-    from vitreous.models.configs.detector import DetectionHeads, Scores
-    from vitreous.models.configs.swin import Pad
+    from vitreous.models.configs.adapter import AdapterNorm, TokenSource
+    from vitreous.models.configs.detector import DetectionHeads, ScoreActivation
+    from vitreous.models.configs.swin import WindowPadding
     from vitreous.models.configs.video import Arrangement
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -43,7 +43,7 @@ class PositionKeywords(TypedDict, total=False):
     kind: Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]
     at: Literal["input", "each", "shared"]
     slots: int
-    resize: Resize
+    resize: PositionResize
 
 
 class AttentionKeywords(TypedDict, total=False):
@@ -54,7 +54,7 @@ class AttentionKeywords(TypedDict, total=False):
     global_blocks: tuple[int, ...]
     qkv_bias: bool
     pretrained_window: tuple[int, ...]
-    pad: Pad
+    pad: WindowPadding
 
 
 class MlpKeywords(TypedDict, total=False):
@@ -104,7 +104,7 @@ class ModelKeywords(TypedDict, total=False):
     positions: PositionKeywords | PositionConfig | SwinPositionConfig
     attention: AttentionKeywords | AttentionConfig | SwinAttentionConfig
     mlp: MlpKeywords | MlpConfig | SwinMlpConfig
-    norm: NormKeywords | NormConfig | SwinNormConfig | Norm
+    norm: NormKeywords | NormConfig | SwinNormConfig | AdapterNorm
     head: HeadKeywords | HeadConfig
     regularization: RegularizationKeywords | RegularizationConfig
     eps: float
@@ -120,7 +120,7 @@ class ModelKeywords(TypedDict, total=False):
     inflate: Literal["central", "average"]
     blocks: tuple[int, ...]
     factor: int
-    numerics: Numerics
+    numerics: NumericsName
     axial: bool
     version: Literal[1, 2]
     patch_size: int | tuple[int, ...]
@@ -139,7 +139,7 @@ class ModelKeywords(TypedDict, total=False):
     anchor: float
     round_anchors: bool
     agnostic: bool
-    scores: Scores
+    scores: ScoreActivation
     proposals: int
     detections: int
     nms: float
@@ -247,7 +247,7 @@ DiTName: TypeAlias = Literal[
 class LoaderKeywords(TypedDict, total=False):
     """Fields of `TrainOptions` that are keywords of `vitreous.create_loader` besides its parameters."""
 
-    resize: Resize | None
+    resize: PositionResize | None
     source_size: int | Sequence[int] | None
     recipe: str | None
     model: str | None

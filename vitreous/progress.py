@@ -9,18 +9,18 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from vitreous.errors import as_keywords
-from vitreous.system.cores import Neighbours
-from vitreous.system.notebook import progress_html, updatable_cell
+from vitreous.errors import options_to_keywords
+from vitreous.system.cores import ContentionMonitor
+from vitreous.system.notebook import format_progress_html, open_updatable_cell
 
-CELL_EVERY = 0.5  # seconds between two drawings of a bar in a notebook
-PLAIN_EVERY = 10.0  # seconds between two progress lines where stderr is no terminal
-ONE_LINE_COLUMNS = 100  # of a terminal: with fewer, the text of a bar is printed below it
+CELL_UPDATE_SECONDS = 0.5  # seconds between two drawings of a bar in a notebook
+LINE_INTERVAL_SECONDS = 10.0  # seconds between two progress lines where stderr is no terminal
+MIN_BAR_COLUMNS = 100  # of a terminal: with fewer, the text of a bar is printed below it
 #: names of threads that still run when their work was given up; a process that ends does not wait for them
-ABANDONED: set[str] = set()
+ABANDONED_THREADS: set[str] = set()
 
 
-class Listener(Protocol):
+class ProgressListener(Protocol):
     """Receives the progress events of a piece of work: notes, and how much of it is done (`total` None: unknown)."""
 
     def note(self, text: str) -> None: ...
@@ -37,17 +37,22 @@ class NullListener:
         """Ignore progress."""
 
 
-LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what every launcher of torch.distributed sets
+LAUNCHER_VARIABLES = (
+    "RANK",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)  # what every launcher of torch.distributed sets
 
 
-def is_launched() -> bool:
+def is_distributed_launch() -> bool:
     """Whether `torchrun` or another launcher has started this process; RANK alone is other programs' too."""
-    return all(name in os.environ for name in LAUNCHER)
+    return all(name in os.environ for name in LAUNCHER_VARIABLES)
 
 
-def speaks() -> bool:
+def is_main_process() -> bool:
     """Whether this process prints for people: of those that a launcher has started, the first."""
-    return not is_launched() or os.environ["RANK"] == "0"
+    return not is_distributed_launch() or os.environ["RANK"] == "0"
 
 
 def write_line(text: str, stream: TextIO | None) -> None:
@@ -60,7 +65,7 @@ def write_line(text: str, stream: TextIO | None) -> None:
     except OSError as error:
         if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
             raise  # a full disk that takes results
-        discard(stream)
+        redirect_to_null(stream)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -68,15 +73,15 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and not getattr(stream, "closed", False) and stream.isatty()
 
 
-def discard(stream: TextIO) -> None:
+def redirect_to_null(stream: TextIO) -> None:
     """Connect the descriptor of a stream to the null device."""
-    if (descriptor := descriptor_of(stream)) is not None:
+    if (descriptor := get_file_descriptor(stream)) is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
         os.close(null)
 
 
-def descriptor_of(stream: TextIO) -> int | None:
+def get_file_descriptor(stream: TextIO) -> int | None:
     """The file descriptor of a stream; None for one in memory."""
     try:
         return stream.fileno()
@@ -84,10 +89,10 @@ def descriptor_of(stream: TextIO) -> int | None:
         return None
 
 
-class Display:
+class ProgressDisplay:
     """Shows a run on stderr: what it notes, and its progress. It hears what the loop tells its listener."""
 
-    with_options = staticmethod(as_keywords)  # how notes name options
+    with_options = staticmethod(options_to_keywords)  # how notes name options
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
@@ -99,7 +104,7 @@ class Display:
         self.last_line = 0.0
         self.began = time.monotonic()
         self.first = 0  # done when the label began: a resumed run, or its first steps
-        self.neighbours = Neighbours(self.note, siblings=is_launched())
+        self.neighbours = ContentionMonitor(self.note, siblings=is_distributed_launch())
 
     def note(self, text: str) -> None:
         """One line of news on stderr, with options as keywords: `vitreous.cli` prints them as options."""
@@ -121,17 +126,17 @@ class Display:
         now = time.monotonic()
         if label != self.label:
             self.label, self.began, self.last_line, self.first = label, now, 0.0, done
-            self.cell = updatable_cell() if total else None
+            self.cell = open_updatable_cell() if total else None
         if self.cell is not None and total:
-            if now - self.last_line >= CELL_EVERY or done >= total:
+            if now - self.last_line >= CELL_UPDATE_SECONDS or done >= total:
                 self.last_line = now
-                self.cell(progress_html(label, done, total, text, self.seconds_left(now, done, total)))
+                self.cell(format_progress_html(label, done, total, text, self.seconds_left(now, done, total)))
             return
         if total is None:
-            if now - self.last_line >= PLAIN_EVERY:
+            if now - self.last_line >= LINE_INTERVAL_SECONDS:
                 self.last_line = now
                 write_line(f"{label} {done:,}  {text}", sys.stderr)
-        elif now - self.last_line >= PLAIN_EVERY or done >= total:
+        elif now - self.last_line >= LINE_INTERVAL_SECONDS or done >= total:
             self.last_line = now
             left = self.seconds_left(now, done, total)
             rest = "" if left is None else f"  {left:.0f} s left"
@@ -144,7 +149,7 @@ class Display:
         return (now - self.began) / (done - self.first) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
-        """The bar, with its text after it or, in a terminal of fewer than `ONE_LINE_COLUMNS`, below it."""
+        """The bar, with its text after it or, in a terminal of fewer than `MIN_BAR_COLUMNS`, below it."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.text import Text
@@ -152,7 +157,7 @@ class Display:
         if self.bar is None or label != self.label:
             self.close()
             terminal = Terminal(stderr=True)
-            is_narrow = terminal.width < ONE_LINE_COLUMNS
+            is_narrow = terminal.width < MIN_BAR_COLUMNS
             columns = [TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()]
             if not is_narrow:
                 columns.insert(3, TextColumn("{task.fields[text]}"))

@@ -36,24 +36,31 @@ from sklearn.utils import Tags, check_array, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
-from vitreous.config import apply_options
-from vitreous.data.memory import data_in_memory
+from vitreous.config import apply_keyword_options
+from vitreous.data.memory import create_memory_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.inputs import as_items
+from vitreous.inference.inputs import build_items
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.predict import Predictor, load, predictor_of
+from vitreous.inference.predict import Predictor, build_predictor, load
 from vitreous.inference.sources import Item
 from vitreous.jobs.in_memory import train_in_memory
-from vitreous.progress import Display, NullListener
+from vitreous.progress import NullListener, ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.bundle import Bundle
 
 ROW_MODEL = "ViT-32x2/1"  # for rows of numbers, where no model is named
-ROW_TOKENS = 64  # of a row at most: longer ones have several numbers to a token
-COLOURS = (1, 3, 4)  # channels of grey images, RGB and RGBA
-ROW_LEAST = 4  # of a row at least, filled up with 0: recipes hide some
-SEEDS = 2**31  # of a run
-TAKEN = ("out", "resume", "override", "dry_run", "data", "seed")  # options of `train` that have no meaning here
+MAX_ROW_TOKENS = 64  # of a row at most: longer ones have several numbers to a token
+IMAGE_CHANNELS = (1, 3, 4)  # channels of grey images, RGB and RGBA
+MIN_ROW_TOKENS = 4  # of a row at least, filled up with 0: recipes hide some
+SEED_RANGE = 2**31  # of a run
+UNSUPPORTED_TRAIN_OPTIONS = (
+    "out",
+    "resume",
+    "override",
+    "dry_run",
+    "data",
+    "seed",
+)  # options of `train` that have no meaning here
 
 Picture: TypeAlias = str | Image.Image | np.ndarray
 Images: TypeAlias = np.ndarray | list[Picture]
@@ -86,14 +93,14 @@ class ImageEstimator(BaseEstimator):
         """Train on images, with labels (n,) int64 into `classes`, (n, T) float64 of `targets` or without, by options of
         `train` beside this estimator's own. Sets `bundle_`, `predictor_`, `summary_` and `history_`. Raises what
         `train` raises."""
-        chosen = self.options_of_train(options)
-        display = Display() if self.verbose else None
+        chosen = self.build_train_options(options)
+        display = ProgressDisplay() if self.verbose else None
         try:
             outcome = train_in_memory(
-                data_in_memory(images, labels, classes, targets),
+                create_memory_data(images, labels, classes, targets),
                 chosen,
                 display or NullListener(),
-                self.augments(images),
+                self.should_augment(images),
             )
         finally:
             if display is not None:
@@ -101,22 +108,22 @@ class ImageEstimator(BaseEstimator):
         bundle, self.summary_, self.history_ = outcome
         self.keep(bundle)
 
-    def options_of_train(self, options: Mapping[str, object]) -> TrainOptions:
+    def build_train_options(self, options: Mapping[str, object]) -> TrainOptions:
         """The options of a run: this estimator's parameters, then `options`, then `train_options`. Raises UsageError
         for one that has no meaning here, and as `train` does."""
         given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
         chosen: dict[str, Any] = dict(options)
         extra: dict[str, Any] = dict(self.train_options or {})
-        if refused := sorted(set(extra) & set(TAKEN)):
+        if refused := sorted(set(extra) & set(UNSUPPORTED_TRAIN_OPTIONS)):
             hint = "seed is random_state; the run folder is a temporary one, and save(FOLDER) keeps the model"
             raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
         settings = {**chosen.pop("settings", {}), **extra.pop("settings", {})}
-        seed = int(check_random_state(self.random_state).randint(SEEDS))
+        seed = int(check_random_state(self.random_state).randint(SEED_RANGE))
         given = {name: value for name, value in given.items() if value is not None}
         merged = {**given, **chosen, **extra, "seed": seed, "settings": settings}
-        return apply_options("train_options", merged, TrainOptions("memory"))[0]
+        return apply_keyword_options("train_options", merged, TrainOptions("memory"))[0]
 
-    def augments(self, images: Images) -> bool:
+    def should_augment(self, images: Images) -> bool:
         """Whether images are augmented: as `augment` says, and by themselves those that are 8-bit colours."""
         if self.augment != "auto":
             return bool(self.augment)
@@ -126,16 +133,16 @@ class ImageEstimator(BaseEstimator):
         """Keep a model, ready to answer."""
         device = str((self.train_options or {}).get("device") or "auto")
         self.bundle_ = bundle
-        self.predictor_ = predictor_of("", bundle, InferenceOptions(device=device))
+        self.predictor_ = build_predictor("", bundle, InferenceOptions(device=device))
 
     def read_images(self, X: ImagesLike, reset: bool) -> Images:
         """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels may be
         first. `reset` as scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and
         UsageError for an `image_shape` that does not fit."""
-        if (pictures := listed_pictures(X)) is not None:
+        if (pictures := as_image_list(X)) is not None:
             if not pictures:
                 raise ValueError("Found array with 0 sample(s) while a minimum of 1 is required.")
-            return [channels_last(row) if isinstance(row, np.ndarray) else row for row in pictures]
+            return [move_channels_last(row) if isinstance(row, np.ndarray) else row for row in pictures]
         if getattr(X, "ndim", 2) > 2:
             options: dict[str, Any] = {"allow_nd": True, "dtype": None, "ensure_2d": False, "estimator": self}
             array: np.ndarray = check_array(X, **options)
@@ -145,25 +152,25 @@ class ImageEstimator(BaseEstimator):
                 )
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
                 raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
-            return as_pixels(array)
+            return as_pixel_array(array)
         given: Any = X
         table: Any = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
                 raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")
-            return as_rows(table)
+            return as_token_rows(table)
         shape = tuple(self.image_shape)
         if int(np.prod(shape)) != table.shape[1] or len(shape) not in (2, 3):
             problem = f"image_shape={shape} does not hold {table.shape[1]} features"
             raise UsageError(problem, "give (H, W) or (H, W, C) whose product is the number of features")
-        return as_pixels(table.reshape(len(table), *shape))
+        return as_pixel_array(table.reshape(len(table), *shape))
 
     def items(self, X: ImagesLike) -> list[Item]:
         """X as what the predictor takes. Raises as `read_images`."""
         images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
         if isinstance(images, np.ndarray):
             images = list(preprocess.cast_pixels(images))
-        return as_items(images, preprocess)
+        return build_items(images, preprocess)
 
     def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """The rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for a file
@@ -257,7 +264,7 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
         if len(self.classes_) < 2:
             raise ValueError("Classifier can't train when only one class is present.")
         names = [str(name) or "(empty)" for name in self.classes_]
-        self.fit_model(images, labels.astype(np.int64), row_options(self, images), classes=names)
+        self.fit_model(images, labels.astype(np.int64), get_token_row_options(self, images), classes=names)
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
@@ -299,7 +306,7 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
         values = values.reshape(len(values), -1)
         count = values.shape[1]
         self.targets_ = names if len(names) == count else [f"target {number}" for number in range(count)]
-        options = {"recipe": "regression", **row_options(self, images)}
+        options = {"recipe": "regression", **get_token_row_options(self, images)}
         self.fit_model(images, values, options, targets=self.targets_)
         return self
 
@@ -347,7 +354,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         what `vitreous.load` and `vitreous.train` raise."""
         images = self.read_images(X, reset=True)
         if self.weights is None:
-            self.fit_model(images, None, {"recipe": self.recipe, **row_options(self, images)})
+            self.fit_model(images, None, {"recipe": self.recipe, **get_token_row_options(self, images)})
         else:
             bundle = load(self.weights, headless=True).bundle
             if bundle is None:
@@ -371,7 +378,7 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         return tags
 
 
-def listed_pictures(X: Any) -> list[Picture] | None:
+def as_image_list(X: Any) -> list[Picture] | None:
     """X as a list, where it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of texts,
     (n,) or (n, 1), or one column of them; None for anything else. Raises ValueError for one image alone, and for a list
     of several kinds."""
@@ -400,32 +407,32 @@ def is_numeric(X: Any) -> bool:
     return isinstance(X, np.ndarray) and X.dtype.kind in "buif"
 
 
-def as_pixels(array: np.ndarray) -> np.ndarray:
+def as_pixel_array(array: np.ndarray) -> np.ndarray:
     """(n, H, W[, C]) or (n, C, H, W) of any numbers -> (n, H, W[, C]), uint8 if it is that, else float32; one channel
     has no axis."""
-    array = channels_last(array) if array.ndim == 4 else array
+    array = move_channels_last(array) if array.ndim == 4 else array
     array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
-def channels_last(array: np.ndarray) -> np.ndarray:
+def move_channels_last(array: np.ndarray) -> np.ndarray:
     """(..., C, H, W) -> (..., H, W, C), where only the third axis from the end can be that of 1, 3 or 4 channels; any
     other array as it is."""
-    is_first = array.ndim >= 3 and array.shape[-3] in COLOURS and array.shape[-1] not in COLOURS
+    is_first = array.ndim >= 3 and array.shape[-3] in IMAGE_CHANNELS and array.shape[-1] not in IMAGE_CHANNELS
     return np.moveaxis(array, -3, -1) if is_first else array
 
 
-def as_rows(table: np.ndarray) -> np.ndarray:
+def as_token_rows(table: np.ndarray) -> np.ndarray:
     """(n, features) -> pictures of one row of tokens, (n, 1, tokens, C) float32, of C numbers each; (n, 1, tokens)
     where C is 1. The last are filled up with 0."""
-    numbers = -(-table.shape[1] // ROW_TOKENS)
-    tokens = max(ROW_LEAST, -(-table.shape[1] // numbers))
+    numbers = -(-table.shape[1] // MAX_ROW_TOKENS)
+    tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // numbers))
     rows = np.zeros((len(table), 1, tokens * numbers), np.float32)
     rows[:, 0, : table.shape[1]] = table
     return rows if numbers == 1 else rows.reshape(len(table), 1, tokens, numbers)
 
 
-def row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
+def get_token_row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
     """Options of `train` for rows of numbers, of which each place is a token; none for pictures."""
     if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
         return {}

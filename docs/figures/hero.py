@@ -25,8 +25,8 @@ from PIL import Image
 from rendering import data_uri, save_webp, screenshot
 
 import vitreous
-from vitreous.inspection.attention import attention
-from vitreous.inspection.features import principal
+from vitreous.inspection.attention import compute_attention_maps
+from vitreous.inspection.features import fit_pca
 
 OUTPUTS = (
     "hero-light.webp",
@@ -170,8 +170,8 @@ def look_inside(run: Path, photo: Image.Image) -> tuple[Image.Image, Image.Image
     last = model.config.depth - 1
     with torch.no_grad():
         tokens = model.features(images)[0, -grid[0] * grid[1] :].float()
-        heads = attention(model, images, layers=[last])[last][0, :, -grid[0] * grid[1] :].float()
-    scores = principal(tokens, 3).scores(tokens).unflatten(0, grid).numpy()
+        heads = compute_attention_maps(model, images, layers=[last])[last][0, :, -grid[0] * grid[1] :].float()
+    scores = fit_pca(tokens, 3).scores(tokens).unflatten(0, grid).numpy()
     low, high = np.percentile(scores, (2, 98), axis=(0, 1))
     colours = Image.fromarray((255 * np.clip((scores - low) / (high - low), 0, 1)).astype(np.uint8))
     heat = heads[HEAD].unflatten(0, grid).numpy()
@@ -200,7 +200,7 @@ def draw_tile(photo: Image.Image, components: Image.Image) -> Image.Image:
 
 def detect_objects(run: Path, photo: Image.Image) -> Image.Image:
     """The photo with the detected boxes, drawn as `vitreous predict --overlay` does."""
-    return vitreous.load(str(run)).detect(photo, pictures=True).over_image()
+    return vitreous.load(str(run)).detect(photo, pictures=True).draw_overlay()
 
 
 def segment_nuclei(run: Path, nuclei: Path) -> Image.Image:
@@ -209,7 +209,7 @@ def segment_nuclei(run: Path, nuclei: Path) -> Image.Image:
     shown = max(masks, key=lambda home: masks[home])
     image = Image.open(next((shown / "images").glob("*.png"))).convert("RGB")
     side = min(image.size)
-    segmented = vitreous.load(str(run)).segment(image, pictures=True).over_image()
+    segmented = vitreous.load(str(run)).segment(image, pictures=True).draw_overlay()
     return segmented.crop((0, 0, side, side)).resize((PANEL, PANEL), Image.Resampling.LANCZOS)
 
 

@@ -98,10 +98,10 @@ def build(context: Any) -> None:
 def serve_run(run: Path) -> Iterator[str]:
     """The address of a server of a run at a free port, for as long as the block runs."""
     from vitreous import load
-    from vitreous.apps.server.server import running
-    from vitreous.apps.server.settings import Settings
+    from vitreous.apps.server.server import serve_in_thread
+    from vitreous.apps.server.settings import ServerSettings
 
-    with running(load(run), replace(Settings(), port=0, quiet=True), run) as server:
+    with serve_in_thread(load(run), replace(ServerSettings(), port=0, quiet=True), run) as server:
         yield server.address
 
 

@@ -115,8 +115,8 @@ def run_vitreous(*words: str) -> str:
 def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
     """Write the screenshots of docs/start.md."""
     from vitreous import load
-    from vitreous.apps.server.server import running
-    from vitreous.apps.server.settings import Settings
+    from vitreous.apps.server.server import serve_in_thread
+    from vitreous.apps.server.settings import ServerSettings
 
     digits, photos = runs["digits"], runs["photos"]
     run_vitreous("inspect", str(photos), str(photo), "--figures", "rollout", "--out", str(context.work / "rollout"))
@@ -130,7 +130,7 @@ def draw_screenshots(context: Any, runs: dict[str, Path], photo: Path) -> None:
         save_screenshot(page, context.out / "start-report.webp", until="learning rate")
         page.goto((photos / "report.html").resolve().as_uri())
         save_screenshot(page, context.out / "start-errors.webp", "Highest-loss images", height=505)
-        with running(load(str(photos)), replace(Settings(), port=0, quiet=True), photos) as server:
+        with serve_in_thread(load(str(photos)), replace(ServerSettings(), port=0, quiet=True), photos) as server:
             page.set_viewport_size({"width": 1000, "height": 760})
             page.goto(server.address)
             page.set_input_files("input[type=file]", str(photo))

@@ -217,7 +217,7 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     """The same picture, as every kind of file, gets the probabilities that evaluation computes for it."""
     from vitreous.data.loader import EvalLoader
     from vitreous.data.sources import open_data
-    from vitreous.inference.engine import InferenceOptions, logits_of
+    from vitreous.inference.engine import InferenceOptions, compute_split_logits
     from vitreous.inference.predict import load
 
     image, deep = picture(5, (24, 16), 1), np.asarray(picture(5, (24, 16), 1).convert("L")).astype(np.uint16) * 257
@@ -240,7 +240,7 @@ def test_predict_agrees_with_evaluate_on_files_of_every_kind(trained, tmp_path):
     predictor = load(trained[1], InferenceOptions(precision="fp32"))
     data = open_data(tmp_path / "all")
     for split in data.splits.values():
-        logits, bad = logits_of(predictor.engine, EvalLoader(split, predictor.card.preprocess))
+        logits, bad = compute_split_logits(predictor.engine, EvalLoader(split, predictor.card.preprocess))
         assert not bad
         p = np.exp(logits - logits.max(1, keepdims=True))
         p /= p.sum(1, keepdims=True)
@@ -338,8 +338,8 @@ def test_models_and_doctor(monkeypatch):
     assert "ViT-L/16" in say("models", "vit-l*", "--image-size", "384").stdout
     custom = document(say("models", "ViT-128x6/4", "--image-size", "32", "--json"))["models"]
     assert [row["name"] for row in custom] == ["ViT-128x6/4"] and custom[0]["tokens"] == 65
-    monkeypatch.setattr(doctor, "SECONDS", 0.0)
-    monkeypatch.setattr(doctor, "BATCH", 2)
+    monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
+    monkeypatch.setattr(doctor, "BENCHMARK_BATCH_SIZE", 2)
     found = document(say("doctor", "--json"))
     assert found["ok"] and found["train_images_per_second"] > 0 and "cpu" in found["devices"]
 
@@ -362,7 +362,7 @@ def test_too_little_memory_is_told_with_a_way_out(monkeypatch, error):
     def give_out(words):
         raise error
 
-    monkeypatch.setattr("vitreous.cli.main.command", give_out)
+    monkeypatch.setattr("vitreous.cli.main.run_command", give_out)
     result = say("models")
     assert result.returncode == 6 and result.stderr.startswith("error: out of memory\n  use ")
 
@@ -371,7 +371,7 @@ def test_another_error_is_not_told_as_too_little_memory(monkeypatch):
     def fail(words):
         raise RuntimeError("shapes do not fit")
 
-    monkeypatch.setattr("vitreous.cli.main.command", fail)
+    monkeypatch.setattr("vitreous.cli.main.run_command", fail)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         say("models")
 

@@ -15,10 +15,10 @@ import pytest
 from tests.conftest import TINY, make_folder, picture, say
 from vitreous.cli.console import Console
 from vitreous.errors import Interrupted, UsageError
-from vitreous.jobs.plan import with_data
+from vitreous.jobs.plan import resolve_data_option
 from vitreous.jobs.train import train
 from vitreous.recipes.options import TrainOptions
-from vitreous.weights.model_paths import find_newest_run, holds_images
+from vitreous.weights.model_paths import find_newest_run, is_image_source
 
 MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes one"
 
@@ -67,8 +67,8 @@ def test_data_with_a_config_of_its_own_are_data(two_runs, tmp_path):
     """YOLO's layout has a config.yaml too."""
     make_folder(tmp_path / "data", {"train": 1})
     (tmp_path / "data" / "config.yaml").write_text("names: {0: ant}")
-    assert holds_images(str(tmp_path / "data"))
-    assert with_data(TrainOptions(str(tmp_path / "data"))).data == str(tmp_path / "data")
+    assert is_image_source(str(tmp_path / "data"))
+    assert resolve_data_option(TrainOptions(str(tmp_path / "data"))).data == str(tmp_path / "data")
 
 
 @pytest.mark.parametrize("words", ["predict new/cat.png runs/a", "evaluate photos runs/a"])
@@ -96,12 +96,12 @@ def test_the_newest_run_is_found_and_weights_are_no_images(two_runs, tmp_path, m
     monkeypatch.chdir(tmp_path)
     for name in ("moco.pth.tar", "model.safetensors", "vit.npz", "model.onnx"):
         Path(name).write_bytes(b"x")
-        assert not holds_images(name), name
+        assert not is_image_source(name), name
     (tmp_path / "hub").mkdir()
     for name in ("config.json", "model.safetensors", "example.jpg"):
         (tmp_path / "hub" / name).write_bytes(b"x")
-    assert not holds_images("hub") and not holds_images("missing")
-    assert all(map(holds_images, ("a.JPG", "clip.mp4", "list.csv", "rows.parquet", "x.nii.gz", "-")))
+    assert not is_image_source("hub") and not is_image_source("missing")
+    assert all(map(is_image_source, ("a.JPG", "clip.mp4", "list.csv", "rows.parquet", "x.nii.gz", "-")))
 
 
 @pytest.fixture(scope="module")

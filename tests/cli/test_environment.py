@@ -15,7 +15,7 @@ from vitreous.cli import console
 from vitreous.data import shared_memory
 from vitreous.errors import UsageError
 from vitreous.jobs.train import train
-from vitreous.progress import Display, speaks, write_line
+from vitreous.progress import ProgressDisplay, is_main_process, write_line
 
 QUICK = {"model": "ViT-32x2/8", "epochs": 1, "batch_size": 8, "device": "cpu", "precision": "fp32"}
 
@@ -46,7 +46,7 @@ def test_an_encoding_without_our_characters_gets_replacements(monkeypatch):
 
 def test_missing_streams_of_a_python_program(monkeypatch, folder, tmp_path):
     monkeypatch.setattr(sys, "stderr", None)
-    assert not Display().terminal
+    assert not ProgressDisplay().terminal
     assert train(str(folder), out=str(tmp_path / "run"), workers=0, **QUICK)["steps"] > 0
     closed = io.StringIO()
     closed.close()
@@ -55,7 +55,7 @@ def test_missing_streams_of_a_python_program(monkeypatch, folder, tmp_path):
 
 def test_a_rank_without_a_launcher_is_ignored(monkeypatch, folder, tmp_path):
     monkeypatch.setenv("RANK", "1")
-    assert speaks()
+    assert is_main_process()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert train(str(folder), out=str(tmp_path / "run"), workers=0, progress=False, **QUICK)["steps"] > 0
@@ -67,10 +67,10 @@ def test_a_rank_without_a_launcher_is_ignored(monkeypatch, folder, tmp_path):
 @pytest.fixture
 def fresh_probe():
     """The probe and its notes are made anew, before and after."""
-    for function in (shared_memory.has_locks, shared_memory.note_once):
+    for function in (shared_memory.can_share_locks, shared_memory.print_note_once):
         function.cache_clear()
     yield
-    for function in (shared_memory.has_locks, shared_memory.note_once):
+    for function in (shared_memory.can_share_locks, shared_memory.print_note_once):
         function.cache_clear()
 
 
@@ -84,10 +84,10 @@ def test_without_locks_images_are_read_in_this_process(monkeypatch, folder, tmp_
 
 
 def test_as_many_workers_as_shared_memory_holds(monkeypatch, capsys, fresh_probe):
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda: 4_000_000)
-    assert [shared_memory.usable_workers(4, size) for size in (0, 1000, 1_000_000, 3_000_000)] == [4, 4, 2, 0]
-    assert shared_memory.usable_workers(0, 1000) == 0
+    monkeypatch.setattr(shared_memory, "get_free_shared_memory", lambda: 4_000_000)
+    assert [shared_memory.limit_workers(4, size) for size in (0, 1000, 1_000_000, 3_000_000)] == [4, 4, 2, 0]
+    assert shared_memory.limit_workers(0, 1000) == 0
     error = capsys.readouterr().err
     assert "/dev/shm has 4.0 MB free, so 2 of 4 worker processes are started; enlarge it" in error
-    monkeypatch.setattr(shared_memory, "free_bytes", lambda: None)
-    assert shared_memory.usable_workers(4, 1 << 40) == 4
+    monkeypatch.setattr(shared_memory, "get_free_shared_memory", lambda: None)
+    assert shared_memory.limit_workers(4, 1 << 40) == 4

@@ -11,7 +11,7 @@ import pytest
 from tyro.conf import Positional, Suppress, arg
 
 from vitreous.cli.help import format_help, list_options, read_sections
-from vitreous.cli.main import VERBS, command
+from vitreous.cli.main import VERBS, run_command
 
 OPTIONS = {verb: import_module(module).Options for verb, (module, _) in VERBS.items()}
 
@@ -103,7 +103,7 @@ def test_every_option_has_a_description_and_a_section(verb):
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_that_help_shows_is_parsed(verb, capsys):
     """The names are those that the parser knows: an unknown one would end with 2 and its name."""
-    from vitreous.cli.main import parse
+    from vitreous.cli.main import parse_options
 
     for entry in list_options(OPTIONS[verb]):
         names, *placeholders = entry.label.replace(", ", ",").split(" ")
@@ -111,7 +111,7 @@ def test_every_option_that_help_shows_is_parsed(verb, capsys):
             choices = re.findall(r"One of ([^,.]+)|$", entry.description)[0]
             words = [choices or (text.strip("{}").split(",")[0] if "{" in text else "3") for text in placeholders]
             with pytest.raises(SystemExit):
-                parse(OPTIONS[verb], verb, [name, *words, "--no-such-option"])
+                parse_options(OPTIONS[verb], verb, [name, *words, "--no-such-option"])
             printed = re.sub(r"[\s│]+", " ", capsys.readouterr().err)
             assert re.search(
                 "[Uu]nrecognized options: --no-such-option|[Rr]equired|value for argument '[a-z]", printed
@@ -119,5 +119,5 @@ def test_every_option_that_help_shows_is_parsed(verb, capsys):
 
 
 def test_help_is_printed_before_anything_is_parsed(capsys):
-    assert command(["train", "--no-such-option", "--help"]) == 0
+    assert run_command(["train", "--no-such-option", "--help"]) == 0
     assert capsys.readouterr().out.startswith("usage: vitreous train [OPTIONS] DATA")

@@ -159,14 +159,14 @@ def test_data_check_writes_its_page_before_it_prints(trained, tmp_path, monkeypa
 def test_bench_writes_its_page_before_it_prints(tmp_path, monkeypatch):
     from vitreous.apps.bench import report, run
 
-    monkeypatch.setattr(run, "bench", lambda *words: [])
-    monkeypatch.setattr(report, "document", lambda races: {"hardware": "h", "peak": {}, "rows": []})
-    monkeypatch.setattr(report, "file_name", lambda races: "page.md")
-    monkeypatch.setattr(report, "markdown", lambda *words: "text")
+    monkeypatch.setattr(run, "run_benchmarks", lambda *words: [])
+    monkeypatch.setattr(report, "races_to_json", lambda races: {"hardware": "h", "peak": {}, "rows": []})
+    monkeypatch.setattr(report, "make_report_name", lambda races: "page.md")
+    monkeypatch.setattr(report, "render_race_markdown", lambda *words: "text")
 
     def gone(peak):
         raise BrokenPipeError
 
-    monkeypatch.setattr(report, "peak_text", gone)
+    monkeypatch.setattr(report, "format_peaks", gone)
     say("bench", "--out", str(tmp_path))
     assert (tmp_path / "page.md").read_text() == "text"

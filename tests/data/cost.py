@@ -14,7 +14,7 @@ import sys
 import time
 from contextlib import suppress
 
-from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.errors import DataError
 
 
@@ -34,12 +34,12 @@ def cost(path: str) -> list[float]:
         return json.loads(said)
     before, begun = grown(), time.process_time()
     with suppress(DataError):
-        decode(path)
+        decode_to_pillow(path)
     os.write(writer, json.dumps([time.process_time() - begun, grown() - before]).encode())
     os._exit(0)
 
 
 if __name__ == "__main__":
     with suppress(DataError):
-        decode(b"no image")  # what is imported at the first use belongs to no file
+        decode_to_pillow(b"no image")  # what is imported at the first use belongs to no file
     print(json.dumps({path: cost(path) for path in sys.argv[1:]}))

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
+from vitreous.data.decoding.decode import read_input_file
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.modalities.volumes import crop_or_pad
 from vitreous.errors import DataError
 
@@ -30,11 +30,11 @@ class GridPreprocess(Preprocess):
     name: Literal["grids"] = "grids"
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         heights = read_grid(raw, name)
         return SampleForm(heights.shape[1:], 1, cls(heights.shape[1:], 1, (0.0,), (1.0,)))
 
-    def decode(self, raw: Raw, name: str | None = None) -> np.ndarray:
+    def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
         return read_grid(raw, name or str(raw)[:99]) / np.float32(self.unit_height)
 
     def to_array(self, decoded: Any) -> np.ndarray:
@@ -48,7 +48,7 @@ def read_grid(raw: Any, name: str) -> np.ndarray:
     """A path, a file's bytes, or an array (H, W) -> (1, H, W) float32. Raises DataError."""
     if isinstance(raw, np.ndarray):
         return raw[None].astype(np.float32)
-    content = raw if isinstance(raw, bytes) else read_regular(raw)
+    content = raw if isinstance(raw, bytes) else read_input_file(raw)
     try:
         return np.array([line.split() for line in content.decode().splitlines()], np.float32)[None]
     except ValueError as error:

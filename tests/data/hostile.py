@@ -37,7 +37,7 @@ from tests.data.crafted import (
     zeros,
     zip_of,
 )
-from vitreous.data.decoding.heif import is_readable, register
+from vitreous.data.decoding.heif import is_format_readable, register_pillow_reader
 
 BROKEN = "cannot be read as an image"
 UNKNOWN = "not an image of a known format"
@@ -106,8 +106,8 @@ def plain() -> Iterator[Case]:
         golden=grey((RGB[..., 0] > 100).astype(np.uint8) * 255),
     )
     for kind, name in (("AVIF", "ok.avif"), ("HEIF", "ok.heic")):
-        if is_readable(kind):
-            register(kind)
+        if is_format_readable(kind):
+            register_pillow_reader(kind)
             coded = saved(
                 PICTURE, kind, quality=98, **({"subsampling": "4:4:4"} if kind == "AVIF" else {"chroma": 444})
             )

@@ -28,8 +28,8 @@ import numpy as np
 from PIL import Image
 
 from tests.data.hostile import corpus
-from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.regions import open_picture
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.decoding.regions import open_lazy_image
 from vitreous.errors import DataError
 
 LARGEST = 4_000  # bytes of a file to start from
@@ -136,7 +136,7 @@ def verdict(content: bytes) -> str:
     whole = None
     try:
         with suppress(DataError):
-            whole = decode(content, name="mutant")
+            whole = decode_to_pillow(content, name="mutant")
         for part in ("top", "bottom"):
             with suppress(DataError):
                 shown = crop(content, part)
@@ -149,11 +149,11 @@ def verdict(content: bytes) -> str:
 
 def crop(content: bytes, part: str) -> tuple[tuple[int, int, int, int], np.ndarray]:
     """A third of a picture as training reads it: left, top, right, bottom, and the pixels. Raises DataError."""
-    picture = open_picture(content, 3, "mutant")
+    picture = open_lazy_image(content, 3, "mutant")
     width, height = picture.size
     third = max(height // 3, 1)
     box = (0, 0, width, third) if part == "top" else (0, height - third, width, height)
-    return box, np.asarray(picture.crop(box) if isinstance(picture, Image.Image) else picture.region(box))
+    return box, np.asarray(picture.crop(box) if isinstance(picture, Image.Image) else picture.decode_region(box))
 
 
 def work(seed: int, start: int, stop: int) -> None:

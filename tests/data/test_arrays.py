@@ -12,17 +12,17 @@ from PIL import Image
 
 from tests.data.annotations.solids import write_volume
 from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
-from vitreous.apps.curation.check import check
-from vitreous.data.annotations.target import kind_of
+from vitreous.apps.curation.check import check_dataset
+from vitreous.data.annotations.target import get_sample_noun
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.decoding.volumes import read_volume, volume_form
+from vitreous.data.decoding.volumes import read_volume, read_volume_form
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.signals import SignalPreprocess
 from vitreous.data.modalities.volumes import VolumePreprocess, crop_or_pad, resize_linear
 from vitreous.data.sources import open_data
-from vitreous.data.split import Files
+from vitreous.data.split import FileSplit
 from vitreous.errors import DataError, UsageError
 
 STILL = VolumeViews(scale=(1.0, 1.0), rotate=0.0, contrast=0.0, shift=0.0, gamma=0.0, noise=0.0, border="zeros")
@@ -48,13 +48,13 @@ def write_classes(home: Path, ending: str, shape: tuple[int, ...], count: int = 
 ])  # fmt: skip
 def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
     data = open_data(write_classes(tmp_path / "data", ending, shape))
-    assert {kind_of(split) for split in data.splits.values()} == {kind} and data.classes == ("a", "b")
+    assert {get_sample_noun(split) for split in data.splits.values()} == {kind} and data.classes == ("a", "b")
     assert any(note == f"the data are 4 {kind}" for note in data.notes) == (kind != "images")
     if kind == "images":
-        assert type(data.split("train")) is Files
+        assert type(data.split("train")) is FileSplit
     else:
         axes = 1 if kind == "signals" else 3
-        channels, sides = volume_form(open_sample(data.split("train"), 0), axes=axes)
+        channels, sides = read_volume_form(open_sample(data.split("train"), 0), axes=axes)
         assert sides == (shape[-1:] if axes == 1 else shape[:3]) and channels == (2 if len(shape) in (2, 4) else 1)
 
 
@@ -62,11 +62,16 @@ def test_axes_decide_where_files_could_be_either(tmp_path):
     solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
     with pytest.raises(DataError, match="which axis of"):
         ImagePreprocess((8, 8)).decode(open_data(solid).split("train").raw(0))
-    assert kind_of(open_data(solid, axes=3).split("train")) == "volumes"
-    assert kind_of(open_data(write_classes(tmp_path / "stacks", ".tif", (4, 8, 9)), axes=3).split("train")) == "volumes"
+    assert get_sample_noun(open_data(solid, axes=3).split("train")) == "volumes"
+    assert (
+        get_sample_noun(open_data(write_classes(tmp_path / "stacks", ".tif", (4, 8, 9)), axes=3).split("train"))
+        == "volumes"
+    )
     lines = write_classes(tmp_path / "lines", ".npy", (9,))
-    assert kind_of(open_data(lines, axes=2).split("train")) == "images"
-    assert kind_of(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
+    assert get_sample_noun(open_data(lines, axes=2).split("train")) == "images"
+    assert (
+        get_sample_noun(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
+    )
     with pytest.raises(DataError, match=r"axes=1: .* holds no signals"):
         open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
     with pytest.raises(UsageError, match="axes cannot be 4"):
@@ -78,7 +83,7 @@ def test_a_picture_among_arrays_makes_pictures_of_all(tmp_path):
     for label in "ab":
         Image.new("RGB", (8, 8)).save(home / label / "picture.png")
     data = open_data(home)
-    assert kind_of(data.split("train")) == "images" and sum(map(len, data.splits.values())) == 2
+    assert get_sample_noun(data.split("train")) == "images" and sum(map(len, data.splits.values())) == 2
 
 
 def test_tables_name_volumes_and_signals(tmp_path):
@@ -88,9 +93,9 @@ def test_tables_name_volumes_and_signals(tmp_path):
     rows = [f"{path},{path.split('/')[1]},train,p{number}" for number, path in enumerate(balls)]
     (tmp_path / "balls.csv").write_text("path,label,split,group\n" + "\n".join(rows))
     data = open_data(tmp_path / "balls.csv")
-    assert kind_of(data.split("train")) == "volumes" and data.classes == ("large", "small")
+    assert get_sample_noun(data.split("train")) == "volumes" and data.classes == ("large", "small")
     (tmp_path / "waves.csv").write_text("path,label\nwaves/fast/0.npy,fast\nwaves/slow/0.npy,slow\n")
-    assert kind_of(open_data(tmp_path / "waves.csv").split("train")) == "signals"
+    assert get_sample_noun(open_data(tmp_path / "waves.csv").split("train")) == "signals"
     with pytest.raises(DataError, match=r"line 2: axes=1: balls/large/0.nii.gz holds no signals"):
         open_data(tmp_path / "balls.csv", axes=1)
 
@@ -102,7 +107,7 @@ def test_every_format_gives_the_same_signal(tmp_path):
     places.append(write_signal(tmp_path / "turned.npy", two.T))
     (tmp_path / "head.csv").write_text("left; right\n\n" + "\n".join(f"{a:.6f};{b:.6f}" for a, b in two.T))
     for place in (*places, tmp_path / "head.csv"):
-        assert volume_form(place, axes=1) == (2, (48,))
+        assert read_volume_form(place, axes=1) == (2, (48,))
         for raw in (place, place.read_bytes()):
             np.testing.assert_allclose(read_volume(raw, 2, axes=1), expected, atol=1e-4)
         np.testing.assert_allclose(read_volume(place, 2, axes=1, standardise=False), two, atol=1e-5)
@@ -211,7 +216,7 @@ def test_a_check_names_what_training_refuses(tmp_path):
     np.savez(home / "small" / "0.npz", np.where(np.arange(1008).reshape(12, 6, 14) == 5, np.nan, 1.0))
     np.savez(home / "small" / "2.npz", np.zeros((5, 5)))
     (home / "large" / "3.nii.gz").write_bytes((home / "small" / "3.nii.gz").read_bytes())  # under two labels
-    document, subject = check(home, workers=0)
+    document, subject = check_dataset(home, workers=0)
     bad = {Path(row["path"]).name: row["reason"] for row in document["unreadable"]}
     assert not document["passed"] and document["kind"] == "volumes" and set(bad) == {"1.nii.gz", "0.npz", "2.npz"}
     assert "cut short" in bad["1.nii.gz"] and "NaN" in bad["0.npz"] and "an array of 5 x 5" in bad["2.npz"]
@@ -220,7 +225,7 @@ def test_a_check_names_what_training_refuses(tmp_path):
 
     waves = write_waves(tmp_path / "waves", 3, ".csv")
     (waves / "fast" / "0.csv").write_text("1\nword\n")
-    document, _ = check(waves, workers=0)
+    document, _ = check_dataset(waves, workers=0)
     assert document["kind"] == "signals" and document["formats"] == {"TEXT": 5}
     assert [row["reason"] for row in document["unreadable"]] == [
         "cannot be read as a signal (line 2: word is no number)"

@@ -16,7 +16,7 @@ import pytest
 from tests.conftest import picture
 from tests.data.resume import assert_continues
 from vitreous.data.sources import open_data
-from vitreous.data.split import picture_of
+from vitreous.data.split import decode_sample
 from vitreous.errors import DataError, ResourceError, UsageError
 
 
@@ -354,8 +354,8 @@ def test_a_set_of_the_hub(served):
     for number, split in enumerate(("train", "val")):
         assert data.splits[split].labels.tolist() == [1, 0, 0] * 3
         assert [data.splits[split].raw(row) for row in range(9)] == [png(10 * number + row) for row in range(9)]
-    local = open_data(f"{served['train']}#label=coarse").holding_out(0.0, 0).split("train")
-    here, there = (np.asarray(picture_of(split, 4, 3)) for split in (local, data.splits["train"]))
+    local = open_data(f"{served['train']}#label=coarse").with_holdout(0.0, 0).split("train")
+    here, there = (np.asarray(decode_sample(split, 4, 3)) for split in (local, data.splits["train"]))
     assert np.array_equal(here, there)
 
 

@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 from tests.conftest import picture
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.crops import InceptionCrop, scaled
-from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment
-from vitreous.data.keys import key, seeded
-from vitreous.data.modalities.base import IMAGENET, image_to_tensor
+from vitreous.data.augmentation.crops import InceptionCrop, resize_with_pillow
+from vitreous.data.augmentation.randaugment import BIG_VISION_OPERATIONS, TIMM_OPERATIONS, RandAugment
+from vitreous.data.keys import derive_keys, fork_torch_rng
+from vitreous.data.modalities.base import IMAGENET_MOMENTS, image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
@@ -56,7 +56,7 @@ def test_a_picture_is_a_function_of_its_key(name, channels):
     different = 3 if name == "three" else 9
     assert len({view.numpy().tobytes() for view in views}) >= different
 
-    pixels, keys = image_to_tensor(small)[None].repeat(12, 1, 1, 1), key(0, np.arange(12))
+    pixels, keys = image_to_tensor(small)[None].repeat(12, 1, 1, 1), derive_keys(0, np.arange(12))
     batch = augment.batch(pixels, keys)
     assert (
         batch.shape == pixels.shape
@@ -84,17 +84,17 @@ def of_timm(name: str, magnitude: float, side: int, monkeypatch, **options) -> I
 @pytest.mark.parametrize("filter", [Image.Resampling.BICUBIC, Image.Resampling.BILINEAR])
 @pytest.mark.parametrize("name", peer._RAND_INCREASING_TRANSFORMS)
 def test_timm_style_is_timm(name, filter, monkeypatch):
-    ours = TIMM[name.removesuffix("Increasing").removesuffix("Rel")]
+    ours = TIMM_OPERATIONS[name.removesuffix("Increasing").removesuffix("Rel")]
     for magnitude, side in itertools.product((0, 0.3, 3, 8.6, 10), (1, -1)):
         shown = ours(smooth((61, 47)), side * magnitude / 10, filter)
         if name == "PosterizeIncreasing" and magnitude == 10:  # Pillow 13 refuses what earlier ones made black
             assert shown.getextrema() == ((0, 0),) * 3
         else:
             assert shown == of_timm(name, magnitude, side, monkeypatch, interpolation=filter)
-    assert len(TIMM) == len(peer._RAND_INCREASING_TRANSFORMS)
+    assert len(TIMM_OPERATIONS) == len(peer._RAND_INCREASING_TRANSFORMS)
 
 
-@pytest.mark.parametrize("name", sorted(set(BIG_VISION) - {"Cutout"}))
+@pytest.mark.parametrize("name", sorted(set(BIG_VISION_OPERATIONS) - {"Cutout"}))
 def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
     """timm has kept the levels of TensorFlow's RandAugment, up to 10, with translation in pixels."""
     for magnitude, side in itertools.product((3, 6, 10), (1, -1)):
@@ -107,17 +107,19 @@ def test_big_vision_style_is_timms_older_operations(name, monkeypatch):
             interpolation=Image.Resampling.NEAREST,
             translate_const=100 * across / 224,
         )
-        assert BIG_VISION[name](smooth((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST) == expected
-    assert len(BIG_VISION) == 16
+        assert (
+            BIG_VISION_OPERATIONS[name](smooth((61, 47)), side * magnitude / 10, Image.Resampling.NEAREST) == expected
+        )
+    assert len(BIG_VISION_OPERATIONS) == 16
 
 
 def test_big_vision_levels_go_on_above_ten():
     image = smooth((61, 47))
     nearest = Image.Resampling.NEAREST
-    assert BIG_VISION["Contrast"](image, 2.0, nearest) == ImageEnhance.Contrast(image).enhance(3.7)
-    assert BIG_VISION["Posterize"](image, 2.0, nearest) == image
-    assert BIG_VISION["Posterize"](image, 0.0, nearest) == ImageOps.posterize(image, 1)
-    assert BIG_VISION["Rotate"](image, 1.5, nearest) == image.rotate(45, nearest, fillcolor=(128, 128, 128))
+    assert BIG_VISION_OPERATIONS["Contrast"](image, 2.0, nearest) == ImageEnhance.Contrast(image).enhance(3.7)
+    assert BIG_VISION_OPERATIONS["Posterize"](image, 2.0, nearest) == image
+    assert BIG_VISION_OPERATIONS["Posterize"](image, 0.0, nearest) == ImageOps.posterize(image, 1)
+    assert BIG_VISION_OPERATIONS["Rotate"](image, 1.5, nearest) == image.rotate(45, nearest, fillcolor=(128, 128, 128))
 
 
 def test_cutout_is_a_grey_square_anywhere():
@@ -125,7 +127,7 @@ def test_cutout_is_a_grey_square_anywhere():
     centres = set()
     for seed in range(40):
         torch.manual_seed(seed)
-        hole = np.asarray(BIG_VISION["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
+        hole = np.asarray(BIG_VISION_OPERATIONS["Cutout"](black, 1.0, Image.Resampling.NEAREST)) == 128
         rows, columns = hole.all(-1).any(1).nonzero()[0], hole.all(-1).any(0).nonzero()[0]
         assert hole[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].all() and hole.sum() == 3 * len(rows) * len(
             columns
@@ -168,7 +170,7 @@ def test_an_inception_box_keeps_area_and_aspect_and_draws_the_height_alike():
 
 
 def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
-    keys = key(0, np.arange(20_000))
+    keys = derive_keys(0, np.arange(20_000))
     maps = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception").maps(keys, (400, 500)).numpy()
     wide, tall = maps[:, 0, 0] * 500, maps[:, 1, 1] * 400
     crop = InceptionCrop((8, 8), (0.05, 1.0), (0.75, 1.33), "aliased")
@@ -190,14 +192,14 @@ def test_an_inception_crop_in_memory_is_drawn_like_that_of_a_file():
 
 def test_aliased_reads_four_neighbours_as_tensorflow_does():
     image = picture(3, (97, 61))
-    ours = image_to_tensor(scaled(image, (20, 30), "aliased")).float()
+    ours = image_to_tensor(resize_with_pillow(image, (20, 30), "aliased")).float()
     expected = F.interpolate(image_to_tensor(image)[None].float(), (20, 30), mode="bilinear", align_corners=False)[0]
     assert (ours - expected).abs().max() < 1.01
-    assert (image_to_tensor(scaled(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
+    assert (image_to_tensor(resize_with_pillow(image, (20, 30), "bilinear")).float() - expected).abs().max() > 20
 
 
 def test_the_filter_of_a_crop_is_used_in_memory_too():
-    pixels, keys = image_to_tensor(picture(0, (24, 20)))[None], key(0, np.arange(1))
+    pixels, keys = image_to_tensor(picture(0, (24, 20)))[None], derive_keys(0, np.arange(1))
     options = {"crop": (0.3, 0.5)}
     default, linear, cubic = (
         Augment(**options, crop_filter=f).batch(pixels, keys) for f in (None, "bilinear", "bicubic")
@@ -210,7 +212,7 @@ def test_a_simple_crop_is_a_window_of_the_reflected_picture(memory):
     pixels, augment = image_to_tensor(picture(1, (24, 20))), Augment(crop_style="simple")
     padded = F.pad(pixels.float()[None], (4, 4, 4, 4), mode="reflect")[0]
     if memory:
-        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), key(0, np.arange(60))).float()
+        shown = augment.batch(pixels[None].repeat(60, 1, 1, 1), derive_keys(0, np.arange(60))).float()
     else:
         shown = torch.stack(
             [augment.picture(picture(1, (24, 20)), ImagePreprocess(SIZE), k) for k in range(60)]
@@ -253,7 +255,7 @@ def test_three_takes_one_of_three():
 @pytest.mark.parametrize("memory", [False, True])
 def test_jitter_stays_within_its_factors(memory):
     augment, flat = Augment(jitter=(0.3, 0.0, 0.0)), Image.new("RGB", SIZE[::-1], (100, 150, 50))
-    keys = key(0, np.arange(200))
+    keys = derive_keys(0, np.arange(200))
     if memory:
         shown = augment.batch(image_to_tensor(flat)[None].repeat(200, 1, 1, 1), keys)
     else:
@@ -279,7 +281,7 @@ def test_erased_noise_fills_a_box_with_pixels_like_imagenets(channels):
         values.append(box.flatten(1).float())
     assert 150 < untouched < 250
     noise = torch.cat(values, 1).mean(1) / 255
-    expected = torch.tensor(IMAGENET[0])
+    expected = torch.tensor(IMAGENET_MOMENTS[0])
     assert torch.allclose(noise, expected if channels == 3 else expected.mean()[None], atol=0.01)
     assert 0.15 < float(torch.cat(values, 1).std() / 255) < 0.25
 
@@ -310,7 +312,7 @@ def test_mixing_is_torchvisions(options):
     images, labels = torch.randn(6, 3, 12, 20), torch.tensor([0, 1, 2, 2, 1, 0])
     for batch in range(20):
         ours = Augment(**options).mix(images, labels, 3, seed=0, batch=batch)
-        with seeded(0, batch):
+        with fork_torch_rng(0, batch):
             cut = "cutmix" in options and (len(options) == 1 or bool(torch.rand(()) < 0.5))
             expected = (v2.CutMix if cut else v2.MixUp)(alpha=options["cutmix" if cut else "mixup"], num_classes=3)(
                 images, labels

@@ -10,9 +10,9 @@ import pytest
 
 from tests.data.band_files import make_bands, mark_as_lzw, write_tiff
 from vitreous.data.annotations.mask_files import read_mask
-from vitreous.data.decoding.decode import decode, upright_size
-from vitreous.data.decoding.spectral import channel_form, read_bands, read_values, void_pixels
-from vitreous.data.decoding.tiff import geotiff_of, has_imagecodecs, read_georeference
+from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
+from vitreous.data.decoding.spectral import decode_void_mask, detect_channel_form, read_band_values, read_bands
+from vitreous.data.decoding.tiff import encode_geotiff, has_imagecodecs, read_georeference
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.errors import DataError, EmptyImageError
 
@@ -30,9 +30,9 @@ codecs = pytest.mark.skipif(not has_imagecodecs(), reason="the extra `geotiff` i
 def values_of(place, bands, dtype):
     """Read a file of bands with everything that reads its header, and return its values."""
     raw, wanted = place.read_bytes(), dtype if dtype in ("uint8", "uint16", "int16", "float32") else "float32"
-    assert upright_size(raw, "x") == bands.shape[:0:-1]
+    assert read_upright_size(raw, "x") == bands.shape[:0:-1]
     if bands.shape[0] != 1 or wanted in ("int16", "float32"):
-        assert channel_form(raw, "x") == (len(bands), wanted)
+        assert detect_channel_form(raw, "x") == (len(bands), wanted)
     read = read_bands(raw, len(bands), wanted, "x")
     assert [band.size for band in read] == [bands.shape[:0:-1]] * len(bands)
     return np.stack([np.asarray(band) for band in read])
@@ -77,7 +77,7 @@ def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
     taller = raw.replace(struct.pack("<HHII", 257, 4, 1, 30), struct.pack("<HHII", 257, 4, 1, 40))
     taller = taller.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
     taller = taller.replace(struct.pack("<HHII", 278, 4, 1, 30), struct.pack("<HHII", 278, 4, 1, 40))
-    assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and upright_size(taller, "x") == (37, 40)
+    assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and read_upright_size(taller, "x") == (37, 40)
     with pytest.raises(DataError, match=r"^x: .*(cut short|cannot be read|announced)"):
         read_bands(taller, 5, "uint16", "x")
 
@@ -85,7 +85,7 @@ def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
 def test_a_missing_imagecodecs_is_named_with_its_extra(tmp_path, monkeypatch):
     raw = mark_as_lzw(write_tiff(tmp_path / "a.tif", make_bands(5, "uint16"))).read_bytes()
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    assert channel_form(raw, "x") == (5, "uint16") and upright_size(raw, "x") == (32, 32)
+    assert detect_channel_form(raw, "x") == (5, "uint16") and read_upright_size(raw, "x") == (32, 32)
     with pytest.raises(DataError) as caught:
         read_bands(raw, 5, "uint16", "x")
     problem = "x: a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
@@ -98,7 +98,7 @@ def test_other_bands_are_refused_with_those_found_and_those_taken(tmp_path):
     for raw in (five, (tmp_path / "five.npy").read_bytes()):
         for channels, words in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
             with pytest.raises(DataError) as caught:
-                decode(raw, channels, "five")
+                decode_to_pillow(raw, channels, "five")
             assert caught.value.message == f"five: 5 bands of float32, the model takes {words}"
     with pytest.raises(DataError) as caught:
         read_bands(np.zeros((8, 8, 3), np.uint8), 5, "uint16", "photo.png")
@@ -126,7 +126,7 @@ def test_pixels_without_data_are_void_and_filled_with_the_mean(tmp_path, dtype, 
     void[:, 7] = True
     void[9, 9] = where == "any"
     raw, numbers = place.read_bytes(), dtype if dtype != "float64" else "float32"
-    assert np.array_equal(void_pixels(raw, "x"), void) and np.array_equal(read_values(raw, "x")[1], void)
+    assert np.array_equal(decode_void_mask(raw, "x"), void) and np.array_equal(read_band_values(raw, "x")[1], void)
     read = read_bands(raw, 5, numbers, "x")
     for band, stored in zip(read, bands.astype(np.float64), strict=True):
         mean = stored[~void].mean()
@@ -165,7 +165,7 @@ def test_a_class_map_is_written_with_a_georeference(tmp_path):
     source = write_tiff(tmp_path / "a.tif", make_bands(5, "float32"))
     tags = read_georeference(source)
     classes = np.arange(32 * 32, dtype=np.uint8).reshape(32, 32) % 4
-    (tmp_path / "b.tif").write_bytes(geotiff_of(Image.fromarray(classes), tags))
+    (tmp_path / "b.tif").write_bytes(encode_geotiff(Image.fromarray(classes), tags))
     assert read_georeference(tmp_path / "b.tif") == tags and set(tags) == {33550, 33922, 34735}
     assert np.array_equal(read_mask(tmp_path / "b.tif"), classes)
     assert read_georeference(write_tiff(tmp_path / "c.tif", make_bands(5, "uint8"), located=False)) is None

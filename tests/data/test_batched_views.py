@@ -14,10 +14,18 @@ from torchvision.transforms.v2 import functional as tv
 
 from tests.conftest import picture
 from vitreous.data.augmentation import batched
-from vitreous.data.augmentation.batched import DRAWS, apply_matrices, bicubic, box_sides, gaussian, jittered, luma
+from vitreous.data.augmentation.batched import (
+    DRAWS_PER_VIEW,
+    apply_axis_matrices,
+    create_bicubic_matrices,
+    create_gaussian_matrices,
+    draw_box_sizes,
+    jitter_batch_colours,
+    rgb_to_grey,
+)
 from vitreous.data.augmentation.crops import AreaCrop
-from vitreous.data.augmentation.views import DINO, MultiCrop
-from vitreous.data.keys import key, seeded, uniform
+from vitreous.data.augmentation.views import DINO_VIEWS, MultiCrop
+from vitreous.data.keys import derive_keys, draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 
@@ -44,7 +52,7 @@ def rows_first(images: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_each_image_has_its_own_views_by_its_key_whatever_else_is_in_the_batch(pixels, channels):
     pixels = pixels[:, [0] if channels == 1 else [0, 1, 2, 0][:channels]]
-    crops, keys = MultiCrop(3, SMALL), key(0, np.arange(len(pixels)))
+    crops, keys = MultiCrop(3, SMALL), derive_keys(0, np.arange(len(pixels)))
     rows = crops.batch(pixels, keys)
     assert rows.dtype == torch.uint8
     for row in (0, 41, 69):
@@ -69,7 +77,11 @@ def test_without_any_change_the_image_itself_is_a_view(pixels):
 @pytest.mark.parametrize("size", [(20, 24), (8, 10), (40, 50)])
 def test_boxes_are_read_as_torchs_antialiased_bicubic_filter_does(pixels, size):
     top, left, tall, wide = (np.array(v, float) for v in ([0, 3, 9], [5, 0, 14], [20, 11, 6], [12, 24, 10]))
-    read = apply_matrices(rows_first(pixels[:3]), bicubic(top, tall, 20, size[0]), bicubic(left, wide, 24, size[1]))
+    read = apply_axis_matrices(
+        rows_first(pixels[:3]),
+        create_bicubic_matrices(top, tall, 20, size[0]),
+        create_bicubic_matrices(left, wide, 24, size[1]),
+    )
     for row in range(3):
         y, x, h, w = (int(v[row]) for v in (top, left, tall, wide))
         box = pixels[row : row + 1, :, y : y + h, x : x + w].float()
@@ -80,14 +92,14 @@ def test_boxes_are_read_as_torchs_antialiased_bicubic_filter_does(pixels, size):
 def test_boxes_have_the_sizes_of_torchvisions():
     crop, sides = AreaCrop(SMALL, (0.1, 0.6), (3 / 4, 4 / 3), "bicubic"), []
     for k in range(1500):
-        with seeded(k):
+        with fork_torch_rng(k):
             left, top, right, bottom = crop.box(30, 20)
         sides.append((bottom - top, right - left))
-    drawn = np.stack(box_sides(uniform(np.arange(6000), DRAWS), 20, 30, crop.area, crop.ratio), 1)
+    drawn = np.stack(draw_box_sizes(draw_uniform(np.arange(6000), DRAWS_PER_VIEW), 20, 30, crop.area, crop.ratio), 1)
     assert drawn.min() >= 1 and (drawn <= (20, 30)).all() and (drawn == drawn.round()).all()
     assert np.allclose(drawn.mean(0), np.mean(sides, 0), atol=0.2)
     assert np.allclose(drawn.std(0), np.std(sides, 0), atol=0.2)
-    none = np.stack(box_sides(np.full((1, DRAWS), 0.99), 20, 200, (1.0, 1.0), crop.ratio), 1)
+    none = np.stack(draw_box_sizes(np.full((1, DRAWS_PER_VIEW), 0.99), 20, 200, (1.0, 1.0), crop.ratio), 1)
     assert none.tolist() == [[20, 27]]  # the largest of the aspect nearest to the image's
 
 
@@ -102,7 +114,7 @@ def test_boxes_have_the_sizes_of_torchvisions():
 )
 def test_jitter_is_torchvisions(pixels, kind, strength, change):
     u = np.linspace(0.01, 0.99, 70)[:, None].repeat(4, 1)
-    rows = jittered(rows_first(pixels), np.random.default_rng(0).random((70, 4)), u, strength)
+    rows = jitter_batch_colours(rows_first(pixels), np.random.default_rng(0).random((70, 4)), u, strength)
     for row in range(0, 70, 7):
         amount = float((2 * u[row, kind] - 1) * strength[kind])
         expected = change(pixels[row].float() / 255, amount) * 255
@@ -113,7 +125,7 @@ def test_jitter_follows_its_order(pixels):
     """Brightness before contrast, and the other way round: each as torchvision would, one after the other."""
     rows, u = rows_first(pixels[:2]), np.full((2, 4), 0.9)
     order = np.array([[0.0, 0.1, 0.2, 0.3], [0.1, 0.0, 0.2, 0.3]])
-    both = jittered(rows, order, u, (0.5, 0.5, 0.0, 0.0))
+    both = jitter_batch_colours(rows, order, u, (0.5, 0.5, 0.0, 0.0))
     image = pixels[:2].float() / 255
     one = tv.adjust_contrast(tv.adjust_brightness(image[0], 1.4), 1.4)
     assert torch.allclose(both[0].permute(1, 0, 2), one * 255, atol=0.1)
@@ -123,9 +135,9 @@ def test_jitter_follows_its_order(pixels):
 
 def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
     radius = np.array([0.5, 1.5, 2.0])
-    down, across = gaussian(radius, 20), gaussian(radius, 24)
+    down, across = create_gaussian_matrices(radius, 20), create_gaussian_matrices(radius, 24)
     assert torch.allclose(down.sum(-1), torch.ones(3, 20))
-    read = apply_matrices(rows_first(pixels[:3]), down, across).permute(0, 2, 1, 3)
+    read = apply_axis_matrices(rows_first(pixels[:3]), down, across).permute(0, 2, 1, 3)
     for row in range(3):
         image = Image.fromarray(pixels[row].permute(1, 2, 0).numpy())
         pillows = image_to_tensor(image.filter(ImageFilter.GaussianBlur(float(radius[row])))).float()
@@ -133,13 +145,13 @@ def test_blur_is_a_gaussian_with_the_outermost_pixels_outside(pixels):
 
 
 def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
-    keys = key(7, np.arange(70))
+    keys = derive_keys(7, np.arange(70))
     grey = MultiCrop(2, SIZE, **{**STILL, "grey": 0.2}, **WHOLE).batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
     shades = grey.float().std(2).amax((2, 3)) < 1
     assert 0.1 < float(shades.float().mean()) < 0.3
     one = shades.nonzero()[0]
-    assert (grey[one[0], one[1], 0].float() - luma(rows_first(pixels[one[:1]]))[0, :, 0]).abs().max() <= 0.5
-    inverted = replace(DINO, locals=2, local_image=SIZE, **{**STILL, "solarise": DINO.solarise}, **WHOLE)
+    assert (grey[one[0], one[1], 0].float() - rgb_to_grey(rows_first(pixels[one[:1]]))[0, :, 0]).abs().max() <= 0.5
+    inverted = replace(DINO_VIEWS, locals=2, local_image=SIZE, **{**STILL, "solarise": DINO_VIEWS.solarise}, **WHOLE)
     rows = inverted.batch(pixels, keys).unflatten(1, (4, 3, *SIZE))
     changed = (rows != pixels[:, None]).flatten(2).any(-1).float().mean(0)
     assert changed[0] == 0 and 0.08 < changed[1] < 0.35 and changed[2] == changed[3] == 0
@@ -148,8 +160,8 @@ def test_grey_and_solarised_views_come_as_often_as_they_shall(pixels):
 
 def test_whole_views_have_the_colours_of_those_of_files(pixels):
     """Mean, deviation and share of extremes of 200 DINO views by each way."""
-    crops = replace(DINO, locals=1, local_image=SMALL)
-    stacked = crops.unpack(crops.batch(pixels, key(1, np.arange(70))), ImagePreprocess(SIZE))
+    crops = replace(DINO_VIEWS, locals=1, local_image=SMALL)
+    stacked = crops.unpack(crops.batch(pixels, derive_keys(1, np.arange(70))), ImagePreprocess(SIZE))
     alone = [crops.views(Image.fromarray(p.permute(1, 2, 0).numpy()), SIZE, k) for k, p in enumerate(pixels)]
     for mine, theirs in (
         (stacked["images"], torch.stack([torch.stack(views[:2]) for views in alone])),

@@ -15,13 +15,20 @@ from PIL import Image
 
 from tests.data.films import moving, write_clip
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.buckets import RATIOS, assign, choose_buckets, lengths, measure_forms, parse_buckets
-from vitreous.data.keys import permutation
+from vitreous.data.buckets import (
+    BUCKET_ASPECT_RATIOS,
+    choose_buckets,
+    find_nearest_buckets,
+    list_clip_lengths,
+    measure_sample_forms,
+    parse_buckets,
+)
+from vitreous.data.keys import draw_permutation
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.clips import ClipPreprocess
-from vitreous.data.sampling import Order, cuts, stream
+from vitreous.data.sampling import SampleOrder, find_bucket_boundaries, get_stream_samples
 from vitreous.data.sources import open_data
-from vitreous.data.split import Files
+from vitreous.data.split import FileSplit
 from vitreous.errors import UsageError
 
 CLIPS = ((8, 32, 32), (4, 32, 32), (1, 32, 32), (8, 24, 40), (1, 24, 40), (1, 64, 64), (4, 40, 24))
@@ -30,7 +37,7 @@ FORMS = np.stack([chance.integers(1, 14, 400), chance.integers(8, 200, 400), cha
 
 
 def naive(form, buckets, stride):
-    """The loop of `assign`'s docstring."""
+    """The loop of `find_nearest_buckets`'s docstring."""
     frames, height, width = map(int, form)
     sizes = [(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets]
     fill = 1 + (frames - 1) // stride if stride else frames
@@ -46,17 +53,17 @@ def naive(form, buckets, stride):
 @pytest.mark.parametrize("stride", [0, 1, 3])
 @pytest.mark.parametrize("buckets", [CLIPS, tuple(size[1:] for size in CLIPS[2:])])
 def test_each_form_gets_the_bucket_of_the_naive_loop(buckets, stride):
-    assert assign(FORMS, buckets, stride).tolist() == [naive(form, buckets, stride) for form in FORMS]
+    assert find_nearest_buckets(FORMS, buckets, stride).tolist() == [naive(form, buckets, stride) for form in FORMS]
 
 
 def test_what_stands_in_a_bucket_is_as_people_would_say():
     def of(*form):
-        return CLIPS[int(assign(np.array([form]), CLIPS)[0])]
+        return CLIPS[int(find_nearest_buckets(np.array([form]), CLIPS)[0])]
 
     assert of(1, 480, 640) == (1, 24, 40) and of(1, 1000, 1000) == (1, 64, 64) and of(1, 30, 30) == (1, 32, 32)
     assert of(100, 480, 480) == (8, 32, 32) and of(7, 480, 480) == (4, 32, 32) and of(3, 9, 16) == (1, 24, 40)
-    assert int(assign(np.array([[22, 32, 32]]), CLIPS, 3)[0]) == 0  # eight frames three apart take 22
-    assert int(assign(np.array([[21, 32, 32]]), CLIPS, 3)[0]) == 1
+    assert int(find_nearest_buckets(np.array([[22, 32, 32]]), CLIPS, 3)[0]) == 0  # eight frames three apart take 22
+    assert int(find_nearest_buckets(np.array([[21, 32, 32]]), CLIPS, 3)[0]) == 1
 
 
 def test_chosen_buckets_suit_the_data():
@@ -66,8 +73,12 @@ def test_chosen_buckets_suit_the_data():
     assert all(abs(math.log(h * w / 64**2)) < 0.05 for h, w in buckets)
     films = np.array([(30, 90, 160)] * 8 + [(1, 90, 160)] * 3 + [(3, 90, 160)] * 2)
     assert choose_buckets(films, (8, 32, 32), (1, 4, 4)) == ((8, 24, 44), (1, 24, 44), (2, 24, 44))
-    assert choose_buckets(np.zeros((0, 3), np.int64), (64, 64), (4, 4)) and len(RATIOS) == 13
-    assert lengths(16, 2) == [16, 8, 4, 2] and lengths(6, 2) == [6, 2] and lengths(1, 1) == [1]
+    assert choose_buckets(np.zeros((0, 3), np.int64), (64, 64), (4, 4)) and len(BUCKET_ASPECT_RATIOS) == 13
+    assert (
+        list_clip_lengths(16, 2) == [16, 8, 4, 2]
+        and list_clip_lengths(6, 2) == [6, 2]
+        and list_clip_lengths(1, 1) == [1]
+    )
 
 
 def test_named_buckets_are_sizes_of_the_data():
@@ -84,12 +95,12 @@ def test_named_buckets_are_sizes_of_the_data():
 )
 def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_bucket(buckets, batch, epochs, seed):
     own = np.array(buckets)
-    order, n = Order(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
-    samples, _, views = stream(order, 0, (epochs + 1) * n)
+    order, n = SampleOrder(len(own), seed, None, 1, factors=None, buckets=own, batch=batch), len(own)
+    samples, _, views = get_stream_samples(order, 0, (epochs + 1) * n)
     assert not views.any()
     assert all(sorted(samples[low : low + n]) == list(range(n)) for low in range(0, len(samples), n))
     for low in range(0, len(samples), batch):
-        ends = cuts(order, low, min(low + batch, len(samples)))
+        ends = find_bucket_boundaries(order, low, min(low + batch, len(samples)))
         assert ends[0] == low and ends[-1] == min(low + batch, len(samples)) and ends == sorted(set(ends))
         parts = [own[samples[a:b]] for a, b in itertools.pairwise(ends)]
         assert all(len(set(part.tolist())) == 1 for part in parts)
@@ -98,16 +109,18 @@ def test_every_image_is_shown_once_an_epoch_and_batches_are_cut_to_parts_of_one_
 
 def test_most_batches_have_one_bucket_and_epochs_differ():
     own = chance.integers(0, 4, 1000)
-    order = Order(1000, 3, None, 1, factors=None, buckets=own, batch=16)
-    samples = stream(order, 0, 5000)[0]
-    mixed = [len(cuts(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
+    order = SampleOrder(1000, 3, None, 1, factors=None, buckets=own, batch=16)
+    samples = get_stream_samples(order, 0, 5000)[0]
+    mixed = [len(find_bucket_boundaries(order, low, low + 16)) > 2 for low in range(0, 4992, 16)]
     assert sum(mixed) < 5 * 4  # an epoch ends with what is left of each of four buckets
     assert not np.array_equal(samples[:1000], samples[1000:2000])
 
 
 def test_one_bucket_has_the_order_of_a_run_without_buckets():
-    order = Order(50, 7, None, 1, factors=None, buckets=np.zeros(50, np.int64), batch=8)
-    assert np.array_equal(stream(order, 0, 150)[0], np.concatenate([permutation(50, 7, epoch) for epoch in range(3)]))
+    order = SampleOrder(50, 7, None, 1, factors=None, buckets=np.zeros(50, np.int64), batch=8)
+    assert np.array_equal(
+        get_stream_samples(order, 0, 150)[0], np.concatenate([draw_permutation(50, 7, epoch) for epoch in range(3)])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +143,12 @@ def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed,
     assert any("18 clips, 10 of them pictures, of one frame" in note for note in data.notes)
     forms = {
         name.split("/")[-1]: form
-        for name, form in zip(map(train.name, range(18)), measure_forms(train).tolist(), strict=True)
+        for name, form in zip(map(train.name, range(18)), measure_sample_forms(train).tolist(), strict=True)
     }
     assert forms["clip0.gif"] == forms["clip1.mp4"] == forms["clip2"] == [8, 16, 16]
     assert forms["clip3.gif"] == [3, 16, 16] and forms["0002.png"] == [1, 12, 24]
     # without, a photograph among clips makes pictures of all of them, as ever
-    assert type(open_data(mixed).split("train")) is Files
+    assert type(open_data(mixed).split("train")) is FileSplit
     # a folder of pictures alone is one of pictures, numbered ones too, in classes of splits as well
     for split in ("train", "val"):
         for name in ("a", "b"):
@@ -143,7 +156,7 @@ def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed,
                 place = tmp_path / split / name / f"{number:03}.png"
                 place.parent.mkdir(parents=True, exist_ok=True)
                 Image.new("RGB", (16, 16), (number, 0, 0)).save(place)
-    assert type(open_data(tmp_path, stills=True).split("train")) is Files
+    assert type(open_data(tmp_path, stills=True).split("train")) is FileSplit
 
 
 def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
@@ -151,23 +164,23 @@ def test_a_bad_file_has_no_form_and_the_others_have(mixed, tmp_path):
     for name, content in (("bad.png", b"no picture"), ("empty.png", b"")):
         (tmp_path / "a" / name).write_bytes(content)
     Image.new("RGB", (20, 10)).save(tmp_path / "a" / "good.png")
-    split = Files(
+    split = FileSplit(
         [tmp_path / "a" / name for name in ("bad.png", "empty.png", "good.png")], np.zeros((3, 0), np.float32)
     )
-    assert measure_forms(split).tolist() == [[0, 0, 0], [0, 0, 0], [1, 10, 20]]
+    assert measure_sample_forms(split).tolist() == [[0, 0, 0], [0, 0, 0], [1, 10, 20]]
 
 
 def test_a_sample_of_a_bucket_is_that_of_a_run_at_its_size_alone(mixed):
     split = open_data(mixed, stills=True).whole
     assert split is not None
     sizes = ((8, 16, 16), (1, 16, 16), (1, 12, 24), (1, 24, 12))
-    own = assign(measure_forms(split), sizes)
+    own = find_nearest_buckets(measure_sample_forms(split), sizes)
     plain = ClipPreprocess((8, 16, 16), buckets=sizes)
     loader = TrainLoader(split, plain, Augment(flip=0.5), 5, buckets=own, batch_size=4)
     spans = [
         (a, b)
         for low in range(0, 36, 4)
-        for ends in [cuts(loader.order, low, low + 4)]
+        for ends in [find_bucket_boundaries(loader.order, low, low + 4)]
         for a, b in itertools.pairwise(ends)
     ]
     seen = []

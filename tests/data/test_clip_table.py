@@ -15,12 +15,12 @@ import vitreous
 from tests.apps.curation.test_check_clips import film
 from tests.data.films import encode, greys, moving, write_clip
 from tests.objectives.test_clips import OPTIONS, Notes
-from vitreous.apps.curation.check import check
-from vitreous.data.decoding.clip import Part
+from vitreous.apps.curation.check import check_dataset
+from vitreous.data.decoding.clip import ClipSegment
 from vitreous.data.decoding.clips import open_clip
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
-from vitreous.data.split import Files
+from vitreous.data.split import FileSplit
 from vitreous.errors import DataError
 from vitreous.weights.bundle import load_bundle
 
@@ -54,14 +54,14 @@ def test_a_table_of_clips_is_video_data(tmp_path):
     assert [os.path.basename(whole.name(row)) for row in range(3)] == ["1.mp4", "2.gif", "frames"]
     Image.new("RGB", (8, 8)).save(tmp_path / "photo.png")
     pictures = open_data(write_table(tmp_path / "b.csv", "path,label", "2.gif,b", "photo.png,a"))
-    assert type(pictures.whole or pictures.split("train")) is Files
+    assert type(pictures.whole or pictures.split("train")) is FileSplit
 
 
 def test_start_and_end_cut_a_clip(tmp_path):
     write_clip(tmp_path / "1.gif", greys(10))
     (tmp_path / "2.mkv").write_bytes(encode(greys(10), "mkv", moments=[0, 1, 2, 7, 8, 9, 20, 21, 30, 45]))
     rows = "path,label,start,end", "1.gif,a,,0.5", "1.gif,b,0.5,", "1.gif,a,,", "2.mkv,b,0.7,2.05", "1.gif,a,,0.50"
-    data = open_data(write_table(tmp_path / "a.csv", *rows)).holding_out(0.0, 0)
+    data = open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0)
     split = split_of(data)
     assert [split.clip(row).read(np.arange(len(split.clip(row))))[:, 0, 0, 0].round(-1).tolist() for row in range(4)] == [
         [0, 20, 40, 60, 80], [100, 120, 140, 160, 180], list(range(0, 200, 20)), [60, 80, 100, 120],
@@ -71,7 +71,7 @@ def test_start_and_end_cut_a_clip(tmp_path):
     assert names == ["1.gif from 0 s to 0.5 s", "1.gif from 0.5 s", "1.gif", "2.mkv from 0.7 s to 2.05 s"]
     assert any("1 rows repeat another" in note for note in open_data(tmp_path / "a.csv").notes)
     assert split.take(np.array([3, 0])).part(0) == (0.7, 2.05) and split.part(2) is None
-    other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).holding_out(0.0, 0)
+    other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).with_holdout(0.0, 0)
     assert other.fingerprint() != data.fingerprint()
 
 
@@ -113,7 +113,7 @@ def test_parts_that_are_not_there_are_named(tmp_path):
     write_clip(tmp_path / "frames", greys(10))
     write_clip(tmp_path / "1.gif", greys(10))
     rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
-    split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).holding_out(0.0, 0))
+    split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
     with pytest.raises(DataError, match=r"frames from 0 s to 1 s: nothing says when its frames are shown"):
         split.clip(0)
     with pytest.raises(
@@ -122,13 +122,13 @@ def test_parts_that_are_not_there_are_named(tmp_path):
         split.clip(1)
     assert len(split.clip(2)) == 1
     with pytest.raises(DataError, match="nothing says when"):
-        Part(open_clip(greys(3)), 0, math.inf)
+        ClipSegment(open_clip(greys(3)), 0, math.inf)
 
 
 def test_a_check_looks_at_parts(tmp_path):
     write_clip(tmp_path / "1.gif", np.concatenate([film(0, 10), film(1, 10)]))
     rows = "path,label,split,start,end", "1.gif,a,train,,1", "1.gif,b,train,1,", "1.gif,a,test,,1", "1.gif,b,test,7,"
-    document, _ = check(write_table(tmp_path / "a.csv", *rows), workers=0)
+    document, _ = check_dataset(write_table(tmp_path / "a.csv", *rows), workers=0)
     assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
     assert document["clips"]["seconds"]["max"] == pytest.approx(1)
     assert document["copies"]["across"] == {"train/test": 1} and document["near_copies"]["groups"] == 0

@@ -10,13 +10,13 @@ from tests.conftest import picture
 from tests.data.films import encode, moving, write_clip
 from tests.data.test_tars import image, write
 from tests.objectives.test_clips import OPTIONS
-from vitreous.apps.curation.check import check
+from vitreous.apps.curation.check import check_dataset
 from vitreous.data.layouts.video import ClipFiles, StoredClips
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import Stored
+from vitreous.data.split import StoreSplit
 from vitreous.errors import DataError
-from vitreous.inference.sources import source
+from vitreous.inference.sources import resolve_image_source
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +46,14 @@ def test_an_archive_of_clips_is_read_as_one_of_pictures_is(tmp_path):
             f"the data are {sum(sizes.values())} clips"
         )
         assert all(type(split) is StoredClips for split in data.splits.values())
-    data = open_data(write(tmp_path / "a.tar", named)).holding_out(0.0, 0)
+    data = open_data(write(tmp_path / "a.tar", named)).with_holdout(0.0, 0)
     split = data.split("train")
     assert isinstance(split, StoredClips) and split.name(1) == "a.tar/001.gif"
     back = split.take(np.array([5, 1]))
     assert back.labels.tolist() == [1, 1] and len(back.clip(1)) == 10
     own = np.array([frame.argmax() for frame in back.clip(1).read(np.arange(10)).mean((1, 3))])
     assert np.array_equal(own, [frame.argmax() for frame in moving(1, True).mean((1, 3))])
-    checked, _ = check(tmp_path / "a.tar", workers=0)
+    checked, _ = check_dataset(tmp_path / "a.tar", workers=0)
     assert checked["kind"] == "clips" and checked["clips"]["frames"]["max"] == 10
     assert checked["formats"] == {"MOV": 4, "MATROSKA": 4, "GIF": 4}
 
@@ -61,13 +61,13 @@ def test_an_archive_of_clips_is_read_as_one_of_pictures_is(tmp_path):
 def test_pictures_win_over_videos_and_still_gifs_stay_pictures(tmp_path):
     mixed = write(tmp_path / "a.tar", [("a/1.png", image(1)), ("a/2.png", image(2)), ("b/3.mp4", film(tmp_path, 3)), ("b/4.png", image(4))])  # fmt: skip
     data = open_data(mixed)
-    assert all(type(split) is Stored for split in data.splits.values())
+    assert all(type(split) is StoreSplit for split in data.splits.values())
     assert sum(map(len, data.splits.values())) == 3 and "1 videos beside pictures are left out" in data.notes
     cover = open_data(write(tmp_path / "b.tar", [("a/1.mp4", film(tmp_path, 1)), ("a/1.jpg", image(1, "JPEG")), ("b/2.png", image(2))]))  # fmt: skip
-    assert all(type(split) is Stored for split in cover.splits.values())
+    assert all(type(split) is StoreSplit for split in cover.splits.values())
     picture(1).convert("P").save(tmp_path / "still.gif")
     still = (tmp_path / "still.gif").read_bytes()
-    for second, kind in ((still, Stored), (film(tmp_path, 2, "gif"), Stored), (film(tmp_path, 4), StoredClips)):
+    for second, kind in ((still, StoreSplit), (film(tmp_path, 2, "gif"), StoreSplit), (film(tmp_path, 4), StoredClips)):
         last = "b/2.mp4" if kind is StoredClips else "b/2.gif"
         assert {type(s) for s in open_data(write(tmp_path / "c.tar", [("a/1.gif", still), (last, second)])).splits.values()} == {kind}  # fmt: skip
 
@@ -85,10 +85,10 @@ def test_archives_of_clips_are_trained_on_and_answered_as_their_files_are(tmp_pa
     assert type(open_data(home).split("train")) is ClipFiles
     assert vitreous.train(str(archive), out=str(tmp_path / "run"), **options)["train"]["loss"] > 0
     answers = vitreous.load(tmp_path / "run", device="cpu", precision="fp32")
-    items = list(source([str(archive)], preprocess=ClipPreprocess))
+    items = list(resolve_image_source([str(archive)], preprocess=ClipPreprocess))
     assert [item.name for item in items] == [f"{archive}/{name}" for name, _ in members]
     together = [row for chunk in answers.predictions(items, answers.prediction_format()) for row in chunk]
     assert [row.probabilities for row in together] == [row.probabilities for row in answers.predict([str(home / name) for name, _ in members])]  # fmt: skip
     torn = write(tmp_path / "torn.tar", [("a/1.mp4", b"none"), ("b/2.mp4", members[1][1])])
     with pytest.raises(DataError, match=r"torn\.tar/a/1\.mp4: not a clip of a known format"):
-        open_data(torn).holding_out(0.0, 0).split("train").clip(0)  # type: ignore[attr-defined]
+        open_data(torn).with_holdout(0.0, 0).split("train").clip(0)  # type: ignore[attr-defined]

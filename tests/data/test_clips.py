@@ -12,8 +12,8 @@ from PIL import Image
 from tests.data.films import CODECS, encode, greys, moving, write_clip
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import clip, clips, video
-from vitreous.data.decoding.clip import evenly, spaced
-from vitreous.data.decoding.clips import gif_frames, is_animated, open_clip
+from vitreous.data.decoding.clip import sample_frames_by_stride, sample_frames_evenly
+from vitreous.data.decoding.clips import is_animated_gif, open_clip, parse_gif_durations
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
@@ -43,7 +43,7 @@ def test_frames_are_counted_as_decoded_at_any_rate():
 def test_frames_that_are_not_held_are_decoded_again(monkeypatch):
     content = encode(moving(1, True), "webm")
     whole = open_clip(content).read(np.array([2, 5, 8]))
-    monkeypatch.setattr(video, "HELD", 1500)
+    monkeypatch.setattr(video, "MAX_BUFFERED_BYTES", 1500)
     film = open_clip(content)
     assert film.held is None and np.array_equal(film.read(np.array([2, 5, 8])), whole)  # type: ignore[attr-defined]
 
@@ -102,7 +102,7 @@ def test_large_frames_are_refused_before_they_are_decoded(tmp_path):
 
 def test_limits(monkeypatch, tmp_path):
     place = write_clip(tmp_path / "a.gif", greys(10))
-    monkeypatch.setattr(clip, "MAX_BYTES", 4 * 16 * 16 * 3)
+    monkeypatch.setattr(clip, "MAX_CLIP_BYTES", 4 * 16 * 16 * 3)
     assert open_clip(place).read(np.arange(4)).shape[0] == 4
     with pytest.raises(DataError, match=r"a\.gif: 5 frames of 16 x 16 pixels take 0 MiB"):
         open_clip(place).read(np.arange(5))
@@ -122,10 +122,10 @@ def test_without_pyav_videos_say_what_to_install_and_gifs_are_read(monkeypatch, 
 
 def test_blocks_of_a_gif(tmp_path):
     content = write_clip(tmp_path / "a.gif", moving(2, False, 7)).read_bytes()
-    assert gif_frames(content) == ([10] * 7, True) and is_animated(content)
+    assert parse_gif_durations(content) == ([10] * 7, True) and is_animated_gif(content)
     Image.new("P", (5, 4)).save(tmp_path / "b.gif")
-    assert gif_frames((tmp_path / "b.gif").read_bytes()) == ([0], True)
-    assert not any(gif_frames(content[:end])[1] for end in range(13, len(content) - 1, 7))
+    assert parse_gif_durations((tmp_path / "b.gif").read_bytes()) == ([0], True)
+    assert not any(parse_gif_durations(content[:end])[1] for end in range(13, len(content) - 1, 7))
 
 
 def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
@@ -142,13 +142,15 @@ def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
 
 def test_numbers_of_frames():
     for count in (1, 3, 8, 30):
-        assert evenly(count, 8).tolist() == [(2 * t + 1) * count // 16 for t in range(8)]
+        assert sample_frames_evenly(count, 8).tolist() == [(2 * t + 1) * count // 16 for t in range(8)]
         draws = np.random.default_rng(count).random(8)
-        drawn = evenly(count, 8, draws)
+        drawn = sample_frames_evenly(count, 8, draws)
         assert all(t * count / 8 - 1 < number <= (t + 1) * count / 8 for t, number in enumerate(drawn))
         assert (drawn < count).all() and (np.diff(drawn) >= 0).all()
-    assert spaced(10, 4, 2, 0).tolist() == [0, 2, 4, 6] and spaced(10, 4, 2, 0.999).tolist() == [3, 5, 7, 9]
-    assert spaced(3, 4, 2).tolist() == [0, 2, 2, 2]
+    assert sample_frames_by_stride(10, 4, 2, 0).tolist() == [0, 2, 4, 6] and sample_frames_by_stride(
+        10, 4, 2, 0.999
+    ).tolist() == [3, 5, 7, 9]
+    assert sample_frames_by_stride(3, 4, 2).tolist() == [0, 2, 2, 2]
 
 
 def test_a_view_is_the_same_for_all_frames_and_frames_are_drawn_by_the_key():
@@ -181,4 +183,4 @@ def test_preprocessing_fits_each_frame_as_a_picture(tmp_path):
     with pytest.raises(DataError, match=r"a\.png: not a clip of a known format"):
         Image.fromarray(pixels[0]).save(tmp_path / "a.png")
         preprocess.transform(tmp_path / "a.png")
-    assert clips.KNOWN
+    assert clips.KNOWN_FORMATS_HINT

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image, TiffImagePlugin
 
-from vitreous.data.decoding.decode import MAX_PIXELS, decode
+from vitreous.data.decoding.decode import MAX_PIXELS, decode_to_pillow
 from vitreous.errors import DataError
 
 
@@ -33,36 +33,37 @@ def save(path, image, **options):
 def test_rgb(tmp_path, suffix, tolerance):
     options = {"lossless": True} if suffix == "webp" else {"quality": 95, "subsampling": 0} if suffix == "jpg" else {}
     path = save(tmp_path / f"x.{suffix}", Image.fromarray(RGB), **options)
-    assert np.abs(np.asarray(decode(path)).astype(int) - RGB).max() <= tolerance
+    assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - RGB).max() <= tolerance
 
 
 def test_grey_becomes_rgb_and_rgb_becomes_grey(tmp_path):
     grey = RGB[..., 0]
     path = save(tmp_path / "x.png", Image.fromarray(grey))
-    assert np.array_equal(np.asarray(decode(path)), np.stack([grey] * 3, -1))
-    assert np.array_equal(np.asarray(decode(path, channels=1)), grey)
-    colour = decode(save(tmp_path / "y.png", Image.fromarray(RGB)), channels=1)
+    assert np.array_equal(np.asarray(decode_to_pillow(path)), np.stack([grey] * 3, -1))
+    assert np.array_equal(np.asarray(decode_to_pillow(path, channels=1)), grey)
+    colour = decode_to_pillow(save(tmp_path / "y.png", Image.fromarray(RGB)), channels=1)
     assert np.array_equal(np.asarray(colour), np.asarray(Image.fromarray(RGB).convert("L")))
 
 
 def test_one_bit(tmp_path):
     path = save(tmp_path / "x.png", Image.fromarray(RGB[..., 0] > 100))
-    assert np.array_equal(np.asarray(decode(path))[..., 0], (RGB[..., 0] > 100) * 255)
+    assert np.array_equal(np.asarray(decode_to_pillow(path))[..., 0], (RGB[..., 0] > 100) * 255)
 
 
 def test_palette(tmp_path):
     path = save(tmp_path / "x.png", Image.fromarray(RGB).quantize(200))
-    assert np.array_equal(np.asarray(decode(path)), np.asarray(Image.open(path).convert("RGB")))
+    assert np.array_equal(np.asarray(decode_to_pillow(path)), np.asarray(Image.open(path).convert("RGB")))
 
 
 def test_sixteen_bit_grey_is_scaled_not_clipped(tmp_path):
     values = np.arange(240, dtype=np.uint16).reshape(12, 20) * 270
     path = save(tmp_path / "x.png", Image.fromarray(values))
     expected = np.rint(values / 257)
-    assert np.abs(np.asarray(decode(path, 1)).astype(int) - expected).max() <= 1
-    assert len(np.unique(np.asarray(decode(path, 1)))) > 200
+    assert np.abs(np.asarray(decode_to_pillow(path, 1)).astype(int) - expected).max() <= 1
+    assert len(np.unique(np.asarray(decode_to_pillow(path, 1)))) > 200
     assert np.array_equal(
-        np.asarray(decode(save(tmp_path / "x.tif", Image.fromarray(values)), 1)), np.asarray(decode(path, 1))
+        np.asarray(decode_to_pillow(save(tmp_path / "x.tif", Image.fromarray(values)), 1)),
+        np.asarray(decode_to_pillow(path, 1)),
     )
 
 
@@ -76,7 +77,7 @@ def test_sixteen_bit_colour_keeps_the_high_byte(tmp_path):
     header = struct.pack(">IIBBBBB", 20, 12, 16, 2, 0, 0, 0)
     content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     (tmp_path / "x.png").write_bytes(content)
-    assert np.array_equal(np.asarray(decode(tmp_path / "x.png")), RGB)
+    assert np.array_equal(np.asarray(decode_to_pillow(tmp_path / "x.png")), RGB)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA", "P+tRNS", "RGB+tRNS"])
@@ -98,19 +99,19 @@ def test_transparency_is_laid_over_white(tmp_path, mode):
         pixels = RGB.copy()
         pixels[:, :10] = (1, 2, 3)
         path = save(tmp_path / "x.png", Image.fromarray(pixels), transparency=(1, 2, 3))
-    decoded = np.asarray(decode(path))
+    decoded = np.asarray(decode_to_pillow(path))
     assert (decoded[:, :10] == 255).all()
     assert not (decoded[:, 10:] == 255).all()
 
 
 def test_half_transparency_is_mixed(tmp_path):
     half = Image.fromarray(np.dstack([np.zeros_like(RGB), np.full((12, 20), 128, np.uint8)]))
-    assert np.abs(np.asarray(decode(save(tmp_path / "x.png", half))).astype(int) - 127).max() <= 1
+    assert np.abs(np.asarray(decode_to_pillow(save(tmp_path / "x.png", half))).astype(int) - 127).max() <= 1
 
 
 def test_cmyk(tmp_path):
     path = save(tmp_path / "x.jpg", Image.fromarray(RGB).convert("CMYK"), quality=98, subsampling=0)
-    assert np.abs(np.asarray(decode(path)).astype(int) - RGB).mean() < 6
+    assert np.abs(np.asarray(decode_to_pillow(path)).astype(int) - RGB).mean() < 6
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -124,25 +125,27 @@ def test_all_exif_orientations_come_out_upright(tmp_path, orientation):
         image = image.transpose(operation)
     exif = Image.Exif()
     exif[0x0112] = orientation
-    decoded = decode(save(tmp_path / "x.png", image, exif=exif))
+    decoded = decode_to_pillow(save(tmp_path / "x.png", image, exif=exif))
     assert np.array_equal(np.asarray(decoded), RGB)
 
 
 def test_a_senseless_orientation_is_ignored(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 99
-    assert np.array_equal(np.asarray(decode(save(tmp_path / "x.png", Image.fromarray(RGB), exif=exif))), RGB)
+    assert np.array_equal(np.asarray(decode_to_pillow(save(tmp_path / "x.png", Image.fromarray(RGB), exif=exif))), RGB)
 
 
 def test_of_an_animation_the_first_frame_is_taken(tmp_path):
     frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (10, 200)]
     for name, options in (("x.gif", {}), ("x.webp", {"lossless": True}), ("x.png", {"default_image": False})):
         path = save(tmp_path / name, frames[0], save_all=True, append_images=frames[1:], **options)
-        assert (np.asarray(decode(path)) == 10).all(), name
+        assert (np.asarray(decode_to_pillow(path)) == 10).all(), name
 
 
 def test_the_content_decides_not_the_name(tmp_path):
-    assert np.array_equal(np.asarray(decode(save(tmp_path / "x.jpg", Image.fromarray(RGB), format="PNG"))), RGB)
+    assert np.array_equal(
+        np.asarray(decode_to_pillow(save(tmp_path / "x.jpg", Image.fromarray(RGB), format="PNG"))), RGB
+    )
 
 
 def jpeg_bytes(size=(300, 200)) -> bytes:
@@ -168,7 +171,7 @@ def test_what_is_no_whole_image_is_refused_by_name(tmp_path, content, reason):
     path = tmp_path / "bad.jpg"
     path.write_bytes(content)
     with pytest.raises(DataError, match=reason) as error:
-        decode(path)
+        decode_to_pillow(path)
     assert "bad.jpg" in str(error.value)
 
 
@@ -180,16 +183,16 @@ def test_truncated_png(tmp_path, cut):
     content = path.read_bytes()
     path.write_bytes(content[: int(cut * len(content))])
     with pytest.raises(DataError, match=r"x\.png"):
-        decode(path)
+        decode_to_pillow(path)
 
 
 def test_pixels_without_a_range_are_refused(tmp_path):
     path = save(tmp_path / "x.tif", Image.fromarray(np.random.default_rng(0).random((8, 8), dtype=np.float32)))
     with pytest.raises(DataError, match="no stated range"):
-        decode(path)
+        decode_to_pillow(path)
     path = save(tmp_path / "y.tif", Image.new("LAB", (8, 8)))
     with pytest.raises(DataError, match="no stated range"):
-        decode(path)
+        decode_to_pillow(path)
 
 
 def test_too_many_pixels_are_refused_from_the_header(tmp_path):
@@ -199,7 +202,7 @@ def test_too_many_pixels_are_refused_from_the_header(tmp_path):
     assert path.stat().st_size < 100_000
     started = time.process_time()
     with pytest.raises(DataError, match="more than 64,000,000"):
-        decode(path)
+        decode_to_pillow(path)
     assert time.process_time() - started < 0.5
 
 
@@ -209,18 +212,20 @@ def test_pipes_folders_and_missing_files_are_refused_at_once(tmp_path):
     (tmp_path / "dangling.jpg").symlink_to("nowhere")
     for name in ("pipe.jpg", "folder.jpg", "dangling.jpg", "missing.jpg"):
         with pytest.raises(DataError, match=name):
-            decode(tmp_path / name)
+            decode_to_pillow(tmp_path / name)
 
 
 def test_a_message_is_one_line_whatever_the_name(tmp_path):
     path = tmp_path / "a\nb\x1b[31m.jpg"
     path.write_bytes(b"junk")
     with pytest.raises(DataError) as error:
-        decode(path)
+        decode_to_pillow(path)
     assert "\n" not in error.value.message and "\x1b" not in error.value.message
 
 
 def test_tiff_with_floating_point_tags_is_the_library_s_business(tmp_path):
     info = TiffImagePlugin.ImageFileDirectory_v2()
     info[282] = 72.0
-    assert np.array_equal(np.asarray(decode(save(tmp_path / "x.tif", Image.fromarray(RGB), tiffinfo=info))), RGB)
+    assert np.array_equal(
+        np.asarray(decode_to_pillow(save(tmp_path / "x.tif", Image.fromarray(RGB), tiffinfo=info))), RGB
+    )

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.test_split_names import write_classes, write_image
-from vitreous.data.layouts.file_names import FileIndex, count_shared_end, find_file
+from vitreous.data.layouts.file_names import FileIndex, count_shared_end_parts, resolve_unicode_path
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -36,8 +36,8 @@ def boxes_of(source: Path) -> dict[str, list[list[float]]]:
 
 
 def test_ends_of_paths():
-    assert count_shared_end(("a", "b", "c"), ("x", "b", "c")) == 2
-    assert count_shared_end(("b", "c"), ("a", "b", "c")) == 2
+    assert count_shared_end_parts(("a", "b", "c"), ("x", "b", "c")) == 2
+    assert count_shared_end_parts(("b", "c"), ("a", "b", "c")) == 2
     paths = [Path(name) for name in ("d/a/0.png", "d/b/0.png", "d/0.png", "d/b/1.png")]
     index = FileIndex(paths, Path("d"))
     assert index.find("upload/a/0.png", "x") == Path("d/a/0.png")
@@ -220,9 +220,9 @@ def test_classes_of_splits(tmp_path):
 def test_files_of_both_forms_are_not_confused(tmp_path):
     for number, name in enumerate((COMPOSED, DECOMPOSED)):
         write_image(tmp_path / f"{name}.png", number)
-    assert find_file(tmp_path / f"{DECOMPOSED}.png") == str(tmp_path / f"{DECOMPOSED}.png")
-    assert find_file(tmp_path / "missing.png") is None
-    assert find_file(tmp_path / COMPOSED / "é.png") is None
+    assert resolve_unicode_path(tmp_path / f"{DECOMPOSED}.png") == str(tmp_path / f"{DECOMPOSED}.png")
+    assert resolve_unicode_path(tmp_path / "missing.png") is None
+    assert resolve_unicode_path(tmp_path / COMPOSED / "é.png") is None
 
 
 def test_files_that_state_another_image_are_refused(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import picture
-from vitreous.data.holdout import hold_out
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -31,7 +31,7 @@ def sizes(labels, rows):
 
 
 def miss(labels, rows, share):
-    """How far a split is from its share of every class, as `hold_out` measures it."""
+    """How far a split is from its share of every class, as `draw_stratified_splits` measures it."""
     total = sizes(labels, np.arange(len(labels)))
     return float((((sizes(labels, rows) - share * total) ** 2)[total > 0] / total[total > 0]).sum())
 
@@ -39,7 +39,7 @@ def miss(labels, rows, share):
 @given(grouped(), st.sampled_from([0.05, 0.1, 0.25, 0.5]), st.integers(0, 99))
 def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_can_bring_them(case, share, seed):
     labels, groups = case
-    parts = hold_out(labels, seed, {"val": share}, groups)
+    parts = draw_stratified_splits(labels, seed, {"val": share}, groups)
     train, val = parts["train"], parts["val"]
     assert sorted([*train, *val]) == list(range(len(labels))) and all(
         (np.diff(rows) > 0).all() for rows in (train, val)
@@ -50,7 +50,7 @@ def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_c
     )
     assert all(
         np.array_equal(parts[name], rows)
-        for name, rows in hold_out(labels, seed, {"val": share}, groups * 5 + 1).items()
+        for name, rows in draw_stratified_splits(labels, seed, {"val": share}, groups * 5 + 1).items()
     )
     for group in set(groups[train]):
         more = np.sort(np.r_[val, np.flatnonzero(groups == group)])
@@ -62,18 +62,22 @@ def test_groups_stay_together_and_shares_are_as_near_as_one_group_more_or_less_c
 def test_groups_of_one_image_are_drawn_as_single_images_are(seed):
     labels = np.repeat([0, 1, 2], [10, 40, 150])
     for shares in ({"val": 0.1}, {"val": 0.1, "test": 0.2}):
-        parts = hold_out(labels, seed, shares, np.arange(len(labels)))
+        parts = draw_stratified_splits(labels, seed, shares, np.arange(len(labels)))
         for name, share in shares.items():
             assert np.abs(np.bincount(labels[parts[name]]) - share * np.array([10, 40, 150])).max() == 0
 
 
 def test_a_few_large_groups_give_one_and_only_one_gives_none():
     labels = np.tile([0, 1], 50)
-    parts = hold_out(labels, 0, {"val": 0.1}, np.repeat([5, 6, 7, 8], 25))
+    parts = draw_stratified_splits(labels, 0, {"val": 0.1}, np.repeat([5, 6, 7, 8], 25))
     assert len(parts["val"]) == 25 and len(parts["train"]) == 75
-    assert len(hold_out(labels, 0, {"val": 0.1}, np.zeros(100, int))["val"]) == 0
-    assert len(hold_out(labels, 0, {"val": 0.1}, labels)["val"]) == 0, "a class in one group cannot be held out"
-    chosen = {tuple(hold_out(labels, seed, {"val": 0.1}, np.repeat(range(20), 5))["val"]) for seed in range(9)}
+    assert len(draw_stratified_splits(labels, 0, {"val": 0.1}, np.zeros(100, int))["val"]) == 0
+    assert len(draw_stratified_splits(labels, 0, {"val": 0.1}, labels)["val"]) == 0, (
+        "a class in one group cannot be held out"
+    )
+    chosen = {
+        tuple(draw_stratified_splits(labels, seed, {"val": 0.1}, np.repeat(range(20), 5))["val"]) for seed in range(9)
+    }
     assert len(chosen) > 3, "the seed chooses"
 
 
@@ -92,10 +96,10 @@ def write(image_folder, rows, columns="path,label,group"):
 def test_a_column_of_groups(image_folder):
     source = write(image_folder, [f"{index}.png,{'ab'[index % 2]},video {index // 5}" for index in range(40)])
     data = open_data(source)
-    for drawn in (data, data.holding_out(0.3, 1), data.holding_out(0.3, 1).holding_out(0.2, 2)):
+    for drawn in (data, data.with_holdout(0.3, 1), data.with_holdout(0.3, 1).with_holdout(0.2, 2)):
         homes = [{int(path.stem) // 5 for path in drawn.splits[name].paths} for name in ("train", "val")]
         assert homes[1] and not homes[0] & homes[1]
-    whole = data.holding_out(0.0, 0)
+    whole = data.with_holdout(0.0, 0)
     assert len(whole.groups) == len(whole.splits["train"]) == 40
     assert len(set(whole.groups[:5])) == 1 and len(set(whole.groups)) == 8
 

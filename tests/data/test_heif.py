@@ -12,7 +12,7 @@ from PIL import Image
 from tests.conftest import make_folder, say
 from tests.data.crafted import ftyp
 from vitreous.data.decoding import heif
-from vitreous.data.decoding.decode import decode, upright_size
+from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -26,7 +26,7 @@ RAMP = np.stack(np.broadcast_arrays(np.arange(96)[None] * 2, np.arange(64)[:, No
 
 def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
     """Pixels as a file of that kind."""
-    heif.register(kind)
+    heif.register_pillow_reader(kind)
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(pixels).save(file := io.BytesIO(), kind, quality=95, exif=exif.tobytes())
@@ -36,25 +36,25 @@ def coded(kind: str, pixels: np.ndarray = RAMP, orientation: int = 1) -> bytes:
 @pytest.fixture
 def unreadable(monkeypatch):
     """A machine on which neither can be read."""
-    monkeypatch.setattr(heif, "is_readable", lambda kind: False)
+    monkeypatch.setattr(heif, "is_format_readable", lambda kind: False)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pixels_are_those_that_were_written_and_upright(kind):
     content = coded(kind)
-    assert heif.heif_format(content) == kind
-    assert np.abs(np.asarray(decode(content)).astype(int) - RAMP).mean() < 2
-    assert decode(content, channels=1).mode == "L" and upright_size(content, "image") == (96, 64)
+    assert heif.detect_heif_format(content) == kind
+    assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - RAMP).mean() < 2
+    assert decode_to_pillow(content, channels=1).mode == "L" and read_upright_size(content, "image") == (96, 64)
     for orientation, turned in ((3, RAMP[::-1, ::-1]), (6, np.rot90(RAMP, -1)), (8, np.rot90(RAMP))):
         content = coded(kind, orientation=orientation)
-        assert np.abs(np.asarray(decode(content)).astype(int) - turned).mean() < 2, orientation
-        assert upright_size(content, "image") == (turned.shape[1], turned.shape[0])
+        assert np.abs(np.asarray(decode_to_pillow(content)).astype(int) - turned).mean() < 2, orientation
+        assert read_upright_size(content, "image") == (turned.shape[1], turned.shape[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_transparency_is_laid_over_white(kind):
     clear = np.dstack([RAMP, np.zeros(RAMP.shape[:2], np.uint8)])
-    assert np.asarray(decode(coded(kind, clear))).min() > 250
+    assert np.asarray(decode_to_pillow(coded(kind, clear))).min() > 250
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -62,15 +62,20 @@ def test_transparency_is_laid_over_white(kind):
 def test_a_file_that_is_cut_short_is_refused(kind, share):
     content = coded(kind)
     with pytest.raises(DataError, match="cannot be read as an image"):
-        decode(content[: int(share * len(content))])
+        decode_to_pillow(content[: int(share * len(content))])
 
 
 def test_brands_tell_the_format():
     box = b"\0\0\0\x1cftyp"
-    assert heif.heif_format(box + b"mif1" + bytes(4) + b"mif1avifmiaf") == "AVIF"
-    assert heif.heif_format(box + b"mif1" + bytes(4) + b"mif1heicmiaf") == "HEIF"
-    assert heif.heif_format(box + b"msf1" + bytes(4) + b"msf1hevcmiaf") == "HEIF"
-    assert heif.heif_format(ftyp(b"isom")) == heif.heif_format(b"\xff\xd8\xff") == heif.heif_format(b"") == ""
+    assert heif.detect_heif_format(box + b"mif1" + bytes(4) + b"mif1avifmiaf") == "AVIF"
+    assert heif.detect_heif_format(box + b"mif1" + bytes(4) + b"mif1heicmiaf") == "HEIF"
+    assert heif.detect_heif_format(box + b"msf1" + bytes(4) + b"msf1hevcmiaf") == "HEIF"
+    assert (
+        heif.detect_heif_format(ftyp(b"isom"))
+        == heif.detect_heif_format(b"\xff\xd8\xff")
+        == heif.detect_heif_format(b"")
+        == ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,8 +83,8 @@ def test_brands_tell_the_format():
 )
 def test_what_cannot_be_read_here_is_refused_with_what_to_install(unreadable, kind, way):
     with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, which cannot be read here.*{way}"):
-        decode(coded(kind), name="photo")
-    assert upright_size(coded(kind), "photo") == (0, 0)
+        decode_to_pillow(coded(kind), name="photo")
+    assert read_upright_size(coded(kind), "photo") == (0, 0)
 
 
 @pytest.fixture

@@ -23,10 +23,10 @@ from tests.data.mutate import hunt
 from tests.inference.made import read_for
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import decode as decoding
-from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.gate import MAX_SCANS
-from vitreous.data.loader import Decoding, EvalLoader, TrainLoader
-from vitreous.data.screen import screen
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.decoding.gate import MAX_JPEG_SCANS
+from vitreous.data.loader import DecodingDataset, EvalLoader, TrainLoader
+from vitreous.data.screen import screen_images
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 from vitreous.inference.predict import Predictor, load
@@ -44,17 +44,17 @@ NO_FILES = {"pipe.jpg": "not a regular file", "folder.jpg": "not a regular file"
 def test_every_file_is_accepted_with_its_pixels_or_refused_with_its_reason(case: Case):
     if case.refused is not None:
         with pytest.raises(DataError, match=case.refused) as error:
-            decode(case.content, name=case.name)
+            decode_to_pillow(case.content, name=case.name)
         assert error.value.message.startswith(case.name) and (error.value.hint or not case.content)
         return
-    pixels = np.asarray(decode(case.content, name=case.name)).astype(int)
+    pixels = np.asarray(decode_to_pillow(case.content, name=case.name)).astype(int)
     if case.golden is not None:
         assert pixels.shape == case.golden.shape
         assert np.abs(pixels - case.golden).max() <= case.off
 
 
 def test_whichever_way_a_picture_was_stored_it_comes_out_the_same():
-    turned = [decode(case.content) for case in corpus() if re.match(r"exif_\d", case.name)]
+    turned = [decode_to_pillow(case.content) for case in corpus() if re.match(r"exif_\d", case.name)]
     assert len(turned) == 8 and len({picture.tobytes() for picture in turned}) == 1
 
 
@@ -97,11 +97,11 @@ def predictor(tmp_path_factory) -> Predictor:
 
 @pytest.fixture(scope="module")
 def verdicts(files, predictor) -> dict[str, str]:
-    """Name -> why `decode` refuses it, or the digest of the model's input."""
+    """Name -> why `decode_to_pillow` refuses it, or the digest of the model's input."""
 
     def verdict(path: Path) -> Tensor | DataError:
         try:
-            return predictor.bundle.preprocess.to_tensor(decode(path))
+            return predictor.bundle.preprocess.to_tensor(decode_to_pillow(path))
         except DataError as error:
             return error
 
@@ -132,9 +132,9 @@ def test_one_verdict_and_one_picture_on_every_path(files, table, predictor, verd
         return [told(image) for _, images in EvalLoader(split, preprocess, workers).batches(50) for image in images]
 
     def fed(feed: TrainLoader) -> list[str]:
-        return [told(Decoding(feed)[sample, 0, 0][1]) for sample in range(len(split))]
+        return [told(DecodingDataset(feed)[sample, 0, 0][1]) for sample in range(len(split))]
 
-    pixels, bad = screen(split, preprocess, 0, keep=True)
+    pixels, bad = screen_images(split, preprocess, 0, keep=True)
     assert pixels is not None
     paths = {
         "predict": [told(read_for(predictor, path)) for path in files.values()],
@@ -239,10 +239,10 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_cut_short_anywhere_is_refused_or_loses_no_pixel(kind):
     content = saved(NOISE[:24, :24], kind.split()[0], **KINDS[kind])
-    whole, refusals = np.asarray(decode(content)), 0
+    whole, refusals = np.asarray(decode_to_pillow(content)), 0
     for end in [*range(1, len(content) - 40, 13), *range(len(content) - 40, len(content))]:
         try:
-            assert np.array_equal(np.asarray(decode(content[:end])), whole), end
+            assert np.array_equal(np.asarray(decode_to_pillow(content[:end])), whole), end
         except DataError:
             refusals += 1
     assert refusals > 40
@@ -250,18 +250,18 @@ def test_a_file_cut_short_anywhere_is_refused_or_loses_no_pixel(kind):
 
 def test_as_many_scans_as_there_may_be_and_what_only_looks_like_scans():
     ten = saved(NOISE, "JPEG", progressive=True)
-    whole, many = np.asarray(decode(ten)), b"\xff\xda" * (MAX_SCANS + 1)
+    whole, many = np.asarray(decode_to_pillow(ten)), b"\xff\xda" * (MAX_JPEG_SCANS + 1)
     assert ten.count(b"\xff\xda") == 10
     for content in (ten + many, with_segment(ten, 0xE5, many)):
-        assert np.array_equal(np.asarray(decode(content)), whole)
-    decode(with_scans(ten, MAX_SCANS - 10))
+        assert np.array_equal(np.asarray(decode_to_pillow(content)), whole)
+    decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 10))
     with pytest.raises(DataError, match="scans"):
-        decode(with_scans(ten, MAX_SCANS - 9))
+        decode_to_pillow(with_scans(ten, MAX_JPEG_SCANS - 9))
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer", "another", "gone"])
 def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
-    path, opened = tmp_path / "x.png", decoding.open_regular
+    path, opened = tmp_path / "x.png", decoding.open_input_file
     path.write_bytes(saved(RGB, "PNG"))
 
     def open_and_change(place):
@@ -278,12 +278,12 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, change):
             os.unlink(place)
         return file
 
-    monkeypatch.setattr(decoding, "open_regular", open_and_change)
+    monkeypatch.setattr(decoding, "open_input_file", open_and_change)
     if change == "shorter":
         with pytest.raises(DataError, match=r"x\.png: cannot be read"):
-            decode(path)
+            decode_to_pillow(path)
     else:
-        assert np.array_equal(np.asarray(decode(path)), RGB)
+        assert np.array_equal(np.asarray(decode_to_pillow(path)), RGB)
 
 
 def test_two_thousand_mutants_are_accepted_or_refused():

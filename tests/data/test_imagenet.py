@@ -11,10 +11,10 @@ import pytest
 from scipy.io import savemat
 
 from tests.conftest import picture
-from vitreous.data.class_order import align_labels, class_indices
-from vitreous.data.layouts.imagenet import ILSVRC2012, is_ilsvrc2012, titles_of
+from vitreous.data.class_order import align_labels, find_class_indices
+from vitreous.data.layouts.imagenet import ILSVRC2012_SHA256, is_ilsvrc2012, read_class_titles
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, Files
+from vitreous.data.split import Data, FileSplit
 from vitreous.errors import DataError
 
 SYNSETS = {"n01440764": "tench, Tinca tinca", "n02012849": "crane", "n03126707": "crane"}
@@ -135,7 +135,7 @@ def test_truth_that_is_lacking_or_wrong(flat):
 
 
 def data_of(classes, titles=None) -> Data:
-    split = Files([Path(f"{index}.jpg") for index in range(len(classes))], np.arange(len(classes)))
+    split = FileSplit([Path(f"{index}.jpg") for index in range(len(classes))], np.arange(len(classes)))
     return Data("x", tuple(classes), {"test": split}, titles=titles or {})
 
 
@@ -147,16 +147,16 @@ def test_a_model_that_knows_the_classes_by_their_titles():
         ("goldfish, Carassius auratus", "tench, Tinca tinca"),
         ("n01443537", "n01440764"),
     ):
-        assert class_indices(data, (*known, "shark")).tolist() == [1, 0]
+        assert find_class_indices(data, (*known, "shark")).tolist() == [1, 0]
         assert align_labels(data.splits["test"], data, (*known, "shark")).labels.tolist() == [1, 0]
     for titles, known in (
         (SYNSETS, ("tench", "crane", "bird")),
         ({**SYNSETS, "n03126707": "lift"}, ("tench", "crane", "crane, bird", "lift")),
     ):
         with pytest.raises(DataError, match="does not know the classes n02012849"):
-            class_indices(data_of(SYNSETS, titles), known)
+            find_class_indices(data_of(SYNSETS, titles), known)
     with pytest.raises(DataError, match="does not know the classes tench"):
-        class_indices(data_of(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
+        find_class_indices(data_of(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
 
 
 def the_thousand() -> list[str]:
@@ -169,16 +169,16 @@ def the_thousand() -> list[str]:
 def test_numbers_stand_for_the_thousand_synsets_and_for_no_others():
     numbers = tuple(map(str, range(1000)))
     synsets = tuple(f"n{index:08d}" for index in range(1000))
-    assert len(ILSVRC2012) == 64 and not is_ilsvrc2012(synsets)
+    assert len(ILSVRC2012_SHA256) == 64 and not is_ilsvrc2012(synsets)
     with pytest.raises(DataError, match="does not know"):
-        class_indices(data_of(synsets), numbers)
+        find_class_indices(data_of(synsets), numbers)
     true = the_thousand()
     data = data_of(true)
-    assert is_ilsvrc2012(data.classes) and class_indices(data, numbers).tolist() == list(range(1000))
+    assert is_ilsvrc2012(data.classes) and find_class_indices(data, numbers).tolist() == list(range(1000))
     with pytest.raises(DataError, match="does not know"):
-        class_indices(data_of(true[:-1]), numbers)
+        find_class_indices(data_of(true[:-1]), numbers)
 
 
 def test_the_thousand_have_titles_without_a_list_beside_them():
-    titles = titles_of(tuple(the_thousand()), [])
+    titles = read_class_titles(tuple(the_thousand()), [])
     assert titles["n01440764"] == "tench" and titles["n15075141"] == "toilet tissue" and len(titles) == 1000

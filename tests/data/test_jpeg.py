@@ -1,4 +1,4 @@
-"""A crop of a photograph shows what the whole photograph shows there, and no file is taken that `decode` refuses."""
+"""A crop of a photograph shows what the whole photograph shows there, and no file is taken that `decode_to_pillow` refuses."""
 
 from __future__ import annotations
 
@@ -13,11 +13,17 @@ import torch.nn.functional as F
 from PIL import Image
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.crops import AreaCrop, shown
+from vitreous.data.augmentation.crops import AreaCrop, crop_and_resize
 from vitreous.data.decoding import regions as jpeg
-from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.regions import Jpeg, Pixels, by_pillow, decoder, open_picture
-from vitreous.data.keys import seeded
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.decoding.regions import (
+    LazyJpeg,
+    LazyPixels,
+    decode_jpeg_with_pillow,
+    get_jpeg_decoder,
+    open_lazy_image,
+)
+from vitreous.data.keys import fork_torch_rng
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 
@@ -59,7 +65,7 @@ def either_decoder(request, monkeypatch):
     if request.param == "simplejpeg":
         pytest.importorskip("simplejpeg")
     else:
-        monkeypatch.setattr(jpeg, "decoder", lambda: by_pillow)
+        monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: decode_jpeg_with_pillow)
 
 
 def boxes(width: int, height: int, count: int = 12):
@@ -81,35 +87,37 @@ def as_array(image: Image.Image) -> np.ndarray:
 @pytest.mark.parametrize("channels", [3, 1])
 @pytest.mark.parametrize("name", PHOTOGRAPHS)
 def test_a_region_is_the_crop_of_the_whole(name, channels):
-    photograph = open_picture(PHOTOGRAPHS[name], channels, name)
-    assert isinstance(photograph, Jpeg)
-    whole = decode(PHOTOGRAPHS[name], channels)
+    photograph = open_lazy_image(PHOTOGRAPHS[name], channels, name)
+    assert isinstance(photograph, LazyJpeg)
+    whole = decode_to_pillow(PHOTOGRAPHS[name], channels)
     assert photograph.size == whole.size
     for box in boxes(*whole.size):
-        assert np.array_equal(photograph.region(box), as_array(whole.crop(box)))
+        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_region_is_upright(orientation):
     content = encoded(scene(), orientation, subsampling=2)
-    photograph, whole = open_picture(content, 3, "x"), decode(content)
-    assert isinstance(photograph, Jpeg) and photograph.size == whole.size
+    photograph, whole = open_lazy_image(content, 3, "x"), decode_to_pillow(content)
+    assert isinstance(photograph, LazyJpeg) and photograph.size == whole.size
     for box in boxes(*whole.size):
-        assert np.array_equal(photograph.region(box), as_array(whole.crop(box)))
+        assert np.array_equal(photograph.decode_region(box), as_array(whole.crop(box)))
 
 
 def test_rows_below_a_crop_are_not_decoded(monkeypatch):
     rows = []
     monkeypatch.setattr(
-        Jpeg, "read", lambda self, count, factor, read=Jpeg.read: rows.append(count) or read(self, count, factor)
+        LazyJpeg,
+        "read",
+        lambda self, count, factor, read=LazyJpeg.read: rows.append(count) or read(self, count, factor),
     )
-    photograph = open_picture(PHOTOGRAPHS["4:2:0"], 3, "x")
+    photograph = open_lazy_image(PHOTOGRAPHS["4:2:0"], 3, "x")
     for bottom in (10, 33, 97):
-        photograph.region((0, 0, 20, bottom))
+        photograph.decode_region((0, 0, 20, bottom))
     assert rows == [32, 64, 97]
-    photograph = open_picture(PHOTOGRAPHS["4:4:4"], 3, "x")
-    photograph.region((0, 0, 20, 10))
+    photograph = open_lazy_image(PHOTOGRAPHS["4:4:4"], 3, "x")
+    photograph.decode_region((0, 0, 20, 10))
     assert rows[-1] == 16
 
 
@@ -117,31 +125,34 @@ def test_rows_below_a_crop_are_not_decoded(monkeypatch):
 @pytest.mark.parametrize("subsampling", [0, 2])
 def test_a_crop_decoded_small_is_nearly_the_crop(factor, subsampling, monkeypatch):
     content = encoded(scene((800, 600), noise=8.0), orientation=6, subsampling=subsampling, quality=90)
-    exact, rough = (open_picture(content, 3, "x", exact) for exact in (True, False))
+    exact, rough = (open_lazy_image(content, 3, "x", exact) for exact in (True, False))
     size = (520 // (2 * factor), 400 // (2 * factor))
     seen = []
-    monkeypatch.setattr(Jpeg, "read", lambda self, rows, f, read=Jpeg.read: seen.append(f) or read(self, rows, f))
+    monkeypatch.setattr(
+        LazyJpeg, "read", lambda self, rows, f, read=LazyJpeg.read: seen.append(f) or read(self, rows, f)
+    )
     box = (40, 48, 40 + 400, 48 + 520)
-    expected, found = (shown(picture, box, size, "bicubic").float() for picture in (exact, rough))
+    expected, found = (crop_and_resize(picture, box, size, "bicubic").float() for picture in (exact, rough))
     assert seen == [1, factor]
     assert (expected - found).abs().mean() < 1.5 and (expected - found).abs().max() < 24
-    elsewhere = shown(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
+    elsewhere = crop_and_resize(exact, (box[0] + 8 * factor, *box[1:]), size, "bicubic").float()
     assert (expected - elsewhere).abs().mean() > 2 * (expected - found).abs().mean()
 
 
 def test_both_decoders_shrink_alike():
     pytest.importorskip("simplejpeg")
     for name in ("4:4:4", "4:2:0", "grey"):
-        photograph = open_picture(PHOTOGRAPHS[name], 3, name)
+        photograph = open_lazy_image(PHOTOGRAPHS[name], 3, name)
         for factor in (1, 2, 4, 8):
             shape = (-(-97 // factor), -(-131 // factor), photograph.layout.components)
             assert np.array_equal(
-                decoder()(photograph.content, shape, factor), by_pillow(photograph.content, shape, factor)
+                get_jpeg_decoder()(photograph.content, shape, factor),
+                decode_jpeg_with_pillow(photograph.content, shape, factor),
             )
 
 
 def test_what_is_not_shrunk_far_is_not_decoded_small():
-    assert [jpeg.reduction_factor((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
+    assert [jpeg.choose_reduction_factor((side, 4000), (224, 224)) for side in (447, 895, 896, 1792, 3583, 3584)] == [
         1,
         1,
         2,
@@ -177,14 +188,14 @@ def verdict(call) -> tuple[str, bytes]:
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("name", FAULTS)
 def test_what_is_not_plain_is_decodes_business(name):
-    opened = verdict(lambda: as_array(open_picture(FAULTS[name], 3, name)))  # a Jpeg would be no array of pixels
-    assert opened == verdict(lambda: as_array(decode(FAULTS[name], 3, name)))
+    opened = verdict(lambda: as_array(open_lazy_image(FAULTS[name], 3, name)))  # a Jpeg would be no array of pixels
+    assert opened == verdict(lambda: as_array(decode_to_pillow(FAULTS[name], 3, name)))
 
 
 @pytest.mark.usefixtures("either_decoder")
 @pytest.mark.parametrize("seed", range(3))
 def test_a_damaged_file_has_one_verdict(seed):
-    """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode`."""
+    """Bytes changed, taken out and put in, anywhere: the same pixels or the same words as from `decode_to_pillow`."""
     random, taken = np.random.default_rng(seed), 0
     for number in range(150):
         content = bytearray(list(PHOTOGRAPHS.values())[number % len(PHOTOGRAPHS)])
@@ -193,17 +204,19 @@ def test_a_damaged_file_has_one_verdict(seed):
             kind = random.integers(3)
             content[at : at + int(kind > 0)] = bytes([int(random.integers(256))]) * int(kind < 2)
         raw = bytes(content)
-        expected = verdict(lambda raw=raw: as_array(decode(raw, 3, "x")))
+        expected = verdict(lambda raw=raw: as_array(decode_to_pillow(raw, 3, "x")))
 
         def lazily(raw=raw) -> np.ndarray:
-            picture = open_picture(raw, 3, "x")
-            return as_array(picture) if isinstance(picture, Image.Image) else picture.region((0, 0, *picture.size))
+            picture = open_lazy_image(raw, 3, "x")
+            return (
+                as_array(picture) if isinstance(picture, Image.Image) else picture.decode_region((0, 0, *picture.size))
+            )
 
         assert verdict(lazily) == expected, number
-        taken += isinstance(jpeg.parse_plain(raw, 3, "x", True), Jpeg)
+        taken += isinstance(jpeg.parse_plain_jpeg(raw, 3, "x", True), LazyJpeg)
         if expected[0] != "pixels":  # and a crop of it is refused too
             with pytest.raises(DataError):
-                Augment(crop=(0.1, 0.2)).picture(open_picture(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
+                Augment(crop=(0.1, 0.2)).picture(open_lazy_image(raw, 3, "x"), ImagePreprocess((16, 16)), 0)
     assert taken > 30
 
 
@@ -211,25 +224,27 @@ def test_a_decoder_that_objects_leaves_it_to_decode(monkeypatch):
     def objects(content, shape, factor):
         raise ValueError("not me")
 
-    monkeypatch.setattr(jpeg, "decoder", lambda: objects)
-    photograph = open_picture(PHOTOGRAPHS["grey"], 3, "x")
-    assert np.array_equal(photograph.region((5, 6, 50, 60)), as_array(decode(PHOTOGRAPHS["grey"]).crop((5, 6, 50, 60))))
+    monkeypatch.setattr(jpeg, "get_jpeg_decoder", lambda: objects)
+    photograph = open_lazy_image(PHOTOGRAPHS["grey"], 3, "x")
+    assert np.array_equal(
+        photograph.decode_region((5, 6, 50, 60)), as_array(decode_to_pillow(PHOTOGRAPHS["grey"]).crop((5, 6, 50, 60)))
+    )
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_stored_pixels_are_read_where_they_are(channels):
     pixels = as_array(scene(channels=channels))
-    stored = open_picture(pixels[..., 0] if channels == 1 else pixels, channels, "x")
-    assert isinstance(stored, Pixels) and stored.size == SIZE
-    assert np.array_equal(stored.region((3, 4, 60, 50)), pixels[4:50, 3:60])
+    stored = open_lazy_image(pixels[..., 0] if channels == 1 else pixels, channels, "x")
+    assert isinstance(stored, LazyPixels) and stored.size == SIZE
+    assert np.array_equal(stored.decode_region((3, 4, 60, 50)), pixels[4:50, 3:60])
     assert np.array_equal(
-        as_array(stored.whole()), as_array(decode(pixels[..., 0] if channels == 1 else pixels, channels))
+        as_array(stored.whole()), as_array(decode_to_pillow(pixels[..., 0] if channels == 1 else pixels, channels))
     )
     for other in (pixels.astype(np.uint16) * 257, pixels[..., :1] if channels == 3 else np.repeat(pixels, 3, -1)):
         if other.shape[-1] == 1:
             other = other[..., 0]
-        opened = verdict(lambda other=other: as_array(open_picture(other, channels, "x")))
-        assert opened == verdict(lambda other=other: as_array(decode(other, channels, "x")))
+        opened = verdict(lambda other=other: as_array(open_lazy_image(other, channels, "x")))
+        assert opened == verdict(lambda other=other: as_array(decode_to_pillow(other, channels, "x")))
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (1, 400), (400, 1), (20, 20)])
@@ -240,10 +255,10 @@ def test_boxes_are_torchvisions(size, options):
     ours, theirs = AreaCrop((8, 8), *options, "bicubic"), v2.RandomResizedCrop((8, 8), *options)
     blank = [torch.empty(3, size[1], size[0], device="meta")]
     for seed in range(50):
-        with seeded(seed):
+        with fork_torch_rng(seed):
             left, top, right, bottom = ours.box(*size)
             state = torch.default_generator.get_state()
-        with seeded(seed):
+        with fork_torch_rng(seed):
             expected = theirs.make_params(blank)
             assert torch.equal(state, torch.default_generator.get_state())
         assert {"top": top, "left": left, "height": bottom - top, "width": right - left} == expected
@@ -258,7 +273,7 @@ def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
         pillow = as_array(image.crop(box).resize(size[::-1], getattr(Image.Resampling, filter.upper()))).transpose(
             2, 0, 1
         )
-        ours = shown(image, box, size, filter).numpy()
+        ours = crop_and_resize(image, box, size, filter).numpy()
         assert np.abs(ours - wanted.numpy()).mean() < 0.35 and np.abs(ours.astype(int) - pillow).mean() < 0.35
 
 
@@ -266,17 +281,17 @@ def test_a_crop_of_bytes_is_scaled_as_well_as_pillow_scales_it(filter):
 def test_every_way_to_a_sample_shows_the_same(name):
     """A file not yet decoded, its picture, and its pixels are augmented alike, the draws and all."""
     augment, preprocess = Augment(crop=(0.1, 1.0), flip=0.5, jitter=(0.2, 0.0, 0.0)), ImagePreprocess((24, 20))
-    picture = decode(PHOTOGRAPHS[name], 3)
-    ways = [open_picture(PHOTOGRAPHS[name], 3, "x"), picture, Pixels(np.asarray(picture))]
+    picture = decode_to_pillow(PHOTOGRAPHS[name], 3)
+    ways = [open_lazy_image(PHOTOGRAPHS[name], 3, "x"), picture, LazyPixels(np.asarray(picture))]
     for sample_key in range(10):
         first, *others = (augment.picture(way, preprocess, sample_key) for way in ways)
         assert first.is_contiguous() and all(torch.equal(first, other) for other in others)
 
 
 def test_a_jpeg_that_is_broken_is_told_by_its_name():
-    photograph = open_picture(PHOTOGRAPHS["4:4:4"], 3, "broken.jpg")
+    photograph = open_lazy_image(PHOTOGRAPHS["4:4:4"], 3, "broken.jpg")
     with pytest.raises(DataError, match=r"broken\.jpg"):
-        replace(photograph, content=photograph.content[:400]).region((0, 0, 20, 20))
+        replace(photograph, content=photograph.content[:400]).decode_region((0, 0, 20, 20))
 
 
 def test_what_a_crop_shows_may_be_written_to(either_decoder):
@@ -284,8 +299,8 @@ def test_what_a_crop_shows_may_be_written_to(either_decoder):
     for content in PHOTOGRAPHS.values():
         channels = 1 if content is PHOTOGRAPHS["grey"] else 3
         for box in boxes(*SIZE):
-            picture = open_picture(content, channels, "x.jpg", exact=False)
-            assert picture.region(box).flags.writeable and picture.region(box, (8, 8)).flags.writeable
+            picture = open_lazy_image(content, channels, "x.jpg", exact=False)
+            assert picture.decode_region(box).flags.writeable and picture.decode_region(box, (8, 8)).flags.writeable
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                shown(picture, box, (8, 8), "bicubic")
+                crop_and_resize(picture, box, (8, 8), "bicubic")

@@ -22,10 +22,10 @@ import pytest
 from tests.conftest import TINY, make_folder, picture, say
 from tests.data.crafted import saved
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.decoding.decode import decode
+from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.screen import screen
+from vitreous.data.screen import screen_images
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 from vitreous.inference.predict import load
@@ -70,7 +70,7 @@ def test_what_is_no_file_is_named_and_the_rest_is_read(tmp_path, monkeypatch):
         picture(7).save(home / "deeper.jpg" / "7.png")
         (home / "up").symlink_to("..")
         split, begun = open_data(root).split("train"), time.process_time()
-        _, bad = screen(split, SMALL, 0, keep=False)
+        _, bad = screen_images(split, SMALL, 0, keep=False)
     assert time.process_time() - begun < 2
     assert [error.message.split(": ")[0] for error in bad.values()] == [
         str(home / f"{name}.jpg") for name in ("dangling", "pipe", "self", "socket", "zero")
@@ -98,14 +98,14 @@ def named(tmp_path) -> Path:
 
 
 def test_a_name_may_be_anything(named):
-    train_split = open_data(named).holding_out(0.0, 0).split("train")
+    train_split = open_data(named).with_holdout(0.0, 0).split("train")
     found = {}
     for sample in range(len(train_split)):
         name = train_split.name(sample)
         assert name.isprintable() and "\n" not in name
-        found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(decode(train_split.raw(sample)))[
-            0, 0, 0
-        ]
+        found[os.path.basename(os.fsencode(train_split.paths[sample]))] = np.asarray(
+            decode_to_pillow(train_split.raw(sample))
+        )[0, 0, 0]
     assert {name: found[name] for name in NAMES} == {name: 10 * number for number, name in enumerate(NAMES)}
 
 
@@ -148,7 +148,7 @@ def test_names_of_classes(tmp_path, case):
             open_data(root)
         assert expected in error.value.message and error.value.message.isprintable()
         return
-    data = open_data(root).holding_out(0.0, 0)
+    data = open_data(root).with_holdout(0.0, 0)
     assert list(data.classes) == (expected or sorted(names))
     split = data.split("train")
     assert [data.classes[label] for label in split.labels] == [path.parent.name for path in split.paths]
@@ -157,7 +157,7 @@ def test_names_of_classes(tmp_path, case):
 
 def test_the_same_folder_name_at_two_places_is_one_of_each_class(tmp_path):
     root = make_folder(tmp_path / "x", {"a": 2, "b": 3}, classes=("same",))
-    data = open_data(root).holding_out(0.0, 0)
+    data = open_data(root).with_holdout(0.0, 0)
     assert data.classes == ("a", "b") and data.split("train").labels.tolist() == [0] * 2 + [1] * 3
 
 
@@ -216,8 +216,8 @@ def test_what_may_not_be_read_is_named(tmp_path):
     (root / "bee" / "1.png").chmod(0)
 
     def read() -> str:
-        split = open_data(root).holding_out(0.0, 0).split("train")
-        return "\n".join(error.message for error in screen(split, SMALL, 0, keep=False)[1].values())
+        split = open_data(root).with_holdout(0.0, 0).split("train")
+        return "\n".join(error.message for error in screen_images(split, SMALL, 0, keep=False)[1].values())
 
     assert as_nobody(read) == f"{root}/bee/1.png: cannot be read (Permission denied)"
     (root / "cat").chmod(0)

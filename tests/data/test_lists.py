@@ -44,7 +44,7 @@ def test_the_parts_of_a_task(task):
 
 
 def test_the_last_training_is_on_all_of_the_thousand(task):
-    data = open_data(task).holding_out(0.0, 0)
+    data = open_data(task).with_holdout(0.0, 0)
     assert set(data.splits) == {"train", "test"} and len(data.splits["train"]) == 18
     assert [int(path.stem) for path in data.splits["train"].paths][:6] == list(reversed(range(12, 18)))
 
@@ -59,12 +59,12 @@ def test_plain_lists_and_names_of_classes(task):
         "train": 12,
         "test": 9,
     }
-    assert {name: len(split) for name, split in data.holding_out(0.25, 0).splits.items()} == {
+    assert {name: len(split) for name, split in data.with_holdout(0.25, 0).splits.items()} == {
         "train": 9,
         "val": 3,
         "test": 9,
     }
-    assert data.holding_out(0.0, 0).splits["train"].labels.tolist() == [index % 3 for index in reversed(range(12))]
+    assert data.with_holdout(0.0, 0).splits["train"].labels.tolist() == [index % 3 for index in reversed(range(12))]
 
 
 def test_names_with_spaces_tabs_and_repeated_lines(task):

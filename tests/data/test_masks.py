@@ -8,12 +8,19 @@ import random
 import numpy as np
 import pytest
 
-from vitreous.data.augmentation.masks import MASK, block_masks, corruptions, ibot_masks, random_masks, within
-from vitreous.data.keys import key, uniform
+from vitreous.data.augmentation.masks import (
+    MASK_VECTOR,
+    block_masks,
+    corrupt_patches,
+    ibot_masks,
+    mark_intervals,
+    random_masks,
+)
+from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import UsageError
 
 GRIDS = [(14, 14), (7, 12), (4, 6, 8)]
-KEYS = key(0, np.arange(40))
+KEYS = derive_keys(0, np.arange(40))
 
 
 def arrays(made) -> list[np.ndarray]:
@@ -21,11 +28,11 @@ def arrays(made) -> list[np.ndarray]:
     return [made] if isinstance(made, np.ndarray) else list(made)
 
 
-@pytest.mark.parametrize("make", [random_masks, corruptions, block_masks, ibot_masks])
+@pytest.mark.parametrize("make", [random_masks, corrupt_patches, block_masks, ibot_masks])
 @pytest.mark.parametrize("grid", GRIDS)
 def test_a_mask_is_a_function_of_its_key_and_not_of_its_batch(make, grid):
     whole = arrays(make(KEYS, grid))
-    order = np.argsort(key(1, np.arange(len(KEYS))))
+    order = np.argsort(derive_keys(1, np.arange(len(KEYS))))
     for one, shuffled in zip(whole, arrays(make(KEYS[order], grid)), strict=True):
         assert np.array_equal(one[order], shuffled)
     alone = [arrays(make(KEYS[row : row + 1], grid)) for row in range(3)]
@@ -53,7 +60,7 @@ def test_random_masks_hide_all_but_a_permutations_beginning(grid, share):
 
 
 def test_random_masks_hide_every_token_alike():
-    _, mask = random_masks(key(3, np.arange(20_000)), (4, 5))
+    _, mask = random_masks(derive_keys(3, np.arange(20_000)), (4, 5))
     assert np.abs(mask.mean(0) - 0.75).max() < 0.015
     pairs = np.corrcoef(mask.reshape(-1, 20).T)[~np.eye(20, dtype=bool)]
     assert np.abs(pairs + 1 / 19).max() < 0.03  # tokens of a fixed number hidden: each other's as little as can be
@@ -66,14 +73,14 @@ def test_a_mask_must_leave_something_to_see_and_to_restore(share):
 
 
 def corrupted(k: np.ndarray, length: int, share: float, masked: float, swapped: float) -> tuple[np.ndarray, np.ndarray]:
-    """The loop that `corruptions` replaces, for one key."""
+    """The loop that `corrupt_patches` replaces, for one key."""
     order = [int(place) for place in random_masks(k[None], (length,), 1 - share - 1e-9).keep[0]]
-    u, v = (uniform(key(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
+    u, v = (draw_uniform(derive_keys(k, 0x6D61736C, draw)[None], length)[0] for draw in range(2))
     predicted, source = np.zeros(length, bool), np.arange(length)
     for token in order[: int(share * length)]:
         predicted[token] = True
         if u[token] < masked:
-            source[token] = MASK
+            source[token] = MASK_VECTOR
         elif u[token] < masked + swapped:
             source[token] = [*range(token + 1, length), *range(token)][int(v[token] * (length - 1))]
     return predicted, source
@@ -81,33 +88,33 @@ def corrupted(k: np.ndarray, length: int, share: float, masked: float, swapped: 
 
 @pytest.mark.parametrize("shares", [(0.5, 0.8, 0.1), (0.25, 0.2, 0.7)])
 def test_corruptions_are_their_loop(shares):
-    made = corruptions(KEYS, (6, 7), *shares)
+    made = corrupt_patches(KEYS, (6, 7), *shares)
     for k, *rows in zip(KEYS, *made, strict=True):
         for row, expected in zip(rows, corrupted(k, 42, *shares), strict=True):
             assert np.array_equal(row.ravel(), expected)
 
 
 def test_half_is_predicted_and_eight_tenths_of_it_masked():
-    predicted, source = corruptions(key(5, np.arange(3000)), (6, 8))
+    predicted, source = corrupt_patches(derive_keys(5, np.arange(3000)), (6, 8))
     tokens = np.arange(48).reshape(6, 8)
     assert (predicted.sum((1, 2)) == 24).all()
     assert np.array_equal(source[~predicted], np.broadcast_to(tokens, source.shape)[~predicted])
     kinds = source[predicted], np.broadcast_to(tokens, source.shape)[predicted]
-    masked, stayed = (kinds[0] == MASK).mean(), (kinds[0] == kinds[1]).mean()
+    masked, stayed = (kinds[0] == MASK_VECTOR).mean(), (kinds[0] == kinds[1]).mean()
     assert abs(masked - 0.8) < 0.006 and abs(stayed - 0.1) < 0.006
-    others = (kinds[0] - kinds[1])[(kinds[0] != MASK) & (kinds[0] != kinds[1])] % 48
+    others = (kinds[0] - kinds[1])[(kinds[0] != MASK_VECTOR) & (kinds[0] != kinds[1])] % 48
     assert np.abs(np.bincount(others, minlength=48)[1:] * 47 / len(others) - 1).max() < 0.25
     with pytest.raises(UsageError, match="cannot be"):
-        corruptions(KEYS, (6, 8), 0.5, 0.8, 0.3)
+        corrupt_patches(KEYS, (6, 8), 0.5, 0.8, 0.3)
     with pytest.raises(UsageError, match="cannot be"):
-        corruptions(KEYS, (1, 1))
+        corrupt_patches(KEYS, (1, 1))
 
 
 def blocked(k: np.ndarray, height: int, width: int, share: float, least: int) -> np.ndarray:
     """The loop that `block_masks` replaces, for one key."""
     mask, room, failed, attempt = np.zeros((height, width), bool), int(share * height * width), 0, 0
     while room > 0 and failed < 10:
-        u = uniform(key(k, 0x6D61736D, attempt)[None], 4)[0]
+        u = draw_uniform(derive_keys(k, 0x6D61736D, attempt)[None], 4)[0]
         attempt += 1
         area = least + (room - least) * u[0]
         aspect = math.exp(math.log(0.3) + 2 * math.log(1 / 0.3) * u[1])
@@ -132,10 +139,10 @@ def test_block_masks_are_their_loop(grid, share, least):
 
 
 def test_beits_blocks_hide_nearly_two_fifths_in_few_pieces():
-    masks = block_masks(key(2, np.arange(500)), (14, 14))
+    masks = block_masks(derive_keys(2, np.arange(500)), (14, 14))
     assert 74 < masks.sum((1, 2)).mean() <= 78 and masks.sum((1, 2)).min() > 40
     edges = (masks[:, 1:] != masks[:, :-1]).sum() + (masks[:, :, 1:] != masks[:, :, :-1]).sum()
-    scattered = random_masks(key(2, np.arange(500)), (14, 14), 0.4).mask
+    scattered = random_masks(derive_keys(2, np.arange(500)), (14, 14), 0.4).mask
     assert edges < 0.5 * (
         (scattered[:, 1:] != scattered[:, :-1]).sum() + (scattered[:, :, 1:] != scattered[:, :, :-1]).sum()
     )
@@ -147,11 +154,11 @@ def test_blocks_go_through_every_frame():
 
 
 def test_ibot_masks_half_of_the_pictures_by_a_tenth_to_a_half():
-    shares = ibot_masks(key(4, np.arange(4000)), (14, 14)).mean((1, 2))
+    shares = ibot_masks(derive_keys(4, np.arange(4000)), (14, 14)).mean((1, 2))
     masked = shares[shares > 0]
     assert abs(len(masked) / 4000 - 0.5) < 0.03 and masked.max() <= 0.5
     assert abs(masked.mean() - 0.298) < 0.01  # what DINOv2's own generator gives
-    assert abs(np.corrcoef(shares, uniform(key(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
+    assert abs(np.corrcoef(shares, draw_uniform(derive_keys(4, np.arange(4000)), 2)[:, 1])[0, 1]) < 0.05
 
 
 def authors_mask(draw: random.Random, side: int, count: int) -> np.ndarray:
@@ -186,7 +193,7 @@ def compare_masks(draws: int) -> dict[str, tuple[float, float, float]]:
     errors."""
     generator = random.Random(0)
     theirs = mask_statistics(np.stack([authors_mask(generator, 14, 98) for _ in range(draws)]))
-    ours = mask_statistics(ibot_masks(key(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
+    ours = mask_statistics(ibot_masks(derive_keys(7, np.arange(draws)), (14, 14), (0.5, 0.5), mask_probability=1.0))
     errors = {name: math.sqrt((ours[name].var() + theirs[name].var()) / draws) for name in ours}
     means = {name: (float(ours[name].mean()), float(theirs[name].mean())) for name in ours}
     return {name: (*means[name], abs(means[name][0] - means[name][1]) / errors[name]) for name in ours}
@@ -199,11 +206,11 @@ def test_ibot_masks_have_the_statistics_of_the_authors():
 
 
 def test_a_mask_is_independent_of_what_augmentation_draws():
-    keys = key(6, np.arange(5000))
+    keys = derive_keys(6, np.arange(5000))
     hidden = random_masks(keys, (4, 4)).mask.reshape(-1, 16)
-    draws = uniform(keys, 16)
+    draws = draw_uniform(keys, 16)
     assert np.abs(np.corrcoef(hidden.T, draws.T)[:16, 16:]).max() < 0.06
 
 
 def test_within_covers_a_run_of_places():
-    assert within(np.array([1, 0]), np.array([2, 4]), 4).tolist() == [[False, True, True, False], [True] * 4]
+    assert mark_intervals(np.array([1, 0]), np.array([2, 4]), 4).tolist() == [[False, True, True, False], [True] * 4]

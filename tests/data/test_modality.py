@@ -14,8 +14,8 @@ import vitreous
 from tests.data.films import write_clip
 from tests.data.grids import GRIDS, GridPreprocess, write_grids
 from vitreous.cli.main import main
-from vitreous.config import from_plain, to_plain
-from vitreous.data.annotations.target import kind_of
+from vitreous.config import from_builtins, to_builtins
+from vitreous.data.annotations.target import get_sample_noun
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.clips import ClipPreprocess
@@ -60,13 +60,13 @@ def test_a_modality_keeps_the_contract(name):
     preprocess, pixels = EXAMPLES[name]
     assert preprocess.name == name and len(preprocess.image) == preprocess.axes
     # what is stored and sent is the same again
-    plain = to_plain(preprocess)
-    assert from_plain(AnyPreprocess, plain) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
+    plain = to_builtins(preprocess)
+    assert from_builtins(AnyPreprocess, plain) == preprocess and pickle.loads(pickle.dumps(preprocess)) == preprocess
     assert plain["name"] == name and plain.keys() == {field.name for field in fields(preprocess)}
     with pytest.raises(UsageError, match="unknown setting noun"):
-        from_plain(AnyPreprocess, plain | {"noun": "toys"})
+        from_builtins(AnyPreprocess, plain | {"noun": "toys"})
     with pytest.raises(UsageError, match=f"the size of {preprocess.noun} has {preprocess.axes} axes"):
-        from_plain(AnyPreprocess, plain | {"image": [8, 8, 8, 8]})
+        from_builtins(AnyPreprocess, plain | {"image": [8, 8, 8, 8]})
     # shapes, types and ranges are as they say
     array = preprocess.to_array(preprocess.decode(preprocess.from_pixels(pixels, "x")))
     assert array.dtype == preprocess.array_dtype and array.nbytes <= preprocess.nbytes
@@ -116,7 +116,7 @@ def grid_folder(tmp_path_factory):
 @pytest.mark.usefixtures("_grids")
 def test_a_folder_of_a_new_modality_is_data_and_is_searched(grid_folder, tmp_path):
     data = open_data(grid_folder)
-    assert data.classes == ("hill", "slope") and {kind_of(split) for split in data.splits.values()} == {"grids"}
+    assert data.classes == ("hill", "slope") and {get_sample_noun(split) for split in data.splits.values()} == {"grids"}
     assert len(data.splits["test"]) == 20 and len(GridPreprocess.find_files(str(grid_folder))) == 60
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.grid").write_text("1 2\n3\n")

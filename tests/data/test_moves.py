@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.crops import window
-from vitreous.data.augmentation.moves import moved, pierce, windows
-from vitreous.data.keys import key, uniform
+from vitreous.data.augmentation.crops import simple_crop_indices
+from vitreous.data.augmentation.moves import apply_simple_crops, erase_random_boxes, shift_and_mirror
+from vitreous.data.keys import derive_keys, draw_uniform
 
 MODES = {"reflection": "symmetric", "reflection inside": "reflect", "zeros": "constant"}
 
@@ -25,7 +25,7 @@ def test_moved_is_a_loop_over_pictures(border, channels, size):
     before, reach = images.clone(), 2 if border == "reflection" and min(size) == 2 else 1 if min(size) == 2 else 4
     x, y = random.integers(-reach, reach + 1, (2, 40))
     mirror = random.random(40) < 0.5
-    shown = moved(images, x, y, mirror, border)
+    shown = shift_and_mirror(images, x, y, mirror, border)
     assert torch.equal(images, before) and shown.is_contiguous()
     for image, dx, dy, turned, found in zip(images.numpy(), x, y, mirror, shown.numpy(), strict=True):
         around = np.pad(image, [(0, 0), (reach, reach), (reach, reach)], MODES[border])
@@ -35,13 +35,13 @@ def test_moved_is_a_loop_over_pictures(border, channels, size):
 
 def test_nothing_to_move_is_a_copy():
     images, none = pictures(3), np.zeros(3, np.int64)
-    shown = moved(images, none, none, none.astype(bool), "zeros")
+    shown = shift_and_mirror(images, none, none, none.astype(bool), "zeros")
     assert torch.equal(shown, images) and shown.data_ptr() != images.data_ptr()
 
 
 def test_a_shift_and_a_mirror_are_the_affine_map():
     """What is moved by whole pixels is what the map of the same key reads between pixels."""
-    images, keys = pictures(64), key(0, np.arange(64))
+    images, keys = pictures(64), derive_keys(0, np.arange(64))
     for border in ("reflection", "zeros"):
         augment = Augment(shift=0.2, flip=0.5, border=border)
         turned = Augment(shift=0.2, flip=0.5, border=border, zoom=1e-9)
@@ -50,11 +50,14 @@ def test_a_shift_and_a_mirror_are_the_affine_map():
 
 
 def test_windows_are_simple_crops():
-    images, keys = pictures(50), key(3, np.arange(50))
-    u = uniform(keys, 11)
-    for image, row, column, found in zip(images, u[:, 9], u[:, 10], windows(images, keys), strict=True):
+    images, keys = pictures(50), derive_keys(3, np.arange(50))
+    u = draw_uniform(keys, 11)
+    for image, row, column, found in zip(images, u[:, 9], u[:, 10], apply_simple_crops(images, keys), strict=True):
         assert torch.equal(
-            found, image[:, torch.from_numpy(window(20, 20, row))][:, :, torch.from_numpy(window(24, 24, column))]
+            found,
+            image[:, torch.from_numpy(simple_crop_indices(20, 20, row))][
+                :, :, torch.from_numpy(simple_crop_indices(24, 24, column))
+            ],
         )
 
 
@@ -62,9 +65,9 @@ def test_windows_are_simple_crops():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
 def test_holes_belong_to_the_pictures(noise, dtype):
     """Each picture's hole is its key's, whatever batch it stands in; as large and as often as it should be."""
-    images, keys = torch.full((400, 3, 40, 40), 7).to(dtype), key(0, np.arange(400))
-    shown = pierce(images.clone(), keys, 0.4, noise)
-    assert torch.equal(pierce(images[300:].clone(), keys[300:], 0.4, noise), shown[300:])
+    images, keys = torch.full((400, 3, 40, 40), 7).to(dtype), derive_keys(0, np.arange(400))
+    shown = erase_random_boxes(images.clone(), keys, 0.4, noise)
+    assert torch.equal(erase_random_boxes(images[300:].clone(), keys[300:], 0.4, noise), shown[300:])
     assert shown.dtype == dtype and shown.min() >= 0 and shown.max() <= 255
     holes = (shown != 7).any(1)
     pierced = holes.flatten(1).any(1)

@@ -18,9 +18,9 @@ from scipy.io import savemat
 
 from tests.conftest import picture
 from tests.data.resume import assert_continues
-from vitreous.data.layouts.named import SETS
+from vitreous.data.layouts.named import TORCHVISION_SPECS
 from vitreous.data.sources import open_data
-from vitreous.data.split import Data, picture_of
+from vitreous.data.split import Data, decode_sample
 from vitreous.errors import DataError, UsageError
 
 CHECKED = ("cifar", "stl10", "svhn", "flowers102", "imagenet", "places365", "semeion", "fer2013", "mnist")
@@ -243,7 +243,7 @@ def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
     data, source = made(name, tmp_path / "x")
     plain, _, query = name.partition("?")
     words = dict(part.split("=") for part in query.split("&") if part)
-    known = SETS[plain]
+    known = TORCHVISION_SPECS[plain]
     assert (
         data.name == source
         and (data.whole is not None) == ("val" not in known.splits)
@@ -259,7 +259,8 @@ def test_labels_and_pixels_are_those_of_torchvision(name, tmp_path):
             assert ours.labels[sample] == label - SHIFTED.get(name, 0)
             channels = 1 if image.mode == "L" else 3
             assert np.array_equal(
-                np.asarray(picture_of(ours, sample, channels)), np.asarray(image.convert({1: "L", 3: "RGB"}[channels]))
+                np.asarray(decode_sample(ours, sample, channels)),
+                np.asarray(image.convert({1: "L", 3: "RGB"}[channels])),
             )
         assert ours.labels.dtype == np.int64 and ours.labels.max() < len(data.classes)
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from vitreous.data.annotations.target import Target, boxes_of, stack_masks
-from vitreous.data.augmentation.parts import Part, cut_objects, moved, moved_boxes
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.annotations.target import Target, masks_to_boxes, stack_masks
+from vitreous.data.augmentation.parts import CropRegion, crop_objects, rotate_and_flip, rotate_and_flip_boxes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.modalities.images import ImagePreprocess
 
-STILL = Scenes(scale=(1.0, 1.0), flip=0.0)
+STILL = SceneViews(scale=(1.0, 1.0), flip=0.0)
 SIZE = (48, 64)
 
 
@@ -31,7 +31,7 @@ def objects(seed: int, count: int = 4, size: tuple[int, int] = SIZE) -> tuple[np
         masks.append(mask)
     labels = np.arange(count, dtype=np.int64)
     layers = stack_masks(masks, size)
-    return pixels, Target(size, labels, boxes_of(masks), np.zeros(count, bool), layers=layers)
+    return pixels, Target(size, labels, masks_to_boxes(masks), np.zeros(count, bool), layers=layers)
 
 
 def box_in(pixels: torch.Tensor) -> torch.Tensor:
@@ -51,12 +51,12 @@ def test_boxes_and_masks_are_where_the_picture_shows_them(change):
     scenes, checked = replace(STILL, **change), 0
     for key in range(16):
         pixels, target = objects(key, count=1)
-        view = scenes.scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
+        view = scenes.augment_scene(Image.fromarray(pixels), target, ImagePreprocess((48, 48), filter="bilinear"), key)
         assert view.keys() == {"images", "boxes", "labels", "crowd", "masks"}
         for box, mask in zip(view["boxes"], view["masks"], strict=True):
             seen = box_in(view["images"])
             assert (seen - box).abs().max() <= 1.0, (key, box, seen)
-            own = torch.from_numpy(boxes_of(mask[None].numpy()))[0]
+            own = torch.from_numpy(masks_to_boxes(mask[None].numpy()))[0]
             assert (own - box).abs().max() <= 1.0
             checked += 1
     assert checked >= 12
@@ -70,9 +70,9 @@ def test_boxes_move_as_masks_do(turns, size):
     for mask in masks:
         left, top = draw.integers(0, size[1] - 4), draw.integers(0, size[0] - 4)
         mask[top : top + draw.integers(1, 5), left : left + draw.integers(1, 5)] = True
-    boxes = torch.from_numpy(boxes_of(masks.numpy()))
-    expected = torch.from_numpy(boxes_of(moved(masks, turns).numpy()))
-    assert torch.equal(moved_boxes(boxes, size, turns), expected)
+    boxes = torch.from_numpy(masks_to_boxes(masks.numpy()))
+    expected = torch.from_numpy(masks_to_boxes(rotate_and_flip(masks, turns).numpy()))
+    assert torch.equal(rotate_and_flip_boxes(boxes, size, turns), expected)
 
 
 def test_cut_and_flipped_as_by_torchvision():
@@ -83,17 +83,19 @@ def test_cut_and_flipped_as_by_torchvision():
         _, target = objects(seed)
         draw = np.random.default_rng(seed)
         top, left = (int(draw.integers(0, room)) for room in (16, 24))
-        part = Part(top, left, 32, 40, (32, 40))
-        own = cut_objects(target, part, 0.0)
+        part = CropRegion(top, left, 32, 40, (32, 40))
+        own = crop_objects(target, part, 0.0)
         boxes = tv_tensors.BoundingBoxes(torch.from_numpy(target.boxes), format="XYXY", canvas_size=SIZE)
         boxes = F.horizontal_flip(F.crop(boxes, top, left, 32, 40))
         masks = F.horizontal_flip(F.crop(tv_tensors.Mask(torch.from_numpy(target.masks())), top, left, 32, 40))
         stays = [int(label) for label in own["labels"]]
         assert set(range(4)) - set(stays) == {place for place, mask in enumerate(masks) if not mask.any()}
         turns = (False, True, False)
-        ours = moved_boxes(torch.from_numpy(own["boxes"]), (32, 40), turns)
+        ours = rotate_and_flip_boxes(torch.from_numpy(own["boxes"]), (32, 40), turns)
         assert torch.allclose(ours, boxes[stays].as_subclass(torch.Tensor))
-        assert torch.equal(moved(torch.from_numpy(own["masks"]), turns), masks[stays].as_subclass(torch.Tensor))
+        assert torch.equal(
+            rotate_and_flip(torch.from_numpy(own["masks"]), turns), masks[stays].as_subclass(torch.Tensor)
+        )
 
 
 def alone(box: tuple[float, ...], masks: bool = False) -> Target:
@@ -105,25 +107,25 @@ def alone(box: tuple[float, ...], masks: bool = False) -> Target:
 
 
 def test_an_object_goes_where_little_of_it_is_left():
-    part = Part(0, 20, 48, 44, (48, 44))  # what is right of 20
+    part = CropRegion(0, 20, 48, 44, (48, 44))  # what is right of 20
     for right, stays in ((21.9, False), (22.1, True), (20.9, False)):
-        assert len(cut_objects(alone((0, 0, right, 10)), part, 0.09)["labels"]) == stays
-    half = Part(0, 0, 48, 64, (24, 32))
+        assert len(crop_objects(alone((0, 0, right, 10)), part, 0.09)["labels"]) == stays
+    half = CropRegion(0, 0, 48, 64, (24, 32))
     for side, stays in ((1.9, False), (2.1, True)):  # less than a pixel of the view, or not
-        assert len(cut_objects(alone((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
+        assert len(crop_objects(alone((10, 10, 10 + side, 20)), half, 0.0)["labels"]) == stays
 
 
 def test_a_small_object_keeps_a_mask_and_its_box():
-    quarter = Part(0, 0, 48, 64, (12, 16))
+    quarter = CropRegion(0, 0, 48, 64, (12, 16))
     for left in range(8, 14):
         for top in range(8, 14):
-            own = cut_objects(alone((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
+            own = crop_objects(alone((left, top, left + 4, top + 4), masks=True), quarter, 0.0)
             assert own["masks"].shape == (1, 12, 16) and own["masks"].any()
             np.testing.assert_allclose(own["boxes"][0], np.array([left, top, left + 4, top + 4]) / 4)
     thin = replace(
         alone((8, 8, 12, 12)), layers=stack_masks([np.eye(*SIZE, dtype=bool) & (np.indices(SIZE)[0] == 9)], SIZE)
     )
-    own = cut_objects(thin, Part(0, 0, 48, 64, (12, 16)), 0.0)  # its one pixel is not among those that are read
+    own = crop_objects(thin, CropRegion(0, 0, 48, 64, (12, 16)), 0.0)  # its one pixel is not among those that are read
     assert own["masks"].sum() == 1 and own["masks"][0, 2, 2]
 
 
@@ -131,16 +133,18 @@ def test_boxes_of_what_an_edge_cuts_are_those_of_the_mask():
     mask = np.zeros(SIZE, bool)
     mask[10:12, 5:40] = True  # a thin arm to the left of a block
     mask[5:30, 30:40] = True
-    target = Target(SIZE, np.array([0]), boxes_of([mask]), np.zeros(1, bool), layers=stack_masks([mask], SIZE))
-    part = Part(0, 10, 48, 15, (48, 15))  # shows a piece of the arm alone
-    assert cut_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
-    assert cut_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
+    target = Target(SIZE, np.array([0]), masks_to_boxes([mask]), np.zeros(1, bool), layers=stack_masks([mask], SIZE))
+    part = CropRegion(0, 10, 48, 15, (48, 15))  # shows a piece of the arm alone
+    assert crop_objects(target, part, 0.0)["boxes"].tolist() == [[0, 10, 15, 12]]
+    assert crop_objects(target.without_masks(), part, 0.0)["boxes"].tolist() == [[0, 5, 15, 30]]
 
 
 def test_what_lies_outside_has_the_mean_and_images_without_objects_are_empty():
     pixels, target = objects(0)
     preprocess = ImagePreprocess((96, 96), mean=(0.2, 0.4, 0.6))
-    view = replace(STILL, fill="mean").scene(Image.fromarray(pixels), target.take(np.zeros(0, np.int64)), preprocess, 1)
+    view = replace(STILL, fill="mean").augment_scene(
+        Image.fromarray(pixels), target.take(np.zeros(0, np.int64)), preprocess, 1
+    )
     assert view["boxes"].shape == (0, 4) and view["masks"].shape == (0, 96, 96)
     outside = (view["images"] == torch.tensor([51, 102, 153])[:, None, None]).all(0)
     assert outside.sum() >= 96 * 96 - 49 * 65

@@ -9,14 +9,14 @@ import torch
 from tests.conftest import make_folder, picture
 from vitreous.data import loader, pace
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.decoding.decode import decode
-from vitreous.data.keys import key
-from vitreous.data.loader import AHEAD, TrainLoader, ahead
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.keys import derive_keys
+from vitreous.data.loader import MAX_PREFETCH_BATCHES, TrainLoader, choose_prefetch_factor
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.pace import WORKER_BYTES, balanced, decode_seconds, workers_for
+from vitreous.data.pace import MAX_WORKER_BYTES, balance_workers, choose_worker_count, measure_decode_seconds
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Files
-from vitreous.system.cores import cores
+from vitreous.data.split import ArraySplit, FileSplit
+from vitreous.system.cores import count_usable_cores
 
 
 def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
@@ -32,19 +32,30 @@ def throughput(workers: int, seconds: float, rate: float, cores: int) -> float:
 @pytest.mark.parametrize("seconds", [0.0005, 0.002, 0.02])
 @pytest.mark.parametrize("rate", [3.0, 100.0, 3000.0])
 def test_no_other_number_of_workers_is_faster_on_shared_cores(cores, seconds, rate):
-    chosen = balanced(seconds, rate, cores, True, 0)
+    chosen = balance_workers(seconds, rate, cores, True, 0)
     best = max(throughput(workers, seconds, rate, cores) for workers in range(1, cores + 1))
     assert throughput(chosen, seconds, rate, cores) > 0.99 * best
     assert chosen == 1 or throughput(chosen - 1, seconds, rate, cores) < best
 
 
 def test_a_gpu_gets_as_many_as_keep_up_with_it():
-    assert [balanced(0.002, rate, 16, False, 0) for rate in (10.0, 1000.0, 4000.0, 1e6, None)] == [1, 3, 10, 16, 16]
+    assert [balance_workers(0.002, rate, 16, False, 0) for rate in (10.0, 1000.0, 4000.0, 1e6, None)] == [
+        1,
+        3,
+        10,
+        16,
+        16,
+    ]
 
 
 def test_memory_bounds_the_workers():
-    assert [balanced(0.002, 1e6, 16, False, room) for room in (0, 100, 7 * WORKER_BYTES, 10**15)] == [16, 1, 3, 16]
-    assert balanced(0.0, 100.0, 4, True, 0) == 1
+    assert [balance_workers(0.002, 1e6, 16, False, room) for room in (0, 100, 7 * MAX_WORKER_BYTES, 10**15)] == [
+        16,
+        1,
+        3,
+        16,
+    ]
+    assert balance_workers(0.0, 100.0, 4, True, 0) == 1
 
 
 def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
@@ -52,31 +63,33 @@ def test_the_cost_of_a_picture_is_measured(tmp_path, monkeypatch):
     split, preprocess = data.splits["train"], ImagePreprocess((16, 16))
     clock = iter(range(10_000))
     monkeypatch.setattr(pace.time, "perf_counter", lambda: 0.01 * next(clock))
-    assert decode_seconds(TrainLoader(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
+    assert measure_decode_seconds(TrainLoader(split, preprocess, Augment(crop=(0.5, 1.0)), 0)) == pytest.approx(0.01)
     split.paths[0].write_bytes(b"no image")
-    assert workers_for(split, preprocess, Augment(), rate=1e9) == cores()
+    assert choose_worker_count(split, preprocess, Augment(), rate=1e9) == count_usable_cores()
 
 
 def test_nothing_readable_costs_nothing():
-    arrays = Arrays(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
-    assert decode_seconds(TrainLoader(arrays, ImagePreprocess((16, 16)), Augment(), 0)) == 0.0
+    arrays = ArraySplit(np.zeros((3, 4, 4, 7), np.uint8), np.zeros(3, np.int64))
+    assert measure_decode_seconds(TrainLoader(arrays, ImagePreprocess((16, 16)), Augment(), 0)) == 0.0
 
 
-@pytest.mark.parametrize("free, expected", [(2**40, AHEAD), (64 * 2**20, 2), (2**20, 1), (0, AHEAD)])
+@pytest.mark.parametrize(
+    "free, expected", [(2**40, MAX_PREFETCH_BATCHES), (64 * 2**20, 2), (2**20, 1), (0, MAX_PREFETCH_BATCHES)]
+)
 def test_batches_wait_in_a_quarter_of_what_is_free(free, expected, monkeypatch):
-    monkeypatch.setattr(loader, "free_memory", lambda device: free)
+    monkeypatch.setattr(loader, "get_free_memory", lambda device: free)
     monkeypatch.setattr(loader.os.path, "isdir", lambda path: False)
-    assert ahead(4 * 2**20, 2) == expected
+    assert choose_prefetch_factor(4 * 2**20, 2) == expected
 
 
 def test_shared_memory_bounds_them_too(monkeypatch):
     class Status:
         f_bavail, f_frsize = 2**10, 2**12  # 4 MiB
 
-    monkeypatch.setattr(loader, "free_memory", lambda device: 2**40)
+    monkeypatch.setattr(loader, "get_free_memory", lambda device: 2**40)
     monkeypatch.setattr(loader.os.path, "isdir", lambda path: True)
     monkeypatch.setattr(loader.os, "statvfs", lambda path: Status, raising=False)
-    assert [ahead(size, 1) for size in (2**10, 2**19, 2**20, 2**30)] == [AHEAD, 2, 1, 1]
+    assert [choose_prefetch_factor(size, 1) for size in (2**10, 2**19, 2**20, 2**30)] == [MAX_PREFETCH_BATCHES, 2, 1, 1]
 
 
 def test_exact_is_passed_on(tmp_path):
@@ -84,9 +97,11 @@ def test_exact_is_passed_on(tmp_path):
     home = tmp_path / "train" / "ant"
     home.mkdir(parents=True)
     picture(0, (256, 256)).save(home / "0.jpg", quality=95)
-    split = Files([home / "0.jpg"], np.zeros(1, np.int64))
+    split = FileSplit([home / "0.jpg"], np.zeros(1, np.int64))
     crop = Augment(crop=(0.9, 1.0), ratio=(1.0, 1.0))
     exact, rough = (TrainLoader(split, ImagePreprocess((32, 32)), crop, 0, exact=exact) for exact in (True, False))
-    whole = crop.picture(decode(home / "0.jpg"), exact.preprocess, int(key(exact.seed, 0, 0, 0))).float()
+    whole = crop.picture(
+        decode_to_pillow(home / "0.jpg"), exact.preprocess, int(derive_keys(exact.seed, 0, 0, 0))
+    ).float()
     assert torch.equal(exact.one(0, 0, 0).float(), whole)
     assert 0 < (rough.one(0, 0, 0).float() - whole).abs().mean() < 8

@@ -13,7 +13,7 @@ from torchvision.transforms import v2
 
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.keys import key, seeded
+from vitreous.data.keys import derive_keys, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
 
@@ -56,7 +56,7 @@ def test_trivial_is_a_function_of_the_key(channels):
     assert torch.equal(views, torch.stack([TRIVIAL.picture(image, preprocess, k) for k in range(20)]))
     assert len({view.numpy().tobytes() for view in views}) > 12
 
-    pixels, keys = image_to_tensor(image)[None].repeat(20, 1, 1, 1), key(0, np.arange(20))
+    pixels, keys = image_to_tensor(image)[None].repeat(20, 1, 1, 1), derive_keys(0, np.arange(20))
     batch = TRIVIAL.batch(pixels, keys)
     assert torch.equal(TRIVIAL.batch(pixels[7:], keys[7:]), batch[7:])
     assert len({view.numpy().tobytes() for view in batch}) > 12
@@ -66,7 +66,7 @@ def test_trivial_is_a_function_of_the_key(channels):
 def test_trivial_is_torchvisions_with_grey_outside():
     image, transform = blobs(), v2.TrivialAugmentWide(fill=128)
     for k in range(40):
-        with seeded(k):
+        with fork_torch_rng(k):
             expected = image_to_tensor(transform(image))
         assert torch.equal(TRIVIAL.picture(image, ImagePreprocess(SIZE), k), expected)
 

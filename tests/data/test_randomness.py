@@ -11,12 +11,12 @@ from PIL import Image
 
 from tests.conftest import make_folder, picture
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.keys import key, one_key, permutation, seeded, uniform
+from vitreous.data.keys import derive_key, derive_keys, draw_permutation, draw_uniform, fork_torch_rng
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.sampling import Order, stream
+from vitreous.data.sampling import SampleOrder, get_stream_samples
 from vitreous.data.sources import open_data
-from vitreous.data.split import picture_of
+from vitreous.data.split import decode_sample
 
 EVERYTHING = Augment(crop=(0.3, 1.0), shift=0.1, rotate=10, zoom=0.1, flip=0.5, rand_layers=2, erase=0.5)
 PLAIN = ImagePreprocess((16, 16))
@@ -24,20 +24,20 @@ PLAIN = ImagePreprocess((16, 16))
 
 def test_keys_never_meet_and_depend_on_every_part():
     grid = [
-        key(seed, epoch, np.arange(1000), view)
+        derive_keys(seed, epoch, np.arange(1000), view)
         for seed, epoch, view in itertools.product(range(5), range(10), range(2))
     ]
     assert len(np.unique(np.concatenate(grid))) == 100_000
-    assert key(1, 2) != key(2, 1)
+    assert derive_keys(1, 2) != derive_keys(2, 1)
 
 
 def test_one_key_is_the_key():
-    for parts in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(key(7)), 0)]:
-        assert one_key(*parts) == int(key(*parts))
+    for parts in [(0,), (1, 2, 3, 4), (-1, 5), (2**64 - 1, 2**63), tuple(np.arange(9)), (int(derive_keys(7)), 0)]:
+        assert derive_key(*parts) == int(derive_keys(*parts))
 
 
 def test_uniform_numbers_are_uniform():
-    u = uniform(key(0, np.arange(20_000)), 3)
+    u = draw_uniform(derive_keys(0, np.arange(20_000)), 3)
     assert u.min() >= 0 and u.max() < 1
     assert np.abs(np.histogram(u, 10, (0, 1))[0] / u.size - 0.1).max() < 0.005
     assert np.abs(np.corrcoef(u.T) - np.eye(3)).max() < 0.02
@@ -48,20 +48,20 @@ def test_seeded_leaves_no_trace():
     expected = torch.rand(2)
     torch.manual_seed(3)
     first = torch.rand(1)
-    with seeded(1, 2):
+    with fork_torch_rng(1, 2):
         inside = torch.rand(1)
     assert torch.equal(torch.cat([first, torch.rand(1)]), expected)
-    with seeded(1, 2):
+    with fork_torch_rng(1, 2):
         assert torch.equal(torch.rand(1), inside)
 
 
 def test_every_epoch_of_the_stream_is_a_new_order_of_all_samples():
-    samples, epochs, views = stream(Order(7, 0), 0, 21)
+    samples, epochs, views = get_stream_samples(SampleOrder(7, 0), 0, 21)
     for epoch in range(3):
         assert sorted(samples[7 * epoch : 7 * epoch + 7]) == list(range(7))
         assert (epochs[7 * epoch : 7 * epoch + 7] == epoch).all()
-    assert len({tuple(permutation(50, 0, epoch)) for epoch in range(10)}) == 10
-    tail, *_ = stream(Order(7, 0), 5, 21)
+    assert len({tuple(draw_permutation(50, 0, epoch)) for epoch in range(10)}) == 10
+    tail, *_ = get_stream_samples(SampleOrder(7, 0), 5, 21)
     assert np.array_equal(tail, samples[5:]) and not views.any()
 
 
@@ -85,7 +85,7 @@ def test_workers_and_batches_and_resuming_change_nothing(split, workers):
 
 
 def test_pictures_in_memory_keep_the_same_promise(split):
-    cached = torch.stack([PLAIN.to_tensor(picture_of(split, i, 3)) for i in range(len(split))])
+    cached = torch.stack([PLAIN.to_tensor(decode_sample(split, i, 3)) for i in range(len(split))])
     feed = TrainLoader(split, PLAIN, EVERYTHING, seed=1, cached=cached)
     whole = images(feed, 0, 60, 7)
     assert torch.allclose(images(feed, 31, 60, 4), whole[31:], atol=1e-3)
@@ -107,16 +107,16 @@ def test_no_two_epochs_samples_or_seeds_are_augmented_alike(split):
 
 def test_augmentation_that_is_off_changes_nothing():
     pixels = torch.from_numpy(np.stack([np.asarray(picture(i)).transpose(2, 0, 1) for i in range(4)]).copy())
-    same = Augment().batch(pixels, key(0, np.arange(4)))
+    same = Augment().batch(pixels, derive_keys(0, np.arange(4)))
     assert torch.equal(same, pixels)
     assert torch.equal(Augment().picture(picture(1), PLAIN, 5), pixels[1])
 
 
 def test_mirrors_and_shifts_move_whole_pixels():
     pixels = torch.from_numpy(np.asarray(picture(0)).transpose(2, 0, 1).copy())[None].repeat(64, 1, 1, 1)
-    flipped = Augment(flip=1.0).batch(pixels, key(0, np.arange(64)))
+    flipped = Augment(flip=1.0).batch(pixels, derive_keys(0, np.arange(64)))
     assert torch.equal(flipped, pixels.flip(-1))
-    moved = Augment(shift=0.125, border="zeros").batch(pixels, key(0, np.arange(64)))
+    moved = Augment(shift=0.125, border="zeros").batch(pixels, derive_keys(0, np.arange(64)))
     seen = set()
     for image in moved:
         matches = [
@@ -135,7 +135,7 @@ def test_a_turn_keeps_shapes_on_oblong_pictures():
     rows, columns = np.mgrid[:20, :40]
     disc = ((rows - 9.5) ** 2 + (columns - 19.5) ** 2 < 36).astype(np.uint8) * 255
     pixels = torch.from_numpy(disc)[None, None].repeat(16, 3, 1, 1)
-    turned = Augment(rotate=90, border="zeros").batch(pixels, key(3, np.arange(16)))
+    turned = Augment(rotate=90, border="zeros").batch(pixels, derive_keys(3, np.arange(16)))
     assert (turned - pixels.float()).abs().mean() < 4
 
 

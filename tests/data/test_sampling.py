@@ -12,40 +12,40 @@ from hypothesis import strategies as st
 
 from tests.conftest import make_folder
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.keys import key, permutation, uniform
+from vitreous.data.keys import derive_keys, draw_permutation, draw_uniform
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.sampling import Order, repeat_factors, repeated, stream
+from vitreous.data.sampling import SampleOrder, compute_repeat_factors, draw_repeat_factor_order, get_stream_samples
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
 
 LABELS = np.random.default_rng(0).permutation([0] * 17 + [1] * 5 + [2] * 1 + [4] * 9)  # of class 3 there are none
 N = len(LABELS)
 ORDERS = {
-    "even": Order(N, 3),
-    "balanced": Order(N, 3, LABELS),
-    "repeated": Order(N, 3, repeats=3),
-    "both": Order(N, 3, LABELS, repeats=3),
-    "factors": Order(N, 3, factors=1 + np.arange(N) / 8),
+    "even": SampleOrder(N, 3),
+    "balanced": SampleOrder(N, 3, LABELS),
+    "repeated": SampleOrder(N, 3, repeats=3),
+    "both": SampleOrder(N, 3, LABELS, repeats=3),
+    "factors": SampleOrder(N, 3, factors=1 + np.arange(N) / 8),
 }
 
 
 def test_an_even_epoch_is_the_permutation_of_its_number():
-    samples, epochs, views = stream(ORDERS["even"], 0, 3 * N)
-    assert np.array_equal(samples, np.concatenate([permutation(N, 3, epoch) for epoch in range(3)]))
+    samples, epochs, views = get_stream_samples(ORDERS["even"], 0, 3 * N)
+    assert np.array_equal(samples, np.concatenate([draw_permutation(N, 3, epoch) for epoch in range(3)]))
     assert np.array_equal(epochs, np.arange(3 * N) // N) and not views.any()
 
 
 @given(st.sampled_from(sorted(ORDERS)), st.integers(0, 5 * N), st.integers(0, 3 * N))
 def test_any_part_of_the_stream_is_that_part_of_the_whole(name, start, length):
-    whole = stream(ORDERS[name], 0, 8 * N)
-    for part, all_of_it in zip(stream(ORDERS[name], start, start + length), whole, strict=True):
+    whole = get_stream_samples(ORDERS[name], 0, 8 * N)
+    for part, all_of_it in zip(get_stream_samples(ORDERS[name], start, start + length), whole, strict=True):
         assert np.array_equal(part, all_of_it[start : start + length])
 
 
 def test_every_block_of_a_balanced_epoch_shows_each_class_once():
-    samples, epochs, _ = stream(ORDERS["balanced"], 0, 4 * N)
+    samples, epochs, _ = get_stream_samples(ORDERS["balanced"], 0, 4 * N)
     seen = set()
     for epoch in range(4):
         shown = LABELS[samples[epochs == epoch]]
@@ -57,7 +57,7 @@ def test_every_block_of_a_balanced_epoch_shows_each_class_once():
 
 
 def test_a_class_is_shown_in_its_own_order_and_goes_round_again_as_another_view():
-    samples, epochs, views = stream(ORDERS["balanced"], 0, 3 * N)
+    samples, epochs, views = get_stream_samples(ORDERS["balanced"], 0, 3 * N)
     for epoch, label in itertools.product(range(3), (0, 1, 2, 4)):
         chosen = (epochs == epoch) & (LABELS[samples] == label)
         own, members = samples[chosen], (label == LABELS).nonzero()[0]
@@ -66,14 +66,14 @@ def test_a_class_is_shown_in_its_own_order_and_goes_round_again_as_another_view(
             turn = own[low : low + len(members)]
             assert len(set(turn)) == len(turn)
     labels = np.array([0] * 95 + [1] * 5)
-    samples, *_ = stream(Order(100, 0, labels), 0, 100)
+    samples, *_ = get_stream_samples(SampleOrder(100, 0, labels), 0, 100)
     rounds = samples[labels[samples] == 1].reshape(10, 5)
     assert (np.sort(rounds, 1) == np.arange(95, 100)).all() and len(set(map(tuple, rounds))) > 5
 
 
 def test_a_class_of_one_in_a_large_set_fills_its_share():
     labels = np.array([0] * 999 + [1])
-    samples, _, views = stream(Order(1000, 0, labels), 0, 1000)
+    samples, _, views = get_stream_samples(SampleOrder(1000, 0, labels), 0, 1000)
     assert (labels[samples] == 1).sum() == 500
     assert len(set(views[samples == 999])) == 500
     assert len(set(samples[labels[samples] == 0])) == 500
@@ -82,17 +82,17 @@ def test_a_class_of_one_in_a_large_set_fills_its_share():
 @pytest.mark.parametrize("repeats", [2, 3, 5])
 @pytest.mark.parametrize("count", [30, 31, 32])
 def test_a_repeated_epoch_shows_its_share_of_the_pictures_so_many_times_in_a_row(count, repeats):
-    samples, epochs, views = stream(Order(count, 1, repeats=repeats), 0, 2 * count)
+    samples, epochs, views = get_stream_samples(SampleOrder(count, 1, repeats=repeats), 0, 2 * count)
     for epoch in range(2):
         own, seen = samples[epochs == epoch], views[epochs == epoch]
-        expected = np.repeat(permutation(count, 1, epoch)[: -(-count // repeats)], repeats)[:count]
+        expected = np.repeat(draw_permutation(count, 1, epoch)[: -(-count // repeats)], repeats)[:count]
         assert np.array_equal(own, expected)
         assert np.array_equal(seen, np.arange(count) % repeats)
 
 
 def test_balanced_and_repeated_go_together():
-    samples, _, views = stream(ORDERS["both"], 0, N)
-    plain, _, turns = stream(ORDERS["balanced"], 0, -(-N // 3))
+    samples, _, views = get_stream_samples(ORDERS["both"], 0, N)
+    plain, _, turns = get_stream_samples(ORDERS["balanced"], 0, -(-N // 3))
     assert np.array_equal(samples, np.repeat(plain, 3)[:N])
     assert np.array_equal(views, (turns[:, None] * 3 + np.arange(3)).ravel()[:N])
     assert len(set(zip(samples, views, strict=True))) == N
@@ -100,7 +100,7 @@ def test_balanced_and_repeated_go_together():
 
 def pictures(labels):
     pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 16, 16, 3), dtype=np.uint8)
-    return Arrays(pixels, labels), torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
+    return ArraySplit(pixels, labels), torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
 
 
 def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
@@ -172,7 +172,7 @@ def test_a_stream_without_end_is_read_as_batches_are_asked_for(split, workers):
     batches = feed.spans(endless())
     assert not asked
     first = [next(batches)["samples"].tolist() for _ in range(5)]
-    assert list(itertools.chain(*first)) == stream(feed.order, 0, 20)[0].tolist()
+    assert list(itertools.chain(*first)) == get_stream_samples(feed.order, 0, 20)[0].tolist()
     assert len(asked) <= (10 if workers == 1 else 5)
 
 
@@ -189,34 +189,34 @@ def test_an_empty_span_is_an_empty_batch(split, workers):
     )
     before, empty, after = feed.spans([(0, 2), (2, 2), (2, 4)])
     assert empty["images"].shape == (0, 3, 16, 16) and len(empty["labels"]) == len(empty["samples"]) == 0
-    assert [*before["samples"].tolist(), *after["samples"].tolist()] == stream(feed.order, 0, 4)[0].tolist()
+    assert [*before["samples"].tolist(), *after["samples"].tolist()] == get_stream_samples(feed.order, 0, 4)[0].tolist()
 
 
 def test_repeat_factors_are_those_of_the_loop():
     labels = np.zeros((1000, 4), np.float32)
     labels[:500, 0] = labels[3:6, 1] = labels[5, 2] = 1
-    factors, shares = repeat_factors(labels, 0.01), labels.mean(0)
+    factors, shares = compute_repeat_factors(labels, 0.01), labels.mean(0)
     for image in (0, 3, 5, 700):
         rates = [np.sqrt(0.01 / shares[k]) for k in range(4) if labels[image, k]]
         assert factors[image] == pytest.approx(max([1.0, *rates]), rel=1e-5)
     assert factors[5] == pytest.approx(np.sqrt(10)) and (factors[6:] == 1).all()
-    assert np.array_equal(repeat_factors(np.array([0] * 99 + [1]), 0.04), [1.0] * 99 + [2.0])
-    assert (repeat_factors(np.zeros((3, 0), np.float32), 0.001) == 1).all()
+    assert np.array_equal(compute_repeat_factors(np.array([0] * 99 + [1]), 0.04), [1.0] * 99 + [2.0])
+    assert (compute_repeat_factors(np.zeros((3, 0), np.float32), 0.001) == 1).all()
     with pytest.raises(UsageError, match="no share"):
-        repeat_factors(labels, 1.5)
+        compute_repeat_factors(labels, 1.5)
 
 
 def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
     factors = np.array([1.0, 2.25, 1.0, 3.5, 1.0])
     shown = np.zeros(5)
     for epoch in range(400):
-        chance, listed = uniform(key(7, epoch, np.arange(5), 3), 1)[:, 0], set()
+        chance, listed = draw_uniform(derive_keys(7, epoch, np.arange(5), 3), 1)[:, 0], set()
         for image in range(5):
             showings = int(factors[image]) + (chance[image] < factors[image] - int(factors[image]))
             listed |= {(image, view) for view in range(showings)}
-        order, views = repeated(factors, 7, epoch, 100)
+        order, views = draw_repeat_factor_order(factors, 7, epoch, 100)
         assert len(order) == len(listed) and set(zip(order.tolist(), views.tolist(), strict=True)) == listed
-        cut, _ = Order(5, 7, factors=factors).epoch(epoch)
+        cut, _ = SampleOrder(5, 7, factors=factors).epoch(epoch)
         assert np.array_equal(cut, order[:5])
         shown += np.bincount(cut, minlength=5)
     assert shown / shown.sum() == pytest.approx(factors / factors.sum(), abs=0.03)
@@ -224,7 +224,7 @@ def test_an_epoch_of_repeat_factors_is_the_list_of_the_loop():
 
 def test_a_loader_shows_images_of_rare_classes_more_often():
     labels = np.array([0] * 9 + [1])
-    split = Arrays(np.zeros((10, 4, 4, 3), np.uint8), labels)
+    split = ArraySplit(np.zeros((10, 4, 4, 3), np.uint8), labels)
     loader = TrainLoader(split, ImagePreprocess((4, 4)), Augment(), 0, sampling="repeat-factor", repeat_threshold=0.9)
     seen = np.concatenate([batch["samples"].numpy() for batch in loader.batches(0, 2000, 100)])
     assert np.mean(seen == 9) == pytest.approx(3 / 12, abs=0.04)

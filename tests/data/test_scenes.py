@@ -9,22 +9,24 @@ import torch
 from PIL import Image
 
 from tests.data.annotations.scenery import write_maps
-from vitreous.data.annotations.target import IGNORE, no_objects
-from vitreous.data.augmentation.photometric import DRAWS, distort_colours, largest_class_share
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.annotations.target import IGNORE_INDEX, create_empty_target
+from vitreous.data.augmentation.photometric import DISTORTION_DRAWS, distort_colours, measure_largest_class
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
 
-STILL = Scenes(scale=(1.0, 1.0), flip=0.0)
+STILL = SceneViews(scale=(1.0, 1.0), flip=0.0)
 
 
 def view_of(scenes, image=(24, 32), key=5):
     """A view of a picture of (24, 32) pixels that grow by 4 a row and 2 a column, each of which is its own class."""
     ramp = 4 * np.arange(24)[:, None] + 2 * np.arange(32)[None]
     picture = Image.fromarray(np.stack([ramp.astype(np.uint8)] * 3, -1))
-    return scenes.scene(picture, no_objects((24, 32), ramp.astype(np.int32)), ImagePreprocess(image), key), ramp
+    return scenes.augment_scene(
+        picture, create_empty_target((24, 32), ramp.astype(np.int32)), ImagePreprocess(image), key
+    ), ramp
 
 
 def test_a_view_of_the_images_own_size_is_the_image():
@@ -41,7 +43,7 @@ def test_images_and_maps_move_together(change):
     moved = 0
     for key in range(12):
         view, classes = view_of(scenes, image=(32, 32), key=key)
-        known, pixels = view["classes"] != IGNORE, view["images"][0].int()
+        known, pixels = view["classes"] != IGNORE_INDEX, view["images"][0].int()
         assert known.float().mean() > 0.05
         # half a pixel along both axes to the nearest one, and what a filter reads beyond the edge of the image
         assert (pixels - view["classes"])[known].abs().max() <= 6
@@ -53,14 +55,14 @@ def test_images_and_maps_move_together(change):
 
 def test_what_is_outside_the_image_is_ignored():
     view, classes = view_of(STILL, image=(48, 48))
-    known = view["classes"] != IGNORE  # the image lies between pixels: those at its edges are not whole
+    known = view["classes"] != IGNORE_INDEX  # the image lies between pixels: those at its edges are not whole
     assert (24 - 1) * (32 - 1) <= known.sum() <= classes.size
     assert known.any(0).sum() * known.any(1).sum() == known.sum()
-    assert (view["images"][:, view["classes"] == IGNORE] == 0).all()
+    assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 0).all()
 
 
 def test_a_view_is_a_function_of_its_key_alone():
-    scenes = Scenes(jitter=(0.3, 0.3, 0.3), turn=True, flip_vertical=0.5)
+    scenes = SceneViews(jitter=(0.3, 0.3, 0.3), turn=True, flip_vertical=0.5)
     views = [view_of(scenes, key=key)[0] for key in (1, 1, 2)]
     assert all(torch.equal(views[0][name], views[1][name]) for name in views[0])
     assert not torch.equal(views[0]["images"], views[2]["images"])
@@ -69,7 +71,8 @@ def test_a_view_is_a_function_of_its_key_alone():
 def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path):
     data = open_data(write_maps(tmp_path))
     loaders = [
-        TrainLoader(data.splits["train"], ImagePreprocess((16, 16)), Scenes(), 3, workers=workers) for workers in (0, 2)
+        TrainLoader(data.splits["train"], ImagePreprocess((16, 16)), SceneViews(), 3, workers=workers)
+        for workers in (0, 2)
     ]
     first, second = (list(loader.spans([(0, 4), (4, 4), (4, 7)])) for loader in loaders)
     for one, other in zip(first, second, strict=True):
@@ -87,7 +90,7 @@ def test_workers_give_the_same_batches_and_empty_ones_have_their_shape(tmp_path)
 )
 def test_numbers_that_cannot_be_are_refused(change):
     with pytest.raises(UsageError):
-        Scenes(**change)
+        SceneViews(**change)
 
 
 def distort_as_mmsegmentation(pixels, draws):
@@ -121,12 +124,12 @@ def test_colours_are_distorted_as_in_mmsegmentation():
     generator = np.random.default_rng(0)
     pixels = generator.integers(0, 256, (3, 6, 7), dtype=np.uint8)
     for _ in range(40):
-        draws = generator.random(DRAWS)
+        draws = generator.random(DISTORTION_DRAWS)
         ours = distort_colours(torch.from_numpy(pixels.copy()), (32 / 255, 0.5, 0.5), 0.1, 0.5, draws).numpy()
         theirs = distort_as_mmsegmentation(pixels.astype(np.float64), draws)
         # bytes of hue and saturation, which contrast may enlarge by half
         assert np.abs(ours - theirs).max() < 8 and np.abs(ours - theirs).mean() < 2
-    still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DRAWS))
+    still = distort_colours(torch.from_numpy(pixels), (0.1, 0.5, 0.5), 0.1, 0.0, generator.random(DISTORTION_DRAWS))
     assert np.array_equal(still.numpy(), pixels)
     assert distort_colours(torch.from_numpy(pixels[:1]), (0.1, 0.5, 0.5), 0.1, 1.0, draws).shape == (1, 6, 7)
 
@@ -134,29 +137,32 @@ def test_colours_are_distorted_as_in_mmsegmentation():
 def test_padding_keeps_its_colour_when_colours_are_distorted():
     style = {"jitter": (0.1, 0.5, 0.5), "hue": 0.1, "jitter_style": "mmsegmentation", "jitter_probability": 1.0}
     view, _ = view_of(replace(STILL, fill="mean", **style), image=(48, 48))
-    assert (view["images"][:, view["classes"] == IGNORE] == 128).float().mean() > 0.99
+    assert (view["images"][:, view["classes"] == IGNORE_INDEX] == 128).float().mean() > 0.99
     assert not torch.equal(view["images"], view_of(replace(STILL, fill="mean"), image=(48, 48))[0]["images"])
 
 
 def test_crops_of_one_class_are_drawn_again():
     classes = np.zeros((64, 256), np.int32)
     classes[:, 224:] = 1  # an eighth: one crop of 32 pixels in nine has enough of both
-    picture, target = Image.new("RGB", (256, 64)), no_objects((64, 256), classes)
+    picture, target = Image.new("RGB", (256, 64)), create_empty_target((64, 256), classes)
 
     def shares(scenes):
-        views = (scenes.scene(picture, target, ImagePreprocess((32, 32)), key)["classes"].numpy() for key in range(300))
-        return np.array([largest_class_share(view, IGNORE) for view in views])
+        views = (
+            scenes.augment_scene(picture, target, ImagePreprocess((32, 32)), key)["classes"].numpy()
+            for key in range(300)
+        )
+        return np.array([measure_largest_class(view, IGNORE_INDEX) for view in views])
 
     assert (shares(STILL) >= 0.75).mean() == pytest.approx(1 - 16 / 224, abs=0.05)
     drawn = (shares(replace(STILL, max_class_share=0.75)) >= 0.75).mean()
     assert drawn == pytest.approx((1 - 16 / 224) ** 11, abs=0.08)  # mmsegmentation: ten checks, the eleventh crop stays
-    assert largest_class_share(np.full((4, 4), IGNORE), IGNORE) == 1
+    assert measure_largest_class(np.full((4, 4), IGNORE_INDEX), IGNORE_INDEX) == 1
 
 
 def test_scales_are_drawn_and_applied_as_named():
     generator = np.random.default_rng(0)
     for fit, unit in (("native", 1.0), ("whole", 0.25), ("short", 0.5)):
         for spacing, mean in (("linear", 1.25), ("log", 1.5 / np.log(4))):
-            scenes = Scenes(scale=(0.5, 2.0), fit=fit, scale_spacing=spacing)
+            scenes = SceneViews(scale=(0.5, 2.0), fit=fit, scale_spacing=spacing)
             parts = [scenes.part((128, 256), (64, 64), draws) for draws in generator.random((2000, 3))]
             assert np.mean([64 / part.height for part in parts]) == pytest.approx(unit * mean, rel=0.03)

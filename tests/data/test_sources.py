@@ -6,25 +6,25 @@ import numpy as np
 import pytest
 
 from tests.conftest import make_folder, picture
-from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.folder import natural
-from vitreous.data.layouts.named import digits
+from vitreous.data.holdout import draw_stratified_splits
+from vitreous.data.layouts.folder import natural_sort_key
+from vitreous.data.layouts.named import open_digits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
 
 def test_digits_are_split_once_and_for_all():
-    data = digits()
+    data = open_digits()
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 1439, "val": 179, "test": 179}
     assert data.classes == tuple("0123456789")
     pixels = np.concatenate([split.pixels.reshape(len(split), -1) for split in data.splits.values()])
     assert len(pixels) == 1797 and pixels.max() == 255 and pixels.dtype == np.uint8
-    assert data.fingerprint() == digits().fingerprint() != digits(1).fingerprint()
+    assert data.fingerprint() == open_digits().fingerprint() != open_digits(1).fingerprint()
 
 
 def test_held_out_rows_are_disjoint_and_in_every_class():
     labels = np.repeat(np.arange(5), [3, 10, 40, 1, 100])
-    parts = hold_out(labels, 0, {"val": 0.1, "test": 0.1})
+    parts = draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.1})
     rows = np.concatenate(list(parts.values()))
     assert sorted(rows) == list(range(len(labels)))
     assert set(labels[parts["train"]]) == set(range(5))
@@ -55,7 +55,7 @@ def test_other_names_of_the_validation_split(tmp_path, name):
 
 
 def test_names_sort_naturally_and_ties_by_themselves():
-    assert sorted(["10", "9", "a10", "a9", "1", "01"], key=natural) == ["01", "1", "9", "10", "a9", "a10"]
+    assert sorted(["10", "9", "a10", "a9", "1", "01"], key=natural_sort_key) == ["01", "1", "9", "10", "a9", "a10"]
 
 
 ORDER = """

@@ -16,21 +16,21 @@ from PIL import Image
 from tests.conftest import TINY, picture
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.decoding import npy
-from vitreous.data.decoding.decode import decode
-from vitreous.data.decoding.spectral import channel_form, read_bands, read_channels
-from vitreous.data.keys import key
-from vitreous.data.layouts.folder import folder
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.decoding.spectral import detect_channel_form, read_bands, read_channels
+from vitreous.data.keys import derive_keys
+from vitreous.data.layouts.folder import open_image_folder
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.screen import screen
-from vitreous.data.split import Arrays
-from vitreous.data.statistics import statistics
+from vitreous.data.screen import screen_images
+from vitreous.data.split import ArraySplit
+from vitreous.data.statistics import measure_channel_statistics
 from vitreous.errors import DataError
 from vitreous.inference.predict import load
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 
 tifffile = pytest.importorskip("tifffile")
 
@@ -73,7 +73,7 @@ def test_npy_is_read_whichever_way_it_lies(dtype, order):
     array = numbers((5, 7, 9), dtype)
     for stored in (array, np.moveaxis(array, 0, -1), np.asfortranarray(array), np.moveaxis(array, 0, -1).copy()):
         raw = as_npy(stored.astype(np.dtype(dtype).newbyteorder(order)))
-        assert channel_form(raw, "x") == (5, dtype)
+        assert detect_channel_form(raw, "x") == (5, dtype)
         assert np.array_equal(read_channels(raw, "x"), array) and read_channels(raw, "x").dtype == np.dtype(dtype)
         assert all(
             np.array_equal(np.asarray(band), one) for band, one in zip(read_bands(raw, 5, dtype), array, strict=True)
@@ -99,39 +99,42 @@ def test_a_tiff_of_many_samples_is_read_whichever_way_it_lies(dtype, options):
     if dtype == "float32" and "predictor" in options:
         options = {"compression": "zlib"}  # tifffile writes floating-point differences with imagecodecs alone
     raw = as_tiff(array if options.get("planarconfig") else np.moveaxis(array, 0, -1), **options)
-    assert channel_form(raw, "x") == (6, dtype) and np.array_equal(read_channels(raw, "x"), array)
+    assert detect_channel_form(raw, "x") == (6, dtype) and np.array_equal(read_channels(raw, "x"), array)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
 def test_alike_pages_are_channels(dtype):
     array = numbers((4, 9, 7), dtype)
-    assert channel_form(as_pages(array), "x") == (4, dtype)
+    assert detect_channel_form(as_pages(array), "x") == (4, dtype)
     assert np.array_equal(read_channels(as_pages(array), "x"), array)
-    assert channel_form(as_pages(array[:1]), "x") == ((1, "float32") if dtype == "float32" else None)
+    assert detect_channel_form(as_pages(array[:1]), "x") == ((1, "float32") if dtype == "float32" else None)
     signed = as_tiff(numbers((3, 9, 7), "int16"), planarconfig=None)
-    assert channel_form(signed, "x") == (3, "int16") and np.array_equal(
+    assert detect_channel_form(signed, "x") == (3, "int16") and np.array_equal(
         read_channels(signed, "x"), numbers((3, 9, 7), "int16")
     )
     thumbnail = io.BytesIO()
     Image.new("L", (9, 7)).save(thumbnail, "TIFF", save_all=True, append_images=[Image.new("L", (3, 2))])
-    assert channel_form(thumbnail.getvalue(), "x") is None
+    assert detect_channel_form(thumbnail.getvalue(), "x") is None
 
 
 def test_what_are_colours_stays_a_picture_like_any_other():
     for mode in ("RGB", "L", "RGBA", "CMYK", "P", "1", "LA", "I;16"):
         file = io.BytesIO()
         (Image.new("I;16", (8, 6)) if mode == "I;16" else picture(0, (8, 6)).convert(mode)).save(file, "TIFF")
-        assert channel_form(file.getvalue(), "x") is None and decode(file.getvalue()).mode == "RGB", mode
+        assert detect_channel_form(file.getvalue(), "x") is None and decode_to_pillow(file.getvalue()).mode == "RGB", (
+            mode
+        )
     rgb = numbers((9, 8, 3), "uint8")
     for raw in (as_npy(rgb), as_npy(np.moveaxis(rgb, -1, 0).copy()), as_tiff(rgb, photometric="rgb"), rgb):
-        assert channel_form(raw, "x") is None and np.array_equal(np.asarray(decode(raw)), rgb)
-    assert np.array_equal(np.asarray(decode(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
+        assert detect_channel_form(raw, "x") is None and np.array_equal(np.asarray(decode_to_pillow(raw)), rgb)
+    assert np.array_equal(np.asarray(decode_to_pillow(as_npy(rgb[..., 0]), 1)), rgb[..., 0])
     infrared = as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unspecified"])
-    assert channel_form(infrared, "x") == (4, "uint8")
+    assert detect_channel_form(infrared, "x") == (4, "uint8")
     assert (
-        channel_form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x") is None
+        detect_channel_form(as_tiff(numbers((9, 8, 4), "uint8"), photometric="rgb", extrasamples=["unassalpha"]), "x")
+        is None
     )
-    assert channel_form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
+    assert detect_channel_form(numbers((9, 8, 4), "uint8"), "x") == (4, "uint8")
 
 
 def test_16_bits_are_kept_when_asked_for():
@@ -139,7 +142,7 @@ def test_16_bits_are_kept_when_asked_for():
     for format in ("PNG", "TIFF"):
         file = io.BytesIO()
         Image.fromarray(array).save(file, format)
-        assert channel_form(file.getvalue(), "x") is None
+        assert detect_channel_form(file.getvalue(), "x") is None
         assert np.array_equal(np.asarray(read_bands(file.getvalue(), 1, "uint16")[0]), array.astype(np.float32))
     rgb = numbers((9, 7, 3), "uint16")
     assert np.array_equal(read_channels(as_tiff(rgb, photometric="rgb"), "x"), np.moveaxis(rgb, -1, 0))
@@ -147,13 +150,13 @@ def test_16_bits_are_kept_when_asked_for():
 
 def header(text: str, rest: bytes = b"", version: bytes = b"\1\0", length: int | None = None) -> bytes:
     """A .npy file with this header."""
-    return npy.MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
+    return npy.NPY_MAGIC + version + struct.pack("<H", len(text) if length is None else length) + text.encode() + rest
 
 
 DICT = "{{'descr': '{}', 'fortran_order': False, 'shape': {}, }}"
 BAD = {
     "nothing": (b"", "empty|header"),
-    "magic alone": (npy.MAGIC, "damaged .npy header"),
+    "magic alone": (npy.NPY_MAGIC, "damaged .npy header"),
     "version": (header(DICT.format("|u1", "(2, 2)"), b"1234", b"\7\0"), "damaged .npy header"),
     "header cut": (header("{'descr'", length=60), "damaged .npy header"),
     "header of 65,535": (header("{" * 60_000), "damaged .npy header"),
@@ -183,11 +186,11 @@ def test_a_bad_npy_is_refused_with_the_reason(name):
     with pytest.raises(DataError, match=why) as caught:
         read_bands(raw, 5, "uint16", "shot.npy")
     assert caught.value.message.startswith("shot.npy: ")
-    if raw.startswith(npy.MAGIC):
+    if raw.startswith(npy.NPY_MAGIC):
         with pytest.raises(DataError):
-            channel_form(raw, "shot.npy")
+            detect_channel_form(raw, "shot.npy")
         with pytest.raises(DataError, match=r"shot\.npy"):
-            decode(raw, 3, "shot.npy")
+            decode_to_pillow(raw, 3, "shot.npy")
 
 
 def test_other_bands_than_the_models_are_refused_with_both():
@@ -197,14 +200,14 @@ def test_other_bands_than_the_models_are_refused_with_both():
             read_bands(raw, channels, kind, "x")
     for content in (raw, as_tiff(numbers((8, 8, 5), "uint16"))):
         with pytest.raises(DataError) as caught:
-            decode(content, 3, "x")
+            decode_to_pillow(content, 3, "x")
         assert caught.value.message == "x: 5 bands of uint16, the model takes 3 of uint8 (RGB)"
 
 
 def test_a_missing_tifffile_is_named(monkeypatch):
     raw = as_tiff(numbers((8, 8, 5), "uint16"))
     monkeypatch.setitem(sys.modules, "tifffile", None)
-    assert channel_form(raw, "x") == (5, "uint16")
+    assert detect_channel_form(raw, "x") == (5, "uint16")
     with pytest.raises(DataError, match="needs tifffile") as caught:
         read_channels(raw, "x")
     assert "pip install" in caught.value.hint
@@ -259,7 +262,7 @@ def test_damaged_files_are_refused_and_nothing_else():
             place = chance.randrange(min(len(raw), 600)) if chance.random() < 0.8 else chance.randrange(len(raw))
             raw[place] = chance.choice((0, 1, 2, 255, chance.randrange(256)))
         raw = bytes(raw[: chance.randrange(len(raw))]) if chance.random() < 0.1 else bytes(raw)
-        for look in (lambda raw: channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
+        for look in (lambda raw: detect_channel_form(raw, "x"), lambda raw: read_bands(raw, 5, "uint16", "x")):
             try:
                 look(raw)
             except DataError:
@@ -295,7 +298,7 @@ def test_channels_are_moved_as_colours_are(name):
         floats = augment.picture(wide, SEEN, k)
         assert floats.dtype == torch.float32 and floats.shape == whole.shape
         assert (floats / 100 - whole).abs().mean() < 1  # what is 8 bits is cut off at 0 and 255
-    small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), key(0, np.arange(5))
+    small, keys = torch.stack([image_to_tensor(image.resize((24, 20)))] * 5), derive_keys(0, np.arange(5))
     many = augment.batch(torch.cat([small.float() * 300, small.float()], 1), keys)
     assert many.shape == (5, 6, 20, 24) and many.dtype == torch.float32
     assert torch.allclose(many[:, :3] / 300, many[:, 3:], atol=0.01)
@@ -313,7 +316,7 @@ def test_what_is_made_for_colours_is_left_out():
         erase=0.25,
         mixup=0.8,
     )
-    assert rich.geometric() == Augment(crop=(0.2, 1.0), flip=0.5, mixup=0.8)
+    assert rich.without_colour_transforms() == Augment(crop=(0.2, 1.0), flip=0.5, mixup=0.8)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -321,7 +324,7 @@ def test_statistics_are_those_of_all_pixels_at_once(dtype):
     pixels = numbers((30, 9, 8, 5), dtype)
     pixels[..., 4] = 7
     seen = BandPreprocess((9, 8), 5, numbers=dtype)
-    mean, std = statistics(Arrays(pixels, np.zeros(30, np.int64)), seen)
+    mean, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(30, np.int64)), seen)
     whole = pixels.reshape(-1, 5).astype(np.float64) / seen.peak
     assert np.allclose(mean, whole.mean(0), rtol=1e-12) and np.allclose(std[:4], whole.std(0)[:4], rtol=1e-12)
     assert std[4] == 1
@@ -334,16 +337,16 @@ def test_statistics_are_those_of_all_pixels_at_once(dtype):
 def test_statistics_survive_a_large_mean_and_leave_out_what_cannot_be_read():
     pixels = (1e4 + numbers((20, 6, 6, 2), "float32")).astype(np.float32)
     seen = BandPreprocess((6, 6), 2, numbers="float32")
-    _, std = statistics(Arrays(pixels, np.zeros(20, np.int64)), seen)
+    _, std = measure_channel_statistics(ArraySplit(pixels, np.zeros(20, np.int64)), seen)
     assert np.allclose(std, pixels.reshape(-1, 2).astype(np.float64).std(0), rtol=1e-9)
     broken = pixels.copy()
     broken[3, 0, 0, 0] = np.nan  # one pixel: left out
     broken[5] = np.inf  # an image: left out
     known = np.delete(broken.reshape(-1, 2).astype(np.float64), [3 * 36, *range(5 * 36, 6 * 36)], 0)
-    mean, std = statistics(Arrays(broken, np.zeros(20, np.int64)), seen)
+    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(20, np.int64)), seen)
     assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-9)
     with pytest.raises(DataError, match="no pixel has data"):
-        statistics(Arrays(broken[5:6], np.zeros(1, np.int64)), seen)
+        measure_channel_statistics(ArraySplit(broken[5:6], np.zeros(1, np.int64)), seen)
 
 
 def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
@@ -364,10 +367,10 @@ def write(root: Path, kind: str, size: tuple[int, int] = (16, 16)) -> Path:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_measuring_and_reading_do_not_depend_on_workers(tmp_path, workers):
-    split = folder(write(tmp_path, "uint16", (40, 30))).split("train")
+    split = open_image_folder(write(tmp_path, "uint16", (40, 30))).split("train")
     seen = BandPreprocess((16, 16), 4, numbers="uint16")
-    assert statistics(split, seen, workers) == statistics(split, seen)
-    cached, bad = screen(split, seen, workers, keep=True)
+    assert measure_channel_statistics(split, seen, workers) == measure_channel_statistics(split, seen)
+    cached, bad = screen_images(split, seen, workers, keep=True)
     assert cached is not None and cached.dtype == torch.float32 and cached.shape == (24, 4, 16, 16) and not bad
     assert cached.max() > 9000
 
@@ -387,10 +390,10 @@ def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
         "drop_path": 0.0,
     }
     train(str(data), **options, out=str(run))
-    seen = Folder(run).run().preprocess
+    seen = RunFolder(run).run().preprocess
     assert (seen.channels, seen.numbers) == (4, {"tiff": "uint8"}.get(kind, kind))
-    mean, _ = statistics(folder(data).split("train"), seen)
-    assert seen.mean == mean and Folder(run).run().views.rand_layers == 0
+    mean, _ = measure_channel_statistics(open_image_folder(data).split("train"), seen)
+    assert seen.mean == mean and RunFolder(run).run().views.rand_layers == 0
     judged = evaluate(run, workers=0)
     assert judged["test"]["top1"] > 0.8
     file = next((data / "test" / "bee").iterdir())

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitreous.data.layouts.split_names import find_split_folders, role_names_note, split_in_text, split_of_name
+from vitreous.data.layouts.split_names import find_split_folders, find_split_word, parse_split_name, role_names_note
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
@@ -36,10 +36,10 @@ def sizes_of(source: Path) -> dict[str, int]:
 
 def test_names_are_split_names_in_any_case():
     names = ("Training", "TEST", "Testing", "valid", "Validation", "val", "trainer", "tests")
-    assert [split_of_name(name) for name in names] == ["train", "test", "test", "val", "val", "val", None, None]
-    assert split_in_text("Instances_Validation2017") == "val"
+    assert [parse_split_name(name) for name in names] == ["train", "test", "test", "val", "val", "val", None, None]
+    assert find_split_word("Instances_Validation2017") == "val"
     with pytest.raises(DataError, match="two splits"):
-        split_in_text("train_testing")
+        find_split_word("train_testing")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import picture
-from vitreous.data.holdout import hold_out
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
@@ -183,16 +183,17 @@ def test_a_tenth_of_several_labels_is_drawn_over_all_and_leaves_every_class_one(
     labels[:, 11] = 0
     labels[7, 11] = 1  # the only one of its class
     for seed in range(20):
-        parts = hold_out(labels, seed, {"val": 0.1, "test": 0.25})
+        parts = draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25})
         assert {name: len(rows) for name, rows in parts.items()} == {"train": 130, "val": 20, "test": 50}
         assert sorted(np.concatenate(list(parts.values()))) == list(range(200))
         assert 7 in parts["train"] and (labels[parts["train"]].sum(0) > 0).all()
     assert all(
-        np.array_equal(parts[name], rows) for name, rows in hold_out(labels, seed, {"val": 0.1, "test": 0.25}).items()
+        np.array_equal(parts[name], rows)
+        for name, rows in draw_stratified_splits(labels, seed, {"val": 0.1, "test": 0.25}).items()
     )
-    assert not np.array_equal(parts["val"], hold_out(labels, 0, {"val": 0.1, "test": 0.25})["val"])
+    assert not np.array_equal(parts["val"], draw_stratified_splits(labels, 0, {"val": 0.1, "test": 0.25})["val"])
     alone = np.eye(4, dtype=np.float32)
-    assert len(hold_out(alone, 0, {"val": 0.5})["val"]) == 0
+    assert len(draw_stratified_splits(alone, 0, {"val": 0.5})["val"]) == 0
 
 
 @pytest.mark.parametrize("text", ["path\n" + lines([""] * 12).replace(",", ""), "path,label\n" + lines("a" * 12)])

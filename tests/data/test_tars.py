@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from tests.conftest import picture
 from tests.data.resume import STARTS, assert_continues
-from vitreous.data.layouts.tars import expand
+from vitreous.data.layouts.tars import expand_braces
 from vitreous.data.sources import open_data
-from vitreous.data.split import picture_of
+from vitreous.data.split import decode_sample
 from vitreous.data.stores import tarindex
-from vitreous.data.stores.tar import Archive, open_cached, stamp
+from vitreous.data.stores.tar import TarArchive, open_archive_cached, read_file_stamp
 from vitreous.errors import DataError
 
 
@@ -115,8 +115,8 @@ def test_archives_without_splits_hold_a_tenth_out(tmp_path):
 
 
 def test_patterns(tmp_path):
-    assert [path.name for path in expand("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
-    assert [path.name for path in expand("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
+    assert [path.name for path in expand_braces("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
+    assert [path.name for path in expand_braces("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
     write(tmp_path / "s-0.tar", samples(range(6)))
     assert "2 of 3 archives are not there" in refusal(str(tmp_path / "s-{0..2}.tar"))
     assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999999999}.tar"))
@@ -286,7 +286,7 @@ def test_the_end_of_an_archive(tmp_path):
 
 
 def open_one(path):
-    return Archive(path, stamp(path), Counter())
+    return TarArchive(path, read_file_stamp(path), Counter())
 
 
 def special(name, kind, target=""):
@@ -329,7 +329,7 @@ def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
     data = open_data(home / "x.tar")
     assert len(data.whole) == 10
     for row in range(10):
-        picture_of(data.whole, row, 3)
+        decode_sample(data.whole, row, 3)
     assert [data.whole.name(row) for row in (6, 9)] == ["x.tar/../../out.png", "x.tar/=cmd\\n.png"]
     assert data.notes[:2] == ["2 links in archives are left out", "2 devices or pipes in archives are left out"]
     assert sorted(os.listdir(tmp_path)) == ["cache", "home"] and os.listdir(home) == ["x.tar"]
@@ -345,8 +345,8 @@ def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, m
     with pytest.raises(DataError, match=r"x\.tar/e\.png: empty file"):
         data.whole.raw(4)
     with pytest.raises(DataError, match=r"x\.tar/h\.png: not an image"):
-        picture_of(data.whole, 5, 3)
-    monkeypatch.setattr(tarindex, "MAX_BYTES", 2**20 - 1)
+        decode_sample(data.whole, 5, 3)
+    monkeypatch.setattr(tarindex, "MAX_FILE_BYTES", 2**20 - 1)
     big = tmp_path / "big.tar"
     write(big, [*samples(range(4)), ("b.png", bytes(2**20)), ("b.cls", b"1")])
     with pytest.raises(DataError, match=r"big\.tar/b\.png: larger than"):
@@ -356,7 +356,7 @@ def test_images_that_are_empty_huge_or_no_images_are_refused_by_name(tmp_path, m
 def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
     source = write(tmp_path / "x.tar", samples(range(6)))
     data = open_data(source)
-    open_cached.cache_clear()
+    open_archive_cached.cache_clear()
     write(source, samples(range(10, 20)))
     with pytest.raises(DataError, match="has changed"):
         data.whole.raw(0)
@@ -383,8 +383,8 @@ def test_members_are_those_of_pythons_own_tarfile(tmp_path_factory, members, for
             tar.addfile(info, io.BytesIO(bytes(size)))
     with tarfile.open(path, encoding="utf-8") as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar.getmembers() if m.isreg()]
-    known = stamp(path)
-    with Archive(path, known, Counter()) as archive:
+    known = read_file_stamp(path)
+    with TarArchive(path, known, Counter()) as archive:
         found = [(os.fsdecode(m.name), m.start, m.size) for m in archive.members()]
     assert found == [member for member in expected if not member[0].endswith("/")]
 
@@ -467,27 +467,27 @@ def test_damage_of_every_kind_is_refused_or_read_and_never_more(tmp_path):
         path = tmp_path / f"{turn}.tar"
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
         try:
-            found = tarindex.index([path])
+            found = tarindex.open_archive_index([path])
             assert (found.samples["start"] + found.samples["size"] <= path.stat().st_size).all()
         except DataError as error:
             refused.append(f"{turn}.tar" in str(error))
         path.unlink()
     assert all(refused) and 50 < len(refused) < 400
-    open_cached.cache_clear()
+    open_archive_cached.cache_clear()
 
 
 def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, monkeypatch):
     paths = [write(tmp_path / f"{n}.tar", samples(range(6 * n, 6 * n + 6))) for n in range(2)]
-    first = tarindex.index(paths)
+    first = tarindex.open_archive_index(paths)
     (kept,) = cache.iterdir()
     looked = []
-    members = Archive.members
-    monkeypatch.setattr(Archive, "members", lambda self: looked.append(self.path) or members(self))
+    members = TarArchive.members
+    monkeypatch.setattr(TarArchive, "members", lambda self: looked.append(self.path) or members(self))
 
     def same(found):
         return np.array_equal(found.samples, first.samples) and np.array_equal(found.names, first.names)
 
-    again = tarindex.index(paths)
+    again = tarindex.open_archive_index(paths)
     assert (
         not looked
         and same(again)
@@ -502,15 +502,15 @@ def test_what_was_found_is_kept_and_used_only_while_it_is_true(tmp_path, cache, 
     ):
         kept.write_bytes(damaged)
         looked.clear()
-        assert same(tarindex.index(paths)) and len(looked) == 2
+        assert same(tarindex.open_archive_index(paths)) and len(looked) == 2
         assert kept.read_bytes() == whole
     os.utime(paths[0], ns=(1, 1))
     looked.clear()
-    tarindex.index(paths)
+    tarindex.open_archive_index(paths)
     assert len(looked) == 2
     shutil.rmtree(cache)
     cache.write_text("in the way")
-    assert same(tarindex.index(paths))
+    assert same(tarindex.open_archive_index(paths))
 
 
 def test_the_fingerprint_does_not_depend_on_place_or_time(tmp_path):

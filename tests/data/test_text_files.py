@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.writing_scenes import WRITERS
-from vitreous.data.exclusions import read_excluded
+from vitreous.data.exclusions import read_exclusion_list
 from vitreous.data.sources import open_data
 from vitreous.data.text_files import decode_text, read_lines, read_text
 from vitreous.errors import DataError
@@ -132,7 +132,7 @@ def test_tables_and_lists(tmp_path):
         open_data(str(tmp_path / "t.csv"))
     with (tmp_path / "copies.csv").open("w", encoding="utf-16", newline="") as file:
         csv.writer(file).writerows([["path"], ["é.png"]])
-    assert read_excluded(tmp_path / "copies.csv") == {"é.png"}
+    assert read_exclusion_list(tmp_path / "copies.csv") == {"é.png"}
 
 
 @pytest.mark.parametrize("value", [[1], {"a": 1}, "1", None, True, 1.5, "absent"])

@@ -7,11 +7,11 @@ import pytest
 
 from tests.conftest import picture
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.holdout import hold_out
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data, open_images
-from vitreous.data.split import Files, no_labels, require_labels
+from vitreous.data.split import FileSplit, create_empty_labels, require_labels
 from vitreous.errors import DataError
 from vitreous.jobs.data import exclude_images, prepare_data
 from vitreous.progress import NullListener
@@ -65,9 +65,9 @@ def test_one_class_to_train_and_others_beside_it_have_no_labels(tmp_path):
 
 @pytest.mark.parametrize("share, val", [(0.25, 10), (0.99, 39), (0.0, 0)])
 def test_any_share_is_held_out_and_one_image_stays(tmp_path, share, val):
-    data = open_data(images(tmp_path, 40)).holding_out(share, 3)
+    data = open_data(images(tmp_path, 40)).with_holdout(share, 3)
     assert len(data.split("train")) == 40 - val and len(data.splits.get("val", ())) == val
-    assert [len(rows) for rows in hold_out(no_labels(1), 0, {"val": 0.9}).values()] == [1, 0]
+    assert [len(rows) for rows in draw_stratified_splits(create_empty_labels(1), 0, {"val": 0.9}).values()] == [1, 0]
 
 
 def test_groups_are_kept_together(tmp_path):
@@ -90,7 +90,7 @@ def test_the_fingerprint_knows_the_images_and_a_list_leaves_some_out(tmp_path):
 
 def test_all_images_of_a_flat_folder_are_opened_in_order(tmp_path):
     opened = open_images(images(tmp_path / "flat", 12))
-    assert isinstance(opened, Files) and len(opened) == 12 and opened.labels.shape == (12, 0)
+    assert isinstance(opened, FileSplit) and len(opened) == 12 and opened.labels.shape == (12, 0)
     assert names(opened) == sorted(names(opened), key=lambda name: (int(name[1]), int(name[3:-4])))
 
 

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 
 from tests.data.test_split_names import write_classes, write_image
-from vitreous.apps.curation.check import check
+from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.learnable import require_learnable
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, leave_out_unusable, no_labels
+from vitreous.data.split import ArraySplit, create_empty_labels, drop_unusable_splits
 from vitreous.errors import DataError
 
 NO_LABELS, NO_IMAGES = "test has 2 images without labels and is left out", "test has no images and is left out"
@@ -255,7 +255,7 @@ def test_train_and_check_accept_the_other_splits(tmp_path, write):
     note = write(tmp_path)
     source = tmp_path / "data.csv" if (tmp_path / "data.csv").exists() else tmp_path
     require_learnable(open_data(source), "classes" if write in MASKS else "objects")
-    facts, subject = check(source, workers=0)
+    facts, subject = check_dataset(source, workers=0)
     assert note in facts["notes"] and facts["unlearnable"] is facts["refused"] is None
     assert list(subject.splits) == ["train"] and facts["passed"], facts["findings"]
 
@@ -285,7 +285,7 @@ def test_train_and_check_refuse_training_images_without_objects(tmp_path, write)
             (tmp_path / "Annotations" / f"{name}.xml").write_text("<annotation></annotation>")
     with pytest.raises(DataError, match="none of 2 training images has an annotated object") as refused:
         require_learnable(open_data(source), "objects")
-    facts, _ = check(source, workers=0)
+    facts, _ = check_dataset(source, workers=0)
     assert facts["unlearnable"]["message"] == refused.value.message and not facts["passed"]
 
 
@@ -338,11 +338,11 @@ def test_archives_with_some_labels_missing_stay_an_error(tmp_path):
 
 def test_splits_without_labels_stay_where_train_has_none():
     images = np.zeros((3, 4, 4), np.uint8)
-    splits = {"train": Arrays(images, no_labels(3)), "test": Arrays(images, no_labels(3))}
+    splits = {"train": ArraySplit(images, create_empty_labels(3)), "test": ArraySplit(images, create_empty_labels(3))}
     notes: list[str] = []
-    assert list(leave_out_unusable(splits, notes)) == ["train", "test"] and not notes
+    assert list(drop_unusable_splits(splits, notes)) == ["train", "test"] and not notes
     with pytest.raises(DataError, match="train split has no images"):
-        leave_out_unusable(splits | {"train": Arrays(images[:0], no_labels(0))}, notes)
+        drop_unusable_splits(splits | {"train": ArraySplit(images[:0], create_empty_labels(0))}, notes)
 
 
 @pytest.mark.parametrize("kind", ["flat", "unreadable"])
@@ -363,14 +363,14 @@ def test_training_ends_with_a_report(tmp_path, monkeypatch, kind):
 
 
 def test_an_unreadable_test_image_does_not_end_a_run_without_its_summary(tmp_path, monkeypatch, capsys):
-    from vitreous.cli.main import command
+    from vitreous.cli.main import run_command
 
     monkeypatch.chdir(tmp_path)
     for split in ("train", "test"):
         write_classes(Path("data", split))
     Path("data/test/ant/0.png").write_text("no image")
     words = "train data --out run --model ViT-32x2/4 --image-size 16 --steps 2 --batch-size 4 --workers 0"
-    assert command(words.split()) == 0
+    assert run_command(words.split()) == 0
     assert json.loads(Path("run/summary.json").read_text())["test"] is None and Path("run/report.html").is_file()
     captured = capsys.readouterr()
     note = captured.err[captured.err.index("note: the test split is not evaluated: ") :]

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.conftest import make_folder
-from vitreous.data.holdout import hold_out
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.sources import open_data
 from vitreous.data.values import are_measurements, require_values
 from vitreous.errors import DataError
@@ -149,6 +149,6 @@ def test_class_folders_named_by_numbers(tmp_path):
 
 def test_values_are_held_out_as_one_class():
     labels = np.random.default_rng(0).normal(size=(50, 2))
-    parts = hold_out(labels, 3, {"val": 0.2})
-    same = hold_out(np.zeros(50, np.int64), 3, {"val": 0.2})
+    parts = draw_stratified_splits(labels, 3, {"val": 0.2})
+    same = draw_stratified_splits(np.zeros(50, np.int64), 3, {"val": 0.2})
     assert len(parts["val"]) == 10 and all(np.array_equal(parts[name], same[name]) for name in parts)

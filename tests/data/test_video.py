@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.data.films import greys, moving, write_clip, write_moves
-from vitreous.apps.curation.dedup import dedup
-from vitreous.apps.curation.pack import pack
+from vitreous.apps.curation.dedup import find_copies
+from vitreous.apps.curation.pack import pack_dataset
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
-from vitreous.data.split import Files, no_labels
+from vitreous.data.split import FileSplit, create_empty_labels
 from vitreous.errors import DataError, UsageError
 
 
@@ -27,7 +27,7 @@ def test_a_folder_of_clips_of_any_kind_is_video_data(tmp_path):
     assert kinds(data) == {ClipFiles} and data.classes == ("left", "right")
     assert {name: len(split) for name, split in data.splits.items()} == {"train": 22, "val": 2}
     assert data.notes[0].startswith("the data are 24 clips; `--frames`")
-    split = data.holding_out(0.0, 0).splits["train"]
+    split = data.with_holdout(0.0, 0).splits["train"]
     assert split.name(2).endswith("clip2") and split.raw(2).shape == (10, 16, 16, 3)  # type: ignore[union-attr]
     assert isinstance(split.raw(0), bytes) and len(split.clip(1)) == 10  # type: ignore[attr-defined]
     back = split.take(np.array([20, 3]))
@@ -71,18 +71,18 @@ def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
 def test_what_takes_pictures_refuses_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
     with pytest.raises(UsageError, match="the data are clips, and packs hold pictures"):
-        pack(home, tmp_path / "packed")
+        pack_dataset(home, tmp_path / "packed")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
-    pictures = Files([tmp_path / "photo.png"], no_labels(1))
+    pictures = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
     with pytest.raises(UsageError, match="the data are clips, and copies are found among pictures, or among clips"):
-        dedup([open_data(home).split("train")], [pictures])
+        find_copies([open_data(home).split("train")], [pictures])
 
 
 def test_a_clip_that_cannot_be_read_is_named(tmp_path):
     place = write_clip(tmp_path / "a" / "1.mp4", moving(0, True))
     place.write_bytes(b"none")
     write_clip(tmp_path / "b" / "1.mp4", moving(0, True))
-    split = open_data(tmp_path).holding_out(0.0, 0).splits["train"]
+    split = open_data(tmp_path).with_holdout(0.0, 0).splits["train"]
     with pytest.raises(DataError, match=r"a/1\.mp4: not a clip of a known format"):
         split.clip(0)  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ def test_folders_of_frames_without_classes_are_told_of(tmp_path):
     for clip in ("one", "two", "three"):
         write_clip(tmp_path / clip, greys(3))
     assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
-    assert kinds(open_data(tmp_path)) == {Files}
+    assert kinds(open_data(tmp_path)) == {FileSplit}
     for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
         (tmp_path / "photos" / name).mkdir(parents=True)
         for number in range(12):

@@ -12,11 +12,11 @@ from PIL import Image, ImageFilter, ImageOps
 from tests.conftest import make_folder, picture
 from vitreous.config import from_yaml, to_yaml
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop, blurred
-from vitreous.data.batch import batch_size, rows
-from vitreous.data.decoding.decode import decode
-from vitreous.data.keys import key
-from vitreous.data.layouts.folder import folder
+from vitreous.data.augmentation.views import DINO_VIEWS, DINOV2_VIEWS, MultiCrop, blur_at_random
+from vitreous.data.batch import count_batch_samples, slice_batch
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.keys import derive_keys
+from vitreous.data.layouts.folder import open_image_folder
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.images import ImagePreprocess
@@ -46,11 +46,11 @@ def test_views_are_a_function_of_key_and_number():
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_grey_pictures_have_views_too(channels):
-    views = DINO.views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
+    views = DINO_VIEWS.views(picture(0, (70, 50)).convert("L" if channels == 1 else "RGB"), SIZE, 3)
     assert len(views) == 10 and all(view.shape[0] == channels for view in views)
 
 
-@pytest.mark.parametrize("crops", [DINO, DINOV2])
+@pytest.mark.parametrize("crops", [DINO_VIEWS, DINOV2_VIEWS])
 def test_views_take_their_share_of_the_picture(crops):
     """The colours of the picture are its coordinates, so a view tells which part it shows."""
     rows, columns = np.mgrid[0:200, 0:250]
@@ -79,9 +79,9 @@ def counted(crops: MultiCrop, image: Image.Image, happened) -> np.ndarray:
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("solarise", DINO.solarise, (0, 0.2, 0)),
-        ("blur", DINO.blur, (1, 0.1, 0.5)),
-        ("blur", DINOV2.blur, (0, 0.9, 0.5)),
+        ("solarise", DINO_VIEWS.solarise, (0, 0.2, 0)),
+        ("blur", DINO_VIEWS.blur, (1, 0.1, 0.5)),
+        ("blur", DINOV2_VIEWS.blur, (0, 0.9, 0.5)),
         ("grey", 0.2, (0.2, 0.2, 0.2)),
         ("jitter_probability", 0.8, (0.8, 0.8, 0.8)),
     ],
@@ -103,8 +103,8 @@ def test_solarising_and_blurring_are_pillows():
     whole = {"global_area": (1.0, 1.0), "ratio": (1.2, 1.2)}
     solar = MultiCrop(0, **{**PLAIN, "solarise": (1.0, 1.0, 1.0)}, **whole)
     assert torch.equal(solar.views(image, SIZE, 0)[0], image_to_tensor(ImageOps.solarize(image, 128)))
-    assert blurred(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
-    assert blurred(image, 0.0, (1.5, 1.5)) is image
+    assert blur_at_random(image, 1.0, (1.5, 1.5)).tobytes() == image.filter(ImageFilter.GaussianBlur(1.5)).tobytes()
+    assert blur_at_random(image, 0.0, (1.5, 1.5)) is image
 
 
 def test_channels_that_are_no_colours_are_cropped_and_mirrored_together():
@@ -132,7 +132,7 @@ def test_rows_of_views_become_batches(locals):
 
 
 def test_views_are_kept_in_a_config_and_checked():
-    assert from_yaml(MultiCrop, to_yaml(DINOV2)) == DINOV2
+    assert from_yaml(MultiCrop, to_yaml(DINOV2_VIEWS)) == DINOV2_VIEWS
     for options in (
         {"flip": 1.2},
         {"blur": (0.0, -0.1, 0.0)},
@@ -147,9 +147,9 @@ def test_views_are_kept_in_a_config_and_checked():
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("memory", [False, True])
 def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
-    data = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20)))
+    data = open_image_folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20)))
     split, crops = data.split("train"), MultiCrop(3, SMALL)
-    pictures = [decode(split.raw(sample)) for sample in range(len(split))]
+    pictures = [decode_to_pillow(split.raw(sample)) for sample in range(len(split))]
     cached = torch.stack([image_to_tensor(image) for image in pictures]) if memory else None
     feed = TrainLoader(split, SEEN, crops, 0, workers=workers, cached=cached)
     batches = list(feed.batches(10, 15, 3))
@@ -159,7 +159,7 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
         assert batch["images"].shape[:2] == (count, 2) and batch["local"].shape[:2] == (count, 3)
         assert (batch["labels"].numpy() == split.labels[batch["samples"].numpy()]).all()
     sample = int(batches[0]["samples"][0])
-    own = key(feed.seed, 0, sample, 0)
+    own = derive_keys(feed.seed, 0, sample, 0)
     row = (
         crops.batch(cached[sample : sample + 1], own[None])[0] if memory else crops.picture(pictures[sample], SEEN, own)
     )
@@ -169,9 +169,11 @@ def test_a_feed_gives_batches_of_views(tmp_path, memory, workers):
 
 @pytest.mark.parametrize("memory", [False, True])
 def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
-    split = folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20))).split("train")
+    split = open_image_folder(make_folder(tmp_path, {"train": 4, "val": 1}, size=(24, 20))).split("train")
     cached = (
-        torch.stack([image_to_tensor(decode(split.raw(sample))) for sample in range(len(split))]) if memory else None
+        torch.stack([image_to_tensor(decode_to_pillow(split.raw(sample))) for sample in range(len(split))])
+        if memory
+        else None
     )
     bare = split.take(np.arange(len(split)), np.zeros((len(split), 0), np.float32))
     for views, shape in ((MultiCrop(3, SMALL), (3, 2, 3, *SIZE)), (Augment(flip=0.5), (3, 3, *SIZE))):
@@ -180,7 +182,12 @@ def test_batches_of_images_without_labels_have_no_labels(tmp_path, memory):
         )
         assert "labels" not in batch and "labels" in labelled
         assert (
-            batch_size(batch) == 3 and batch["images"].shape == shape and batch.keys() == labelled.keys() - {"labels"}
+            count_batch_samples(batch) == 3
+            and batch["images"].shape == shape
+            and batch.keys() == labelled.keys() - {"labels"}
         )
         assert all(torch.equal(batch[name], labelled[name]) for name in batch)
-        assert torch.equal(rows(batch, 1, 3)["images"], batch["images"][1:]) and batch_size(rows(batch, 1, 3)) == 2
+        assert (
+            torch.equal(slice_batch(batch, 1, 3)["images"], batch["images"][1:])
+            and count_batch_samples(slice_batch(batch, 1, 3)) == 2
+        )

@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from tests.data.annotations.solids import write_solids
-from vitreous.data.annotations.target import IGNORE, no_objects
+from vitreous.data.annotations.target import IGNORE_INDEX, create_empty_target
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.loader import TrainLoader
@@ -32,8 +32,8 @@ def voxels(image):
 def view_of(scenes, image=SIDES, key=5):
     """A view of a volume of SIDES that grows by 5, 3 and 2 along its axes, each number its own class."""
     ramp = sum(step * place for step, place in zip((5, 3, 2), np.ogrid[tuple(map(slice, SIDES))], strict=True))
-    target = no_objects(SIDES, ramp.astype(np.int32))
-    return scenes.scene(ramp[None].astype(np.float32), target, voxels(image), key), ramp
+    target = create_empty_target(SIDES, ramp.astype(np.int32))
+    return scenes.augment_scene(ramp[None].astype(np.float32), target, voxels(image), key), ramp
 
 
 def test_a_view_of_the_volumes_own_size_is_the_volume():
@@ -49,7 +49,7 @@ def test_voxels_and_classes_move_together(change):
     scenes, others = replace(STILL, **change), 0
     for key in range(8):
         view, ramp = view_of(scenes, key=key)
-        known = view["classes"] != IGNORE
+        known = view["classes"] != IGNORE_INDEX
         assert known.float().mean() > 0.1
         apart = (view["images"][0] - view["classes"])[known]  # a nearest voxel is half a voxel away along each axis
         assert apart.abs().max() <= 5.5 and apart.mean().abs() <= 1.5
@@ -59,13 +59,13 @@ def test_voxels_and_classes_move_together(change):
 
 def test_outside_of_the_volume_is_its_mirror_image_and_ignored():
     view, ramp = view_of(STILL, image=(20, 16, 14))
-    known = (view["classes"] != IGNORE).all((1, 2))
+    known = (view["classes"] != IGNORE_INDEX).all((1, 2))
     first = int(known.nonzero()[0])
     assert known.sum() in (11, 12) and known[first : first + int(known.sum())].all()
     inside = view["images"][0][known]
     assert inside.min() >= ramp.min() - 0.01 and view["images"].max() <= ramp.max() + 0.01
     outside = view["images"][0][~known]
-    assert outside.min() >= ramp.min() - 0.01 and (view["classes"][~known] == IGNORE).all() and outside.std() > 1
+    assert outside.min() >= ramp.min() - 0.01 and (view["classes"][~known] == IGNORE_INDEX).all() and outside.std() > 1
 
 
 def test_places_are_those_of_a_loop_over_voxels():
@@ -88,14 +88,14 @@ def test_places_are_those_of_a_loop_over_voxels():
 def test_intensities_change_within_their_ranges():
     scenes = VolumeViews((1.0, 1.0), 0.0, (0.0, 0.0, 0.0), contrast=0.3, shift=0.2, gamma=0.5, noise=0.0)
     volume = np.random.default_rng(0).normal(size=(1, 8, 8, 8)).astype(np.float32)
-    target = no_objects((8, 8, 8), np.zeros((8, 8, 8), np.int32))
-    changed = [scenes.scene(volume, target, voxels((8, 8, 8)), key)["images"].numpy() for key in range(20)]
+    target = create_empty_target((8, 8, 8), np.zeros((8, 8, 8), np.int32))
+    changed = [scenes.augment_scene(volume, target, voxels((8, 8, 8)), key)["images"].numpy() for key in range(20)]
     for one in changed:  # of the same order, between moved and scaled ends
         assert np.array_equal(np.argsort(one.ravel(), kind="stable"), np.argsort(volume.ravel(), kind="stable"))
         low, high = sorted((volume.min() * 0.7, volume.min() * 1.3))
         assert low - 0.21 <= one.min() <= high + 0.21
     assert np.std([one.mean() for one in changed]) > 0.05
-    noisy = replace(STILL, noise=0.5).scene(volume, target, voxels((8, 8, 8)), 3)["images"].numpy() - volume
+    noisy = replace(STILL, noise=0.5).augment_scene(volume, target, voxels((8, 8, 8)), 3)["images"].numpy() - volume
     assert 0 < noisy.std() <= 0.55 and abs(noisy.mean()) < 0.1
 
 
@@ -120,14 +120,14 @@ def test_views_that_do_not_fit_are_refused():
     for wrong in ({"scale": (0.0, 1.0)}, {"flip": (0.5, 2.0, 0.0)}, {"noise": -1.0}, {"contrast": 1.0}):
         with pytest.raises(UsageError):
             VolumeViews(**wrong)
-    volume, target = np.zeros((1, 4, 4, 4), np.float32), no_objects((4, 4), np.zeros((4, 4), np.int32))
+    volume, target = np.zeros((1, 4, 4, 4), np.float32), create_empty_target((4, 4), np.zeros((4, 4), np.int32))
     for views in (Augment(), MultiCrop(locals=0)):
         with pytest.raises(UsageError, match="volume"):
             views.picture(volume, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="volume"):
-        Scenes().scene(volume, target, ImagePreprocess((4, 4)), 0)
+        SceneViews().augment_scene(volume, target, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="for volumes"):
-        VolumeViews().scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
+        VolumeViews().augment_scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
 
 
 @pytest.mark.parametrize("size", [(4, 20, 8), (9, 3, 8), (8, 8, 8)])

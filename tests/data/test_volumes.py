@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
-from vitreous.apps.curation.check import check
-from vitreous.data.annotations.target import IGNORE
+from vitreous.apps.curation.check import check_dataset
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.decoding import volumes
-from vitreous.data.decoding.volumes import nifti_header, read_labels, read_volume, standardised, volume_form
+from vitreous.data.decoding.volumes import (
+    read_label_volume,
+    read_nifti_header,
+    read_volume,
+    read_volume_form,
+    standardise_channels,
+)
 from vitreous.data.modalities.volumes import VolumePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
@@ -28,34 +34,34 @@ def test_every_format_gives_the_same_voxels(tmp_path, ending, dtype):
     voxels, classes = solid(3)
     voxels = np.clip(voxels / 4, 0, 255).astype(dtype)
     place = write_volume(tmp_path / f"a{ending}", voxels)
-    expected = standardised(voxels.astype(np.float32)[None])
+    expected = standardise_channels(voxels.astype(np.float32)[None])
     for raw in (place, place.read_bytes(), voxels):
-        assert volume_form(raw) == (1, voxels.shape)
+        assert read_volume_form(raw) == (1, voxels.shape)
         assert np.array_equal(read_volume(raw, 1), expected)
-    assert np.array_equal(read_labels(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
+    assert np.array_equal(read_label_volume(write_volume(tmp_path / f"m{ending}", classes.astype(dtype))), classes)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_channels_are_the_last_axis(tmp_path, ending):
     voxels = np.random.default_rng(0).normal(size=(5, 6, 7, 3)).astype(np.float32)
     place = write_volume(tmp_path / f"a{ending}", voxels)
-    assert volume_form(place) == (3, (5, 6, 7))
+    assert read_volume_form(place) == (3, (5, 6, 7))
     for channel, own in zip(read_volume(place, 3), np.moveaxis(voxels, -1, 0), strict=True):
-        assert np.array_equal(channel, standardised(own[None].copy())[0])
+        assert np.array_equal(channel, standardise_channels(own[None].copy())[0])
     with pytest.raises(DataError, match="3 channels, the model takes 1"):
         read_volume(place, 1)
     with pytest.raises(DataError, match="a mask of 3 channels"):
-        read_labels(place)
+        read_label_volume(place)
 
 
 def test_each_channel_is_standardised_by_a_stated_rule():
     volume = np.random.default_rng(1).gamma(2.0, 50.0, (2, 9, 10, 11)).astype(np.float32)
     volume[0, 0, 0, 0] = 1e9  # a voxel far above the others moves none of them
-    for own, before in zip(standardised(volume.copy()), volume, strict=True):
+    for own, before in zip(standardise_channels(volume.copy()), volume, strict=True):
         clipped = np.clip(before, *np.percentile(before, (0.5, 99.5)))
         assert own == pytest.approx((clipped - clipped.mean()) / clipped.std(), abs=1e-4)
-    assert np.allclose(standardised(3 * volume + 40), standardised(volume.copy()), atol=1e-3)
-    assert (standardised(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
+    assert np.allclose(standardise_channels(3 * volume + 40), standardise_channels(volume.copy()), atol=1e-3)
+    assert (standardise_channels(np.full((1, 2, 2, 2), 7, np.float32)) == 0).all()
 
 
 def test_scaled_numbers_of_nifti_are_what_nibabel_gives(tmp_path):
@@ -66,14 +72,14 @@ def test_scaled_numbers_of_nifti_are_what_nibabel_gives(tmp_path):
     nibabel.save(image, tmp_path / "a.nii.gz")
     expected = nibabel.load(tmp_path / "a.nii.gz").get_fdata(dtype=np.float32)  # type: ignore[attr-defined]
     assert np.array_equal(volumes.open_volume(tmp_path / "a.nii.gz", "a").read().astype(np.float32), expected)
-    assert np.allclose(nifti_header(tmp_path / "a.nii.gz").get_best_affine(), AFFINE)
-    assert nifti_header(write_volume(tmp_path / "a.npy", expected)) is None
+    assert np.allclose(read_nifti_header(tmp_path / "a.nii.gz").get_best_affine(), AFFINE)
+    assert read_nifti_header(write_volume(tmp_path / "a.npy", expected)) is None
 
 
 def test_one_axis_more_of_length_one_is_left_out(tmp_path):
     voxels = np.zeros((3, 4, 5, 1, 2), np.float32)
-    assert volume_form(write_volume(tmp_path / "vector.nii", voxels)) == (2, (3, 4, 5))
-    assert volume_form(write_volume(tmp_path / "one.nii", voxels[..., 0])) == (1, (3, 4, 5))
+    assert read_volume_form(write_volume(tmp_path / "vector.nii", voxels)) == (2, (3, 4, 5))
+    assert read_volume_form(write_volume(tmp_path / "one.nii", voxels[..., 0])) == (1, (3, 4, 5))
 
 
 def nifti(shape=(4, 5, 6), code=16, bits=32, offset=352, body=None, magic=b"n+1\0"):
@@ -174,8 +180,8 @@ def test_hostile_files_are_refused_by_one_message(kind, monkeypatch):
             writer.write(np.zeros((8, 7), np.uint8), photometric="minisblack")
         content = file.getvalue()
     taken = []
-    real = volumes.inflated
-    monkeypatch.setattr(volumes, "inflated", lambda *a, **k: taken.append(len(out := real(*a, **k))) or out)
+    real = volumes.inflate_gzip
+    monkeypatch.setattr(volumes, "inflate_gzip", lambda *a, **k: taken.append(len(out := real(*a, **k))) or out)
     with pytest.raises(DataError, match=f"(?s)scan.nii: .*({problem})") as error:
         read_volume(content, 1, "scan.nii")
     assert "\n" not in error.value.message and max(taken, default=0) <= 70_000
@@ -187,8 +193,8 @@ def test_hostile_files_are_refused_by_one_message(kind, monkeypatch):
 ])  # fmt: skip
 def test_masks_hold_whole_numbers(values, problem):
     with pytest.raises(DataError, match=problem):
-        read_labels(saved(values), "mask.npy")
-    assert np.array_equal(read_labels(np.ones((2, 3, 4), bool)), np.ones((2, 3, 4), np.int32))
+        read_label_volume(saved(values), "mask.npy")
+    assert np.array_equal(read_label_volume(np.ones((2, 3, 4), bool)), np.ones((2, 3, 4), np.int32))
 
 
 @pytest.mark.parametrize(("library", "content", "extra"), [
@@ -210,7 +216,7 @@ def test_masks_beside_volumes_are_read(tmp_path, ending):
     voxels, classes = solid(first)
     assert np.array_equal(split.target(0).class_map(), classes)
     assert np.array_equal(VolumePreprocess((8, 8, 8), 1, (0.0,), (1.0,)).decode(split.raw(0)),
-                          standardised(voxels[None].copy()))  # fmt: skip
+                          standardise_channels(voxels[None].copy()))  # fmt: skip
     assert split.axes == 3 and split.labels.tolist() == [[1, 1, 1]] * 11
 
 
@@ -241,7 +247,7 @@ def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"2\.nii\.gz has class 7, and there are 3"):
         [split.target(sample) for sample in range(len(split))]
     write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 255, np.uint8))
-    assert any((split.target(sample).class_map() == IGNORE).all() for sample in range(len(split)))
+    assert any((split.target(sample).class_map() == IGNORE_INDEX).all() for sample in range(len(split)))
     with pytest.raises(DataError, match="4 volumes without masks"):
         open_data(home / "images")
     (home / "masks" / "2.nii.gz").unlink()
@@ -253,7 +259,7 @@ def test_a_check_tells_sizes_classes_and_files_that_cannot_be_read(tmp_path):
     home = write_solids(tmp_path / "data", 5)
     (home / "images" / "1.nii.gz").write_bytes((home / "images" / "1.nii.gz").read_bytes()[:900])
     write_volume(home / "masks" / "3.nii.gz", np.zeros((5, 5, 5), np.uint8))
-    document, _ = check(home, workers=0)
+    document, _ = check_dataset(home, workers=0)
     assert not document["passed"] and document["sizes"]["slices"]["max"] == 12
     assert document["sizes"]["height"]["max"] == 17 and document["sizes"]["width"]["min"] == 14
     assert [row["path"].rpartition("/")[2] for row in document["unreadable"]] == ["1.nii.gz"]

@@ -8,7 +8,7 @@ import io
 import numpy as np
 import torch
 
-from vitreous.data.annotations.shapes import runs_of_mask
+from vitreous.data.annotations.shapes import mask_to_rle
 from vitreous.data.annotations.target import Target, stack_masks
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
@@ -57,7 +57,7 @@ def drawn_scene(draw, size=(120, 200), classes=4, ties=True):
     table = np.array([row for row in rows if row[2] > row[0] + 1 and row[3] > row[1] + 1]).reshape(-1, 5)
     scores = draw.integers(1, 11, len(table)) / 10 if ties else draw.random(len(table))
     table, scores = table[np.argsort(-scores, kind="stable")], -np.sort(-scores)
-    masks = tuple(runs_of_mask(ellipse(box, size)) for box in table[:, :4])
+    masks = tuple(mask_to_rle(ellipse(box, size)) for box in table[:, :4])
     answers = Detections(
         size, table[:, :4].astype(np.float32), table[:, 4].astype(int), scores.astype(np.float32), masks=masks
     )
@@ -85,7 +85,7 @@ def judged_by_pycocotools(scenes, kind, classes=4):
         for row in range(len(truth)):
             mask, own = truth.mask(row), {"id": len(objects) + 1, "iscrowd": int(truth.crowd[row])}
             own |= {"image_id": number, "category_id": int(truth.labels[row]) + 1, "area": float(mask.sum())}
-            objects.append(own | region(truth.boxes[row]) | {"segmentation": packed(runs_of_mask(mask), truth.size)})
+            objects.append(own | region(truth.boxes[row]) | {"segmentation": packed(mask_to_rle(mask), truth.size)})
         for row in range(len(answer)):
             own = {"image_id": number, "category_id": int(answer.labels[row]) + 1, "score": float(answer.scores[row])}
             masked = {"segmentation": packed(answer.masks[row], truth.size)} if kind == "segm" else {}

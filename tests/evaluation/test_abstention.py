@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from vitreous.errors import UsageError
-from vitreous.tasks.calibration import check_abstain, judge_abstention, selective_risk
-from vitreous.tasks.classification_metrics import most_confused
+from vitreous.tasks.calibration import check_abstain, evaluate_abstention, selective_risk
+from vitreous.tasks.classification_metrics import list_confused_pairs
 
 
 def test_coverage_accuracy_and_area_are_those_of_a_loop():
     generator = np.random.default_rng(0)
     confidence = generator.permutation(np.linspace(0.2, 1, 400))
     right = generator.random(400) < confidence
-    found = judge_abstention(confidence, right, 0.7)
+    found = evaluate_abstention(confidence, right, 0.7)
     answered = [i for i in range(400) if confidence[i] >= 0.7]
     assert found["answered"] == len(answered) and found["unsure"] == 400 - len(answered)
     assert found["coverage"] == pytest.approx(len(answered) / 400)
@@ -36,9 +36,9 @@ def test_equal_confidences_are_in_no_order():
 @pytest.mark.parametrize("right", [True, False])
 def test_one_image_all_right_and_all_wrong(right):
     for images in (1, 5):
-        found = judge_abstention(np.full(images, 0.6), np.full(images, right), 0.6)
+        found = evaluate_abstention(np.full(images, 0.6), np.full(images, right), 0.6)
         assert found["coverage"] == 1 and found["top1"] == right and found["aurc"] == (not right)
-    none = judge_abstention(np.full(3, 0.6), np.full(3, right), 0.61)
+    none = evaluate_abstention(np.full(3, 0.6), np.full(3, right), 0.61)
     assert none["answered"] == 0 and none["top1"] is None and none["interval"] is None
 
 
@@ -57,7 +57,7 @@ def sparse(counts):
 
 def test_confused_pairs_by_hand():
     counts = np.array([[5, 3, 0, 2], [4, 1, 0, 0], [0, 2, 7, 0], [0, 0, 0, 9]])
-    found = most_confused(sparse(counts), counts.sum(1), tuple("abcd"))
+    found = list_confused_pairs(sparse(counts), counts.sum(1), tuple("abcd"))
     assert found["ordered"] == [
         {"label": "b", "answer": "a", "count": 4, "share": 0.8},
         {"label": "a", "answer": "b", "count": 3, "share": 0.3},
@@ -69,8 +69,15 @@ def test_confused_pairs_by_hand():
         {"classes": ["b", "c"], "count": 2, "share": 2 / 14},
         {"classes": ["a", "d"], "count": 2, "share": 2 / 19},
     ]
-    assert most_confused(sparse(np.diag([3, 4])), np.array([3, 4]), ("a", "b")) == {"ordered": [], "unordered": []}
+    assert list_confused_pairs(sparse(np.diag([3, 4])), np.array([3, 4]), ("a", "b")) == {
+        "ordered": [],
+        "unordered": [],
+    }
     assert (
-        len(most_confused(sparse(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst"))["ordered"])
+        len(
+            list_confused_pairs(sparse(np.ones((20, 20), int)), np.full(20, 20), tuple("abcdefghijklmnopqrst"))[
+                "ordered"
+            ]
+        )
         == 10
     )

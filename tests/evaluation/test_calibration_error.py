@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.tasks.calibration import BINS, Gaps, calibration_error, confidence_bins, difference_errors, image_gaps
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.comparison import Answers, compare_classifiers
+from vitreous.tasks.calibration import (
+    CALIBRATION_BINS,
+    CalibrationGaps,
+    bound_difference_errors,
+    compute_image_gaps,
+    confidence_bins,
+    expected_calibration_error,
+)
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
 #: how the probability of being right follows from the confidence, and the confidences (n,) of n images
 WORLDS = {
@@ -22,7 +29,7 @@ def true_error(world: str) -> float:
     """The error over images without number, whose probability of being right is known."""
     chance, confidences = WORLDS[world]
     confidence = confidences(np.random.default_rng(0), 1_000_000)
-    gaps = np.bincount(confidence_bins(confidence), chance(confidence) - confidence, BINS)
+    gaps = np.bincount(confidence_bins(confidence), chance(confidence) - confidence, CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
@@ -30,7 +37,7 @@ def images(world: str, rng: np.random.Generator, count: int) -> np.ndarray:
     """(count, BINS) gaps of images drawn from a world."""
     chance, confidences = WORLDS[world]
     confidence = confidences(rng, count)
-    return image_gaps(confidence, rng.random(count) < chance(confidence))
+    return compute_image_gaps(confidence, rng.random(count) < chance(confidence))
 
 
 def resampled(rng: np.random.Generator, count: int, draws: int = 200) -> np.ndarray:
@@ -44,7 +51,7 @@ def test_the_interval_holds_the_true_error_about_as_often_as_it_says(world, coun
     true, rng, covered = true_error(world), np.random.default_rng(1), 0
     for _ in range(100):
         gaps = images(world, rng, count)
-        low, high = Gaps.of_images(gaps).interval(resampled(rng, count) @ gaps)
+        low, high = CalibrationGaps.of_images(gaps).interval(resampled(rng, count) @ gaps)
         assert low <= np.abs(gaps.mean(0)).sum() <= high
         covered += low <= true <= high
     assert covered >= 89  # 95 % promised; at 93 % fewer would be chance in one of 20
@@ -54,29 +61,29 @@ def test_far_from_calibrated_the_interval_is_as_narrow_as_the_plain_bootstrap():
     rng = np.random.default_rng(0)
     gaps = images("underconfident", rng, 5000)
     draws = resampled(rng, 5000) @ gaps
-    low, high = Gaps.of_images(gaps).interval(draws)
+    low, high = CalibrationGaps.of_images(gaps).interval(draws)
     plain = np.percentile(np.abs(draws).sum(1), [2.5, 97.5])
     assert high - low < 1.5 * (plain[1] - plain[0])
 
 
-def answers_of(seed: int, count: int = 180, classes: int = 10, sharpness: float = 1.0) -> Answers:
+def answers_of(seed: int, count: int = 180, classes: int = 10, sharpness: float = 1.0) -> ModelOutputs:
     """A calibrated model's answers, its logits multiplied by `sharpness`."""
     rng = np.random.default_rng(seed)
     logits = 2 * rng.normal(size=(count, classes))
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     labels = (p.cumsum(1) > rng.random((count, 1))).argmax(1)
-    return Answers(sharpness * logits, labels, np.ones(count, bool))
+    return ModelOutputs(sharpness * logits, labels, np.ones(count, bool))
 
 
 def test_judge_never_prints_an_error_outside_its_interval():
     for seed in range(12):
         answers = answers_of(seed)
-        report = judge(answers.logits, answers.labels, tuple("abcdefghij"))
+        report = evaluate_classification(answers.logits, answers.labels, tuple("abcdefghij"))
         (low, high), figure = report.intervals["ece"], report.figures["ece"]
         assert 0 <= low <= figure <= high, seed
         right = answers.logits.argmax(1) == answers.labels
         confidence = np.exp(answers.logits).max(1) / np.exp(answers.logits).sum(1)
-        assert figure == pytest.approx(calibration_error(confidence, right))
+        assert figure == pytest.approx(expected_calibration_error(confidence, right))
 
 
 @pytest.mark.parametrize("sharpness, expected", [((1, 1), 0.0), ((1, 2), 0.206), ((1.5, 0.6), 0.034)])
@@ -97,10 +104,10 @@ def test_errors_of_a_difference_are_the_loop_over_bins_and_draws():
     rng = np.random.default_rng(3)
     first, second, weights = images("overconfident", rng, 300), images("calibrated", rng, 300), resampled(rng, 300, 5)
     gaps, drawn = (first.mean(0), second.mean(0)), (weights @ first, weights @ second)
-    least, most = difference_errors(Gaps.of_images(first), Gaps.of_images(second), *drawn)
+    least, most = bound_difference_errors(CalibrationGaps.of_images(first), CalibrationGaps.of_images(second), *drawn)
     for draw in range(5):
         low = high = 0.0
-        for b in range(BINS):
+        for b in range(CALIBRATION_BINS):
             bounds = []
             for values, g, star in zip((first, second), gaps, drawn, strict=True):
                 moved = star[draw, b] - g[b]

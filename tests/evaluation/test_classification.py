@@ -8,10 +8,10 @@ from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import NonFiniteError
-from vitreous.inference.engine import TorchEngine, logits_of
-from vitreous.models.zoo import create
-from vitreous.tasks.classification_metrics import judge, rank_of
-from vitreous.tasks.intervals import wilson
+from vitreous.inference.engine import TorchEngine, compute_split_logits
+from vitreous.models.zoo import create_untrained_model
+from vitreous.tasks.classification_metrics import evaluate_classification, rank_labels
+from vitreous.tasks.intervals import wilson_interval
 
 NAMES = tuple("abcdefghij")
 
@@ -27,7 +27,7 @@ def answers():
 
 def test_figures_are_those_of_scikit_learn(answers):
     logits, labels = answers
-    report = judge(logits, labels, NAMES)
+    report = evaluate_classification(logits, labels, NAMES)
     p = np.exp(logits.astype(float)) / np.exp(logits.astype(float)).sum(1, keepdims=True)
     predicted = logits.argmax(1)
     assert report.figures["top1"] == metrics.accuracy_score(labels, predicted)
@@ -58,35 +58,38 @@ def test_calibration_error_is_the_loop_over_bins(answers):
         inside = (confidence >= bin_ / 15) & (confidence < (bin_ + 1) / 15)
         if inside.any():
             error += inside.mean() * abs(right[inside].mean() - confidence[inside].mean())
-    assert judge(logits, labels, NAMES).figures["ece"] == pytest.approx(error)
+    assert evaluate_classification(logits, labels, NAMES).figures["ece"] == pytest.approx(error)
 
 
 def test_intervals_hold_the_figure_and_are_always_the_same(answers):
-    first, second = judge(*answers, NAMES), judge(*answers, NAMES)
+    first, second = evaluate_classification(*answers, NAMES), evaluate_classification(*answers, NAMES)
     assert first.intervals == second.intervals
     for name, (low, high) in first.intervals.items():
         assert low <= first.figures[name] <= high, name
         assert high - low < 0.2
-    assert wilson(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
 
 
 def test_intervals_cover_as_often_as_they_say():
     generator = np.random.default_rng(1)
     hits = generator.binomial(200, 0.9, size=1000)
-    covered = np.mean([low <= 0.9 <= high for low, high in (wilson(int(h), 200) for h in hits)])
+    covered = np.mean([low <= 0.9 <= high for low, high in (wilson_interval(int(h), 200) for h in hits)])
     assert 0.93 <= covered <= 0.97
 
 
 def test_equal_logits_rank_by_position():
-    assert rank_of(np.zeros((3, 4)), np.array([0, 1, 3])).tolist() == [0, 1, 3]
+    assert rank_labels(np.zeros((3, 4)), np.array([0, 1, 3])).tolist() == [0, 1, 3]
 
 
 def test_unreadable_images_count_as_wrong(answers):
     logits, labels = answers
     readable = np.ones(400, bool)
     readable[:40] = False
-    report, whole = judge(logits, labels, NAMES, readable), judge(logits[40:], labels[40:], NAMES)
+    report, whole = (
+        evaluate_classification(logits, labels, NAMES, readable),
+        evaluate_classification(logits[40:], labels[40:], NAMES),
+    )
     assert report.images == 400 and report.unreadable == 40
     assert report.figures["top1"] == pytest.approx(whole.figures["top1"] * 360 / 400)
     assert report.figures["nll"] == whole.figures["nll"]
@@ -94,23 +97,25 @@ def test_unreadable_images_count_as_wrong(answers):
 
 
 def test_few_classes_have_no_top5_and_empty_classes_no_recall():
-    report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
+    report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1]), ("a", "b", "c"))
     assert report.figures["top5"] is None and report.figures["top1"] == 1.0
     assert report.per_class[2]["recall"] is None
     for count in (6, 9, 10):
-        report = judge(np.eye(count), np.arange(count), tuple(map(str, range(count))))
+        report = evaluate_classification(np.eye(count), np.arange(count), tuple(map(str, range(count))))
         assert report.figures["top5"] == (1.0 if count == 10 else None)
 
 
 def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
     data = open_data(make_folder(tmp_path / "x", {"train": 2, "val": 50}))
     torch.manual_seed(0)
-    model = create("ViT-mu/8", 16, 3).eval()
+    model = create_untrained_model("ViT-mu/8", 16, 3).eval()
     torch.nn.init.normal_(model.head.weight)
     found = []
     engine = TorchEngine(model, ImagePreprocess((16, 16)))
     for batch_size, workers in ((64, 0), (7, 0), (150, 2), (1, 1)):
-        logits, bad = logits_of(engine, EvalLoader(data.splits["val"], engine.preprocess, workers), batch_size)
+        logits, bad = compute_split_logits(
+            engine, EvalLoader(data.splits["val"], engine.preprocess, workers), batch_size
+        )
         assert logits.shape == (150, 3) and not bad
         found.append(logits)
     assert all(np.array_equal(found[0], other) for other in found[1:])
@@ -119,6 +124,6 @@ def test_logits_are_the_same_bits_for_any_batch_and_any_workers(tmp_path):
 def test_outputs_without_probabilities_are_refused(answers):
     logits, labels = answers
     with pytest.raises(NonFiniteError, match="not finite"):
-        judge(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, NAMES)
+        evaluate_classification(np.where(np.arange(400)[:, None] == 7, np.nan, logits), labels, NAMES)
     readable = np.arange(400) != 7
-    assert judge(np.where(readable[:, None], logits, np.nan), labels, NAMES, readable).unreadable == 1
+    assert evaluate_classification(np.where(readable[:, None], logits, np.nan), labels, NAMES, readable).unreadable == 1

@@ -10,23 +10,23 @@ import torch
 
 import vitreous
 from tests.data.films import write_clip, write_moves
-from vitreous.data.clip_views import ClipViews, clip_views_of
-from vitreous.data.decoding.clips import Stored, open_clip
+from vitreous.data.clip_views import ClipViews, parse_clip_views
+from vitreous.data.decoding.clips import ArrayClip, open_clip
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
-from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
+from vitreous.inference.engine import InferenceOptions, compute_split_logits, make_engine
 from vitreous.weights.bundle import load_bundle
 
 CPU = {"device": "cpu", "precision": "fp32"}
 
 
-def numbered(count: int, height: int, width: int) -> Stored:
+def numbered(count: int, height: int, width: int) -> ArrayClip:
     """A clip whose pixels say where they are: (frame, row, column) in red, green and blue."""
     places = np.meshgrid(*map(np.arange, (count, height, width)), indexing="ij")
-    return Stored(np.stack(places, -1).astype(np.uint8), "numbered")
+    return ArrayClip(np.stack(places, -1).astype(np.uint8), "numbered")
 
 
 @pytest.mark.parametrize(("stride", "times", "frames"), [
@@ -65,7 +65,7 @@ def clip_run(tmp_path_factory):
 def test_the_mean_of_logits_is_that_of_every_view_and_one_view_is_the_usual_answer(clip_run):
     bundle, split = load_bundle(clip_run[0] / "model"), open_data(clip_run[1]).split("train")
     engine, views = make_engine(bundle.model, bundle.preprocess, InferenceOptions(**CPU)), ClipViews(3, 3)
-    logits, bad = logits_of(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
+    logits, bad = compute_split_logits(engine, EvalLoader(split, bundle.preprocess, views=views), batch_size=10)
     assert not bad
     for row in (0, len(split) - 1):
         alone = engine(torch.from_numpy(views.pixels(split.clip(row), bundle.preprocess)))  # type: ignore[attr-defined]
@@ -105,14 +105,14 @@ def test_predict_and_embed_average_over_views(clip_run):
 ])  # fmt: skip
 def test_words_that_are_no_views_are_refused(words, problem):
     with pytest.raises(UsageError, match=problem):
-        clip_views_of(words, ClipPreprocess((4, 8, 8)))
+        parse_clip_views(words, ClipPreprocess((4, 8, 8)))
 
 
 def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
     with pytest.raises(UsageError, match="takes images"):
-        clip_views_of("4x3", ImagePreprocess((8, 8)))
+        parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
-        clip_views_of("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
+        parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
     with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
         vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU)
     with pytest.raises(UsageError, match="suspects is about the features of one view"):

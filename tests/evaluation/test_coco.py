@@ -10,25 +10,30 @@ import torch
 
 from tests.evaluation.detecting import NAMES, PaintedEngine, PaintedSplit, drawn_scene, judged_by_pycocotools
 from tests.tasks.test_detections import paint, painted_model
-from vitreous.data.annotations.shapes import runs_of_mask
-from vitreous.data.annotations.target import Target, Verified, stack_masks
+from vitreous.data.annotations.shapes import mask_to_rle
+from vitreous.data.annotations.target import Target, VerifiedClasses, stack_masks
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError, ResourceError
-from vitreous.evaluation.average_precision import ap50_mended, class_pairs, figures_of, precision_recall
-from vitreous.evaluation.coco import CocoEvaluator, best_threshold, confusion_of
-from vitreous.evaluation.evaluator import Outputs, Ragged
+from vitreous.evaluation.average_precision import (
+    compute_coco_metrics,
+    compute_precision_curves,
+    compute_tide_ap50_gains,
+    group_matches_by_class,
+)
+from vitreous.evaluation.coco import CocoEvaluator, compute_detection_confusion, find_best_f1_threshold
+from vitreous.evaluation.evaluator import Ragged, SplitOutputs
 from vitreous.evaluation.matching import (
-    THRESHOLDS,
+    IOU_THRESHOLDS,
     box_iou,
-    columns_of,
-    from_bits,
+    get_true_mask_runs,
+    match_detections,
     match_image,
-    pair,
-    to_bits,
-    true_runs,
+    pack_match_bits,
+    select_region_columns,
+    unpack_match_bits,
 )
 from vitreous.tasks.detections import Detections
-from vitreous.training.validation import shared_outputs
+from vitreous.training.validation import compute_distributed_outputs
 
 CLASSES = ("a", "b", "c", "d")
 
@@ -40,7 +45,7 @@ def ragged(scenes, masks=True):
 
 
 def outputs_of(scenes, masks=True):
-    return Outputs(PaintedSplit([None] * len(scenes), []), ragged(scenes, masks), np.ones(len(scenes), bool))
+    return SplitOutputs(PaintedSplit([None] * len(scenes), []), ragged(scenes, masks), np.ones(len(scenes), bool))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -56,7 +61,7 @@ def test_figures_are_those_of_pycocotools(seed):
         by_class = [row[f"{start}ap"] for row in report.per_class]
         assert by_class == pytest.approx(precision.mean((0, 1)), abs=1e-9)
         assert [row[f"{start}ap50"] for row in report.per_class] == pytest.approx(precision[0].mean(0), abs=1e-9)
-    curves = precision_recall(class_pairs(ragged(scenes).table, ragged(scenes).images, 20, 0, 4), 0)
+    curves = compute_precision_curves(group_matches_by_class(ragged(scenes).table, ragged(scenes).images, 20, 0, 4), 0)
     assert np.allclose(curves, judged_by_pycocotools(scenes, "segm")[1][0].T, atol=1e-9)
     alone = CocoEvaluator(CLASSES).report(outputs_of(scenes, masks=False))
     assert alone.figures == {name: report.figures[f"box_{name}"] for name in NAMES}
@@ -88,10 +93,12 @@ def test_a_draw_of_images_gives_what_judging_these_images_gives():
     rows = ragged(scenes)
     counts = np.stack([np.bincount(draw.integers(8, size=8), minlength=8) for _ in range(4)], 1).astype(np.float32)
     for kind in (0, 1):
-        drawn = dict(figures_of(class_pairs(rows.table, rows.images, 8, kind, 4), counts))
+        drawn = dict(compute_coco_metrics(group_matches_by_class(rows.table, rows.images, 8, kind, 4), counts))
         for number in range(4):
             chosen = rows.take(np.repeat(np.arange(8), counts[:, number].astype(int)))
-            again = figures_of(class_pairs(chosen.table, chosen.images, 8, kind, 4), np.ones((8, 1), np.float32))
+            again = compute_coco_metrics(
+                group_matches_by_class(chosen.table, chosen.images, 8, kind, 4), np.ones((8, 1), np.float32)
+            )
             for name, value in again:
                 assert drawn[name][number] == pytest.approx(value[0], abs=1e-6, nan_ok=True), name
 
@@ -132,12 +139,12 @@ def test_answers_are_paired_as_by_loops():
         iou = draw.choice([0.0, 0.5, 0.6, 0.75, 0.9, 1.0], (n, g))
         crowd = draw.random(g) < 0.3
         ignored = np.stack([crowd | (draw.random(g) < 0.3) for _ in range(4)])
-        owner = pair(iou, crowd, ignored)
+        owner = match_detections(iou, crowd, ignored)
         for area in range(4):
-            for level, threshold in enumerate(THRESHOLDS):
+            for level, threshold in enumerate(IOU_THRESHOLDS):
                 assert owner[area, level].tolist() == paired_by_loops(iou, crowd, ignored[area], threshold)
     flags = draw.random((4, 10, 7)) < 0.5
-    assert np.array_equal(from_bits(to_bits(flags)), flags)
+    assert np.array_equal(unpack_match_bits(pack_match_bits(flags)), flags)
     assert box_iou(np.array([[0, 0, 2, 2]]), np.array([[1, 0, 3, 2]]), np.array([True])).tolist() == [[0.5]]
 
 
@@ -145,8 +152,8 @@ def test_masks_of_objects_as_run_lengths():
     draw = np.random.default_rng(9)
     for _ in range(5):
         _, truth = drawn_scene(draw)
-        assert true_runs(truth) == [runs_of_mask(mask) for mask in truth.masks()]
-    assert true_runs(truth.without_masks()) is None
+        assert get_true_mask_runs(truth) == [mask_to_rle(mask) for mask in truth.masks()]
+    assert get_true_mask_runs(truth.without_masks()) is None
 
 
 SIZE = (100, 100)
@@ -196,17 +203,17 @@ def test_what_is_wrong_is_named_and_costs_what_mending_it_gains():
         "nothing": 0.0,
         "missed": ap50([[1, 0, 0, 0, 0], [0]], [2, 1]) - before,
     }
-    assert ap50_mended(rows, images, 1, 0, 2) == pytest.approx(wanted)
+    assert compute_tide_ap50_gains(rows, images, 1, 0, 2) == pytest.approx(wanted)
     assert wanted["localisation"] > 0 and wanted["class"] > 0
 
 
 def test_classes_are_confused_above_the_score_of_the_best_f1():
     rows = match_image(*case(), False)
-    pairs = class_pairs(rows, np.zeros(len(rows), int), 1, 0, 2)
-    assert best_threshold(pairs) == pytest.approx(0.9)  # one of one is right
-    everything = confusion_of(rows, 0.0, 2)
+    pairs = group_matches_by_class(rows, np.zeros(len(rows), int), 1, 0, 2)
+    assert find_best_f1_threshold(pairs) == pytest.approx(0.9)  # one of one is right
+    everything = compute_detection_confusion(rows, 0.0, 2)
     assert everything.tolist() == [[1, 0, 1], [1, 0, 2], [3, 1, 0]]
-    assert confusion_of(rows, 0.85, 2).tolist() == [[1, 0, 1], [0, 0, 3], [0, 0, 0]]
+    assert compute_detection_confusion(rows, 0.85, 2).tolist() == [[1, 0, 1], [0, 0, 3], [0, 0, 0]]
     report = CocoEvaluator(("a", "b")).report(outputs_of([case(), case()], masks=False))
     assert report.per_class[0]["recall"] == 0.5 and report.per_class[0]["precision"] == 1
     assert report.per_class[1]["precision"] is None and report.per_class[1]["objects"] == 6
@@ -218,12 +225,12 @@ def test_classes_are_confused_above_the_score_of_the_best_f1():
 def test_of_federated_data_answers_count_where_something_is_known():
     draw = np.random.default_rng(7)
     scenes = [drawn_scene(draw) for _ in range(12)]
-    nothing = [Verified(np.setdiff1d(np.arange(4), truth.labels), np.zeros(0, int)) for _, truth in scenes]
+    nothing = [VerifiedClasses(np.setdiff1d(np.arange(4), truth.labels), np.zeros(0, int)) for _, truth in scenes]
     everything = [(one, replace(truth, verified=own)) for (one, truth), own in zip(scenes, nothing, strict=True)]
     plain = CocoEvaluator(CLASSES, True).report(outputs_of(scenes)).figures
     assert CocoEvaluator(CLASSES, True).report(outputs_of(everything)).figures == plain
     silent = [
-        (one, replace(truth, verified=Verified(own.absent[:1], own.partial)))
+        (one, replace(truth, verified=VerifiedClasses(own.absent[:1], own.partial)))
         for (one, truth), own in zip(scenes, nothing, strict=True)
     ]
     chosen = [
@@ -232,10 +239,10 @@ def test_of_federated_data_answers_count_where_something_is_known():
     ]
     figures = CocoEvaluator(CLASSES, True).report(outputs_of(silent)).figures
     assert figures == CocoEvaluator(CLASSES, True).report(outputs_of(chosen)).figures and figures["ap"] > plain["ap"]
-    answers, truth = everything[0][0], replace(scenes[0][1], verified=Verified(np.arange(4), np.array([1])))
+    answers, truth = everything[0][0], replace(scenes[0][1], verified=VerifiedClasses(np.arange(4), np.array([1])))
     table, rows = match_image(answers, truth, False), answers.labels == 1
-    part, before = (columns_of(one, 0)[: len(answers)] for one in (table, match_image(*scenes[0], False)))
-    matched, ignored = (from_bits(part[:, column]) for column in (0, 1))
+    part, before = (select_region_columns(one, 0)[: len(answers)] for one in (table, match_image(*scenes[0], False)))
+    matched, ignored = (unpack_match_bits(part[:, column]) for column in (0, 1))
     assert np.array_equal(part[~rows], before[~rows]) and rows.any()
     assert (matched | ignored)[..., rows].all() and not part[rows, 2].any()
 
@@ -316,7 +323,9 @@ def test_two_processes_gather_the_rows_of_one():
     parts, barrier, results = [None, None], threading.Barrier(2), {}
 
     def work(rank):
-        results[rank] = shared_outputs(engine, Meeting(rank, parts, barrier), 0, lambda: False, evaluator, split)
+        results[rank] = compute_distributed_outputs(
+            engine, Meeting(rank, parts, barrier), 0, lambda: False, evaluator, split
+        )
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(2)]
     for one in threads:

@@ -12,15 +12,15 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import DataError
-from vitreous.evaluation.evaluator import Outputs, TaskEvaluator, compute_outputs
+from vitreous.evaluation.evaluator import SplitOutputs, TaskEvaluator, compute_outputs
 from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.inference.engine import TorchEngine
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.report import Report, leading_of, score_of
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.report import Report, get_leading_key, get_report_score
 
 CLASSES = ("dark", "grey", "light")
 PREPROCESS = ImagePreprocess((16, 16), 1, (0.5,), (0.5,))
@@ -31,12 +31,12 @@ def make_split(count, seed):
     generator = np.random.default_rng(seed)
     labels = generator.integers(0, 3, count)
     pixels = generator.normal(60 + 60 * labels[:, None, None], 40, (count, 16, 16)).clip(0, 255)
-    return Arrays(pixels.astype(np.uint8), labels.astype(np.int64))
+    return ArraySplit(pixels.astype(np.uint8), labels.astype(np.int64))
 
 
 def make_engine(classes):
     torch.manual_seed(0)
-    return TorchEngine(create("Ti/8", 16, classes, channels=1), PREPROCESS, precision="fp32")
+    return TorchEngine(create_untrained_model("Ti/8", 16, classes, channels=1), PREPROCESS, precision="fp32")
 
 
 def clustered(split, seed=3):
@@ -44,7 +44,7 @@ def clustered(split, seed=3):
     angles = split.labels * 2 + np.random.default_rng(seed).normal(0, 0.6, len(split))
     readable = np.ones(len(split), dtype=bool)
     readable[1] = False
-    return Outputs(split, np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32), readable)
+    return SplitOutputs(split, np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32), readable)
 
 
 def test_classifiers_are_judged_from_their_logits():
@@ -52,11 +52,13 @@ def test_classifiers_are_judged_from_their_logits():
     outputs = compute_outputs(evaluator, engine, split, workers=0)
     report = evaluator(engine, split, workers=0)
     assert outputs.rows.shape == (70, 3) and outputs.rows.dtype == np.float32
-    assert report.figures == judge(outputs.rows, split.labels, CLASSES).figures
+    assert report.figures == evaluate_classification(outputs.rows, split.labels, CLASSES).figures
     assert (evaluator.name, evaluator.better) == (report.figure, report.better) == ("top1", "higher")
     labels = np.eye(3, dtype=np.float32)[split.labels]
     multilabel = TaskEvaluator(Classification(CLASSES, multilabel=True))
-    assert multilabel.name == multilabel.report(replace(outputs, split=Arrays(split.pixels, labels))).figure == "map"
+    assert (
+        multilabel.name == multilabel.report(replace(outputs, split=ArraySplit(split.pixels, labels))).figure == "map"
+    )
 
 
 def test_a_share_without_images_has_outputs_of_the_same_width():
@@ -120,6 +122,6 @@ def test_of_two_reports_the_better_one_has_the_larger_score():
     assert scores == sorted(scores) and scores[3] < scores[4] < scores[5] and scores[1] == scores[2]
     distances = [report(value, None, "fid", "lower").score for value in (None, 30.0, 12.0)]
     assert distances[0] < distances[1] < distances[2]
-    assert score_of(report(0.4, 0.5).summary()) == report(0.4, 0.5).score
+    assert get_report_score(report(0.4, 0.5).summary()) == report(0.4, 0.5).score
     # summaries of earlier versions do not name their leading figure
-    assert leading_of({"top1": 0.5, "nll": 1.0}) == "top1" and leading_of({"top1": None, "map": 0.2}) == "map"
+    assert get_leading_key({"top1": 0.5, "nll": 1.0}) == "top1" and get_leading_key({"top1": None, "map": 0.2}) == "map"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.evaluation.linear import draws, ridge
+from vitreous.evaluation.linear import fit_ridge_classifier, shuffle_rows_by_class
 
 
 def test_the_vector_of_the_specification():
     """SPEC-VIT.md part 10, item 5."""
-    found = ridge(np.array([[1, 2], [2, 1], [3, 5], [4, 3], [0, 1]], np.float32), np.array([0, 0, 1, 1, 0]), 2)
+    found = fit_ridge_classifier(
+        np.array([[1, 2], [2, 1], [3, 5], [4, 3], [0, 1]], np.float32), np.array([0, 0, 1, 1, 0]), 2
+    )
     wanted = [[-0.00410973, 0.00410973], [-0.00414243, 0.00414243], [0.00195986, -0.00195986]]
     np.testing.assert_allclose(found.weight, wanted, atol=5e-9)
     np.testing.assert_allclose(found.scores(np.array([[2.5, 2.5]])), [[0.19425643, -0.19425643]], atol=5e-9)
@@ -27,12 +29,12 @@ def test_it_is_a_plain_solve(images, l2):
     x = np.concatenate([(x - mean) / deviation, np.full((images, 1), 100.0)], 1)
     y = np.where(np.arange(3) == labels[:, None], 1.0, -1.0)
     wanted = np.linalg.solve(x.T @ x + l2 * np.eye(13), x.T @ y)
-    np.testing.assert_allclose(ridge(features, labels, 3, l2).weight, wanted, atol=1e-9)
+    np.testing.assert_allclose(fit_ridge_classifier(features, labels, 3, l2).weight, wanted, atol=1e-9)
 
 
 def test_draws_are_those_of_a_seed():
     labels = np.array([1, 0, 0, 1, 3, 0, 1])
     generator = np.random.default_rng(5)
     wanted = [generator.permutation([row for row in range(7) if labels[row] == label]).tolist() for label in range(4)]
-    assert [drawn.tolist() for drawn in draws(labels, 4, 5)] == wanted
-    assert len(draws(labels, 4, 5)[2]) == 0
+    assert [drawn.tolist() for drawn in shuffle_rows_by_class(labels, 4, 5)] == wanted
+    assert len(shuffle_rows_by_class(labels, 4, 5)[2]) == 0

@@ -8,12 +8,12 @@ from scipy import linalg
 from scipy.spatial.distance import cdist
 
 from vitreous.evaluation.frechet import (
-    copies,
-    density_coverage,
-    distance_of_moments,
+    compute_density_coverage,
+    compute_moments,
+    compute_precision_recall,
     frechet_distance,
-    moments,
-    precision_recall,
+    frechet_distance_of_moments,
+    measure_copy_share,
 )
 
 
@@ -26,7 +26,9 @@ def features(seed, count=200, shift=0.0, scale=1.0, width=6):
 def test_few_images_of_many_features_need_no_covariance():
     rng = np.random.default_rng(0)
     real, other = rng.normal(size=(20, 30)), rng.normal(0.3, 1.2, (25, 30))
-    assert frechet_distance(real, other) == pytest.approx(distance_of_moments(moments(real), moments(other)), rel=1e-6)
+    assert frechet_distance(real, other) == pytest.approx(
+        frechet_distance_of_moments(compute_moments(real), compute_moments(other)), rel=1e-6
+    )
 
 
 def test_the_distance_is_that_of_the_formula():
@@ -55,20 +57,20 @@ def test_shares_are_those_of_loops():
     table = cdist(fake, real)
     precision = np.mean([(row <= radii(real, 3)).any() for row in table])
     recall = np.mean([(row <= radii(fake, 3)).any() for row in table.T])
-    assert precision_recall(real, fake) == pytest.approx((precision, recall))
+    assert compute_precision_recall(real, fake) == pytest.approx((precision, recall))
     inside = table <= radii(real, 5)
     density = sum(inside.sum(1)) / (5 * len(fake))
-    assert density_coverage(real, fake) == pytest.approx((density, inside.any(0).mean()))
+    assert compute_density_coverage(real, fake) == pytest.approx((density, inside.any(0).mean()))
 
 
 def test_images_of_the_same_kind_are_near_and_others_far():
     real, same, other = features(0), features(1), features(2, shift=50.0)
-    assert min(precision_recall(real, same)) > 0.8 and precision_recall(real, other) == (0.0, 0.0)
-    assert density_coverage(real, other) == (0.0, 0.0) and density_coverage(real, same)[1] > 0.8
+    assert min(compute_precision_recall(real, same)) > 0.8 and compute_precision_recall(real, other) == (0.0, 0.0)
+    assert compute_density_coverage(real, other) == (0.0, 0.0) and compute_density_coverage(real, same)[1] > 0.8
 
 
 def test_copies_are_found():
     train, new = features(0), features(1, 40)
-    share, limit = copies(train, np.concatenate([train[:10], new[:30] + 9.0]))
+    share, limit = measure_copy_share(train, np.concatenate([train[:10], new[:30] + 9.0]))
     assert share == 0.25
     assert limit == pytest.approx(np.quantile(np.sort(cdist(train, train), 1)[:, 1], 0.01), rel=1e-4)

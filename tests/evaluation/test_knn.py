@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
-from vitreous.data.labels import ONE_LABEL, SEVERAL_LABELS
+from vitreous.data.labels import MULTILABEL, SINGLE_LABEL
 from vitreous.evaluation import knn
-from vitreous.evaluation.knn import neighbours, votes
+from vitreous.evaluation.knn import compute_neighbour_votes, find_nearest_neighbours
 
 
 def clusters(count, seed, classes=4, width=6):
@@ -22,33 +22,33 @@ def clusters(count, seed, classes=4, width=6):
 @pytest.mark.parametrize("chunks", [(16_384, 1_024), (13, 7), (3, 100)])
 @pytest.mark.parametrize("k", [1, 5, 60])
 def test_neighbours_and_votes_are_those_of_scikit_learn(chunks, k, monkeypatch):
-    monkeypatch.setattr(knn, "MEMORY", chunks[0])
-    monkeypatch.setattr(knn, "QUERIES", chunks[1])
+    monkeypatch.setattr(knn, "MEMORY_CHUNK", chunks[0])
+    monkeypatch.setattr(knn, "QUERY_CHUNK", chunks[1])
     (memory, labels), (queries, _) = clusters(60, 0), clusters(31, 1)
     judge = KNeighborsClassifier(
         k, metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07), algorithm="brute"
     )
     judge.fit(memory, labels)
-    cosines, rows = neighbours(memory, queries, k)
+    cosines, rows = find_nearest_neighbours(memory, queries, k)
     distances, wanted = judge.kneighbors(queries)
     assert np.array_equal(rows, wanted)
     np.testing.assert_allclose(cosines, 1 - distances, atol=2e-6)
-    shares = votes(cosines, rows, labels, 4)
+    shares = compute_neighbour_votes(cosines, rows, labels, 4)
     np.testing.assert_allclose(shares, judge.predict_proba(queries), atol=2e-4)
-    logits = ONE_LABEL.shares_to_logits(shares)
+    logits = SINGLE_LABEL.shares_to_logits(shares)
     np.testing.assert_allclose(np.exp(logits) / np.exp(logits).sum(1, keepdims=True), shares, atol=1e-12)
 
 
 def test_no_image_is_its_own_neighbour(monkeypatch):
-    monkeypatch.setattr(knn, "MEMORY", 11)
-    monkeypatch.setattr(knn, "QUERIES", 4)
+    monkeypatch.setattr(knn, "MEMORY_CHUNK", 11)
+    monkeypatch.setattr(knn, "QUERY_CHUNK", 4)
     memory, _ = clusters(40, 2)
     # without queries: itself left out
     _, wanted = NearestNeighbors(n_neighbors=39, metric="cosine").fit(memory).kneighbors()
-    _, rows = neighbours(memory, memory, 39, own=True)
+    _, rows = find_nearest_neighbours(memory, memory, 39, own=True)
     assert np.array_equal(rows, wanted)
     with pytest.raises(ValueError, match="40 neighbours of 39"):
-        neighbours(memory, memory, 40, own=True)
+        find_nearest_neighbours(memory, memory, 40, own=True)
 
 
 def test_votes_of_several_labels_are_weighted_means():
@@ -60,12 +60,12 @@ def test_votes_of_several_labels_are_weighted_means():
     )
     weights = np.exp(cosines / 0.5)
     wanted = np.stack([np.average(labels[rows[m]], axis=0, weights=weights[m]) for m in range(5)])
-    shares = votes(cosines, rows, labels, 3, 0.5)
+    shares = compute_neighbour_votes(cosines, rows, labels, 3, 0.5)
     np.testing.assert_allclose(shares, wanted, atol=1e-6)
-    np.testing.assert_allclose(1 / (1 + np.exp(-SEVERAL_LABELS.shares_to_logits(shares))), wanted, atol=1e-6)
+    np.testing.assert_allclose(1 / (1 + np.exp(-MULTILABEL.shares_to_logits(shares))), wanted, atol=1e-6)
 
 
 def test_a_feature_of_zeros_is_like_nothing():
     memory = np.array([[0, 0], [1, 0], [-1, 0]], np.float32)
-    cosines, rows = neighbours(memory, np.array([[2, 0], [0, 0]], np.float32), 3)
+    cosines, rows = find_nearest_neighbours(memory, np.array([[2, 0], [0, 0]], np.float32), 3)
     assert rows[0].tolist() == [1, 0, 2] and cosines.tolist() == [[1, 0, -1], [0, 0, 0]]

@@ -10,7 +10,14 @@ from sklearn.preprocessing import StandardScaler
 
 from vitreous.errors import DataError
 from vitreous.evaluation import linear
-from vitreous.evaluation.linear import COARSE, UNKNOWN, LabelledFeatures, fit, score, swept
+from vitreous.evaluation.linear import (
+    ABSENT_CLASS_MARGIN,
+    COARSE_PENALTIES,
+    LabelledFeatures,
+    fit_linear_classifier,
+    score_logits,
+    search_penalty,
+)
 
 
 def known(classes=4, images=240, width=5, seed=0, multilabel=False):
@@ -30,8 +37,8 @@ def known(classes=4, images=240, width=5, seed=0, multilabel=False):
 @pytest.fixture(params=["library", "streamed"])
 def way(request, monkeypatch):
     """By scikit-learn, or by our own loop in odd chunks."""
-    monkeypatch.setattr(linear, "SMALL", 10**9 if request.param == "library" else 0)
-    monkeypatch.setattr(linear, "CHUNK", 37)
+    monkeypatch.setattr(linear, "MAX_SKLEARN_ELEMENTS", 10**9 if request.param == "library" else 0)
+    monkeypatch.setattr(linear, "LOSS_CHUNK_IMAGES", 37)
     return request.param
 
 
@@ -44,7 +51,7 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
     two = 2 if classes == 2 else 1
     judge = LogisticRegression(C=two / (l2 * len(data.rows)), tol=1e-10, max_iter=10_000)
     judge.fit(scaler.transform(data.features), data.labels)
-    found = fit(data, l2)
+    found = fit_linear_classifier(data, l2)
     weight, bias = found.weight * scaler.scale_, found.bias + found.weight @ scaler.mean_
     if classes == 2:
         weight, bias = weight[1:] - weight[:1], bias[1:] - bias[:1]
@@ -63,13 +70,13 @@ def test_the_optimum_is_that_of_scikit_learn(way, classes, l2):
 def test_several_labels_are_a_question_each():
     data = known(multilabel=True)
     scaler = StandardScaler().fit(data.features.astype(np.float64))
-    found = fit(data, 0.05)
+    found = fit_linear_classifier(data, 0.05)
     for label in range(4):
         judge = LogisticRegression(C=1 / (0.05 * len(data.rows)), tol=1e-10, max_iter=10_000)
         judge.fit(scaler.transform(data.features), data.labels[:, label])
         assert abs(found.weight[label] * scaler.scale_ - judge.coef_[0]).max() < 1e-3
     logits = found.logits(data.features)
-    assert score(logits, data.labels) == pytest.approx(
+    assert score_logits(logits, data.labels) == pytest.approx(
         average_precision_score(data.labels, logits, average="macro"), abs=1e-6
     )
 
@@ -77,27 +84,30 @@ def test_several_labels_are_a_question_each():
 def test_only_the_rows_count_and_a_beginning_only_saves_time(way):
     data = known()
     some = np.arange(0, 240, 3)
-    wanted = fit(LabelledFeatures(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
-    found = fit(data.taking(some), 0.02, fit(data, 3.0))
+    wanted = fit_linear_classifier(LabelledFeatures(data.features[some], data.labels[some], np.arange(80), 4), 0.02)
+    found = fit_linear_classifier(data.with_rows(some), 0.02, fit_linear_classifier(data, 3.0))
     assert abs(found.weight - wanted.weight).max() < 1e-2 * abs(wanted.weight).max()
 
 
 def test_a_class_without_images_lies_below_the_others(way):
     data = known()
     five = LabelledFeatures(data.features, np.where(data.labels > 1, data.labels + 1, data.labels), data.rows, 5)
-    logits, wanted = fit(five, 0.1).logits(data.features), fit(data, 0.1).logits(data.features)
+    logits, wanted = (
+        fit_linear_classifier(five, 0.1).logits(data.features),
+        fit_linear_classifier(data, 0.1).logits(data.features),
+    )
     np.testing.assert_allclose(logits[:, [0, 1, 3, 4]], wanted, atol=1e-4)
-    assert (logits[:, 2] < logits[:, [0, 1, 3, 4]].min(1) - UNKNOWN / 2).all()
+    assert (logits[:, 2] < logits[:, [0, 1, 3, 4]].min(1) - ABSENT_CLASS_MARGIN / 2).all()
     one = LabelledFeatures(data.features, np.ones_like(data.labels), data.rows, 4)
     with pytest.raises(DataError, match="one class"):
-        fit(one, 0.1)
+        fit_linear_classifier(one, 0.1)
 
 
 def test_a_number_that_never_changes_does_no_harm(way):
     data = known()
     features = np.concatenate([data.features, np.full((240, 1), 7.3, np.float32)], 1)
-    logits = fit(LabelledFeatures(features, data.labels, data.rows, 4), 0.1).logits(features)
-    np.testing.assert_allclose(logits, fit(data, 0.1).logits(data.features), atol=1e-3)
+    logits = fit_linear_classifier(LabelledFeatures(features, data.labels, data.rows, 4), 0.1).logits(features)
+    np.testing.assert_allclose(logits, fit_linear_classifier(data, 0.1).logits(data.features), atol=1e-3)
 
 
 def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
@@ -106,16 +116,16 @@ def test_the_sweep_finds_no_less_than_powers_of_ten_by_scikit_learn():
     labels = generator.integers(0, 3, 160)
     features = (np.eye(3, 60)[labels] * 1.5 + generator.normal(size=(160, 60))).astype(np.float32)
     whole = LabelledFeatures(features, labels, np.arange(160), 3)
-    train, dev = whole.taking(np.arange(60)), whole.taking(np.arange(60, 160))
+    train, dev = whole.with_rows(np.arange(60)), whole.with_rows(np.arange(60, 160))
     tried = []
-    l2, best = swept(train, dev, lambda l2, found: tried.append((l2, found)))
+    l2, best = search_penalty(train, dev, lambda l2, found: tried.append((l2, found)))
     scaler = StandardScaler().fit(features[:60])
     scores = {}
-    for penalty in COARSE:
+    for penalty in COARSE_PENALTIES:
         judge = LogisticRegression(C=1 / (penalty * 60), max_iter=5_000).fit(
             scaler.transform(features[:60]), labels[:60]
         )
         scores[penalty] = judge.score(scaler.transform(features[60:]), labels[60:])
-    assert best >= max(scores.values()) > scores[COARSE[-1]]
-    assert (l2, best) in tried and len(tried) == linear.TRIES
+    assert best >= max(scores.values()) > scores[COARSE_PENALTIES[-1]]
+    assert (l2, best) in tried and len(tried) == linear.NUM_PENALTY_FITS
     assert l2 == max(penalty for penalty, found in tried if found == best)

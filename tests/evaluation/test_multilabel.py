@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.multilabel_metrics import average_precision, rank_images
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.multilabel_metrics import compute_class_ap, rank_images
 
 NAMES = tuple("abcdef")
 
@@ -26,7 +26,7 @@ def answers(images=300, ties=False, seed=0):
 @pytest.mark.parametrize("ties", [False, True])
 def test_figures_are_those_of_scikit_learn(ties):
     logits, labels = answers(ties=ties)
-    report = judge(logits, labels, NAMES)
+    report = evaluate_classification(logits, labels, NAMES)
     p = 1 / (1 + np.exp(-logits.astype(np.float64)))
     assert report.figures["map"] == pytest.approx(metrics.average_precision_score(labels, logits, average="macro"))
     assert [row["ap"] for row in report.per_class] == pytest.approx(
@@ -52,7 +52,7 @@ def one(scores, positive, counts=None):
     """The average precision of one class."""
     scores, positive = np.array(scores, float), np.array(positive, bool)
     drawn = np.ones((len(scores), 1), np.float32) if counts is None else np.array(counts, np.float32)[:, None]
-    return float(average_precision(rank_images(scores, positive), drawn)[0])
+    return float(compute_class_ap(rank_images(scores, positive), drawn)[0])
 
 
 def test_average_precision_by_hand():
@@ -75,7 +75,10 @@ def test_unreadable_images_are_never_found_and_have_no_loss():
     readable = np.ones(300, bool)
     readable[:60] = False
     logits[:60] = 100.0  # what stands in their rows does not matter
-    report, whole = judge(logits, labels, NAMES, readable), judge(logits[60:], labels[60:], NAMES)
+    report, whole = (
+        evaluate_classification(logits, labels, NAMES, readable),
+        evaluate_classification(logits[60:], labels[60:], NAMES),
+    )
     assert (report.images, report.unreadable) == (300, 60)
     assert report.figures["nll"] == pytest.approx(whole.figures["nll"])
     for row, other, there in zip(report.per_class, whole.per_class, labels.sum(0), strict=True):
@@ -88,7 +91,7 @@ def test_unreadable_images_are_never_found_and_have_no_loss():
 def test_classes_without_images_have_no_part_in_the_means():
     logits, labels = answers()
     labels[:, 2] = 0
-    report = judge(logits, labels, NAMES)
+    report = evaluate_classification(logits, labels, NAMES)
     assert report.per_class[2]["ap"] is None and report.per_class[2]["recall"] is None
     others = [row for row in report.per_class if row["images"]]
     assert report.figures["map"] == pytest.approx(np.mean([row["ap"] for row in others]))
@@ -99,16 +102,18 @@ def test_an_untrained_head_predicts_nothing_and_everything_can_be_written():
     """Logits of zero are no class; nothing readable, one image and no positives are no fault either."""
     _, labels = answers(20)
     for images, readable in ((20, True), (1, True), (20, False)):
-        report = judge(np.zeros((images, 6), np.float32), labels[:images], NAMES, np.full(images, readable))
+        report = evaluate_classification(
+            np.zeros((images, 6), np.float32), labels[:images], NAMES, np.full(images, readable)
+        )
         assert report.figures["micro_f1"] == 0 and all(row["precision"] is None for row in report.per_class)
         assert json.loads(json.dumps(report.summary(), allow_nan=False)) == report.summary()
-    report = judge(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), NAMES)
+    report = evaluate_classification(np.zeros((5, 6), np.float32), np.zeros((5, 6), np.float32), NAMES)
     assert report.leading == ("mAP", 0.0)
 
 
 def test_intervals_hold_the_figures_and_are_always_the_same():
     logits, labels = answers(600)
-    first, second = judge(logits, labels, NAMES), judge(logits, labels, NAMES)
+    first, second = evaluate_classification(logits, labels, NAMES), evaluate_classification(logits, labels, NAMES)
     assert first.intervals == second.intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         low, high = first.intervals[name]
@@ -122,19 +127,19 @@ def test_the_interval_of_map_covers_about_as_often_as_it_says():
     covered = 0
     for start in range(0, 6000, 200):
         rows = slice(start, start + 200)
-        low, high = judge(logits[rows, 1:], labels[rows, 1:], NAMES[1:]).intervals["map"]
+        low, high = evaluate_classification(logits[rows, 1:], labels[rows, 1:], NAMES[1:]).intervals["map"]
         covered += low <= truth <= high
     assert covered >= 25  # of 30; 28 or 29 expected
 
 
 def test_the_bootstrap_in_pieces_is_the_bootstrap(monkeypatch):
-    whole = judge(*answers(100), NAMES).intervals
-    monkeypatch.setattr("vitreous.tasks.intervals.CHUNK", 700)
-    parts = judge(*answers(100), NAMES).intervals
+    whole = evaluate_classification(*answers(100), NAMES).intervals
+    monkeypatch.setattr("vitreous.tasks.intervals.BOOTSTRAP_CHUNK", 700)
+    parts = evaluate_classification(*answers(100), NAMES).intervals
     for name in ("map", "macro_f1", "micro_f1", "nll"):
         assert parts[name] == pytest.approx(whole[name])
 
 
 def test_one_label_an_image_has_its_own_leading_figure():
-    report = judge(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), ("a", "b", "c"))
+    report = evaluate_classification(np.eye(3)[[0, 1, 1]], np.array([0, 1, 2]), ("a", "b", "c"))
     assert report.leading == ("top-1", pytest.approx(2 / 3))

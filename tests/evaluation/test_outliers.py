@@ -9,7 +9,7 @@ from sklearn.covariance import LedoitWolf
 
 from vitreous.errors import DataError
 from vitreous.evaluation import familiarity as outliers
-from vitreous.evaluation.familiarity import fit_detector, fit_gaussian, separation
+from vitreous.evaluation.familiarity import compute_outlier_separation, fit_gaussian, fit_mahalanobis_detector
 
 
 def clouds(images: int, width: int = 12, classes: int = 4, seed: int = 0):
@@ -30,10 +30,10 @@ def naive(points, centres, covariance):
 
 @pytest.mark.parametrize("images", [10, 60, 500])
 def test_scores_are_those_of_plain_numpy(images, monkeypatch):
-    monkeypatch.setattr(outliers, "CHUNK", 37)
+    monkeypatch.setattr(outliers, "CHUNK_IMAGES", 37)
     features, labels = clouds(images)
     other = clouds(50, seed=3)[0] * 2
-    points, found = features.astype(float), fit_detector(features, labels, 5)  # the last class has no image
+    points, found = features.astype(float), fit_mahalanobis_detector(features, labels, 5)  # the last class has no image
     means = [points[labels == k].mean(0) for k in np.unique(labels)]
     within = (
         LedoitWolf(assume_centered=True)
@@ -47,7 +47,7 @@ def test_scores_are_those_of_plain_numpy(images, monkeypatch):
 
 def test_images_with_several_labels_are_one_cloud():
     features, labels = clouds(200)
-    found = fit_detector(features, np.eye(4, dtype=np.float32)[labels], 4)
+    found = fit_mahalanobis_detector(features, np.eye(4, dtype=np.float32)[labels], 4)
     points = features.astype(float)
     assert found.scores(features) == pytest.approx(
         naive(points, [points.mean(0)], LedoitWolf().fit(points).covariance_), rel=1e-6
@@ -56,17 +56,17 @@ def test_images_with_several_labels_are_one_cloud():
 
 def test_what_lies_off_the_classes_scores_higher():
     features, labels = clouds(2000)
-    found = fit_detector(features[:1500], labels[:1500], 4)
+    found = fit_mahalanobis_detector(features[:1500], labels[:1500], 4)
     usual, between = found.scores(features[1500:]), found.scores((features[1500:] + features[:500]) / 2)
-    assert separation(usual, between)["auroc"] > 0.75
+    assert compute_outlier_separation(usual, between)["auroc"] > 0.75
 
 
 def test_fewer_images_than_features_and_features_all_alike():
     features, labels = clouds(5, width=40)
-    assert np.isfinite(fit_detector(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
+    assert np.isfinite(fit_mahalanobis_detector(features, labels, 4).scores(clouds(9, width=40, seed=2)[0])).all()
     assert np.isfinite(fit_gaussian(np.ones((6, 3), np.float32), np.zeros(6, int), 1).whiten).all()
     with pytest.raises(DataError, match="two at least"):
-        fit_detector(features[:1], labels[:1], 4)
+        fit_mahalanobis_detector(features[:1], labels[:1], 4)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -75,9 +75,9 @@ def test_rates_are_those_of_scikit_learn(ties):
     usual, other = generator.normal(size=400), generator.normal(size=300) + 1
     if ties:
         usual, other = usual.round(), other.round()
-    found = separation(usual, other)
+    found = compute_outlier_separation(usual, other)
     truth, scores = np.r_[np.zeros(400), np.ones(300)], np.r_[usual, other]
     assert found["auroc"] == pytest.approx(metrics.roc_auc_score(truth, scores))
     limits = [limit for limit in np.unique(usual) if (usual <= limit).mean() >= 0.95]
     assert found["limit"] == limits[0] and found["fpr95"] == pytest.approx((other <= limits[0]).mean())
-    assert separation(usual, usual + 100) == {"auroc": 1.0, "fpr95": 0.0, "limit": found["limit"]}
+    assert compute_outlier_separation(usual, usual + 100) == {"auroc": 1.0, "fpr95": 0.0, "limit": found["limit"]}

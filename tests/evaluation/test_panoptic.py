@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.data.annotations.target import IGNORE, Target, stack_masks
-from vitreous.evaluation.boundary import boundary_counts, boundary_f, boundary_of
-from vitreous.evaluation.evaluator import Outputs
-from vitreous.evaluation.panoptic import Segments, answered_segments, panoptic_counts, panoptic_figures, true_segments
-from vitreous.evaluation.pixels import SegmentationEvaluator, figures_of, matrices_of
+from vitreous.data.annotations.target import IGNORE_INDEX, Target, stack_masks
+from vitreous.evaluation.boundary import compute_boundary_f, count_boundary_pixels, find_boundary_pixels
+from vitreous.evaluation.evaluator import SplitOutputs
+from vitreous.evaluation.panoptic import (
+    PanopticSegments,
+    compute_panoptic_quality,
+    count_panoptic_matches,
+    segments_from_class_map,
+    segments_from_target,
+)
+from vitreous.evaluation.pixels import SegmentationEvaluator, compute_segmentation_metrics, extract_confusion_matrices
 
 THINGS = np.array([True, True, True, False, False])
 
@@ -24,7 +30,9 @@ def drawn_map(draw):
 
 def segments_of(classes, instances):
     numbers, places = np.unique(classes * 100 + instances, return_inverse=True)
-    return Segments(places.reshape(classes.shape).astype(np.int32), numbers // 100, np.zeros(len(numbers), bool))
+    return PanopticSegments(
+        places.reshape(classes.shape).astype(np.int32), numbers // 100, np.zeros(len(numbers), bool)
+    )
 
 
 def test_panoptic_quality_is_that_of_torchmetrics():
@@ -35,18 +43,18 @@ def test_panoptic_quality_is_that_of_torchmetrics():
         truth, other = drawn_map(draw), drawn_map(draw)
         noise = draw.random((30, 40)) < 0.15
         answer = [np.where(noise, b, a) for a, b in zip(truth, other, strict=True)]
-        counts += panoptic_counts(segments_of(*truth), segments_of(*answer), 5)
+        counts += count_panoptic_matches(segments_of(*truth), segments_of(*answer), 5)
         pairs.append([np.stack(part, -1) for part in (answer, truth)])
     tensors = [torch.from_numpy(np.stack(part)) for part in zip(*pairs, strict=True)]
     wanted = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_sq_and_rq=True).tolist()
-    figures = panoptic_figures(counts, THINGS)
+    figures = compute_panoptic_quality(counts, THINGS)
     assert [figures[name] for name in ("pq", "sq", "rq")] == pytest.approx(
         wanted, abs=1e-7
     )  # theirs are rounded to float32
     each = panoptic_quality(*tensors, {0, 1, 2}, {3, 4}, return_per_class=True).numpy().ravel()
     assert figures["pq_things"] == pytest.approx(each[:3].mean(), abs=1e-7)
     assert figures["pq_stuff"] == pytest.approx(each[3:].mean(), abs=1e-7)
-    assert set(panoptic_figures(np.zeros((5, 4)), THINGS).values()) == {None}
+    assert set(compute_panoptic_quality(np.zeros((5, 4)), THINGS).values()) == {None}
 
 
 def scene():
@@ -57,7 +65,7 @@ def scene():
     masks[0][12:16, 2:8], masks[1][12:16, 10:16], masks[2][11:19, 20:29] = True, True, True
     for mask in masks:
         classes[mask] = 2
-    classes[:4, :4] = IGNORE
+    classes[:4, :4] = IGNORE_INDEX
     boxes = np.zeros((3, 4), np.float32)
     return Target(
         (20, 30),
@@ -71,8 +79,8 @@ def scene():
 
 def test_crowds_and_unknown_pixels_are_not_held_against_an_answer():
     target, things = scene(), np.array([False, False, True])
-    answer = np.where(target.classes == IGNORE, 1, target.classes)  # a piece of road where nobody knows
-    counts = panoptic_counts(true_segments(target), answered_segments(answer, things), 3)
+    answer = np.where(target.classes == IGNORE_INDEX, 1, target.classes)  # a piece of road where nobody knows
+    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(answer, things), 3)
     assert counts.tolist() == [
         [1, 1, 0, 0],
         [1, 1, 0, 0],
@@ -80,17 +88,17 @@ def test_crowds_and_unknown_pixels_are_not_held_against_an_answer():
     ]  # cars in the crowd are neither right nor wrong
     joined = answer.copy()
     joined[12:16, 8:10] = 2  # the two cars become one part, with an IoU of 24 / 56 with each
-    counts = panoptic_counts(true_segments(target), answered_segments(joined, things), 3)
+    counts = count_panoptic_matches(segments_from_target(target), segments_from_class_map(joined, things), 3)
     assert counts[2].tolist() == [0, 0, 1, 2] and counts[1, 1] == 1
     with pytest.raises(ValueError, match="class map"):
-        true_segments(Target((1, 1), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool)))
+        segments_from_target(Target((1, 1), np.zeros(0, int), np.zeros((0, 4)), np.zeros(0, bool)))
 
 
 def counted_by_loops(classes, answer, label, reach):
     """Boundary pixels of a class, and those near one of the other map, pixel by pixel."""
     height, width = classes.shape
     beside = ((0, 1), (1, 0), (0, -1), (-1, 0))
-    known = {(y, x) for y in range(height) for x in range(width) if classes[y, x] != IGNORE}
+    known = {(y, x) for y in range(height) for x in range(width) if classes[y, x] != IGNORE_INDEX}
     sides = []
     for part in (answer, classes):
         own = {place for place in known if part[place] == label}
@@ -106,34 +114,37 @@ def test_boundaries_are_those_of_a_loop_over_pixels():
     draw = np.random.default_rng(3)
     for _ in range(4):
         classes, answer = (np.repeat(np.repeat(draw.integers(0, 3, (3, 4)), 5, 0), 4, 1) for _ in range(2))
-        classes = np.where(draw.random(classes.shape) < 0.03, IGNORE, classes)
-        counts = boundary_counts(classes, answer, 4, 0.06)
+        classes = np.where(draw.random(classes.shape) < 0.03, IGNORE_INDEX, classes)
+        counts = count_boundary_pixels(classes, answer, 4, 0.06)
         for label in range(4):
             assert counts[label].tolist() == counted_by_loops(
                 classes, answer, label, math.ceil(0.06 * math.hypot(15, 16))
             )
     square = np.zeros((40, 40), np.int32)
     square[10:30, 10:30] = 1
-    assert boundary_f(boundary_counts(square, square, 2)) == 1
-    assert boundary_f(boundary_counts(square, np.roll(square, 1, 0), 2)) == 1  # one pixel is near
-    assert 0.3 < boundary_f(boundary_counts(square, np.roll(square, 4, 0), 2)) < 0.9
-    assert boundary_f(boundary_counts(square, np.zeros_like(square), 2)) == 0
-    assert boundary_f(np.zeros((2, 4))) is None
+    assert compute_boundary_f(count_boundary_pixels(square, square, 2)) == 1
+    assert compute_boundary_f(count_boundary_pixels(square, np.roll(square, 1, 0), 2)) == 1  # one pixel is near
+    assert 0.3 < compute_boundary_f(count_boundary_pixels(square, np.roll(square, 4, 0), 2)) < 0.9
+    assert compute_boundary_f(count_boundary_pixels(square, np.zeros_like(square), 2)) == 0
+    assert compute_boundary_f(np.zeros((2, 4))) is None
     solid = np.zeros((6, 6, 6), np.int32)
     solid[2:4, 2:4, 2:4] = 1
-    assert boundary_of(solid == 1, solid == solid).sum() == 8 and boundary_f(boundary_counts(solid, solid, 2)) == 1
+    assert (
+        find_boundary_pixels(solid == 1, solid == solid).sum() == 8
+        and compute_boundary_f(count_boundary_pixels(solid, solid, 2)) == 1
+    )
 
 
 def test_an_evaluator_counts_them_beside_the_confusion():
     target, things = scene(), np.array([False, False, True])
-    answers = [np.where(target.classes == IGNORE, 0, target.classes), np.ones((20, 30), np.int32)]
+    answers = [np.where(target.classes == IGNORE_INDEX, 0, target.classes), np.ones((20, 30), np.int32)]
     evaluator = SegmentationEvaluator(("sky", "road", "car"), True, things)
     rows = np.stack([evaluator.counts(target, answer) for answer in answers])
-    report = evaluator.report(Outputs(None, rows, np.ones(2, bool)))
-    alone = SegmentationEvaluator(("sky", "road", "car")).report(Outputs(None, rows[:, :9], np.ones(2, bool)))
+    report = evaluator.report(SplitOutputs(None, rows, np.ones(2, bool)))
+    alone = SegmentationEvaluator(("sky", "road", "car")).report(SplitOutputs(None, rows[:, :9], np.ones(2, bool)))
     assert next(iter(report.figures)) == "miou" and alone.figures.items() <= report.figures.items()
     assert alone.intervals.items() <= report.intervals.items() and alone.per_class == report.per_class
-    assert report.figures["miou"] == figures_of(matrices_of(rows, 3).sum(0))["miou"]
+    assert report.figures["miou"] == compute_segmentation_metrics(extract_confusion_matrices(rows, 3).sum(0))["miou"]
     # sky: a pair and one lost; road: a pair, an answer of IoU below 0.5 and one lost; cars: two pairs and two lost
     assert report.figures["pq"] == pytest.approx((1 / 1.5 + 1 / 2 + 2 / 3) / 3)
     assert report.figures["pq_things"] == pytest.approx(2 / 3) and 0 < report.figures["boundary_f"] < 1
@@ -150,7 +161,7 @@ def test_figures_of_pixels_are_those_of_torchmetrics_and_scikit_learn():
     evaluator = SegmentationEvaluator(tuple("abcde"))
     counts = sum(evaluator.counts(target_of(a), b) for a, b in zip(true, answer, strict=True)).reshape(5, 5)
     assert counts.tolist() == multiclass_confusion_matrix(torch.from_numpy(answer), torch.from_numpy(true), 5).tolist()
-    figures, flat = figures_of(counts), (true.ravel(), answer.ravel())
+    figures, flat = compute_segmentation_metrics(counts), (true.ravel(), answer.ravel())
     assert figures["miou"] == pytest.approx(jaccard_score(*flat, average="macro"), abs=1e-9)
     assert figures["dice"] == pytest.approx(f1_score(*flat, average="macro"), abs=1e-9)
     assert figures["pixel_accuracy"] == pytest.approx(accuracy_score(*flat), abs=1e-9)

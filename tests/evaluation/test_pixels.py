@@ -6,12 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays
-from vitreous.evaluation.evaluator import Outputs
-from vitreous.evaluation.pixels import SegmentationEvaluator, confusion_of, figures_of, logits_function
-from vitreous.tasks.tiles import class_map, mirror, segment, starts
+from vitreous.data.split import ArraySplit
+from vitreous.evaluation.evaluator import SplitOutputs
+from vitreous.evaluation.pixels import (
+    SegmentationEvaluator,
+    compute_pixel_confusion,
+    compute_segmentation_metrics,
+    make_logits_function,
+)
+from vitreous.tasks.tiles import list_tile_starts, mirror_pad, predict_class_map, segment_by_tiles
 
 CLASSES = ("ground", "square", "disc")
 
@@ -29,10 +34,10 @@ class PixelEngine:
 @pytest.mark.parametrize("size", [(16, 24), (17, 25), (40, 31), (5, 7), (100, 24), (1, 60)])
 def test_tiles_give_what_the_whole_image_gives(size):
     pixels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.uint8)
-    logits = segment(logits_function(PixelEngine()), pixels, (16, 24))
+    logits = segment_by_tiles(make_logits_function(PixelEngine()), pixels, (16, 24))
     assert logits.shape == (3, *size)
     assert np.allclose(logits, -((pixels.astype(float) - np.arange(3).reshape(3, 1, 1)) ** 2), atol=1e-5)
-    assert np.array_equal(class_map(logits_function(PixelEngine()), pixels, (16, 24)), pixels[0])
+    assert np.array_equal(predict_class_map(make_logits_function(PixelEngine()), pixels, (16, 24)), pixels[0])
 
 
 def test_logits_of_overlapping_tiles_are_their_weighted_mean():
@@ -42,7 +47,7 @@ def test_logits_of_overlapping_tiles_are_their_weighted_mean():
         return np.full((len(tiles), 1, 4, 4), count, np.float32)
 
     count, pixels = 0, np.zeros((1, 8, 4), np.float32)
-    column = segment(number_of_tile, pixels, (4, 4))[0, :, 0]
+    column = segment_by_tiles(number_of_tile, pixels, (4, 4))[0, :, 0]
     share = np.array([0.25, 0.75])  # weights along a side are 1/4, 3/4, 3/4, 1/4
     blend = [(1 * b + 2 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
     further = [(2 * b + 3 * a) / (a + b) for a, b in zip(share, share[::-1], strict=True)]
@@ -51,10 +56,10 @@ def test_logits_of_overlapping_tiles_are_their_weighted_mean():
 
 def test_tiles_cover_all_and_overlap():
     for length in range(16, 90):
-        places = starts(length, 16)
+        places = list_tile_starts(length, 16)
         assert places[0] == 0 and places[-1] == length - 16
         assert all(0 < b - a <= 8 for a, b in itertools.pairwise(places))
-    assert mirror(np.arange(3).reshape(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
+    assert mirror_pad(np.arange(3).reshape(1, 1, 3), (1, 8)).tolist() == [[[0, 1, 2, 2, 1, 0, 0, 1]]]
 
 
 def test_counts_are_those_of_a_loop_over_pixels():
@@ -62,9 +67,9 @@ def test_counts_are_those_of_a_loop_over_pixels():
     true, answer = draw.integers(-1, 3, (9, 7)), draw.integers(0, 3, (9, 7))
     wanted = np.zeros((3, 3), int)
     for one, other in zip(true.ravel(), answer.ravel(), strict=True):
-        if one != IGNORE:
+        if one != IGNORE_INDEX:
             wanted[one, other] += 1
-    assert np.array_equal(confusion_of(true, answer, 3), wanted)
+    assert np.array_equal(compute_pixel_confusion(true, answer, 3), wanted)
 
 
 def test_figures_are_those_of_torchmetrics():
@@ -73,7 +78,7 @@ def test_figures_are_those_of_torchmetrics():
 
     draw = np.random.default_rng(1)
     true, answer = draw.integers(0, 3, (4, 9, 7)), draw.integers(0, 3, (4, 9, 7))
-    figures = figures_of(confusion_of(true, answer, 3).astype(float))
+    figures = compute_segmentation_metrics(compute_pixel_confusion(true, answer, 3).astype(float))
     tensors = torch.from_numpy(answer), torch.from_numpy(true)
     assert figures["miou"] == pytest.approx(multiclass_jaccard_index(*tensors, 3).item(), abs=1e-6)
     whole = dice_score(*(t.view(1, -1) for t in tensors), 3, average="macro", input_format="index")
@@ -85,7 +90,7 @@ def test_a_report_leaves_out_classes_that_nobody_has():
     rows = np.zeros((2, 9), np.float32)
     rows[0, [0, 1, 4]] = 6, 2, 2  # six and two of ground, two of them taken for squares, two squares
     report = SegmentationEvaluator(CLASSES).report(
-        Outputs(Arrays(np.zeros((2, 1, 1)), np.zeros((2, 3))), rows, np.array([True, False]))
+        SplitOutputs(ArraySplit(np.zeros((2, 1, 1)), np.zeros((2, 3))), rows, np.array([True, False]))
     )
     assert report.figures["miou"] == pytest.approx((6 / 8 + 2 / 4) / 2)
     assert report.figures["dice"] == pytest.approx((12 / 14 + 4 / 6) / 2)
@@ -93,4 +98,4 @@ def test_a_report_leaves_out_classes_that_nobody_has():
     assert report.per_class[0]["taken_for"] == "square" and report.per_class[2]["iou"] is None
     low, high = report.intervals["miou"]
     assert low <= report.figures["miou"] <= high
-    assert figures_of(np.zeros((3, 3)))["miou"] is None
+    assert compute_segmentation_metrics(np.zeros((3, 3)))["miou"] is None

@@ -8,43 +8,43 @@ import numpy as np
 import pytest
 
 from tests.evaluation.test_evaluator import CLASSES, make_engine, make_split
-from vitreous.data.split import no_labels
-from vitreous.evaluation.evaluator import Outputs
+from vitreous.data.split import create_empty_labels
+from vitreous.evaluation.evaluator import SplitOutputs
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.evaluation.rankme import SAMPLED, FeatureEvaluator, feature_deviation, rankme
+from vitreous.evaluation.rankme import MAX_RANKME_FEATURES, FeatureEvaluator, compute_feature_std, compute_rankme
 
 
 def test_the_rank_of_one_direction_is_one():
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(60, 1)) @ draw.normal(size=(1, 24))
-    assert rankme(rows.astype(np.float32)) == pytest.approx(1, abs=1e-4)
-    assert rankme(np.zeros((4, 3), np.float32)) == 1
+    assert compute_rankme(rows.astype(np.float32)) == pytest.approx(1, abs=1e-4)
+    assert compute_rankme(np.zeros((4, 3), np.float32)) == 1
 
 
 @pytest.mark.parametrize(("images", "width"), [(32, 8), (8, 32), (16, 16)])
 def test_the_rank_of_orthonormal_features_is_their_number(images, width):
     q, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(max(images, width),) * 2))
     rows = q[:images, :width] if images >= width else q[:images]
-    assert rankme(3 * rows) == pytest.approx(min(images, width), rel=1e-6)
+    assert compute_rankme(3 * rows) == pytest.approx(min(images, width), rel=1e-6)
 
 
 def test_the_rank_of_unequal_directions_is_the_exponential_of_their_entropy():
     lengths = np.array([8.0, 4.0, 2.0, 0.0])
     shares = lengths[:3] / lengths.sum()
-    assert rankme(np.diag(lengths)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
+    assert compute_rankme(np.diag(lengths)) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()))
 
 
 def test_of_many_images_some_are_measured_and_what_is_not_finite_has_no_rank():
-    rows = np.random.default_rng(2).normal(size=(2 * SAMPLED + 2, 4)).astype(np.float32)
+    rows = np.random.default_rng(2).normal(size=(2 * MAX_RANKME_FEATURES + 2, 4)).astype(np.float32)
     rows[1] = np.nan  # is left out, as every third is taken
-    assert 3.99 < rankme(rows) <= 4
-    assert math.isnan(rankme(rows[:3]))
+    assert 3.99 < compute_rankme(rows) <= 4
+    assert math.isnan(compute_rankme(rows[:3]))
 
 
 def test_the_deviation_of_features_is_of_directions_alone():
     same = np.random.default_rng(3).normal(size=(1, 12)) * np.arange(1, 9)[:, None]
-    assert feature_deviation(same) == pytest.approx(0, abs=1e-12)
-    assert feature_deviation(np.eye(16)) == pytest.approx(math.sqrt(1 / 16 * 15 / 16))
+    assert compute_feature_std(same) == pytest.approx(0, abs=1e-12)
+    assert compute_feature_std(np.eye(16)) == pytest.approx(math.sqrt(1 / 16 * 15 / 16))
 
 
 def test_features_are_judged_with_and_without_labels():
@@ -54,7 +54,7 @@ def test_features_are_judged_with_and_without_labels():
     assert list(report.figures) == ["knn_top1", "rankme", "feature_deviation"] and report.figure == "knn_top1"
     alone = both.without_labels()
     assert alone.splits(split) == (split,)
-    bare = split.take(np.arange(24), no_labels(24))
+    bare = split.take(np.arange(24), create_empty_labels(24))
     other = alone(make_engine(0), bare, workers=0)
     assert other.figure == "rankme" and other.leading == ("RankMe", report.figures["rankme"])
     assert other.summary()["leading"] == "rankme" and 1 < report.figures["rankme"] <= 24
@@ -62,8 +62,8 @@ def test_features_are_judged_with_and_without_labels():
 
 def test_unreadable_images_count_for_nothing():
     rows = np.eye(6, dtype=np.float32)
-    outputs = Outputs(make_split(6, 0), rows, np.array([True, True, False, True, False, False]))
+    outputs = SplitOutputs(make_split(6, 0), rows, np.array([True, True, False, True, False, False]))
     report = FeatureEvaluator().report(outputs)
     assert report.figures["rankme"] == pytest.approx(3) and (report.images, report.unreadable) == (6, 3)
-    none = FeatureEvaluator().report(Outputs(make_split(6, 0), rows, np.zeros(6, dtype=bool)))
+    none = FeatureEvaluator().report(SplitOutputs(make_split(6, 0), rows, np.zeros(6, dtype=bool)))
     assert none.figures == {"rankme": None}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.neighbors import NearestNeighbors
 
-from vitreous.evaluation.familiarity import find_suspects, neighbour_shares
-from vitreous.tasks.calibration import probabilities
+from vitreous.evaluation.familiarity import compute_neighbour_shares, find_suspect_labels
+from vitreous.tasks.calibration import compute_probabilities
 
 
 def data(images: int, seed: int, classes: int = 5, width: int = 16):
@@ -22,7 +22,7 @@ def data(images: int, seed: int, classes: int = 5, width: int = 16):
 def test_shares_are_those_of_the_nearest_by_cosine(own):
     memory, labels = data(90, 0)
     features = memory if own else data(40, 1)[0]
-    shares = neighbour_shares(features, memory, labels, 5, np.arange(90) if own else None, k=7)
+    shares = compute_neighbour_shares(features, memory, labels, 5, np.arange(90) if own else None, k=7)
     _, rows = NearestNeighbors(n_neighbors=8 if own else 7, metric="cosine").fit(memory).kneighbors(features)
     for i, near in enumerate(rows):
         near = [row for row in near if not (own and row == i)]
@@ -31,8 +31,10 @@ def test_shares_are_those_of_the_nearest_by_cosine(own):
 
 def test_few_neighbours_are_all_neighbours_and_none_is_none():
     memory, labels = data(3, 0)
-    assert neighbour_shares(memory[:1], memory, labels, 5, np.array([0]), k=10)[0] == pytest.approx([0, 0.5, 0.5, 0, 0])
-    assert neighbour_shares(memory[:1], memory[:1], labels[:1], 5, np.array([0]))[0].sum() == 0
+    assert compute_neighbour_shares(memory[:1], memory, labels, 5, np.array([0]), k=10)[0] == pytest.approx(
+        [0, 0.5, 0.5, 0, 0]
+    )
+    assert compute_neighbour_shares(memory[:1], memory[:1], labels[:1], 5, np.array([0]))[0].sum() == 0
 
 
 def test_turned_labels_are_found():
@@ -45,8 +47,8 @@ def test_turned_labels_are_found():
     labels = truth.copy()
     labels[turned] = (truth[turned] + generator.integers(1, 5, 60)) % 5
     means = np.array([memory[known == k].mean(0) for k in range(5)])
-    p = probabilities(features @ means.T * 1.0 - (means**2).sum(1) / 2)
-    found = find_suspects(p, neighbour_shares(features, memory, known, 5), labels)
+    p = compute_probabilities(features @ means.T * 1.0 - (means**2).sum(1) / 2)
+    found = find_suspect_labels(p, compute_neighbour_shares(features, memory, known, 5), labels)
     named = [one.sample for one in found]
     assert len(set(named) & set(turned)) >= 54
     assert len(set(named) - set(turned)) <= len(named) / 10
@@ -61,7 +63,7 @@ def test_both_have_to_disagree_and_to_be_sure():
     p = np.array([[0.1, 0.9], [0.1, 0.9], [0.9, 0.1], [0.1, 0.9]])
     shares = np.array([[0.2, 0.8], [0.8, 0.2], [0.2, 0.8], [1.0, 0.0]])
     labels = np.array([0, 0, 0, 1])
-    found = find_suspects(p, shares, labels)
+    found = find_suspect_labels(p, shares, labels)
     assert [one.sample for one in found] == [0]
     assert found[0].score == pytest.approx((0.9 - 0.1 + 0.8 - 0.2) / 2)
-    assert find_suspects(np.array([[0.3, 0.4, 0.3]]), np.array([[0.0, 1.0, 0.0]]), np.array([0])) == []
+    assert find_suspect_labels(np.array([[0.3, 0.4, 0.3]]), np.array([[0.0, 1.0, 0.0]]), np.array([0])) == []

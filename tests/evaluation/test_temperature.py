@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from vitreous.errors import DataError
-from vitreous.tasks.calibration import BINS, calibration_error, fit_temperature, losses, probabilities
+from vitreous.tasks.calibration import (
+    CALIBRATION_BINS,
+    compute_image_nll,
+    compute_probabilities,
+    expected_calibration_error,
+    fit_temperature,
+)
 
 
 def planted(temperature: float, images: int = 20_000, classes: int = 6, several: bool = False):
@@ -31,17 +37,19 @@ def test_no_other_temperature_has_a_smaller_loss(several):
     logits, labels = planted(1.7, 300, several=several)
     found = fit_temperature(logits, labels)
     grid = found * np.linspace(0.5, 2, 3001)
-    values = np.array([losses(logits / t, labels).mean() for t in grid])
+    values = np.array([compute_image_nll(logits / t, labels).mean() for t in grid])
     assert grid[values.argmin()] == pytest.approx(found, rel=1e-3)
-    assert losses(logits / found, labels).mean() <= values.min() + 1e-12
+    assert compute_image_nll(logits / found, labels).mean() <= values.min() + 1e-12
 
 
 def test_a_temperature_softens_what_is_too_sure_and_changes_no_answer():
     logits, labels = planted(3.0)
     found = fit_temperature(logits, labels)
-    before, after = probabilities(logits), probabilities(logits / found)
+    before, after = compute_probabilities(logits), compute_probabilities(logits / found)
     right = logits.argmax(1) == labels
-    assert calibration_error(after.max(1), right) < 0.02 < 0.1 < calibration_error(before.max(1), right)
+    assert (
+        expected_calibration_error(after.max(1), right) < 0.02 < 0.1 < expected_calibration_error(before.max(1), right)
+    )
     assert (before.argmax(1) == after.argmax(1)).all()
 
 
@@ -58,16 +66,16 @@ def test_without_a_best_temperature_there_is_none():
 def test_losses_and_probabilities_are_those_of_torch():
     logits, labels = planted(1.0, 200)
     tensor = torch.from_numpy(logits)
-    assert losses(logits, labels) == pytest.approx(
+    assert compute_image_nll(logits, labels) == pytest.approx(
         torch.nn.functional.cross_entropy(tensor, torch.from_numpy(labels), reduction="none").numpy()
     )
     several = planted(1.0, 200, several=True)[1]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(
         tensor, torch.from_numpy(several).double(), reduction="none"
     )
-    assert losses(logits, several) == pytest.approx(loss.sum(1).numpy())
-    assert probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
-    assert probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
+    assert compute_image_nll(logits, several) == pytest.approx(loss.sum(1).numpy())
+    assert compute_probabilities(logits) == pytest.approx(tensor.softmax(1).numpy())
+    assert compute_probabilities(logits, "binary") == pytest.approx(tensor.sigmoid().numpy())
 
 
 def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
@@ -75,15 +83,15 @@ def test_the_calibration_error_is_that_of_torchmetrics_and_of_a_loop():
     from torchmetrics.functional.classification import multiclass_calibration_error
 
     logits, labels = planted(2.0, 1500)
-    p = probabilities(logits)
-    found = calibration_error(p.max(1), p.argmax(1) == labels)
+    p = compute_probabilities(logits)
+    found = expected_calibration_error(p.max(1), p.argmax(1) == labels)
     theirs = multiclass_calibration_error(
-        torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=BINS, norm="l1"
+        torch.from_numpy(p), torch.from_numpy(labels), p.shape[1], n_bins=CALIBRATION_BINS, norm="l1"
     )
     assert found == pytest.approx(float(theirs), abs=1e-6)
     total = 0.0
-    for low in range(BINS):
-        inside = [i for i in range(len(p)) if low / BINS <= p[i].max() < (low + 1) / BINS]
+    for low in range(CALIBRATION_BINS):
+        inside = [i for i in range(len(p)) if low / CALIBRATION_BINS <= p[i].max() < (low + 1) / CALIBRATION_BINS]
         if inside:
             accuracy = np.mean([p[i].argmax() == labels[i] for i in inside])
             total += len(inside) / len(p) * abs(accuracy - np.mean([p[i].max() for i in inside]))

@@ -8,10 +8,15 @@ import pytest
 import torch
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.generation.noising import Gaussian, betas, discretised_log_likelihood, gaussian_kl
+from vitreous.generation.noising import (
+    GaussianDiffusion,
+    compute_beta_schedule,
+    discretised_log_likelihood,
+    gaussian_kl,
+)
 from vitreous.generation.process import Diffusion, Flow, process_from_json, process_to_json
-from vitreous.generation.samplers import SAMPLERS, descend, evenly, guide_prediction
-from vitreous.generation.settings import SamplingOptions, strided_steps
+from vitreous.generation.samplers import SAMPLERS, guide_prediction, run_reverse_diffusion, space_timesteps_evenly
+from vitreous.generation.settings import SamplingOptions, space_timesteps_by_stride
 
 diffusers = pytest.importorskip("diffusers", reason="a test dependency")
 SHAPE = (2, 3, 4, 4)
@@ -34,24 +39,24 @@ def answer_of(channels=3, share=1.0):
 
 
 def test_the_constants_are_those_of_the_paper():
-    alphas = Gaussian(Diffusion()).alphas
+    alphas = GaussianDiffusion(Diffusion()).alphas
     assert alphas[0].item() == pytest.approx(0.9999) and alphas[-1].item() == pytest.approx(4.0358e-5, rel=1e-4)
-    cosine = betas(Diffusion(betas="cosine"))
+    cosine = compute_beta_schedule(Diffusion(betas="cosine"))
     assert cosine.max() == 0.999 and (cosine[1:] > cosine[:-1]).all()
 
 
 @pytest.mark.parametrize("kind", ["linear", "cosine"])
 def test_betas_are_those_of_diffusers(kind):
     theirs = diffusers.DDPMScheduler(beta_schedule={"linear": "linear", "cosine": "squaredcos_cap_v2"}[kind])
-    assert torch.allclose(betas(Diffusion(betas=kind)).float(), theirs.betas, rtol=1e-4)
+    assert torch.allclose(compute_beta_schedule(Diffusion(betas=kind)).float(), theirs.betas, rtol=1e-4)
 
 
 def test_kept_steps_have_the_noise_of_all():
-    spaced = evenly(1000, 250)
+    spaced = space_timesteps_evenly(1000, 250)
     assert spaced[:3] == [0, 4, 8] and spaced[-3:] == [991, 995, 999]
-    whole, part = Gaussian(Diffusion()), Gaussian(Diffusion(), spaced)
+    whole, part = GaussianDiffusion(Diffusion()), GaussianDiffusion(Diffusion(), spaced)
     assert torch.allclose(torch.cumprod(1 - part.betas, 0), whole.alphas[spaced], rtol=1e-12)
-    assert strided_steps(1000, 50) == list(range(0, 1000, 20))
+    assert space_timesteps_by_stride(1000, 50) == list(range(0, 1000, 20))
 
 
 def authors_strides(steps):
@@ -68,10 +73,10 @@ def test_ddim_takes_the_time_steps_of_dits_code_or_refuses(steps):
     expected = authors_strides(steps)
     for count in range(1, steps + 1):
         if count in expected:
-            assert strided_steps(steps, count) == expected[count], count
+            assert space_timesteps_by_stride(steps, count) == expected[count], count
         else:
             with pytest.raises(UsageError) as caught:
-                strided_steps(steps, count)
+                space_timesteps_by_stride(steps, count)
             offered = [int(word) for word in caught.value.hint.replace(",", "").split() if word.isdigit()]
             assert offered and set(offered) <= set(expected), caught.value.hint
 
@@ -83,12 +88,12 @@ def test_ddpm_takes_the_time_steps_of_dits_code():
         for _ in range(count):
             expected.append(round(position))
             position += stride
-        assert evenly(1000, count) == expected, count
+        assert space_timesteps_evenly(1000, count) == expected, count
 
 
 def test_the_posterior_is_that_of_gaussians():
     """Eq. 7 from the product of two densities: precision 1 / variance adds up."""
-    g = Gaussian(Diffusion())
+    g = GaussianDiffusion(Diffusion())
     step = 500
     a, before, beta = g.alphas[step], g.before[step], g.betas[step]
     precision = (1 - beta) / beta + 1 / (1 - before)
@@ -108,7 +113,7 @@ def authors_cdf(x):
 
 @pytest.mark.parametrize("predicts", ["noise", "velocity"])
 def test_what_is_asked_for_gives_the_image_back(predicts):
-    g = Gaussian(Diffusion(predicts=predicts))
+    g = GaussianDiffusion(Diffusion(predicts=predicts))
     x, e, step = noise(0), noise(1), torch.tensor([3, 700])
     noisy = g.add_noise(x, e, step)
     predicted = g.estimate(g.target(x, e, step), noisy, step)
@@ -116,12 +121,12 @@ def test_what_is_asked_for_gives_the_image_back(predicts):
 
 
 def test_the_bound_is_that_of_a_loop_and_leaves_the_noise_alone():
-    g, x, e = Gaussian(Diffusion()), noise(0).clamp(-1, 1), noise(1)
+    g, x, e = GaussianDiffusion(Diffusion()), noise(0).clamp(-1, 1), noise(1)
     for step in (0, 1, 400, 999):
         steps = torch.tensor([step, step])
         noisy = g.add_noise(x, e, steps)
         answer = (torch.cat([e * 1.1, noise(2) * 0.5], 1)).requires_grad_()
-        bound = g.bound(answer, x, noisy, steps)
+        bound = g.variational_bound(answer, x, noisy, steps)
         bound.sum().backward()
         assert answer.grad[:, :3].abs().max() == 0 and answer.grad[:, 3:].abs().max() > 0
         predicted = g.estimate(answer, noisy, steps)
@@ -152,7 +157,7 @@ def test_ddpm_is_that_of_diffusers(channels):
     kind = "learned_range" if channels == 6 else "fixed_small_log"
     theirs = diffusers.DDPMScheduler(variance_type=kind, clip_sample=False, timestep_spacing="leading")
     theirs.set_timesteps(50)
-    g, answer = Gaussian(Diffusion(), strided_steps(1000, 50)), answer_of(channels)
+    g, answer = GaussianDiffusion(Diffusion(), space_timesteps_by_stride(1000, 50)), answer_of(channels)
     x = noise(5)
     for number, time in enumerate(theirs.timesteps):
         step = torch.full((2,), 49 - number)
@@ -196,7 +201,7 @@ def test_a_perfect_answer_ends_in_the_image(name):
     def ask(noisy, time, done):
         if isinstance(process, Flow):
             return (image - noisy) / max(1 - time[0].item() / 1000, 1e-3) if time[0] < 1000 else image - noisy
-        alphas = Gaussian(process).alphas[time.long()].float().view(-1, 1, 1, 1)
+        alphas = GaussianDiffusion(process).alphas[time.long()].float().view(-1, 1, 1, 1)
         return (noisy - alphas.sqrt() * image) / (1 - alphas).sqrt()
 
     draws = lambda step: noise(100 + step)  # noqa: E731
@@ -207,8 +212,8 @@ def test_a_perfect_answer_ends_in_the_image(name):
 @pytest.mark.parametrize("eta", [0.0, None])
 @pytest.mark.parametrize("channels", [3, 6])
 def test_one_step_ends_in_what_the_answer_takes_the_image_to_be(eta, channels):
-    g, noisy, answer = Gaussian(Diffusion(), [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
-    (state,) = descend(g, lambda *asked: answer, noisy, lambda step: noise(2), eta)
+    g, noisy, answer = GaussianDiffusion(Diffusion(), [0]), noise(0), noise(1).repeat(1, channels // 3, 1, 1)
+    (state,) = run_reverse_diffusion(g, lambda *asked: answer, noisy, lambda step: noise(2), eta)
     image = (noisy - (1 - g.alphas[0]).sqrt() * answer[:, :3]) / g.alphas[0].sqrt()
     assert torch.allclose(state.noisy, image.float(), atol=1e-5) and torch.allclose(
         state.image, image.float(), atol=1e-5
@@ -259,18 +264,18 @@ def test_settings_out_of_range_are_refused(wrong, word):
 
 
 def test_samplers_and_steps_are_those_of_the_process():
-    assert SamplingOptions().sampler_of(Diffusion()) == ("ddim", 50)
-    assert SamplingOptions().sampler_of(Flow()) == ("heun", 25)
-    assert SamplingOptions().sampler_of(Diffusion(steps=30)) == ("ddim", 30)
-    assert SamplingOptions().sampler_of(Diffusion(steps=75)) == ("ddim", 38)  # every second one
-    assert SamplingOptions(steps=600, sampler="ddpm").sampler_of(Diffusion()) == ("ddpm", 600)
+    assert SamplingOptions().resolve_sampler(Diffusion()) == ("ddim", 50)
+    assert SamplingOptions().resolve_sampler(Flow()) == ("heun", 25)
+    assert SamplingOptions().resolve_sampler(Diffusion(steps=30)) == ("ddim", 30)
+    assert SamplingOptions().resolve_sampler(Diffusion(steps=75)) == ("ddim", 38)  # every second one
+    assert SamplingOptions(steps=600, sampler="ddpm").resolve_sampler(Diffusion()) == ("ddpm", 600)
     with pytest.raises(UsageError, match="cannot make 600 steps"):
-        SamplingOptions(steps=600).sampler_of(Diffusion())
+        SamplingOptions(steps=600).resolve_sampler(Diffusion())
     for wrong, process in (({"sampler": "euler"}, Diffusion()), ({"sampler": "ddim"}, Flow()), ({"steps": 0}, Flow())):
         with pytest.raises(UsageError):
-            SamplingOptions(**wrong).sampler_of(process)
+            SamplingOptions(**wrong).resolve_sampler(process)
     with pytest.raises(UsageError, match="1 to 1000"):
-        SamplingOptions(steps=1001).sampler_of(Diffusion())
+        SamplingOptions(steps=1001).resolve_sampler(Diffusion())
     with pytest.raises(UsageError, match="above 1"):
         Diffusion(steps=20)
 

@@ -21,12 +21,12 @@ from tests.objectives.test_distillation import CLASSES
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.split import Arrays
-from vitreous.training.batches import Inputs
-from vitreous.training.flat import Flat
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.data.split import ArraySplit
+from vitreous.training.batches import RunInputs
+from vitreous.training.flat import FlatParameters
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 from vitreous.training.session import Session
 
 DEVICE = "cpu" if os.environ.get("VITREOUS_GPU_TESTS") == "cpu" else "cuda:0"
@@ -107,27 +107,27 @@ def supervised_session(home: Path, images: Tensor | None = None, **changes: Any)
     labels = changes.pop("labels", None)
     if labels is None:
         labels = split.labels if images is None else np.arange(len(pixels)) % 3
-    split, size = Arrays(pixels, labels), pixels.shape[1:3]
+    split, size = ArraySplit(pixels, labels), pixels.shape[1:3]
     model = sessions.MODEL.with_options(image=size, classes=3, positions={"kind": "learned"})
     run = Run(
         data=DataOptions("synthetic", CLASSES, len(pixels), "", cache=True),
         model=model,
         preprocess=ImagePreprocess(size),
         views=Augment(flip=0.5),
-        optimizer=Optimizer(name="sgd", lr=0.05),
-        schedule=Schedule(2),
+        optimizer=OptimizerConfig(name="sgd", lr=0.05),
+        schedule=ScheduleConfig(2),
         batch_size=8,
         epochs=5.0,
     )
     run = replace(run, **{name: c(getattr(run, name)) if callable(c) else c for name, c in changes.items()})
     cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-    session = Session(run, Inputs(split, None, cached), Folder(home))
+    session = Session(run, RunInputs(split, None, cached), RunFolder(home))
     state = session.build()
     fill_zero_parameters(state.flat)
     return session, state
 
 
-def fill_zero_parameters(flat: Flat) -> None:
+def fill_zero_parameters(flat: FlatParameters) -> None:
     """Draw parameters that start at zero, as heads do: behind a head of zeros no encoder has a gradient."""
     generator = torch.Generator().manual_seed(3)
     for _, view in sorted(flat.views(flat.master).items()):
@@ -144,7 +144,7 @@ def objective_session(name: str, home: Path, **changes: Any) -> tuple[Session, A
     if name == "supervised":
         return supervised_session(home, **changes)
     clip_by = "tensor" if name == "dino" else "part" if name.startswith("dinov2") else "all"
-    sgd = Optimizer(name="sgd", lr=0.05, clip=3.0, clip_by=clip_by)
+    sgd = OptimizerConfig(name="sgd", lr=0.05, clip=3.0, clip_by=clip_by)
     session, state = sessions.session_of(name, home, **{"optimizer": sgd, **changes})
     fill_zero_parameters(state.flat)
     return session, state
@@ -168,14 +168,14 @@ def record_steps(session: Session, state: Any, steps: int | None = None) -> tupl
     handle = state.objective.register_forward_hook(record_loss)
     state.optimizers.step = record_gradient
     with mock.patch.dict(os.environ, {"VITREOUS_CUDA_GRAPHS": "0"}):  # a graph calls no hooks
-        fit(state, session.batches(state), stop_after(steps))
+        run_training_loop(state, session.batches(state), stop_after(steps))
     state.optimizers.step = step_optimizers
     handle.remove()
     return [float(loss) for loss in losses], gradients
 
 
 def stop_after(steps: int | None) -> list[tuple[int, Callable[[Any], None]]]:
-    """Hooks of `fit` that end it after the step with this number."""
+    """Hooks of `run_training_loop` that end it after the step with this number."""
     return [] if steps is None else [(1, lambda state: setattr(state, "halt", state.step >= steps))]
 
 

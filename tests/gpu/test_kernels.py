@@ -12,9 +12,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from tests.contracts import randomise
 from tests.gpu.support import DEVICE, ON_GPU, check_close, check_tensors_close
 from vitreous.models.config import AttentionConfig, MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
-from vitreous.models.packed import Packed
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import build_model
-from vitreous.nn.attention import Attention, NormedAttention, Segments, attend, attend_segments, attend_unscaled
+from vitreous.nn.attention import (
+    Attention,
+    QKNormAttention,
+    Segments,
+    attend_segments,
+    attend_unscaled,
+    dot_product_attention,
+)
 from vitreous.nn.position import TokenPositions
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
@@ -66,11 +73,11 @@ def draw_inputs(shape: tuple[int, ...], mask: str, contiguous: bool) -> tuple[li
 
 
 def compute_attention(inputs: list[torch.Tensor], bias: Any, device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Outputs of `attend` on a device, and the gradients of queries, keys, values and of a bias, as float64."""
+    """Outputs of `dot_product_attention` on a device, and the gradients of queries, keys, values and of a bias, as float64."""
     leaves = [x.to(dtype).to(device).requires_grad_() for x in inputs]
     if bias is not None:
         bias = bias.to(device) if bias.dtype == torch.bool else bias.to(dtype).to(device).requires_grad_()
-    y = attend(*leaves, bias)
+    y = dot_product_attention(*leaves, bias)
     weights = torch.linspace(-1, 1, y.numel(), dtype=torch.float64).sin().view(y.shape).to(dtype).to(device)
     wanted = leaves + ([bias] if bias is not None and bias.requires_grad else [])
     return [tensor.detach().cpu().double() for tensor in (y, *torch.autograd.grad((y * weights).sum(), wanted))]
@@ -115,10 +122,10 @@ def test_attention_without_gradients_matches_float64():
     """Inference mode, five axes, and keys of more channels than values."""
     for dtype, limit in LIMITS.items():
         inputs, _ = draw_inputs((2, 3, 65, 65, 32), "none", True)
-        expected = attend(*(x.to(dtype).double() for x in inputs))
+        expected = dot_product_attention(*(x.to(dtype).double() for x in inputs))
         five = [x.to(DEVICE, dtype)[:, None].expand(-1, 2, -1, -1, -1) for x in inputs]
         with torch.inference_mode():
-            y = attend(*five)
+            y = dot_product_attention(*five)
             q, k, v = (x.to(DEVICE, dtype) for x in inputs)
             unscaled = attend_unscaled(q * 32**-0.5, k, v[..., :24])
         check_close(f"five axes, {dtype}", y[:, 1], expected, limit)
@@ -128,7 +135,7 @@ def test_attention_without_gradients_matches_float64():
 MODULES: dict[str, Any] = {
     "plain": (lambda: Attention(48, 4), ()),
     "without bias": (lambda: Attention(48, 4, bias=False), ()),
-    "normed": (lambda: NormedAttention(48, 4), ()),
+    "normed": (lambda: QKNormAttention(48, 4), ()),
     "rotary": (lambda: RotaryAttention(48, 4), (TokenPositions((4, 6), 1),)),
     "relative": (lambda: RelativeAttention(48, 4, 25), (TokenPositions((4, 6), 1),)),
     "segments": (lambda: Attention(48, 4), (Segments((10, 8, 7)),)),
@@ -182,7 +189,9 @@ def test_attend_segments_matches_single_sequences():
     """A row of sequences, masked or one after the other, is attended as each sequence alone."""
     inputs, _ = draw_inputs((1, 3, 40, 40, 32), "none", True)
     lengths = (9, 9, 14, 8)
-    alone = torch.cat([attend(*part) for part in zip(*(x.split(lengths, -2) for x in inputs), strict=True)], -2)
+    alone = torch.cat(
+        [dot_product_attention(*part) for part in zip(*(x.split(lengths, -2) for x in inputs), strict=True)], -2
+    )
     for dtype, limit in LIMITS.items():
         for masked in (False, True):
             y = attend_segments(*(x.to(DEVICE, dtype) for x in inputs), Segments(lengths, masked))
@@ -212,14 +221,14 @@ def test_packed_rows_match_single_images(name):
     model.zero_grad(set_to_none=True)
     model.to(DEVICE)
     for masked in (None, True, False):
-        logits = Packed(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
+        logits = PackedViT(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
         check_close(f"logits of {name}, masked={masked}", logits, expected, 1e-5)
         logits.square().sum().backward()
         found = {key: p.grad.clone() for key, p in model.named_parameters()}
         check_tensors_close(f"gradient of {name}, masked={masked}", found, gradients, 1e-4)
         model.zero_grad(set_to_none=True)
         with torch.inference_mode(), torch.autocast(DEVICE.split(":")[0], torch.bfloat16):
-            rounded = Packed(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
+            rounded = PackedViT(model, row=60, masked=masked)([image.to(DEVICE) for image in images])
         check_close(f"logits of {name}, masked={masked}, bf16", rounded, expected, 5e-2)
 
 

@@ -32,16 +32,16 @@ from tests.objectives import sessions
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import MlpConfig, SwinAttentionConfig, ViTConfig
 from vitreous.models.configs.swin import SwinConfig
-from vitreous.models.zoo import build_model, create
-from vitreous.objectives.base import Progress, Setting
+from vitreous.models.zoo import build_model, create_untrained_model
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.system.machine import DTYPES
-from vitreous.training.flat import Flat
-from vitreous.training.loop import fit
-from vitreous.training.run import FineTune, Optimizer, Ramp
+from vitreous.training.flat import FlatParameters
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import FineTuneConfig, OptimizerConfig, RampConfig
 
 pytestmark = pytest.mark.gpu
 MULTI_HOT = (np.arange(32)[:, None] >> np.arange(3) & 1).astype(np.float32)
@@ -55,8 +55,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "progressive resolution": {"objective": SupervisedConfig(progressive=0.5)},
     "accumulation and micro-batches": {"accumulate": 2, "micro_batch": 3},
     "recomputed activations": {"recompute": True},
-    "average and frozen blocks": {"ema": 0.9, "tune": FineTune(last_blocks=1)},
-    "adapters": {"tune": FineTune(lora_rank=2)},
+    "average and frozen blocks": {"ema": 0.9, "tune": FineTuneConfig(last_blocks=1)},
+    "adapters": {"tune": FineTuneConfig(lora_rank=2)},
     "shards in order": {"shards": 2, "reproducible": True},
     "rotary positions": {"model": lambda model: model.with_options(attention={"kind": "rotary"})},
     "relative positions": {"model": lambda model: model.with_options(attention={"kind": "relative"})},
@@ -110,7 +110,7 @@ def test_two_steps_with_options_match_cpu(name, tmp_path):
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
 def test_optimizer_steps_match_cpu(name, tmp_path):
     """Two steps from the same gradients, with weight decay, layer decay, clipping by tensor and an average."""
-    optimizer = Optimizer(name=name, lr=0.01, weight_decay=0.1, layer_decay=0.8, clip=0.5, clip_by="tensor")
+    optimizer = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1, layer_decay=0.8, clip=0.5, clip_by="tensor")
     states = []
     for device in ("cpu", DEVICE):
         _, state = supervised_session(tmp_path / device, optimizer=optimizer, ema=0.9, device=device)
@@ -131,14 +131,16 @@ def make_detection() -> tuple[Any, dict[str, Any]]:
     from tests.objectives.test_detection import objective_and_batch
 
     objective, batch = objective_and_batch(masks=True)
-    return objective, objective.prepare(batch, Progress())
+    return objective, objective.prepare(batch, TrainingProgress())
 
 
 def make_segmentation(adapter: str = "none", head: str = "unet") -> tuple[Any, dict[str, Any]]:
     """An objective of class maps, and a batch whose last image has unlabelled pixels."""
     torch.manual_seed(0)
     config = SegmentationConfig(head=head, head_width=8 if head == "unet" else 1, adapter=adapter)
-    objective = config.build(create("ViT-32x2/8", image_size=32, num_classes=0), Setting(classes=("a", "b", "c")))
+    objective = config.build(
+        create_untrained_model("ViT-32x2/8", image_size=32, num_classes=0), ObjectiveSetting(classes=("a", "b", "c"))
+    )
     generator = torch.Generator().manual_seed(1)
     classes = torch.randint(0, 3, (4, 32, 32), generator=generator, dtype=torch.int32)
     classes[3, :, 16:] = -1
@@ -148,7 +150,7 @@ def make_segmentation(adapter: str = "none", head: str = "unet") -> tuple[Any, d
 def make_supervised(config: Any, images: Any) -> tuple[Any, dict[str, Any]]:
     """An objective of labels for a model, and a batch of these images."""
     torch.manual_seed(0)
-    objective = SupervisedConfig().build(build_model(config), Setting(classes=("a", "b", "c")))
+    objective = SupervisedConfig().build(build_model(config), ObjectiveSetting(classes=("a", "b", "c")))
     return objective, {"images": images, "labels": torch.arange(len(images)) % 3}
 
 
@@ -156,9 +158,9 @@ def make_video_mae() -> tuple[Any, dict[str, Any]]:
     """VideoMAE with tubes, and a prepared batch of clips."""
     torch.manual_seed(0)
     config = MAEConfig(tubes=True, decoder_width=16, decoder_depth=1, decoder_heads=2, normalise_channels=True)
-    objective = config.build(build_model(replace(CLIPS, classes=0)), Setting())
+    objective = config.build(build_model(replace(CLIPS, classes=0)), ObjectiveSetting())
     batch = {"images": draw(4, 3, 4, 16, 16), "positions": torch.arange(4), "samples": torch.arange(4)}
-    prepared = objective.prepare(batch, Progress())
+    prepared = objective.prepare(batch, TrainingProgress())
     return objective, {name: entry for name, entry in prepared.items() if name != "positions"}
 
 
@@ -200,7 +202,7 @@ def compute_batch(objective: Any, batch: dict[str, Any], device: str, precision:
     """Scalars and gradients of one forward and backward pass of a copy of an objective on a device."""
     dtype = DTYPES[precision]
     objective = copy.deepcopy(objective).train()
-    flat = Flat(objective, dtype, torch.device(device))
+    flat = FlatParameters(objective, dtype, torch.device(device))
     fill_zero_parameters(flat)
     batch = move_to(batch, device)
     batch["images"] = move_to(batch["images"], device, dtype)
@@ -291,7 +293,7 @@ def test_uint8_batches_arrive_intact(tmp_path):
 def test_product_keeps_full_float32_products(tmp_path):
     """Neither a session nor an engine lets float32 matrix products round to TF32."""
     session, state = supervised_session(tmp_path, device=DEVICE, epochs=0.5)
-    fit(state, session.batches(state))
+    run_training_loop(state, session.batches(state))
     assert torch.get_float32_matmul_precision() == "highest"
     assert not torch.backends.cuda.matmul.allow_tf32
 
@@ -320,7 +322,7 @@ def test_steady_steps_do_not_wait_for_the_device(name, tmp_path):
         warnings.simplefilter("always")
         warnings.showwarning = note_wait
         try:
-            fit(state, session.batches(state), [(0, watch_step)])
+            run_training_loop(state, session.batches(state), [(0, watch_step)])
         finally:
             if ON_GPU:
                 torch.cuda.set_sync_debug_mode("default")
@@ -332,11 +334,11 @@ def test_schedules_and_teachers_match_cpu_after_a_run(tmp_path):
     """Weights, average, centre and teacher of DINO after 6 steps."""
     states = []
     for device in ("cpu", DEVICE):
-        schedules = {**sessions.SCHEDULES, "ema": Ramp(0.5, 0.9)}
+        schedules = {**sessions.SCHEDULES, "ema": RampConfig(0.5, 0.9)}
         session, state = objective_session(
             "dino", tmp_path / device, device=device, epochs=1.5, ema=0.9, schedules=schedules
         )
-        fit(state, session.batches(state))
+        run_training_loop(state, session.batches(state))
         states.append(copy_state(state))
     check_tensors_close("state after 6 steps of DINO", states[1], states[0], 1e-3)
 
@@ -347,7 +349,7 @@ def test_detection_targets_are_those_of_the_cpu():
 
     objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))
     assert isinstance(objective.config, DetectionConfig)
-    expected = objective.prepare(batch, Progress())
-    prepared = objective.prepare({**move_to(batch, DEVICE), "positions": batch["positions"]}, Progress())
+    expected = objective.prepare(batch, TrainingProgress())
+    prepared = objective.prepare({**move_to(batch, DEVICE), "positions": batch["positions"]}, TrainingProgress())
     for name in ("keys", "federated"):
         assert torch.equal(prepared[name].cpu(), expected[name]), name

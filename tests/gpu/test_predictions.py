@@ -25,7 +25,7 @@ from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle
 
@@ -75,7 +75,7 @@ def save_model(home: Path, name: str) -> Path:
     elif name == "rotary":
         Bundle(make_vit(3, attention={"kind": "rotary"}), Classification(CLASSES), preprocess).save(home)
     elif name == "features":
-        Bundle(make_vit(0), Features(), preprocess).save(home)
+        Bundle(make_vit(0), FeatureExtraction(), preprocess).save(home)
     return home
 
 

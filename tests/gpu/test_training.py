@@ -38,15 +38,15 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.errors import NonFiniteError
 from vitreous.inference.predict import load
 from vitreous.jobs.train import train
-from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.nn.cuda_graphs import CudaGraphRunner
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.reports.evaluate import evaluate
-from vitreous.system.native import native
+from vitreous.system.native import load_native_library
 from vitreous.training import loop, probe
-from vitreous.training.checkpoint import flaw
-from vitreous.training.loop import fit
+from vitreous.training.checkpoint import find_damage
+from vitreous.training.loop import run_training_loop
 from vitreous.training.ranks import SINGLE_PROCESS
-from vitreous.training.run import Optimizer
+from vitreous.training.run import OptimizerConfig
 from vitreous.training.session import Session
 from vitreous.training.shards import Shards
 
@@ -127,18 +127,18 @@ def test_export_of_a_run_trained_on_the_device(trained, photos, tmp_path):
 @pytest.mark.parametrize("name", ["supervised", "dino"])
 def test_resume_cross_devices(name, first, second, tmp_path):
     """Three steps on one device and three on another match six on the CPU, in weights, moments and teacher."""
-    options = {"epochs": 1.5, "ema": 0.9, "optimizer": Optimizer(lr=1e-3, eps=1e-3)}
+    options = {"epochs": 1.5, "ema": 0.9, "optimizer": OptimizerConfig(lr=1e-3, eps=1e-3)}
     session, whole = objective_session(name, tmp_path / "whole", **options)
-    fit(whole, session.batches(whole))
+    run_training_loop(whole, session.batches(whole))
     session, state = objective_session(name, tmp_path / "run", device=first, **options)
-    fit(state, session.batches(state), stop_after(3))
+    run_training_loop(state, session.batches(state), stop_after(3))
     save_now(session, state)
     saved = copy_state(state)
     session, state = objective_session(name, tmp_path / "run", device=second, **options)
     session.restore(state)
     assert state.step == 3
     check_bit_identical(f"{name}: a state that was moved from {first} to {second}", copy_state(state), saved)
-    fit(state, session.batches(state))
+    run_training_loop(state, session.batches(state))
     assert state.step == 6
     check_tensors_close(f"{name} from {first} to {second}", copy_state(state), copy_state(whole), 1e-3)
 
@@ -165,16 +165,22 @@ def replace_model(model: Any, **changes: Any) -> Any:
 @pytest.mark.parametrize("name", PROMISED)
 def test_resumed_run_is_bit_identical(name, tmp_path):
     """Stopped after three of six steps, saved and resumed by another session."""
-    options = {"epochs": 1.5, "device": DEVICE, "optimizer": Optimizer(), "images": draw_images(), **PROMISED[name]}
+    options = {
+        "epochs": 1.5,
+        "device": DEVICE,
+        "optimizer": OptimizerConfig(),
+        "images": draw_images(),
+        **PROMISED[name],
+    }
     session, whole = supervised_session(tmp_path / "whole", **options)
-    fit(whole, session.batches(whole))
+    run_training_loop(whole, session.batches(whole))
     session, state = supervised_session(tmp_path / "run", **options)
-    fit(state, session.batches(state), stop_after(whole.step // 2))
+    run_training_loop(state, session.batches(state), stop_after(whole.step // 2))
     save_now(session, state)
     session, state = supervised_session(tmp_path / "run", **options)
     session.restore(state)
     assert 0 < state.step < whole.step
-    fit(state, session.batches(state))
+    run_training_loop(state, session.batches(state))
     check_bit_identical(f"resumed run, {name}", copy_state(state), copy_state(whole))
 
 
@@ -190,7 +196,7 @@ def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
     states = []
     for number in (1, 2):
         options: dict[str, Any] = {"reproducible": True, "shards": 2, "precision": precision, "epochs": 1.0}
-        options |= {"device": DEVICE, "optimizer": Optimizer()}
+        options |= {"device": DEVICE, "optimizer": OptimizerConfig()}
         home = tmp_path / str(number)
         if name in ("supervised", "patch dropout", "rotary"):
             options["images"] = draw_images()
@@ -201,7 +207,7 @@ def test_reproducible_runs_are_bit_identical(name, precision, tmp_path):
             session, state = supervised_session(home, **options)
         else:
             session, state = objective_session(name, home, **options)
-        fit(state, session.batches(state))
+        run_training_loop(state, session.batches(state))
         states.append(copy_state(state))
     check_bit_identical(f"two reproducible runs of {name}, {precision}", states[1], states[0])
 
@@ -217,7 +223,7 @@ def test_fp16_overflow_halves_the_scale_and_training_continues(tmp_path):
         if state.updates == 0:
             check_bit_identical(f"weights after skipped step {state.step}", masters(copy_state(state)), masters(before))
 
-    fit(state, session.batches(state), [(1, note_step)])
+    run_training_loop(state, session.batches(state), [(1, note_step)])
     scales = [math.log2(scale) for _, scale in history]
     assert history[0] == (0, 2.0**39), f"updates and scale of each step: {history}"
     skipped = len(history) - state.updates
@@ -247,7 +253,7 @@ def quick_compiler(monkeypatch):
     """On a CPU the compiler only traces: generating code takes a minute there."""
     torch._dynamo.reset()
     if not ON_GPU:
-        native()  # Python 3.12's platform.machine() cannot be traced the first time that it is called
+        load_native_library()  # Python 3.12's platform.machine() cannot be traced the first time that it is called
         monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     yield
     torch._dynamo.reset()
@@ -289,13 +295,13 @@ def test_compile_matches_eager(name, tmp_path, quick_compiler):
 def test_cuda_graphs_match_launched_kernels(name, precision, tmp_path, monkeypatch):
     """The losses of ten steps, the last seven repeated from a graph; dropout draws the same numbers in both."""
     recorded: list[bool] = []
-    capture = CapturedPasses.capture
+    capture = CudaGraphRunner.capture
 
     def capture_and_note(self, *arguments: Any) -> bool:
         recorded.append(capture(self, *arguments))
         return recorded[-1]
 
-    monkeypatch.setattr(CapturedPasses, "capture", capture_and_note)
+    monkeypatch.setattr(CudaGraphRunner, "capture", capture_and_note)
     options: dict[str, Any] = {"epochs": 2.5, "device": DEVICE, "precision": precision}
     if name == "dropout":
         options["model"] = lambda model: replace_model(model, regularization={"dropout": 0.1, "drop_path": 0.2})
@@ -321,7 +327,7 @@ def read_steps(session: Session, state: Any) -> list[float]:
         found.append(state.losses)
         state.losses = 0.0
 
-    fit(state, session.batches(state), [(1, note_loss)])
+    run_training_loop(state, session.batches(state), [(1, note_loss)])
     return found
 
 
@@ -348,12 +354,12 @@ def test_auto_micro_batch_recovers_from_memory_errors(tmp_path, monkeypatch):
 
         monkeypatch.setattr(Shards, "backward", fail_above)
     try:
-        fitted = probe.fitted(run, inputs, session.folder, SINGLE_PROCESS, notes.append)
+        fitted = probe.find_micro_batch(run, inputs, session.folder, SINGLE_PROCESS, notes.append)
         size = fitted.micro_batch
         assert size is not None and 1 <= size <= 16, f"micro-batch {size}; notes: {notes}"
         assert notes and str(size) in notes[0], notes
         session, state = supervised_session(tmp_path / "second", **{**options, "micro_batch": size})
-        fit(state, session.batches(state))
+        run_training_loop(state, session.batches(state))
         assert state.step == 2 and math.isfinite(state.losses)
     finally:
         if ON_GPU:
@@ -397,7 +403,7 @@ def test_nan_loss_stops_the_run_and_saves_nothing_after_it(photos, tmp_path, mon
         train(str(photos), out=str(tmp_path / "run"), progress=False, **options)
     saved = sorted(path for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
     assert [path.name for path in saved][-1:] == ["step-00000002"], [path.name for path in saved]
-    assert all(flaw(path) is None for path in saved)
+    assert all(find_damage(path) is None for path in saved)
     for path in saved:
         for file in path.glob("*.safetensors"):
             tensors = load_file(file)
@@ -417,7 +423,7 @@ def test_skipped_steps_leave_weights_and_count(tmp_path):
                 batch["images"][0] = math.nan
             yield step_slice, batch
 
-    fit(state, poison_second())
+    run_training_loop(state, poison_second())
     assert (state.step, state.updates, state.skipped) == (4, 3, 1)
     assert all(tensor.isfinite().all() for tensor in copy_state(state).values())
 

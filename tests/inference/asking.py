@@ -19,7 +19,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
 CLASSES = ("ant", "<b>bee</b>", "cat", "dog", "eel")
@@ -35,7 +35,7 @@ def save_bundle(place: Path, seed: int = 0, classes: tuple[str, ...] = CLASSES) 
     ).eval()
     if classes:
         torch.nn.init.normal_(model.head.weight)
-    Bundle(model, Classification(classes) if classes else Features(), ImagePreprocess((32, 32))).save(place)
+    Bundle(model, Classification(classes) if classes else FeatureExtraction(), ImagePreprocess((32, 32))).save(place)
     return place
 
 

@@ -11,7 +11,7 @@ import torch
 from tests.contracts import randomise
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.generation.process import Diffusion, Process
-from vitreous.inference.generators import generator_predictor
+from vitreous.inference.generators import build_generator_predictor
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import Predictor
 from vitreous.models.configs.dit import DiTConfig
@@ -53,4 +53,4 @@ def save_autoencoder(place: Path, **changes: Any) -> Any:
 
 def predictor_in(place: Path) -> Predictor:
     """A generator ready to be served, in float32: an image depends on its batch by the last bits alone."""
-    return generator_predictor(load_bundle(place), InferenceOptions(precision="fp32"))
+    return build_generator_predictor(load_bundle(place), InferenceOptions(precision="fp32"))

@@ -14,7 +14,7 @@ from torch import nn
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference.predict import Predictor
-from vitreous.inference.reading import read
+from vitreous.inference.reading import read_model_input
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.vit import ViT
 from vitreous.tasks.classification import Classification
@@ -75,7 +75,7 @@ def jpeg(image: Image.Image, orientation: int = 1, **options: object) -> bytes:
 def read_for(predictor: Predictor, content: Any) -> Any:
     """A file, or its bytes, as the pixels that a predictor is asked about, or why it cannot be read."""
     try:
-        return read(content, predictor.card.preprocess, exact=predictor.exact)
+        return read_model_input(content, predictor.card.preprocess, exact=predictor.exact)
     except DataError as error:
         return error
 

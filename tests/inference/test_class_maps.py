@@ -10,11 +10,11 @@ from PIL import Image
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.reports.test_scenes import CLASSES, scenes_run  # noqa: F401
-from vitreous.data.annotations.drawing import class_colours, lay_over, picture_of_map
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.drawing import class_map_to_image, create_class_colours, overlay_class_map
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.class_maps import FileNames, common_root
+from vitreous.inference.class_maps import OutputFileNames, find_common_root
 
 
 def predict(*words):
@@ -38,8 +38,8 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # 
     shares = list(answer.shares.values())
     assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
     with pytest.raises(UsageError, match="pictures=True"):
-        answer.over_image()
-    assert predictor.segment(pixels, pictures=True).over_image().size == (32, 32)
+        answer.draw_overlay()
+    assert predictor.segment(pixels, pictures=True).draw_overlay().size == (32, 32)
     assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
     assert len(predictor.predict([pixels, pixels])) == 2
     with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for models that name classes"):
@@ -123,27 +123,30 @@ def test_names_of_files_are_those_below_the_common_folder(tmp_path):
     for name in ("a/x.jpg", "a/x.png", "b/x.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
-    assert common_root([str(tmp_path / "a")]) == str(tmp_path / "a")
-    assert common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
-    assert common_root([str(tmp_path / "a"), "@list.txt"]) == "" == common_root([])
-    files = FileNames(str(tmp_path))
+    assert find_common_root([str(tmp_path / "a")]) == str(tmp_path / "a")
+    assert find_common_root([str(tmp_path / "a" / "x.jpg"), str(tmp_path / "b" / "*.jpg")]) == str(tmp_path)
+    assert find_common_root([str(tmp_path / "a"), "@list.txt"]) == "" == find_common_root([])
+    files = OutputFileNames(str(tmp_path))
     places = [str(files.place(str(tmp_path / name))) for name in ("a/x.jpg", "a/x.png", "b/x.jpg", "../y.jpg")]
     assert places == ["a/x.png", "a/x.png.png", "b/x.png", "y.png"]
-    assert str(FileNames("").place("/etc/x.tar:3.jpg")).startswith("etc/")
+    assert str(OutputFileNames("").place("/etc/x.tar:3.jpg")).startswith("etc/")
 
 
 def test_pictures_of_maps(tmp_path):
     names = ("background", "a", "b")
-    colours = class_colours(names)
-    assert colours[0].tolist() == [0, 0, 0] and len({tuple(row) for row in class_colours(tuple("abcdefghijkl"))}) == 12
-    classes = np.array([[0, 1], [2, IGNORE]])
-    picture = picture_of_map(classes, colours)
+    colours = create_class_colours(names)
+    assert (
+        colours[0].tolist() == [0, 0, 0]
+        and len({tuple(row) for row in create_class_colours(tuple("abcdefghijkl"))}) == 12
+    )
+    classes = np.array([[0, 1], [2, IGNORE_INDEX]])
+    picture = class_map_to_image(classes, colours)
     assert np.asarray(picture).tolist() == [[0, 1], [2, 255]]
     assert np.asarray(picture.convert("RGB"))[1, 0].tolist() == colours[2].tolist()
-    many = picture_of_map(np.array([[0, 299], [7, IGNORE]]), np.zeros((300, 3), np.uint8))
+    many = class_map_to_image(np.array([[0, 299], [7, IGNORE_INDEX]]), np.zeros((300, 3), np.uint8))
     many.save(tmp_path / "many.png")
     assert np.asarray(Image.open(tmp_path / "many.png")).tolist() == [[0, 299], [7, 65535]]
     grey = Image.new("L", (2, 2), 100)
-    over = np.asarray(lay_over(grey, classes, colours))
+    over = np.asarray(overlay_class_map(grey, classes, colours))
     assert over[0, 0].tolist() == over[1, 1].tolist() == [100] * 3
     assert over[0, 1].tolist() == np.rint(100 * 0.45 + colours[1] * 0.55).astype(int).tolist()

@@ -17,10 +17,10 @@ from tests.objectives.test_clips import Notes
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
 from vitreous.inference import image_grid as clip_files
-from vitreous.inference.generators import generator_predictor
+from vitreous.inference.generators import build_generator_predictor
 from vitreous.inference.open_model import open_generator
 from vitreous.inference.samples import Generator, SampleOptions
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
 MODEL = "DiT-48x2/2x4x4-alternating"
@@ -48,7 +48,7 @@ def clip_generator_run(moving_squares, tmp_path_factory):
 def test_a_recipe_of_generators_trains_on_clips_without_mirroring_them(clip_generator_run):
     out, notes = clip_generator_run
     assert any(note.startswith("the data are 28 clips") for note in notes)
-    settings, bundle = Folder(out).run(), open_generator(out)
+    settings, bundle = RunFolder(out).run(), open_generator(out)
     assert settings.views.flip == 0 and settings.preprocess.is_animated and settings.objective.name == "flow"
     assert bundle.model.config.name() == MODEL and bundle.model.config.image == (4, 16, 16)
     assert bundle.task.classes == ("left", "right")
@@ -190,7 +190,7 @@ def test_what_clips_have_no_answer_to_is_refused(moving_squares, clip_generator_
     with pytest.raises(UsageError, match="inpaint is for models of pictures, not of clips"):
         vitreous.sample(clip_generator_run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
     with pytest.raises(UsageError, match="makes clips, and a server answers with pictures"):
-        generator_predictor(load_bundle(clip_generator_run[0] / "model"))
+        build_generator_predictor(load_bundle(clip_generator_run[0] / "model"))
 
 
 def test_pictures_do_not_move(tmp_path):

@@ -17,26 +17,26 @@ from tests.apps.server.test_page import Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.data.films import moving, write_moves
 from tests.inference.asking import Site, form
-from vitreous.apps.server.attention import AttentionRequest, attention
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Limits, Settings
+from vitreous.apps.server.attention import AttentionRequest, attention_to_json
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import ServerLimits, ServerSettings
 from vitreous.cli.main import main
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
-from vitreous.inference.sources import source
-from vitreous.models.names import configure
+from vitreous.inference.sources import resolve_image_source
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
-QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
+QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1)
 
 
 def save_video_model(place: Path, name: str) -> Path:
     """A bundle of a video model that tells clips of four frames apart."""
     torch.manual_seed(0)
-    config = replace(configure(name), image=(4, 16, 16), classes=2)
+    config = replace(config_from_name(name), image=(4, 16, 16), classes=2)
     model = build_model(config).eval()
     torch.nn.init.normal_(model.head.weight)
     for key, parameter in model.named_parameters():
@@ -62,12 +62,12 @@ def predictor(video_models):
 
 @pytest.fixture(scope="module")
 def site(video_models, predictor):
-    with running(predictor, QUIET, video_models / "joint") as server:
+    with serve_in_thread(predictor, QUIET, video_models / "joint") as server:
         yield Site(server.address)
 
 
 def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(video_models, predictor):
-    items = list(source([str(video_models / "clips")], preprocess=ClipPreprocess))
+    items = list(resolve_image_source([str(video_models / "clips")], preprocess=ClipPreprocess))
     assert [Path(item.name).relative_to(video_models / "clips").as_posix() for item in items] == [
         f"{side}/{name}" for side in ("left", "right") for name in ("clip0.mp4", "clip1.gif", "clip2")
     ]
@@ -89,7 +89,7 @@ def test_a_folder_stands_for_its_clips_and_each_is_answered_as_its_frames(video_
 def test_what_is_no_clip_is_named(video_models, predictor, tmp_path):
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"no clips in .*\n.*folders of numbered frames"):
-        source([str(tmp_path)], preprocess=ClipPreprocess)
+        resolve_image_source([str(tmp_path)], preprocess=ClipPreprocess)
     with pytest.raises(DataError, match=r"picture\.png: not a clip of a known format"):
         predictor.predict(tmp_path / "picture.png")
     with pytest.raises(DataError, match=r"an array of 4 x 16 is not \(T, H, W\) or \(T, H, W, C\)"):
@@ -124,7 +124,7 @@ def test_http_answers_about_clips_as_python_does(video_models, predictor, site):
         for query in ("answer", "1,2,3"):
             status, document, _ = site.ask("POST", f"/v1/attention?layer=1&query={query}", body, headers)
             parsed = AttentionRequest.parse({"layer": "1", "query": query}, predictor.bundle.model)
-            expected = attention(predictor.bundle, pixels, parsed)
+            expected = attention_to_json(predictor.bundle, pixels, parsed)
             assert status == 200 and document["grid"] == [2, 4, 4] and document["box"] == [0, 0, 1, 1]
             assert np.shape(document["weights"]) == (2, 4, 4)
             np.testing.assert_allclose(document["weights"], expected["weights"], atol=1e-6)
@@ -156,9 +156,9 @@ def test_http_refuses_with_one_message(video_models, site, path, content, status
 
 def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attention(video_models):
     predictor = load(video_models / "factorised", device="cpu", precision="fp32")
-    settings = replace(QUIET, limits=Limits(pixels=255))
+    settings = replace(QUIET, limits=ServerLimits(pixels=255))
     body, headers = form(("clip", (video_models / "clips/left/clip1.gif").read_bytes()))
-    with running(predictor, settings, video_models / "factorised") as server:
+    with serve_in_thread(predictor, settings, video_models / "factorised") as server:
         other = Site(server.address)
         can = other.ask("GET", "/v1/model")[1]["can"]
         assert can["frames"] and can["predict"] and not can["attention"]
@@ -169,7 +169,7 @@ def test_limits_count_the_pixels_of_a_frame_and_factorised_models_show_no_attent
 def test_a_server_of_pictures_has_no_frames_and_takes_no_clips(video_models, tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")
     body, headers = form(("clip", (video_models / "clips/left/clip0.mp4").read_bytes()))
-    with running(load(tmp_path / "flat", headless=True), QUIET, tmp_path / "flat") as server:
+    with serve_in_thread(load(tmp_path / "flat", headless=True), QUIET, tmp_path / "flat") as server:
         other = Site(server.address)
         assert other.ask("POST", "/v1/frames", body, headers)[0] == 404
         assert other.ask("POST", "/v1/embed", body, headers)[0] == 422
@@ -187,7 +187,7 @@ def test_the_page_plays_what_was_attended(browser, video_models, predictor, site
     answer = predictor.predict(path)
     visit.see("#answers", answer.names[0])
     pixels = predictor.card.preprocess.to_array(predictor.card.preprocess.decode(path))
-    shown = attention(predictor.bundle, pixels, AttentionRequest.parse({}, predictor.bundle.model))["weights"]
+    shown = attention_to_json(predictor.bundle, pixels, AttentionRequest.parse({}, predictor.bundle.model))["weights"]
     drawings = []
     for frame in range(4):
         visit.find("#frame").fill(str(frame))

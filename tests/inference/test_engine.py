@@ -15,10 +15,10 @@ from tests.precision import LIMITS, relative_error
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engines
-from vitreous.inference.engine import IDLE, InferenceOptions, TorchEngine, make_engine, split_batch
-from vitreous.models.zoo import create
-from vitreous.nn.frozen import Packed, can_pack
-from vitreous.system.machine import has_vnni, thread_pool
+from vitreous.inference.engine import MAX_IDLE_CORES, InferenceOptions, TorchEngine, make_engine, split_batch
+from vitreous.models.zoo import create_untrained_model
+from vitreous.nn.frozen import PackedLinear, can_pack
+from vitreous.system.machine import get_thread_pool, has_vnni
 
 PREPROCESS = ImagePreprocess((16, 16))
 
@@ -41,15 +41,15 @@ def test_parts_are_small_even_and_keep_the_threads_busy(images, most, threads):
     assert 1 <= size <= most
     if not together:
         rounds = math.ceil(math.ceil(images / size) / threads)
-        assert images / (rounds * threads * size) >= 1 - IDLE
+        assert images / (rounds * threads * size) >= 1 - MAX_IDLE_CORES
 
 
 @pytest.mark.processor
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 41])
 def test_an_engine_answers_as_the_model_does(count, monkeypatch):
     """However the batch is cut: all threads together, or each on parts of its own."""
-    monkeypatch.setattr(engines, "TOKENS", 17 * 4)
-    monkeypatch.setattr(engines, "TILED_TOKENS", 17 * 4)
+    monkeypatch.setattr(engines, "CHUNK_TOKENS", 17 * 4)
+    monkeypatch.setattr(engines, "AMX_CHUNK_TOKENS", 17 * 4)
     model = build({}).eval()
     with torch.inference_mode():
         wanted = model(PREPROCESS.normalise(pixels(count)))
@@ -63,11 +63,11 @@ def test_an_engine_answers_as_the_model_does(count, monkeypatch):
 def test_engine_threads_compute_alone_and_leave_the_others_theirs():
     before = torch.get_num_threads()
     alone = [max(1, before // 2)] * 8
-    assert list(thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
+    assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
     assert torch.get_num_threads() == before
     with ThreadPoolExecutor(1) as later:
         assert later.submit(torch.get_num_threads).result() == before
-    assert list(thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
+    assert list(get_thread_pool(2).map(lambda _: torch.get_num_threads(), range(8))) == alone
 
 
 def test_auto_is_what_the_processor_has(processor):
@@ -75,7 +75,7 @@ def test_auto_is_what_the_processor_has(processor):
     model = build({}).eval()
     made = make_engine(model, PREPROCESS, InferenceOptions("cpu"))
     assert isinstance(made, TorchEngine) and made.precision == processor
-    packed = any(isinstance(part, Packed) for part in made.model.modules())
+    packed = any(isinstance(part, PackedLinear) for part in made.model.modules())
     assert packed == (processor == "bf16" and can_pack(torch.bfloat16))
     with torch.inference_mode():
         assert relative_error(made(pixels(5)), model(PREPROCESS.normalise(pixels(5)))) < LIMITS[processor]
@@ -87,11 +87,11 @@ def test_int8_keeps_a_bit_free_where_sums_would_overflow(processor, anywhere, mo
     from vitreous.inference import openvino
 
     asked = []
-    monkeypatch.setattr(openvino, "float_operations", lambda graph: [])
+    monkeypatch.setattr(openvino, "find_float_operations", lambda graph: [])
     monkeypatch.setattr(
         nncf, "quantize", lambda graph, data, **options: asked.append(options["advanced_parameters"].overflow_fix)
     )
-    openvino.quantize(None, [], anywhere)
+    openvino.quantize_graph(None, [], anywhere)
     assert asked == [nncf.OverflowFix.DISABLE if processor == "bf16" and not anywhere else nncf.OverflowFix.ENABLE]
 
 
@@ -105,7 +105,7 @@ def test_a_precision_that_openvino_cannot_compute_is_refused(monkeypatch):
             "Exception from core.cpp\nSupported primitive descriptors list is empty for node: Softmax\n\n"
         )
 
-    monkeypatch.setattr(openvino, "get_or_build", lambda *given: None)
+    monkeypatch.setattr(openvino, "load_or_build_graph", lambda *given: None)
     monkeypatch.setattr(ov.Core, "compile_model", compile_model)
     with pytest.raises(UsageError, match="bf16 here: Supported primitive") as caught:
         make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino", precision="bf16"))
@@ -147,8 +147,8 @@ def test_openvino_sends_nothing_home(monkeypatch, tmp_path):
     make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert not sent and "CI" not in os.environ
     monkeypatch.setattr(telemetry, once, None)
-    monkeypatch.setattr(openvino, "unobserved", nullcontext)
-    monkeypatch.setattr(openvino, "get_or_build", lambda ov, facts, build: build())
+    monkeypatch.setattr(openvino, "disable_telemetry", nullcontext)
+    monkeypatch.setattr(openvino, "load_or_build_graph", lambda ov, facts, build: build())
     make_engine(build({}).eval(), PREPROCESS, InferenceOptions(engine="openvino"))
     assert sent  # what would have been
 
@@ -197,27 +197,27 @@ def test_openvino_int8_leaves_convolutions_and_first_and_last_products_as_they_a
     """They are little work and most of the error: 0.26 for a trained model with a convolutional stem, 0.018 without
     them."""
     ov = pytest.importorskip("openvino")
-    from vitreous.inference.openvino import convert, float_operations
+    from vitreous.inference.openvino import convert_to_openvino, find_float_operations
 
     model = build(MODELS[name]).eval()
-    graph = convert(ov, model, ImagePreprocess(model.config.image))
+    graph = convert_to_openvino(ov, model, ImagePreprocess(model.config.image))
     placed = [(op.get_type_name(), op.get_friendly_name()) for op in graph.get_ordered_ops()]
     products = [place for kind, place in placed if kind == "MatMul"]
     convolutions = [place for kind, place in placed if kind == "Convolution"]
     assert bool(convolutions) == (not first)
-    assert set(float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
+    assert set(find_float_operations(graph)) == {*products[:first], *products[-last:], *convolutions}
 
 
 def test_openvino_int8_leaves_the_first_convolution_and_the_head_of_what_is_made_of_convolutions():
     ov = pytest.importorskip("openvino")
-    from vitreous.inference.openvino import convert, float_operations
+    from vitreous.inference.openvino import convert_to_openvino, find_float_operations
 
-    model = create("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
-    graph = convert(ov, model, ImagePreprocess((32, 32)))
+    model = create_untrained_model("BiT-R50x1", blocks=(1, 1), width=8, image_size=32, num_classes=3).eval()
+    graph = convert_to_openvino(ov, model, ImagePreprocess((32, 32)))
     placed = [
         op.get_friendly_name() for op in graph.get_ordered_ops() if op.get_type_name() in ("Convolution", "MatMul")
     ]
-    assert len(placed) > 4 and set(float_operations(graph)) == {placed[0], placed[-1]}
+    assert len(placed) > 4 and set(find_float_operations(graph)) == {placed[0], placed[-1]}
 
 
 def test_without_openvino_the_way_out_is_named(monkeypatch):

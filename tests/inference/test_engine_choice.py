@@ -13,7 +13,7 @@ import torch
 from tests.conftest import document, say
 from tests.inference.made import pictures, tiny
 from tests.precision import LIMITS, relative_error
-from vitreous.apps.server.start import open_served
+from vitreous.apps.server.start import load_served_predictor
 from vitreous.errors import UsageError
 from vitreous.inference import engine as engine_module
 from vitreous.inference import engine_choice, openvino
@@ -21,13 +21,13 @@ from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.engine_choice import (
     MIN_SPEEDUP,
     RACE_SECONDS,
-    alternative_engine,
+    choose_chunk_engine,
     choose_engine,
-    choose_for_chunks,
-    list_choices,
+    describe_race_conditions,
+    find_alternative_engine,
+    find_race_record,
+    list_engine_choices,
     race_engines,
-    race_facts,
-    read_record,
 )
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
@@ -104,7 +104,7 @@ def engine_of(bundle, options=AUTO, low_latency=False):
 
 
 def chosen_engine(bundle, options=AUTO, low_latency=False, images=math.inf):
-    return choose_for_chunks(engine_of(bundle, options, low_latency), images)
+    return choose_chunk_engine(engine_of(bundle, options, low_latency), images)
 
 
 @pytest.mark.parametrize("first", ["torch", "compiled"])
@@ -148,7 +148,7 @@ def test_the_faster_engine_is_used_named_and_remembered(bundle, low_latency, oth
     assert theirs.note == line
     again = chosen_engine(bundle, low_latency=low_latency)
     assert races == [1] and again.note == line and isinstance(again, OtherEngine)
-    assert [choice.partition(": ")[2] for choice in list_choices()] == [line]
+    assert [choice.partition(": ")[2] for choice in list_engine_choices()] == [line]
 
 
 def test_torch_is_kept_unless_the_other_engine_is_clearly_faster(bundle, other, monkeypatch):
@@ -173,17 +173,17 @@ def test_features_are_measured_without_the_head(bundle, bundle_folder, other, mo
 
 def test_a_record_is_for_one_model_batch_size_precision_and_machine(bundle, monkeypatch):
     def key(batch_size=4, precision="fp32", model=bundle.model):
-        return json.dumps(race_facts(model, bundle.preprocess, precision, "cpu", batch_size))
+        return json.dumps(describe_race_conditions(model, bundle.preprocess, precision, "cpu", batch_size))
 
     keys = {key(), key(), key(1), key(precision="bf16"), key(model=tiny(classes=("one", "two")).model)}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 77)
         keys.add(key())
     with monkeypatch.context() as patch:
-        patch.setattr(engine_choice, "installed_version", lambda name: "0.0")
+        patch.setattr(engine_choice, "find_installed_version", lambda name: "0.0")
         keys.add(key())
     with monkeypatch.context() as patch:
-        patch.setattr(engine_choice, "processor", lambda: "another processor")
+        patch.setattr(engine_choice, "get_processor_name", lambda: "another processor")
         keys.add(key())
     assert len(keys) == 7
 
@@ -194,7 +194,7 @@ def test_a_damaged_record_is_measured_again(bundle, content, other, monkeypatch,
     chosen_engine(bundle)
     (path,) = cache_folder.iterdir()
     path.write_bytes(content.encode(errors="surrogateescape"))
-    assert list_choices() == []
+    assert list_engine_choices() == []
     assert chosen_engine(bundle).options.engine == "openvino" and races == [1, 1]
 
 
@@ -222,7 +222,7 @@ def test_jobs_of_few_passes_cost_nothing(bundle, other, monkeypatch):
     forward_chunk = engine.forward_chunk
     monkeypatch.setattr(engine, "forward_chunk", lambda pixels: (passes.append(1), forward_chunk(pixels))[1])
     batch_size = engine.chunk_size * torch.get_num_threads()
-    assert choose_for_chunks(engine, 10 * batch_size - 1) is engine
+    assert choose_chunk_engine(engine, 10 * batch_size - 1) is engine
     assert not passes and engine.options.engine == "torch"
     assert chosen_engine(bundle, images=10 * batch_size).options.engine == "openvino"
 
@@ -235,7 +235,7 @@ def test_openvino_itself_agrees_and_its_graph_is_read_from_the_cache(bundle, mon
     ours = TorchEngine(bundle.model, bundle.preprocess, precision="fp32")
     assert relative_error(theirs.logits(pixels), ours(torch.from_numpy(pixels)).numpy()) < LIMITS["fp32"]
     assert len(list((cache_folder.parent / "graphs").iterdir())) == 1
-    monkeypatch.setattr(openvino, "convert", lambda *args: pytest.fail("converted again"))
+    monkeypatch.setattr(openvino, "convert_to_openvino", lambda *args: pytest.fail("converted again"))
     again = chosen_engine(bundle)
     np.testing.assert_array_equal(again.logits(pixels), theirs.logits(pixels))
 
@@ -294,10 +294,10 @@ def test_a_model_that_openvino_cannot_convert_is_tried_once(bundle, error, says,
     ],
 )
 def test_requested_options_leave_no_choice(bundle, options, other, monkeypatch):
-    assert alternative_engine(bundle.model, bundle.preprocess, options) is None
-    assert alternative_engine(bundle.model, bundle.preprocess, AUTO) == "openvino"
+    assert find_alternative_engine(bundle.model, bundle.preprocess, options) is None
+    assert find_alternative_engine(bundle.model, bundle.preprocess, AUTO) == "openvino"
     monkeypatch.setenv("VITREOUS_ENGINE_CHOICE", "0")
-    assert alternative_engine(bundle.model, bundle.preprocess, AUTO) is None
+    assert find_alternative_engine(bundle.model, bundle.preprocess, AUTO) is None
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_every_verb_that_runs_a_model_chooses(bundle_folder, tmp_path, other, mo
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     embedded = say("embed", str(bundle_folder), *files, "--precision", "fp32", "--out", str(tmp_path / "e.npz"))
     assert embedded.returncode == 0 and "engine: openvino, " in embedded.stderr
-    served = open_served(bundle_folder, AUTO)
+    served = load_served_predictor(bundle_folder, AUTO)
     assert served.engine.options.engine == "openvino" and "batch size 1;" in served.engine.note
 
 
@@ -350,5 +350,5 @@ def test_python_measures_on_request(bundle_folder, other, monkeypatch):
 def test_facts_are_read_back_as_they_were_stored(bundle, other, monkeypatch):
     set_race(monkeypatch, torch=0.5, openvino=0.25)
     choose_engine(bundle.model, bundle.preprocess, AUTO, lambda e, p: e(torch.from_numpy(p)).numpy(), 2, math.inf)
-    record = read_record(race_facts(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
+    record = find_race_record(describe_race_conditions(bundle.model, bundle.preprocess, "fp32", "cpu", 2))
     assert record is not None and record["seconds"] == {"torch": 0.5, "openvino": 0.25}

@@ -13,12 +13,12 @@ import torch
 
 from tests.conftest import picture
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Files
+from vitreous.data.split import ArraySplit, FileSplit
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.inference import features as module
 from vitreous.inference.engine import InferenceOptions
-from vitreous.inference.features import features_of
-from vitreous.models.zoo import create
+from vitreous.inference.features import load_or_compute_features
+from vitreous.models.zoo import create_untrained_model
 
 PREPROCESS = ImagePreprocess((16, 16))
 FP32 = InferenceOptions("cpu", "fp32")
@@ -36,7 +36,7 @@ def made(name="class token"):
     """A small model whose head is not zero."""
     torch.manual_seed(0)
     title, fields = MODELS[name]
-    model = create(title, **{"image_size": 16, "num_classes": 3, **fields}).eval()
+    model = create_untrained_model(title, **{"image_size": 16, "num_classes": 3, **fields}).eval()
     for parameter in model.head.parameters():
         torch.nn.init.normal_(parameter)
     return model
@@ -55,11 +55,11 @@ def files(tmp_path):
     paths = [tmp_path / f"{index}.png" for index in range(7)]
     for index, path in enumerate(paths):
         picture(index, tint=index).save(path)
-    return Files(paths, np.arange(7) % 3)
+    return FileSplit(paths, np.arange(7) % 3)
 
 
 def noise(count=5, size=16):
-    return Arrays(
+    return ArraySplit(
         np.random.default_rng(0).integers(0, 256, (count, size, size, 3), dtype=np.uint8), np.arange(count) % 3
     )
 
@@ -73,7 +73,7 @@ def test_they_are_what_the_head_reads(name):
     model.head.register_forward_pre_hook(lambda head, inputs: read.append(inputs[0].detach()))
     with torch.inference_mode():
         model(images)
-    found = features_of(model, preprocess, split, FP32)
+    found = load_or_compute_features(model, preprocess, split, FP32)
     assert found.rows.dtype == np.float32 and not found.bad
     np.testing.assert_allclose(found.rows, read[0].numpy(), rtol=1e-4, atol=1e-5)
 
@@ -83,17 +83,17 @@ def never(*_, **__):
 
 
 def test_they_are_computed_once_for_any_labels_and_any_head(files, feature_cache, monkeypatch):
-    first = features_of(made(), PREPROCESS, files, FP32, batch_size=2, workers=0)
+    first = load_or_compute_features(made(), PREPROCESS, files, FP32, batch_size=2, workers=0)
     assert not first.reused and first.file is not None and first.file.parent == feature_cache
     monkeypatch.setattr(module, "make_engine", never)
     other = made()
     other.head, other.config = torch.nn.Linear(32, 5), replace(other.config, classes=5)
-    again = features_of(other, PREPROCESS, files.take(np.arange(7), np.zeros(7, np.int64)), FP32)
+    again = load_or_compute_features(other, PREPROCESS, files.take(np.arange(7), np.zeros(7, np.int64)), FP32)
     assert again.reused and again.file == first.file and np.array_equal(first.rows, again.rows)
 
 
 def test_everything_they_depend_on_is_in_the_key(files, feature_cache):
-    features_of(made(), PREPROCESS, files, FP32, workers=0)
+    load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
 
     def kept_now():
         return {path.name for path in feature_cache.glob("*.npy")}
@@ -112,11 +112,13 @@ def test_everything_they_depend_on_is_in_the_key(files, feature_cache):
     ]
     for case in cases:
         before = kept_now()
-        assert not features_of(*case, workers=0).reused
+        assert not load_or_compute_features(*case, workers=0).reused
         assert len(kept_now() - before) == 1
     picture(99).save(files.paths[3])
-    assert not features_of(made(), PREPROCESS, files, FP32, workers=0).reused  # the file is another one now
-    assert features_of(made(), PREPROCESS, files, FP32, workers=0).reused
+    assert not load_or_compute_features(
+        made(), PREPROCESS, files, FP32, workers=0
+    ).reused  # the file is another one now
+    assert load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0).reused
 
 
 def test_what_was_interrupted_is_never_used(files, feature_cache):
@@ -124,14 +126,14 @@ def test_what_was_interrupted_is_never_used(files, feature_cache):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        features_of(made(), PREPROCESS, files, FP32, workers=0, on_images=stop)
+        load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0, on_images=stop)
     assert not list(feature_cache.iterdir())
-    whole = features_of(made(), PREPROCESS, files, FP32, workers=0)
+    whole = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
     assert whole.file is not None
     told, rows, content = whole.file.with_suffix(".json"), np.array(whole.rows), whole.file.read_bytes()
 
     def again():
-        found = features_of(made(), PREPROCESS, files, FP32, workers=0)
+        found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
         assert not found.reused and np.array_equal(found.rows, rows)
 
     whole.file.write_bytes(content[:-40])
@@ -142,7 +144,7 @@ def test_what_was_interrupted_is_never_used(files, feature_cache):
     again()
     told.write_text(json.dumps({**json.loads(told.read_text()), "shape": [7, 31]}))
     again()
-    assert features_of(made(), PREPROCESS, files, FP32).reused
+    assert load_or_compute_features(made(), PREPROCESS, files, FP32).reused
 
 
 def test_what_others_left_behind_goes_when_it_is_old(files, feature_cache):
@@ -150,20 +152,20 @@ def test_what_others_left_behind_goes_when_it_is_old(files, feature_cache):
     old, new = feature_cache / ".a.npy.1.tmp", feature_cache / ".b.npy.2.tmp"
     old.touch(), new.touch()
     os.utime(old, (1, 1))
-    features_of(made(), PREPROCESS, files, FP32, workers=0)
+    load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
     assert not old.exists() and new.exists()
 
 
 def test_nothing_is_kept_unless_asked(files, feature_cache):
-    found = features_of(made(), PREPROCESS, files, FP32, workers=0, keep=False)
+    found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0, keep=False)
     assert found.file is None and not feature_cache.exists()
-    assert np.array_equal(found.rows, features_of(made(), PREPROCESS, files, FP32, workers=0).rows)
+    assert np.array_equal(found.rows, load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0).rows)
 
 
 def test_unreadable_images_are_told_also_later(files):
     files.paths[2].write_bytes(b"no picture")
     for _ in range(2):
-        found = features_of(made(), PREPROCESS, files, FP32, workers=0)
+        found = load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
         assert list(found.bad) == [2] and "2.png" in found.bad[2]
         assert found.good.tolist() == [True, True, False, True, True, True, True]
     assert found.reused
@@ -174,14 +176,14 @@ def test_refusals(files, feature_cache, tmp_path, monkeypatch):
     with torch.no_grad():
         model.projection.weight[0, 0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"0\.png are not finite"):
-        features_of(model, PREPROCESS, files, FP32, workers=0)
+        load_or_compute_features(model, PREPROCESS, files, FP32, workers=0)
     assert not list(feature_cache.iterdir())
     with pytest.raises(UsageError, match="int8"):
-        features_of(made(), PREPROCESS, files, InferenceOptions("cpu", "int8", "openvino"))
+        load_or_compute_features(made(), PREPROCESS, files, InferenceOptions("cpu", "int8", "openvino"))
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("", (), {"free": 100})())
     with pytest.raises(ResourceError, match="features of 896 bytes do not fit"):
-        features_of(made(), PREPROCESS, files, FP32, workers=0)
+        load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ResourceError, match="cache=False"):
-        features_of(made(), PREPROCESS, files, FP32, workers=0)
+        load_or_compute_features(made(), PREPROCESS, files, FP32, workers=0)

@@ -13,7 +13,7 @@ from tests.models.test_contracts import build
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference import graph_cache as module
 from vitreous.inference.engine import InferenceOptions, make_engine
-from vitreous.inference.graph_cache import cache_key, get_or_build, graph_facts, load
+from vitreous.inference.graph_cache import graph_cache_fields, hash_cache_fields, load_graph, load_or_build_graph
 
 ov = pytest.importorskip("openvino")
 PREPROCESS = ImagePreprocess((16, 16))
@@ -71,32 +71,34 @@ def test_a_second_start_calibrates_nothing_and_answers_the_same_bits(graph_cache
 def test_everything_that_decides_a_graph_has_a_graph_of_its_own(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX512_CORE_BF16")
     model, pictures = build({}), [one[None].numpy() for one in noise()]
-    keys = {cache_key(graph_facts(model, PREPROCESS, pictures))}
-    assert cache_key(graph_facts(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
+    keys = {hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures))}
+    assert (
+        hash_cache_fields(graph_cache_fields(build({}), PREPROCESS, [picture.copy() for picture in pictures])) in keys
+    )
     with torch.no_grad():
         model.head.bias[0] += 1
-    keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
-    keys.add(cache_key(graph_facts(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
-    keys.add(cache_key(graph_facts(model, PREPROCESS, pictures[1:])))
-    keys.add(cache_key(graph_facts(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
+    keys.add(hash_cache_fields(graph_cache_fields(model, replace(PREPROCESS, std=(0.4, 0.5, 0.5)), pictures)))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures[1:])))
+    keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, [pictures[0] ^ 1, *pictures[1:]])))
     for name in ("openvino", "nncf", "torch"):
         with monkeypatch.context() as patch:
             patch.setattr(module, "version", lambda asked, name=name: "0.0" if asked == name else "1.0")
-            keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
+            keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
     for level in ("AVX2", "AVX512_CORE_VNNI"):
         monkeypatch.setenv("VITREOUS_CPU_ISA", level)
-        keys.add(cache_key(graph_facts(model, PREPROCESS, pictures)))
+        keys.add(hash_cache_fields(graph_cache_fields(model, PREPROCESS, pictures)))
     assert len(keys) == 10
 
 
 def test_a_kept_graph_is_found_by_what_is_told_of_it(graph_cache):
     make, other = Making(), Making(5.0)
     assert (
-        (answer(get_or_build(ov, OF, make)) == 3).all()
-        and (answer(get_or_build(ov, OF, make)) == 3).all()
+        (answer(load_or_build_graph(ov, OF, make)) == 3).all()
+        and (answer(load_or_build_graph(ov, OF, make)) == 3).all()
         and make.times == 1
     )
-    assert (answer(get_or_build(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
+    assert (answer(load_or_build_graph(ov, OF | {"format": 2}, other)) == 5).all() and other.times == 1
     assert len(list(graph_cache.iterdir())) == 2
 
 
@@ -116,30 +118,35 @@ def test_a_kept_graph_is_found_by_what_is_told_of_it(graph_cache):
     ],
 )
 def test_a_file_that_is_damaged_is_made_again(graph_cache, harm):
-    get_or_build(ov, OF, Making())
+    load_or_build_graph(ov, OF, Making())
     (place,) = graph_cache.iterdir()
     whole = place.read_bytes()
     place.write_bytes(harm(whole))
     make = Making()
-    assert load(place, OF) is None
-    assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
-    assert load(place, OF) is not None and (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
+    assert load_graph(place, OF) is None
+    assert (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
+    assert (
+        load_graph(place, OF) is not None and (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
+    )
 
 
 def test_a_whole_file_of_something_else_is_not_taken(graph_cache):
-    get_or_build(ov, OF, Making())
-    get_or_build(ov, OF | {"format": 2}, Making(5.0))
-    own, other = graph_cache / f"{cache_key(OF)}.graph", graph_cache / f"{cache_key(OF | {'format': 2})}.graph"
+    load_or_build_graph(ov, OF, Making())
+    load_or_build_graph(ov, OF | {"format": 2}, Making(5.0))
+    own, other = (
+        graph_cache / f"{hash_cache_fields(OF)}.graph",
+        graph_cache / f"{hash_cache_fields(OF | {'format': 2})}.graph",
+    )
     other.replace(own)
-    assert (answer(get_or_build(ov, OF, Making())) == 3).all()
+    assert (answer(load_or_build_graph(ov, OF, Making())) == 3).all()
 
 
 def test_a_graph_that_openvino_cannot_read_is_made_again(graph_cache):
-    get_or_build(ov, OF, Making())
+    load_or_build_graph(ov, OF, Making())
     (place,) = graph_cache.iterdir()
-    module.store(place, OF, b"<net>", b"whole, and no graph")
+    module.write_graph(place, OF, b"<net>", b"whole, and no graph")
     make = Making()
-    assert (answer(get_or_build(ov, OF, make)) == 3).all() and make.times == 1
+    assert (answer(load_or_build_graph(ov, OF, make)) == 3).all() and make.times == 1
 
 
 @pytest.mark.parametrize("obstacle", ["a file for a folder", "a folder for a file", "no room to write the parts"])
@@ -148,24 +155,24 @@ def test_where_nothing_can_be_kept_answers_come_all_the_same(graph_cache, obstac
         graph_cache.parent.mkdir(parents=True)
         graph_cache.write_text("")
     elif obstacle == "a folder for a file":
-        (graph_cache / f"{cache_key(OF)}.graph").mkdir(parents=True)
+        (graph_cache / f"{hash_cache_fields(OF)}.graph").mkdir(parents=True)
     else:
         monkeypatch.setattr(module, "TemporaryDirectory", lambda: (_ for _ in ()).throw(OSError("no room")))
     make = Making()
     assert (
-        (answer(get_or_build(ov, OF, make)) == 3).all()
-        and (answer(get_or_build(ov, OF, make)) == 3).all()
+        (answer(load_or_build_graph(ov, OF, make)) == 3).all()
+        and (answer(load_or_build_graph(ov, OF, make)) == 3).all()
         and make.times == 2
     )
     assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_the_least_recently_used_graphs_are_removed(graph_cache, monkeypatch):
-    places = [graph_cache / f"{cache_key(OF | {'format': number})}.graph" for number in range(4)]
+    places = [graph_cache / f"{hash_cache_fields(OF | {'format': number})}.graph" for number in range(4)]
     for number in range(3):
-        get_or_build(ov, OF | {"format": number}, Making())
+        load_or_build_graph(ov, OF | {"format": number}, Making())
         os.utime(places[number], (number, number))
     monkeypatch.setattr(module, "MAX_GRAPH_BYTES", int(3.5 * places[0].stat().st_size))
-    get_or_build(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
-    get_or_build(ov, OF | {"format": 3}, Making())
+    load_or_build_graph(ov, OF | {"format": 0}, Making())  # used again, so number 1 is the oldest now
+    load_or_build_graph(ov, OF | {"format": 3}, Making())
     assert [place.is_file() for place in places] == [True, False, True, True]

@@ -16,7 +16,7 @@ from tests.conftest import make_folder
 from tests.inference.made import photograph, pictures, tiny
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.inputs import read_pixels
+from vitreous.inference.inputs import to_pixel_array
 from vitreous.inference.predict import load
 from vitreous.reports.inspect import inspect
 from vitreous.tasks.classification import Prediction
@@ -97,8 +97,8 @@ def test_greys_and_one_channel_are_pictures():
     plane = np.arange(12, dtype=np.uint8).reshape(3, 4)
     preprocess = ImagePreprocess((8, 8))
     for image in (plane, plane[..., None], torch.from_numpy(plane)[None]):
-        assert np.array_equal(read_pixels(image, preprocess, "x"), plane)
-    assert read_pixels(plane / 255.0, preprocess, "x").tolist() == plane.tolist()
+        assert np.array_equal(to_pixel_array(image, preprocess, "x"), plane)
+    assert to_pixel_array(plane / 255.0, preprocess, "x").tolist() == plane.tolist()
 
 
 @pytest.mark.parametrize(

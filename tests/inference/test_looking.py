@@ -15,23 +15,23 @@ from tests.inference.asking import save_bundle
 from tests.inspection.made import made
 from vitreous.apps.server.attention import (
     AttentionRequest,
-    abilities,
-    attention,
-    attention_picture,
-    filters,
-    positions,
-    round_digits,
-    visible_box,
+    attention_to_json,
+    compute_position_similarity,
+    compute_visible_box,
+    detect_inspections,
+    render_attention_image,
+    render_patch_filters,
+    round_significant,
 )
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.inference.index import FILE, Index, Texts, open_index, write_index
+from vitreous.inference.index import INDEX_FILE, NeighbourIndex, PackedStrings, open_index, write_index
 from vitreous.inference.predict import load
-from vitreous.inference.reading import read
-from vitreous.inspection.positions import embeddings
-from vitreous.inspection.rollout import looks_of
-from vitreous.models.zoo import create
-from vitreous.reports.pages.thumbnails import scale_map
+from vitreous.inference.reading import read_model_input
+from vitreous.inspection.positions import get_position_embeddings
+from vitreous.inspection.rollout import collect_attention_calls
+from vitreous.models.zoo import create_untrained_model
+from vitreous.reports.pages.thumbnails import scale_attention_map
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle, load_bundle
 
@@ -51,7 +51,9 @@ def maps(bundle: Bundle, array: np.ndarray) -> np.ndarray:
     return np.stack(
         [
             look.weights()[0].numpy()
-            for look in looks_of(bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None]))
+            for look in collect_attention_calls(
+                bundle.model, bundle.preprocess.normalise(torch.from_numpy(array)[None])
+            )
         ]
     )
 
@@ -65,7 +67,7 @@ def asked(bundle: Bundle, **words: str) -> AttentionRequest:
 def test_raw_attention_of_all_blocks_and_heads_is_the_rows_of_each(kind, query):
     bundle, array = bundle_of(kind), pixels()
     whole, prefix = maps(bundle, array), bundle.model.config.prefix
-    told = attention(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
+    told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="all", head="all", query=query))
     assert (told["layers"], told["heads"], told["prefix"], told["grid"]) == (2, 2, prefix, [4, 5])
     assert told["query"] == ("answer" if query == "answer" else [2, 3])
     for layer in range(2):
@@ -93,18 +95,18 @@ def test_rollout_of_a_patch_is_its_row_of_the_product(fusion, query):
         one = getattr(heads, fusion)(0) / 2 + np.eye(21) / 2
         joint = one / one.sum(1, keepdims=True) @ joint
         rows.append(joint[0 if query is None else 1 + query[0] * 5 + query[1]])
-    told = attention(bundle, array, AttentionRequest("rollout", "all", fusion, query))
+    told = attention_to_json(bundle, array, AttentionRequest("rollout", "all", fusion, query))
     assert np.allclose(np.reshape(told["weights"], (2, 20)), np.stack(rows)[:, 1:], atol=1e-6)
     assert np.allclose(told["prefix_weights"], np.stack(rows)[:, :1], atol=1e-6)
-    last = attention(bundle, array, AttentionRequest("rollout", 1, fusion, query))
+    last = attention_to_json(bundle, array, AttentionRequest("rollout", 1, fusion, query))
     assert last["weights"] == told["weights"][1] and np.shape(last["weights"]) == (4, 5)
 
 
 @pytest.mark.parametrize("head", ["0", "1", "mean", "max", "min"])
 def test_one_block_and_one_way_with_heads_have_no_axes_for_them(head):
     bundle, array = bundle_of(), pixels(2)
-    every = np.array(attention(bundle, array, asked(bundle, kind="raw", layer="1", head="all"))["weights"])
-    told = attention(bundle, array, asked(bundle, kind="raw", layer="1", head=head))
+    every = np.array(attention_to_json(bundle, array, asked(bundle, kind="raw", layer="1", head="all"))["weights"])
+    told = attention_to_json(bundle, array, asked(bundle, kind="raw", layer="1", head=head))
     wanted = every[int(head)] if head.isdigit() else getattr(every, head)(0)
     assert np.allclose(told["weights"], wanted, atol=1e-5) and len(told["prefix_weights"]) == 1
     assert AttentionRequest.parse({}, bundle.model) == AttentionRequest("rollout", 1, "mean", None)
@@ -132,37 +134,40 @@ def test_rollout_has_no_single_head_and_a_png_no_more_than_one_map():
         with pytest.raises(UsageError, match=f"head={head}"):
             asked(bundle, head=head)
     with pytest.raises(UsageError, match="layer=all"):
-        attention_picture(bundle, pixels(), asked(bundle, layer="all"))
+        render_attention_image(bundle, pixels(), asked(bundle, layer="all"))
 
 
 @pytest.mark.parametrize("kind", ["axial", "windows"])
 def test_blocks_that_see_a_part_of_the_picture_have_nothing_to_show(kind):
     bundle = bundle_of(kind)
-    assert not abilities(bundle)["attention"] and abilities(bundle)["filters"]
+    assert not detect_inspections(bundle)["attention"] and detect_inspections(bundle)["filters"]
     with pytest.raises(UsageError, match="windows"):
         asked(bundle)
     with pytest.raises(UsageError):
-        attention(bundle, pixels(), AttentionRequest())
+        attention_to_json(bundle, pixels(), AttentionRequest())
 
 
 def test_a_resnet_shows_its_filters_alone():
     bundle = Bundle(
-        create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
+        create_untrained_model("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval(),
         Classification(tuple("abc")),
         ImagePreprocess((32, 32)),
     )
-    assert abilities(bundle) == {"attention": False, "positions": False, "filters": True} and positions(bundle) is None
+    assert (
+        detect_inspections(bundle) == {"attention": False, "positions": False, "filters": True}
+        and compute_position_similarity(bundle) is None
+    )
     with pytest.raises(UsageError, match="ResNet"):
         asked(bundle)
-    png = filters(bundle)
+    png = render_patch_filters(bundle)
     assert png is not None and Image.open(io.BytesIO(png)).format == "PNG"
 
 
 def test_a_png_is_light_where_the_weights_are():
     bundle, grey = bundle_of(), np.zeros((3, *SIZE), np.uint8)
     found = asked(bundle, kind="raw", layer="0", head="1", query="0,0")
-    weights = scale_map(np.array(attention(bundle, grey, found)["weights"]))
-    picture = Image.open(io.BytesIO(attention_picture(bundle, grey, found))).convert("L")
+    weights = scale_attention_map(np.array(attention_to_json(bundle, grey, found)["weights"]))
+    picture = Image.open(io.BytesIO(render_attention_image(bundle, grey, found))).convert("L")
     side = picture.width // 5
     shown = np.asarray(picture, float)[side // 2 :: side, side // 2 :: side]
     assert picture.width >= 448 and shown.shape == (4, 5) and shown.argmax() == weights.argmax()
@@ -172,8 +177,8 @@ def test_a_png_is_light_where_the_weights_are():
 
 def test_positions_are_the_cosines_of_their_embeddings():
     bundle = bundle_of()
-    told = positions(bundle)
-    table = embeddings(bundle.model)["input"].reshape(20, -1)
+    told = compute_position_similarity(bundle)
+    table = get_position_embeddings(bundle.model)["input"].reshape(20, -1)
     assert told is not None and told["grid"] == [4, 5] and told["kind"] == "learned"
     for one in range(20):
         for other in range(20):
@@ -188,7 +193,7 @@ def test_positions_are_the_cosines_of_their_embeddings():
 def test_the_box_is_what_the_pixels_show(size, fit, share):
     width, height = size
     preprocess = ImagePreprocess(SIZE, 1, (0.5,), (0.5,), fit=fit, share=share, filter="bilinear")
-    left, top, right, bottom = visible_box(preprocess, width, height)
+    left, top, right, bottom = compute_visible_box(preprocess, width, height)
     x = np.broadcast_to((np.arange(width, dtype=np.float32) + 0.5) / width, (height, width))
     y = np.broadcast_to(((np.arange(height, dtype=np.float32) + 0.5) / height)[:, None], (height, width))
     across, down = (np.asarray(preprocess.fit_image(Image.fromarray(np.ascontiguousarray(ramp)))) for ramp in (x, y))
@@ -201,7 +206,7 @@ def test_the_box_is_what_the_pixels_show(size, fit, share):
 
 def test_numbers_have_six_digits():
     values = np.array([0.0, 1.0, 0.123456789, 9.87654321e-5, 1.23456789e-9, 0.999999999])
-    assert round_digits(values).tolist() == [float(f"{value:.6g}") for value in values]
+    assert round_significant(values).tolist() == [float(f"{value:.6g}") for value in values]
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +218,7 @@ def indexed(tmp_path_factory):
     bundle = save_bundle(root / "model", classes=("ant", "bee", "cat"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(root / "cache"))
-        assert write_index(bundle, data) == bundle / FILE
+        assert write_index(bundle, data) == bundle / INDEX_FILE
     return bundle, data
 
 
@@ -222,7 +227,7 @@ def test_an_index_has_every_readable_image_with_its_label_its_name_and_a_small_p
     index, predictor = open_index(bundle), load(bundle)
     assert index is not None and len(index) == 18
     for file in sorted((data / "train").glob("*/?.png")):
-        own = predictor.engine.features(read(file, predictor.card.preprocess)[None])[0]
+        own = predictor.engine.features(read_model_input(file, predictor.card.preprocess)[None])[0]
         found = index.nearest(own, 3)
         assert (found[0].label, found[0].name) == (file.parent.name, file.name) and found[
             0
@@ -236,8 +241,8 @@ def test_the_nearest_are_those_of_the_loop_and_no_more_than_there_are():
     draw = np.random.default_rng(0)
     rows, asked = draw.normal(size=(9, 7)), draw.normal(size=7).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    words = Texts.of(f"ü{number}".encode() for number in range(9))
-    index = Index(rows.astype(np.float16), words, words, words)
+    words = PackedStrings.of(f"ü{number}".encode() for number in range(9))
+    index = NeighbourIndex(rows.astype(np.float16), words, words, words)
     cosines = [float(row @ asked / np.linalg.norm(asked)) for row in rows]
     order = sorted(range(9), key=lambda row: -cosines[row])
     for count in (1, 4, 9, 20):
@@ -265,16 +270,16 @@ def test_a_limit_takes_some_of_all_classes_the_same_every_time(indexed, tmp_path
 
 def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_refused(indexed, tmp_path):
     bundle, _ = indexed
-    content = (bundle / FILE).read_bytes()
+    content = (bundle / INDEX_FILE).read_bytes()
     other = save_bundle(tmp_path / "other", seed=1, classes=("ant", "bee", "cat"))
     assert open_index(other) is None
-    (other / FILE).write_bytes(content)
+    (other / INDEX_FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="another model"):
         open_index(other)
     same = load_bundle(bundle)
     same.preprocess = ImagePreprocess((32, 32), share=0.5)
     same.save(tmp_path / "same")
-    (tmp_path / "same" / FILE).write_bytes(content)
+    (tmp_path / "same" / INDEX_FILE).write_bytes(content)
     with pytest.raises(WeightsError, match="another model"):
         open_index(tmp_path / "same")
     whole = save_bundle(tmp_path / "whole", classes=("ant", "bee", "cat"))
@@ -285,7 +290,7 @@ def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_r
         b"\x93NUMPY",
         content[:600] + b"\xff" * 64 + content[664:],
     ):
-        (whole / FILE).write_bytes(broken)
+        (whole / INDEX_FILE).write_bytes(broken)
         with pytest.raises(WeightsError, match="cannot be read") as refused:
             open_index(whole)
         assert "--index" in refused.value.hint
@@ -293,9 +298,9 @@ def test_an_index_of_other_weights_or_another_preprocessing_or_a_broken_one_is_r
 
 def test_an_index_cannot_run_code(indexed, tmp_path):
     place = save_bundle(tmp_path / "model", classes=("ant", "bee", "cat"))
-    with np.load(indexed[0] / FILE, allow_pickle=False) as stored:
+    with np.load(indexed[0] / INDEX_FILE, allow_pickle=False) as stored:
         arrays = dict(stored)
     assert json.loads(str(arrays["record"]))["format"] == 2
-    np.savez(place / FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
+    np.savez(place / INDEX_FILE, **{**arrays, "labels": np.array([{"a": 1}], dtype=object)})
     with pytest.raises(WeightsError, match="cannot be read"):
         open_index(place)

@@ -9,11 +9,11 @@ import pytest
 from PIL import Image
 
 from tests.inference.blobs import CLASSES, predictor, scene, scenes
-from vitreous.data.annotations.boxes_drawing import instance_map, is_light, lay_objects
-from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
+from vitreous.data.annotations.boxes_drawing import draw_objects, is_light, render_instance_map
+from vitreous.data.annotations.shapes import mask_to_rle, rle_to_mask
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.object_files import yolo_lines
+from vitreous.inference.object_files import format_yolo_lines
 from vitreous.inference.objects import ImageObjects
 from vitreous.tasks.detections import Detections
 
@@ -47,8 +47,8 @@ def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
     assert predictor().detect(scene(), threshold=0.7).names == CLASSES[:1]
     assert predictor(masks=False).detect(scene()).masks is None
     with pytest.raises(UsageError, match="pictures=True"):
-        answer.over_image()
-    assert predictor().detect(scene((90, 70)), pictures=True).over_image().size == (90, 70)
+        answer.draw_overlay()
+    assert predictor().detect(scene((90, 70)), pictures=True).draw_overlay().size == (90, 70)
     assert predictor().predict(scene()).boxes.tolist() == [list(RED), list(GREEN)]
     assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
     with pytest.raises(UsageError, match=r"predict\(top=…\) is for models that name classes"):
@@ -80,7 +80,7 @@ def test_the_document_and_a_table_have_a_row_for_each_object(blobs, tmp_path, ca
     assert [len(row["objects"]) for row in rows] == [2, 2, 0] and rows[2]["error"] is None
     first = rows[0]["objects"][0]
     assert (first["label"], first["score"], first["left"], first["bottom"]) == (CLASSES[0], 0.9, 8.0, 32.0)
-    mask = mask_of_runs(first["segmentation"]["counts"], tuple(first["segmentation"]["size"]))
+    mask = rle_to_mask(first["segmentation"]["counts"], tuple(first["segmentation"]["size"]))
     assert mask.sum() == 16 * 24
     table = list(csv.DictReader((tmp_path / "rows.csv").open()))
     assert [(row["number"], row["label"], row["left"]) for row in table[:2]] == [
@@ -98,7 +98,7 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
     assert predict(images, "--out", tmp_path / ("whole" + name)) == 0
     monkeypatch.setattr("vitreous.inference.object_files.ObjectRows.part", 2)
     monkeypatch.setattr("vitreous.inference.object_files.CocoResults.part", 2)
-    answers, before = objects.image_objects, blobs.engine.asked
+    answers, before = objects.iterate_image_objects, blobs.engine.asked
 
     def stopping(card, runtime, items, *rest, **more):
         for number, answer in enumerate(answers(card, runtime, items, *rest, **more)):
@@ -106,9 +106,9 @@ def test_a_file_is_continued_where_the_job_stopped(blobs, tmp_path, monkeypatch,
                 raise DataError("stopped")
             yield answer
 
-    monkeypatch.setattr(objects, "image_objects", stopping)
+    monkeypatch.setattr(objects, "iterate_image_objects", stopping)
     assert predict(images, "--out", tmp_path / name) == 3
-    monkeypatch.setattr(objects, "image_objects", answers)
+    monkeypatch.setattr(objects, "iterate_image_objects", answers)
     before = blobs.engine.asked
     assert predict(images, "--out", tmp_path / name) == 2
     assert predict(images, "--out", tmp_path / name, "--resume") == 0
@@ -179,7 +179,7 @@ def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
     numbers = np.asarray(Image.open(tmp_path / "out" / "0.png"))
     assert (numbers == 1).sum() == 16 * 24 and numbers[21, 41] == 2 and numbers[0, 0] == 0
     assert sorted(path.name for path in (tmp_path / "over").iterdir()) == ["0.png", "1.png", "2.png"]
-    expected = predictor().detect(images / "0.png", pictures=True).over_image()
+    expected = predictor().detect(images / "0.png", pictures=True).draw_overlay()
     assert np.array_equal(np.asarray(Image.open(tmp_path / "over" / "0.png")), np.asarray(expected))
     (tmp_path / "out" / "1.png").unlink()
     lines = (tmp_path / "out" / "objects.jsonl").read_text().splitlines(keepends=True)
@@ -238,41 +238,41 @@ def test_drawing_shows_boxes_words_and_masks():
     mask = np.zeros((160, 200), bool)
     mask[60:100, 60:140] = True
     boxes = np.array([[50, 50, 150, 110], [0, 0, 200, 160]], np.float32)
-    drawn = lay_objects(grey, boxes, [(250, 220, 60), (20, 20, 160)], ["cat 90%", "dog 50%"], [runs_of_mask(mask)] * 2)
+    drawn = draw_objects(grey, boxes, [(250, 220, 60), (20, 20, 160)], ["cat 90%", "dog 50%"], [mask_to_rle(mask)] * 2)
     pixels = np.asarray(drawn)
     first = 120 * 0.55 + np.array([20, 20, 160]) * 0.45
     both = np.rint(np.rint(first) * 0.55 + np.array([250, 220, 60]) * 0.45)
     assert pixels[80, 100].tolist() == both.tolist() and pixels[130, 100].tolist() == [120, 120, 120]
     assert pixels[109, 100].tolist() == [250, 220, 60]
     assert is_light((250, 220, 60)) and not is_light((20, 20, 160))
-    tiny = np.asarray(lay_objects(Image.new("RGB", (20, 20)), boxes[1:] / 10, [(255, 0, 0)], ["dog"]))
+    tiny = np.asarray(draw_objects(Image.new("RGB", (20, 20)), boxes[1:] / 10, [(255, 0, 0)], ["dog"]))
     assert tiny[0, :20].tolist() == [[255, 0, 0]] * 20 and tiny[5, 5].tolist() == [0, 0, 0]
-    many = instance_map([runs_of_mask(mask)] * 300, np.repeat(boxes, 150, 0), mask.shape)
+    many = render_instance_map([mask_to_rle(mask)] * 300, np.repeat(boxes, 150, 0), mask.shape)
     assert np.asarray(many).max() == 1 and many.mode.startswith("I;16")
 
 
 def test_results_have_every_object_and_pictures_the_likely_ones(blobs, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.inference.objects.THRESHOLD", 0.7)
+    monkeypatch.setattr("vitreous.inference.objects.DEFAULT_THRESHOLD", 0.7)
     images = scenes(tmp_path / "in")
     assert predict(images, "--out", tmp_path / "r.json", "--overlay", tmp_path / "over") == 0
     assert len(json.loads((tmp_path / "r.json").read_text())) == 4
     expected = predictor().detect(images / "0.png", threshold=0.7, pictures=True)
     assert len(expected) == 1
     drawn = np.asarray(Image.open(tmp_path / "over" / "0.png"))
-    assert np.array_equal(drawn, np.asarray(expected.over_image()))
+    assert np.array_equal(drawn, np.asarray(expected.draw_overlay()))
 
 
 def test_lines_of_objects_are_polygons_of_masks_or_boxes():
     mask = np.zeros((8, 10), bool)
     mask[2:4, 5:9] = True
-    runs = (runs_of_mask(mask), [80])
+    runs = (mask_to_rle(mask), [80])
     boxes = np.array([[5, 2, 9, 4.4], [1, 1, 2, 3]], np.float32)
     detections = Detections((8, 10), boxes, np.array([1, 0]), np.array([0.9, 0.8], np.float32), masks=runs)
-    lines = yolo_lines(ImageObjects("a.png", ("a", "b"), detections))
+    lines = format_yolo_lines(ImageObjects("a.png", ("a", "b"), detections))
     words = [line.split() for line in lines]
     corners = [np.array(row[1:], float).reshape(-1, 2) * [10, 8] for row in words]
     assert [row[0] for row in words] == ["1", "0"]
     assert sorted(corners[0].round(6).tolist()) == [[5, 2], [5, 4], [9, 2], [9, 4]]
     assert corners[1] == pytest.approx(np.array([[1, 1], [2, 1], [2, 3], [1, 3]]))  # no pixel: its box
-    alone = yolo_lines(ImageObjects("a.png", ("a", "b"), replace(detections, masks=None)))
+    alone = format_yolo_lines(ImageObjects("a.png", ("a", "b"), replace(detections, masks=None)))
     assert alone[1] == "0 0.15 0.25 0.1 0.25\n" and len(alone[0].split()) == 5

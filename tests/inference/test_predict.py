@@ -20,7 +20,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference import engine, pipeline
 from vitreous.inference.engine import TorchEngine, make_engine
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.pipeline import chunk_of, flow
+from vitreous.inference.pipeline import choose_chunk_size, run_pipeline
 from vitreous.inference.predict import Predictor, load
 from vitreous.inference.sources import Item
 from vitreous.models.config import MlpConfig, ViTConfig
@@ -127,7 +127,7 @@ def test_all_threads_share_parts_that_are_waited_for_where_one_each_would_be_lat
     bundle, quick, parts, keeps, expected, monkeypatch
 ):
     engine = engine_of(bundle, InferenceOptions("cpu", "fp32"), quick)
-    monkeypatch.setattr(TorchEngine, "threads_keep_bits", lambda self, size, threads: keeps)
+    monkeypatch.setattr(TorchEngine, "has_thread_invariant_outputs", lambda self, size, threads: keeps)
     assert threads_of(engine, parts * engine.chunk_size, monkeypatch) == expected
 
 
@@ -140,7 +140,7 @@ def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, 
         return torch.tensor([1.0 + 1e-6 * (differs and calls[-1][0])])
 
     monkeypatch.setattr(made, "forward_chunk", forward_chunk)
-    assert [made.threads_keep_bits(1, 2) for _ in range(3)] == [not differs] * 3
+    assert [made.has_thread_invariant_outputs(1, 2) for _ in range(3)] == [not differs] * 3
     assert [team for team, _ in calls] == [True, False]
     assert min(deviation for _, deviation in calls) > 50  # noise, of 0 to 255
 
@@ -154,7 +154,7 @@ def test_whether_threads_change_bits_is_seen_on_noise_and_once(bundle, differs, 
 def test_no_place_in_a_part_rounds_otherwise(precision, packed, width, heads, image, patch, monkeypatch):
     """Kernels compute the last rows of a product, and rows of an odd number, in blocks of their own: an answer must not
     tell."""
-    monkeypatch.setattr(engine, "packs", lambda device: packed)
+    monkeypatch.setattr(engine, "has_fast_packed_products", lambda device: packed)
     torch.manual_seed(0)
     config = ViTConfig(
         image=(image, image),
@@ -219,7 +219,7 @@ def test_a_model_without_a_head_embeds_and_does_not_predict(tmp_path):
 def test_predictions_are_in_order_across_chunks(bundle, bundle_folder, tmp_path, monkeypatch):
     files, predictor = pictures(tmp_path, 11), load(bundle_folder)
     whole = predictor.predict(files, top=2)
-    monkeypatch.setattr(pipeline, "CHUNK", 2)
+    monkeypatch.setattr(pipeline, "PIPELINE_CHUNK", 2)
     told = []
     assert predictor.predict(files, top=2, on_images=told.append) == whole
     assert told == [2, 4, 6, 8, 10, 11] and [answer.path for answer in whole] == files
@@ -239,7 +239,7 @@ def test_a_flow_reads_ahead_a_little_and_no_more():
         number = int(item.name)
         return DataError(f"no {number}") if number % 7 == 3 else np.full((1, 2, 2), number)
 
-    for chunk in flow(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
+    for chunk in run_pipeline(items(), decode, lambda given: given.reshape(len(given), -1)[:, :1] * 2, 5):
         for item, row in chunk:
             assert item.name == str(rows)
             assert row.message == f"no {rows}" if rows % 7 == 3 else row == 2 * rows
@@ -254,7 +254,7 @@ def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
         raise DataError("the archive ends here")
 
     def start():
-        return flow(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
+        return run_pipeline(items(), lambda item: np.zeros((1, 2, 2)), lambda given: given, 3)
 
     before, seen = threading.active_count(), []
     with pytest.raises(DataError, match="ends here"):
@@ -268,9 +268,9 @@ def test_a_flow_gives_all_answers_before_a_failure_and_leaves_no_thread():
 
 
 def test_chunks_of_large_pictures_are_smaller():
-    assert chunk_of(ImagePreprocess((224, 224))) == 64
-    assert chunk_of(ImagePreprocess((2048, 2048))) == 5
-    assert chunk_of(ImagePreprocess((20000, 20000))) == 1
+    assert choose_chunk_size(ImagePreprocess((224, 224))) == 64
+    assert choose_chunk_size(ImagePreprocess((2048, 2048))) == 5
+    assert choose_chunk_size(ImagePreprocess((20000, 20000))) == 1
 
 
 @pytest.mark.parametrize("words", [["-"], ["@-"], ["--list", "-"]])

@@ -23,9 +23,9 @@ from vitreous.cli.predict import Options
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
-from vitreous.inference.ray_backend import CHUNK, chunks
+from vitreous.inference.ray_backend import WORKER_CHUNK, split_into_chunks
 from vitreous.inference.sources import Item
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
 
@@ -36,7 +36,7 @@ FILES, FOLDERS = 50_000, 10
 def model_folder(tmp_path_factory) -> Path:
     """A model of 8 x 8 pixels and five classes, its head drawn too."""
     torch.manual_seed(0)
-    model = create("ViT-16x1/4", 8, num_classes=5)
+    model = create_untrained_model("ViT-16x1/4", 8, num_classes=5)
     torch.nn.init.normal_(model.head.weight)
     out = tmp_path_factory.mktemp("run") / "model"
     Bundle(model, Classification(tuple("abcde")), ImagePreprocess((8, 8))).save(out)
@@ -67,9 +67,9 @@ def test_chunks_bring_every_item_as_it_was():
         Item("c", broken),
         Item("d", lambda: b"and of d"),
     ]
-    items += [Item(str(number), f"/x/{number}") for number in range(2 * CHUNK)]
-    packed = list(chunks(iter(items)))
-    assert [len(chunk) for chunk in packed] == [CHUNK, CHUNK, 4]
+    items += [Item(str(number), f"/x/{number}") for number in range(2 * WORKER_CHUNK)]
+    packed = list(split_into_chunks(iter(items)))
+    assert [len(chunk) for chunk in packed] == [WORKER_CHUNK, WORKER_CHUNK, 4]
     back = [item for chunk in pickle.loads(pickle.dumps(packed)) for item in chunk]
     assert [item.name for item in back] == [item.name for item in items]
     with pytest.raises(DataError, match="it is broken"):
@@ -79,8 +79,8 @@ def test_chunks_bring_every_item_as_it_was():
 
 
 def test_chunks_of_sent_images_end_by_their_bytes(monkeypatch):
-    monkeypatch.setattr("vitreous.inference.ray_backend.SENT", 100)
-    packed = list(chunks(Item(str(number), bytes(60)) for number in range(5)))
+    monkeypatch.setattr("vitreous.inference.ray_backend.MAX_SENT_BYTES", 100)
+    packed = list(split_into_chunks(Item(str(number), bytes(60)) for number in range(5)))
     assert [len(chunk) for chunk in packed] == [2, 2, 1]
 
 

@@ -11,12 +11,12 @@ from PIL import Image
 from tests.data.hostile import corpus
 from tests.inference.made import jpeg, photograph
 from vitreous.data.decoding import regions
-from vitreous.data.decoding.regions import Jpeg
+from vitreous.data.decoding.regions import LazyJpeg
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError
 from vitreous.inference import reading
-from vitreous.inference.reading import read, read_large
+from vitreous.inference.reading import read_large_jpeg, read_model_input
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def photo():
 def verdict(content: bytes, preprocess: Preprocess, exact: bool) -> str:
     """The message of a refusal, or that there was none."""
     try:
-        return str(read(content, preprocess, "x", exact).shape)
+        return str(read_model_input(content, preprocess, "x", exact).shape)
     except DataError as error:
         return error.message
 
@@ -36,10 +36,12 @@ def verdict(content: bytes, preprocess: Preprocess, exact: bool) -> str:
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_pixels_are_within_the_stated_tolerance(photo, fit, orientation, monkeypatch):
     factors = []
-    whole = Jpeg.read
-    monkeypatch.setattr(Jpeg, "read", lambda self, rows, factor: factors.append(factor) or whole(self, rows, factor))
+    whole = LazyJpeg.read
+    monkeypatch.setattr(
+        LazyJpeg, "read", lambda self, rows, factor: factors.append(factor) or whole(self, rows, factor)
+    )
     preprocess, content = ImagePreprocess((64, 96), fit=fit, share=0.9), jpeg(photo, orientation)
-    exact, small = (read(content, preprocess, exact=choice).astype(int) for choice in (True, False))
+    exact, small = (read_model_input(content, preprocess, exact=choice).astype(int) for choice in (True, False))
     assert factors == [4] and exact.shape == small.shape == (3, 64, 96)
     difference = np.abs(exact - small)
     assert 0 < difference.mean() <= 1 and difference.max() < 16
@@ -51,14 +53,14 @@ def test_grey_and_little_to_shrink(photo):
     content = jpeg(photo.convert("L"))
     for channels in (1, 3):
         found = [
-            read(content, ImagePreprocess((48, 48), channels=channels), exact=choice).astype(int)
+            read_model_input(content, ImagePreprocess((48, 48), channels=channels), exact=choice).astype(int)
             for choice in (True, False)
         ]
         assert found[0].shape == (channels, 48, 48) and np.abs(found[0] - found[1]).mean() <= 1
     near = ImagePreprocess((240, 240))
-    assert np.array_equal(read(jpeg(photo), near), read(jpeg(photo), near, exact=True))
+    assert np.array_equal(read_model_input(jpeg(photo), near), read_model_input(jpeg(photo), near, exact=True))
     pixels = np.asarray(photo)
-    assert np.array_equal(read(pixels, near), read(pixels, near, exact=True))
+    assert np.array_equal(read_model_input(pixels, near), read_model_input(pixels, near, exact=True))
 
 
 def test_every_hostile_file_has_the_verdict_of_the_exact_way():
@@ -88,11 +90,11 @@ def test_a_jpeg_above_the_limit_is_decoded_reduced_and_above_an_eighth_refused(m
     ramp = np.add.outer(np.arange(96), np.arange(160)).astype(np.uint8)
     Image.fromarray(np.stack([ramp] * 3, -1)).save(file := io.BytesIO(), "JPEG", quality=95, progressive=progressive)
     content, preprocess = file.getvalue(), ImagePreprocess((32, 32))
-    whole = read(content, preprocess, exact=True)
-    small = read_large(content, preprocess, "a.jpg", True, 96 * 160 // 4)
+    whole = read_model_input(content, preprocess, exact=True)
+    small = read_large_jpeg(content, preprocess, "a.jpg", True, 96 * 160 // 4)
     assert small.shape == whole.shape == (3, 32, 32) and np.abs(small.astype(int) - whole).mean() < 3
     monkeypatch.setattr(reading, "MAX_PIXELS", 96 * 160 // 2)
     monkeypatch.setattr(regions, "MAX_PIXELS", 96 * 160 // 2)
-    assert np.abs(read(content, preprocess).astype(int) - whole).mean() < 3
+    assert np.abs(read_model_input(content, preprocess).astype(int) - whole).mean() < 3
     with pytest.raises(DataError, match=r"a\.jpg: 160 x 96 pixels, more than 12,800"):
-        read_large(content, preprocess, "a.jpg", True, 200)
+        read_large_jpeg(content, preprocess, "a.jpg", True, 200)

@@ -9,9 +9,9 @@ from tests.data.hostile import corpus
 from tests.inference.asking import Site, file, save_bundle
 from tests.inference.made import read_for
 from tests.precision import answers_in, same_answers
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import PIXELS
-from vitreous.data.decoding.decode import upright_size
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import MAX_IMAGE_PIXELS
+from vitreous.data.decoding.decode import read_upright_size
 from vitreous.errors import DataError
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
@@ -20,7 +20,7 @@ from vitreous.inference.predict import load
 def too_large(content: bytes) -> bool:
     """Whether the server, which bears less than Python, refuses it by its header."""
     try:
-        upright_size(content, "image", PIXELS)
+        read_upright_size(content, "image", MAX_IMAGE_PIXELS)
     except DataError:
         return True
     return False
@@ -31,7 +31,7 @@ def test_http_answers_as_python_does(tmp_path, processor):
     place = save_bundle(tmp_path / "model")
     files = [file(seed, (40 + seed, 48)) for seed in range(6)]
     for how, precision in ((InferenceOptions("cpu"), processor), (InferenceOptions("cpu", "fp32"), "fp32")):
-        with running(load(place, how, quick=True)) as server:
+        with serve_in_thread(load(place, how, quick=True)) as server:
             site = Site(server.address)
             assert site.ask("GET", "/v1/model")[1]["precision"] == precision
             http = answers_in([site.predict(content)[1]["predictions"][0] for content in files])
@@ -45,7 +45,7 @@ def test_http_answers_as_python_does(tmp_path, processor):
 def test_every_odd_file_has_one_verdict_and_one_answer(tmp_path):
     predictor = load(save_bundle(tmp_path / "model"))
     accepted = refused = 0
-    with running(predictor) as server:
+    with serve_in_thread(predictor) as server:
         site = Site(server.address)
         children = {child.process.pid for child in server.service.decoders.children}
         for case in corpus():

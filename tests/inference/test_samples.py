@@ -17,7 +17,14 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Flow
 from vitreous.inference.open_model import open_generator
-from vitreous.inference.samples import Generator, SampleOptions, choose_columns, columns_of, file_stems, slerp
+from vitreous.inference.samples import (
+    Generator,
+    SampleOptions,
+    build_file_stems,
+    choose_grid_columns,
+    slerp_noise,
+    square_grid_columns,
+)
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 from vitreous.tasks.generation import Generation
@@ -66,9 +73,9 @@ def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
     ]  # fmt: skip
     assert document["count"] == 4
     assert vitreous.sample(generator_folder, tmp_path / "each.png", progress=False, steps=2)["count"] == 3
-    assert choose_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
-    assert choose_columns([(label, 0) for label in range(10)]) == 4
-    assert choose_columns([(label, number) for label in range(2) for number in range(64)]) == 12
+    assert choose_grid_columns([(label, number) for label in range(10) for number in range(1 + (label < 6))]) == 4
+    assert choose_grid_columns([(label, 0) for label in range(10)]) == 4
+    assert choose_grid_columns([(label, number) for label in range(2) for number in range(64)]) == 12
     result = say("sample", str(generator_folder), "--count", "4", "--steps", "2", "--out", str(tmp_path / "all.png"))
     assert "all.png: 4 images at 8x8 pixels in" in result.stdout
     refused = say("sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
@@ -79,7 +86,7 @@ def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
 
 
 def test_grids_have_about_as_many_columns_as_rows():
-    assert [columns_of(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
+    assert [square_grid_columns(n) for n in (1, 2, 4, 5, 9, 10)] == [1, 2, 2, 3, 3, 4]
 
 
 def test_a_folder_is_gone_on_with(generator_folder, tmp_path):
@@ -122,12 +129,14 @@ def test_the_way_from_seed_to_seed_begins_and_ends_with_them(generator_folder):
     ends = [next(generator.make([(0, 0)], SampleOptions(seed=s, steps=4), lambda n: None)).image for s in (1, 2)]
     assert np.abs(way[0].astype(int) - ends[0]).max() <= 1 and np.abs(way[-1].astype(int) - ends[1]).max() <= 1
     noise = [torch.randn(1, 3, 16, 16) for _ in range(2)]
-    middle = slerp(*noise, torch.full((1, 1, 1, 1), 0.5))
+    middle = slerp_noise(*noise, torch.full((1, 1, 1, 1), 0.5))
     assert middle.std() == pytest.approx(1, abs=0.1)  # the mean of both would have 0.7
 
 
 def test_files_are_called_after_classes():
-    assert file_stems(("a b", "a/b", "..", "ü")) == ["a_b-0", "a_b-1", "class", "ü"] and file_stems(()) == ["image"]
+    assert build_file_stems(("a b", "a/b", "..", "ü")) == ["a_b-0", "a_b-1", "class", "ü"] and build_file_stems(()) == [
+        "image"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
-from vitreous.evaluation.denoising import TIMES, DenoisingEvaluator, times_of
+from vitreous.evaluation.denoising import NUM_TIMES, DenoisingEvaluator, assign_times
 from vitreous.generation.process import Diffusion, Flow
 from vitreous.generation.settings import SamplingOptions
 from vitreous.inference.engine import TorchEngine
-from vitreous.inference.image_sampler import Canvas, ImageSampler
+from vitreous.inference.image_sampler import ImageSampler, InpaintingCanvas
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
 
@@ -64,7 +64,7 @@ def test_what_is_given_of_an_image_stays():
     given[..., :4] = True
     for process in (Diffusion(), Flow()):
         ours = sampler(process)
-        made = ours.sample(LABELS, NUMBERS, SamplingOptions(steps=10), canvas=Canvas(image, given))
+        made = ours.sample(LABELS, NUMBERS, SamplingOptions(steps=10), canvas=InpaintingCanvas(image, given))
         want = ours.pixels(image)
         assert torch.equal(made[..., :4], want[..., :4]) and not torch.equal(made[..., 4:], want[..., 4:])
 
@@ -85,12 +85,12 @@ def test_samplers_of_other_processes_are_refused():
 def test_the_error_is_that_of_a_loop_for_any_split(process):
     """A fresh model answers 0: its error is the square of what it is asked for."""
     rng = np.random.default_rng(0)
-    split = Arrays(rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 4)
+    split = ArraySplit(rng.integers(0, 256, (6, 8, 8, 3), dtype=np.uint8), np.arange(6) % 4)
     engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(process, labelled=True)
     report = evaluator(engine, split, workers=0)
     rows = evaluator(engine, split.take(np.array([4, 1])), workers=0)
-    assert report.images == 6 and report.better == "lower" and len(report.figures) == 1 + TIMES
+    assert report.images == 6 and report.better == "lower" and len(report.figures) == 1 + NUM_TIMES
     alone = [evaluator(engine, split.take(np.array([i])), workers=0).figures["denoising_error"] for i in (4, 1)]
     assert rows.figures["denoising_error"] == pytest.approx(np.mean(alone), rel=1e-5)
     noise = 1.0 if isinstance(process, Diffusion) else 1.0 + 1 / 3  # images are uniform in -1 .. 1
@@ -99,14 +99,14 @@ def test_the_error_is_that_of_a_loop_for_any_split(process):
 
 def test_of_many_images_each_is_judged_at_some_times(monkeypatch):
     rng = np.random.default_rng(0)
-    split = Arrays(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
+    split = ArraySplit(rng.integers(0, 256, (32, 8, 8, 3), dtype=np.uint8), np.arange(32) % 4)
     engine = TorchEngine(DiT(CONFIG).eval(), ImagePreprocess((8, 8)), "cpu", "fp32")
     evaluator = DenoisingEvaluator(Flow(), labelled=True)
     whole = evaluator(engine, split, workers=0).figures
     for answers, period in ((128, 2), (90, 3), (8, 8)):
-        monkeypatch.setattr("vitreous.evaluation.denoising.ANSWERS", answers)
-        judged = times_of(np.arange(32), 32)
-        assert judged.any(0).all() and judged.any(1).all() and judged.sum() <= -(-32 * TIMES // period) + TIMES
+        monkeypatch.setattr("vitreous.evaluation.denoising.MAX_MODEL_INPUTS", answers)
+        judged = assign_times(np.arange(32), 32)
+        assert judged.any(0).all() and judged.any(1).all() and judged.sum() <= -(-32 * NUM_TIMES // period) + NUM_TIMES
         some = evaluator(engine, split, workers=0).figures
         assert some.keys() == whole.keys() and some["denoising_error"] != whole["denoising_error"]
         assert some["denoising_error"] == pytest.approx(whole["denoising_error"], rel=0.1)

@@ -22,9 +22,9 @@ from tests.inference.made import CLASSES, pictures, tiny
 from vitreous.errors import UsageError
 from vitreous.inference import pipeline
 from vitreous.inference.predict import Embedding, Predictor, load
-from vitreous.inference.rows import Embeddings
-from vitreous.inference.sinks import AnswerFile
-from vitreous.inference.sources import Item, source
+from vitreous.inference.rows import EmbeddingRows
+from vitreous.inference.sinks import OutputFile
+from vitreous.inference.sources import Item, resolve_image_source
 from vitreous.tasks.classification import ClassFormat, Prediction
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
@@ -57,7 +57,7 @@ def rows_of(kind: Any) -> list[Any]:
 
 def write(path: str, kind: Any, rows: list[Any], resume: bool = False, stop: int | None = None) -> None:
     """A job over the rows, three at a time; stopped after `stop` of them."""
-    job = AnswerFile(path, kind, MADE_BY, resume)
+    job = OutputFile(path, kind, MADE_BY, resume)
     try:
         names = [Item(row.path, b"") for row in rows]
         left = len(list(job.remaining(iter(names))))
@@ -84,12 +84,12 @@ def read(path: str) -> Any:
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    for kind in (ClassFormat, Embeddings):
+    for kind in (ClassFormat, EmbeddingRows):
         monkeypatch.setattr(kind, "part", 2)
     monkeypatch.chdir(tmp_path)
 
 
-KINDS = [(kind, suffix) for kind in (ClassFormat(), Embeddings()) for suffix in kind.formats]
+KINDS = [(kind, suffix) for kind in (ClassFormat(), EmbeddingRows()) for suffix in kind.formats]
 
 
 def skip_without(suffix: str) -> None:
@@ -137,7 +137,7 @@ def test_other_models_options_and_images_are_refused(small):
     write("x.jsonl", kind, rows, stop=4)
     before = Path("x.jsonl").read_bytes()
     with pytest.raises(UsageError, match="top 2, now 3"):
-        AnswerFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
+        OutputFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
     for others, match in (
         (rows[1:], "image 1, is a.png; now comes"),
         ([rows[0], *rows[2:]], "image 2, is new"),
@@ -147,13 +147,13 @@ def test_other_models_options_and_images_are_refused(small):
             write("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
     with pytest.raises(UsageError, match="cannot tell the format"):
-        AnswerFile("x.txt", kind, MADE_BY)
+        OutputFile("x.txt", kind, MADE_BY)
     Path("y.jsonl").write_text("mine")
     with pytest.raises(UsageError, match="nobody knows"):
-        AnswerFile("y.jsonl", kind, MADE_BY, True)
+        OutputFile("y.jsonl", kind, MADE_BY, True)
     Path("x.jsonl.job.json").write_text("junk")
     with pytest.raises(UsageError, match="describes no job"):
-        AnswerFile("x.jsonl", kind, MADE_BY, True)
+        OutputFile("x.jsonl", kind, MADE_BY, True)
 
 
 def test_names_and_numbers_come_back_exactly(small):
@@ -173,9 +173,9 @@ def test_names_and_numbers_come_back_exactly(small):
     table = read("p.parquet")
     assert [row["path"] if row["path_bytes"] is None else os.fsdecode(row["path_bytes"]) for row in table] == ODD
     assert table[6]["error"] == "bad.png: no image\n=x" and table[6]["classes"] is None and table[3]["unsure"]
-    rows = rows_of(Embeddings())
-    for suffix in Embeddings.formats:
-        write(f"e{suffix}", Embeddings(), rows)
+    rows = rows_of(EmbeddingRows())
+    for suffix in EmbeddingRows.formats:
+        write(f"e{suffix}", EmbeddingRows(), rows)
     with np.load("e.npz", allow_pickle=False) as found:
         assert found["paths"].tolist() == ODD and np.isnan(found["embeddings"][6]).all()
         values = np.delete(found["embeddings"], 6, 0)
@@ -196,7 +196,7 @@ def bundle_folder(tmp_path_factory):
 
 def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pipeline, "CHUNK", 2)
+    monkeypatch.setattr(pipeline, "PIPELINE_CHUNK", 2)
     pictures(tmp_path / "p", 7)
     (tmp_path / "p" / "4.png").write_bytes(b"junk")
     answers = load(bundle_folder).predict(sorted(map(str, Path("p").iterdir())), 2, "skip")
@@ -216,7 +216,7 @@ def test_the_commands_stop_and_go_on(bundle_folder, tmp_path, monkeypatch):
         and "4 images are in x.jsonl already" in result.stderr
     )
     lines = [json.loads(line) for line in Path("x.jsonl").read_text().splitlines()]
-    assert lines == [ClassFormat().plain(answer) for answer in answers]
+    assert lines == [ClassFormat().to_dict(answer) for answer in answers]
     again = say(*words, "--resume")
     assert again.returncode == 3 and "is finished" in again.stderr
     assert say("predict", bundle_folder, "p", "--resume").returncode == 2
@@ -271,9 +271,9 @@ def test_memory_does_not_grow_with_the_number_of_images(bundle_folder, tmp_path)
                 archive.addfile(member, out)
         predictor = load(bundle_folder)
         asked = predictor.prediction_format(4)
-        job = AnswerFile(f"{place}.jsonl", ClassFormat(), MADE_BY)
+        job = OutputFile(f"{place}.jsonl", ClassFormat(), MADE_BY)
         tracemalloc.start()
-        for rows in predictor.predictions(job.remaining(iter(source([place]))), asked):
+        for rows in predictor.predictions(job.remaining(iter(resolve_image_source([place]))), asked):
             job.add(rows)
         job.finish()
         peaks.append(tracemalloc.get_traced_memory()[1])

@@ -14,7 +14,7 @@ import pytest
 
 from tests.inference.made import pictures
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.sources import source
+from vitreous.inference.sources import resolve_image_source
 
 ODD = [
     "new\nline.png",
@@ -44,7 +44,7 @@ def odd(files):
 
 def names(*words: str, **options) -> list[str]:
     """What the images are called, each of which can be read."""
-    found = list(source(words, **options))
+    found = list(resolve_image_source(words, **options))
     for item in found:
         content = item.content()
         assert (Path(content).read_bytes() if isinstance(content, str) else content).startswith(b"\x89PNG"), item.name
@@ -57,7 +57,7 @@ def test_files_folders_and_patterns(files):
     Path("p/deep/notes.txt").write_text("no image")
     assert names("p/1.png", "p/0.png", "p/1.png") == ["p/1.png", "p/0.png", "p/1.png"]
     assert names("p") == [*files, "p/deep/er/10.png"]
-    assert source(["p", "p/0.png"]).count == 5
+    assert resolve_image_source(["p", "p/0.png"]).count == 5
     assert names("p/**/*.png") == [*files, "p/deep/er/10.png"] == names("p/**")
     assert names("p/[02].png") == ["p/0.png", "p/2.png"]
 
@@ -82,12 +82,12 @@ def test_odd_names_come_through_every_kind(odd, tmp_path):
 def test_a_list_on_stdin(files, monkeypatch):
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO("\n".join(["", *files, ""]).encode())))
     assert names("-") == files
-    assert source(["-"]).count is None
+    assert resolve_image_source(["-"]).count is None
 
 
 def test_tables_are_read_in_their_own_folder(files, tmp_path, monkeypatch):
     Path("p/a.csv").write_text("name;path,picture\n1,0.png\n\n2,2.png\n")
-    assert next(iter(source(["p/a.csv"], column="picture"))).content() == os.path.join("p", "0.png")
+    assert next(iter(resolve_image_source(["p/a.csv"], column="picture"))).content() == os.path.join("p", "0.png")
     Path("p/a.tsv").write_text("id\tIMAGE\n1\t0.png\n")
     assert names("p/a.tsv") == ["0.png"]
     with pytest.raises(UsageError, match="no column other; there are id, IMAGE"):
@@ -151,5 +151,5 @@ def test_parquet_of_bytes_structs_and_paths(files):
 def test_what_is_not_there_is_said_at_once(files, word):
     os.makedirs("empty")
     with pytest.raises(DataError) as error:
-        source([word])
+        resolve_image_source([word])
     assert "none" in error.value.message or "no images in empty" in error.value.message

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from vitreous.inspection.hooks import AttentionCall
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 
 POOLED = {"class_token": False, "pool": "mean"}
 #: kinds whose blocks see all tokens
@@ -35,7 +35,9 @@ IMAGE = (16, 20)  # patches of 4: a grid of 4 x 5
 def made(kind: str = "plain", name: str = "ViT-16x2/4", image=IMAGE, num_classes: int = 5, **changes):
     """A model of a kind, with attention that is not flat and a head that says something; in evaluation mode."""
     torch.manual_seed(0)
-    model = create(name, image, num_classes, **{**{**KINDS, **NARROW}[kind], "heads": 2, **changes}).eval()
+    model = create_untrained_model(
+        name, image, num_classes, **{**{**KINDS, **NARROW}[kind], "heads": 2, **changes}
+    ).eval()
     for parameter in model.head.parameters():
         nn.init.normal_(parameter)
     for key, parameter in model.named_parameters():

@@ -7,31 +7,45 @@ import torch
 from torch import nn
 
 from vitreous.inspection import cost as costing
-from vitreous.inspection.cost import Alive, costs, expected_seconds, held_by_operation, largest_within, powers, sizes
-from vitreous.models.zoo import create
+from vitreous.inspection.cost import (
+    LiveMemoryTracker,
+    estimate_pass_seconds,
+    find_max_batch_size,
+    list_powers_of_two,
+    measure_inference_costs,
+    round_image_sizes,
+    trace_memory_by_operation,
+)
+from vitreous.models.zoo import create_untrained_model
 
 
 def held(model, images):
     """The peak bytes of tensors in one pass."""
-    return max(held_by_operation(model, images))
+    return max(trace_memory_by_operation(model, images))
 
 
 def tiny(**changes):
-    return create("ViT-16x1/8", **({"image_size": 16, "num_classes": 2} | changes)).eval()
+    return create_untrained_model("ViT-16x1/8", **({"image_size": 16, "num_classes": 2} | changes)).eval()
 
 
 def test_sizes_are_multiples_of_the_patch_each_once():
-    assert sizes(tiny(), (64, 30, 27, 3)) == [(8, 8), (24, 24), (32, 32), (64, 64)]
-    assert sizes(create("ViT-16x1/14", image_size=28)) == [(70, 70), (126, 126), (224, 224), (378, 378), (518, 518)]
+    assert round_image_sizes(tiny(), (64, 30, 27, 3)) == [(8, 8), (24, 24), (32, 32), (64, 64)]
+    assert round_image_sizes(create_untrained_model("ViT-16x1/14", image_size=28)) == [
+        (70, 70),
+        (126, 126),
+        (224, 224),
+        (378, 378),
+        (518, 518),
+    ]
 
 
 def test_memory_is_what_is_alive_at_the_same_time():
     """Of three products of 100 x 100 one after the other two are alive at once, and the weights are the model's."""
     layers = nn.Sequential(*(nn.Linear(100, 100, bias=False) for _ in range(3)))
-    with torch.no_grad(), Alive([p.untyped_storage() for p in layers.parameters()]) as alive:
+    with torch.no_grad(), LiveMemoryTracker([p.untyped_storage() for p in layers.parameters()]) as alive:
         layers(torch.ones(100, 100).clone())
     assert alive.peak == 3 * 100 * 100 * 4  # the input lives on
-    with torch.no_grad(), Alive([]) as alive:
+    with torch.no_grad(), LiveMemoryTracker([]) as alive:
         for _ in range(5):
             a = torch.ones(1000)
             a.view(10, 100).T.add_(1)
@@ -49,16 +63,16 @@ def test_memory_grows_with_the_batch_and_covers_the_widest_place(batch):
 
 def test_costs_of_each_size():
     model = tiny()
-    found = list(costs(model, sizes(model, (16, 32)), (1, 3)))
+    found = list(measure_inference_costs(model, round_image_sizes(model, (16, 32)), (1, 3)))
     assert [(c.image, c.tokens) for c in found] == [((16, 16), 5), ((32, 32), 17)]
     for cost in found:
         assert cost.macs == model.config.macs(cost.image)
         assert list(cost.rate) == [1, 3] and min(cost.rate.values()) > 0
         assert cost.best[1] == max(cost.rate.values())
-        assert cost.largest <= costing.MOST and not cost.tried
+        assert cost.largest <= costing.MAX_TRIED_BATCH_SIZE and not cost.tried
     assert found[1].memory > found[0].memory
-    bit = create("BiT-R50x1", image_size=32, blocks=(1,), width=16, num_classes=2)
-    assert [c.tokens for c in costs(bit, [(32, 32)], (1,))] == [64]
+    bit = create_untrained_model("BiT-R50x1", image_size=32, blocks=(1,), width=16, num_classes=2)
+    assert [c.tokens for c in measure_inference_costs(bit, [(32, 32)], (1,))] == [64]
     assert bit.training and not next(bit.parameters()).grad
 
 
@@ -66,23 +80,26 @@ def test_the_largest_batch_is_what_free_memory_holds(monkeypatch):
     model = tiny()
     with torch.no_grad():
         one = held(model, torch.zeros(1, 3, 16, 16))
-    monkeypatch.setattr(costing, "free_memory", lambda device: int(5.5 * one / costing.SPARE))
-    (found,) = costs(model, [(16, 16)], (1, 4, 8))
+    monkeypatch.setattr(costing, "get_free_memory", lambda device: int(5.5 * one / costing.CPU_MEMORY_SHARE))
+    (found,) = measure_inference_costs(model, [(16, 16)], (1, 4, 8))
     assert found.largest == 5 and list(found.rate) == [1, 4]  # eight would not fit
-    assert powers(5) == [1, 2, 4] and powers(1) == [1]
+    assert list_powers_of_two(5) == [1, 2, 4] and list_powers_of_two(1) == [1]
 
 
 @pytest.mark.parametrize("name, changes", [("BiT-R50x1", {"blocks": (1, 1, 1, 1)}), ("ViT-64x2/8", {})])
 def test_the_largest_batch_is_the_last_that_fits(name, changes):
     """Also where what one image holds is mostly standardised weights, of which a batch of images holds no more."""
-    model = create(name, image_size=32, num_classes=2, **changes).eval()
+    model = create_untrained_model(name, image_size=32, num_classes=2, **changes).eval()
     with torch.no_grad():
-        one, two = (held_by_operation(model, torch.zeros(count, 3, 32, 32)) for count in (1, 2))
+        one, two = (trace_memory_by_operation(model, torch.zeros(count, 3, 32, 32)) for count in (1, 2))
         for room in (max(one), 3 * max(one), 20 * max(one)):
-            count = largest_within(room, one, two)
+            count = find_max_batch_size(room, one, two)
             assert held(model, torch.zeros(count, 3, 32, 32)) <= room < held(model, torch.zeros(count + 1, 3, 32, 32))
-    assert largest_within(20 * max(one), one, two) > (40 if name == "BiT-R50x1" else 19)
-    assert largest_within(max(one) - 1, one, two) == 0 and largest_within(10**15, one, two) == costing.MOST
+    assert find_max_batch_size(20 * max(one), one, two) > (40 if name == "BiT-R50x1" else 19)
+    assert (
+        find_max_batch_size(max(one) - 1, one, two) == 0
+        and find_max_batch_size(10**15, one, two) == costing.MAX_TRIED_BATCH_SIZE
+    )
 
 
 def test_time_is_kept(monkeypatch):
@@ -90,15 +107,17 @@ def test_time_is_kept(monkeypatch):
     out."""
     model = tiny()
     model.register_forward_pre_hook(lambda module, given: time.sleep(0.1 * len(given[0])))
-    monkeypatch.setattr(costing, "TURN", 0.05)
-    found = list(costs(model, [(16, 16), (256, 256)], seconds=1.2))
+    monkeypatch.setattr(costing, "TIMING_SECONDS", 0.05)
+    found = list(measure_inference_costs(model, [(16, 16), (256, 256)], seconds=1.2))
     assert [c.image for c in found] == [(16, 16)] and 1 <= len(found[0].rate) <= 3
 
 
 def test_what_a_pass_takes_whatever_its_batch_is_not_multiplied():
     """A pass of 0.5 s and 0.01 s an image: of 64 images 1.14 s, where in proportion to a pass of two it would be 17."""
     rate = {batch: batch / (0.5 + 0.01 * batch) for batch in (1, 2)}
-    assert expected_seconds(rate, 64) == pytest.approx(1.14)
-    assert expected_seconds({}, 64) == 0
-    assert expected_seconds({1: 10.0}, 64) == pytest.approx(6.4)
-    assert expected_seconds({1: 10.0, 2: 40.0}, 4) == pytest.approx(0.05)  # sooner than one image: never less than that
+    assert estimate_pass_seconds(rate, 64) == pytest.approx(1.14)
+    assert estimate_pass_seconds({}, 64) == 0
+    assert estimate_pass_seconds({1: 10.0}, 64) == pytest.approx(6.4)
+    assert estimate_pass_seconds({1: 10.0, 2: 40.0}, 4) == pytest.approx(
+        0.05
+    )  # sooner than one image: never less than that

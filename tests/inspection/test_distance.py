@@ -11,10 +11,14 @@ import torch
 from tests.inspection.made import KINDS, Few, chance, images, look, made
 from vitreous.errors import DataError
 from vitreous.inspection import distance as room
-from vitreous.inspection.distance import distance, distances, uniform
-from vitreous.inspection.hooks import watch
+from vitreous.inspection.distance import (
+    compute_attention_distances,
+    mean_attention_distance,
+    uniform_attention_distance,
+)
+from vitreous.inspection.hooks import visit_attention_calls
 from vitreous.models.config import MlpConfig, ViTConfig
-from vitreous.models.zoo import build_model, create
+from vitreous.models.zoo import build_model, create_untrained_model
 
 
 def loop(weights, places, prefix, patch):
@@ -39,12 +43,16 @@ def lying(grid):
 )
 def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixels):
     grid = (side, side)
-    assert uniform(grid, (patch, patch)) == pytest.approx(pixels, abs=1e-8)
+    assert uniform_attention_distance(grid, (patch, patch)) == pytest.approx(pixels, abs=1e-8)
     even = torch.full((2, side**2, side**2), 1 / side**2)
-    assert distance(look(even, grid), (patch, patch), grid)[0].tolist() == pytest.approx([pixels] * 2, rel=1e-5)
+    assert mean_attention_distance(look(even, grid), (patch, patch), grid)[0].tolist() == pytest.approx(
+        [pixels] * 2, rel=1e-5
+    )
     prefixed = torch.full((1, side**2 + 1, side**2 + 1), 1 / (side**2 + 1))
     nowhere = side**2 / (side**2 + 1)  # the class token's share is not given to the patches
-    assert distance(look(prefixed, grid, 1), (patch, patch), grid).item() == pytest.approx(pixels * nowhere, rel=1e-5)
+    assert mean_attention_distance(look(prefixed, grid, 1), (patch, patch), grid).item() == pytest.approx(
+        pixels * nowhere, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -54,20 +62,20 @@ def test_uniform_attention_is_as_far_as_the_specification_says(side, patch, pixe
 def test_any_grid_is_the_loop(grid, patch, prefix):
     tokens = prefix + math.prod(grid)
     maps = chance(2, 3, tokens, tokens)
-    found = distance(look(maps, grid, prefix), patch, grid)
+    found = mean_attention_distance(look(maps, grid, prefix), patch, grid)
     wanted = [[loop(head, lying(grid), prefix, patch) for head in heads] for heads in maps]
     assert found.tolist() == [pytest.approx(row, rel=1e-5) for row in wanted]
     few = Few(**vars(look(maps, grid, prefix)))
     assert len(list(few.chunks())) > 1
-    assert torch.allclose(distance(few, patch, grid), found, rtol=1e-6)
+    assert torch.allclose(mean_attention_distance(few, patch, grid), found, rtol=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["plain", "registers", "axial", "windows"])
 def test_models_are_the_loop_within_what_they_see(kind):
     model, x, grid = made(kind), images(), (4, 5)
-    found = distances(model, [x])
+    found = compute_attention_distances(model, [x])
     looks = []
-    watch(model, x, looks.append)
+    visit_attention_calls(model, x, looks.append)
     for row, one in enumerate(looks):
         weights = one.weights()
         weights = weights.reshape(2, -1, *weights.shape[-3:])  # (B, S, h, T, T)
@@ -88,43 +96,51 @@ def test_models_are_the_loop_within_what_they_see(kind):
     expected = {"axial": ["row", "column"] * 2, "windows": ["window", "all"]}.get(kind, ["all"] * 2)
     assert list(found.spans) == expected and found.layers == ((0, 0, 1, 1) if kind == "axial" else (0, 1))
     assert set(found.uniform) == {
-        "axial": {uniform((1, 5), (4, 4)), uniform((4, 1), (4, 4))},
-        "windows": {uniform(grid, (4, 4)), uniform(grid, (4, 4), (3, 3))},
-    }.get(kind, {uniform(grid, (4, 4))})
+        "axial": {uniform_attention_distance((1, 5), (4, 4)), uniform_attention_distance((4, 1), (4, 4))},
+        "windows": {uniform_attention_distance(grid, (4, 4)), uniform_attention_distance(grid, (4, 4), (3, 3))},
+    }.get(kind, {uniform_attention_distance(grid, (4, 4))})
 
 
 def test_uniform_attention_in_windows_is_the_mean_over_all_queries():
-    far = {sides: uniform(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
-    assert uniform((4, 5), (4, 4), (3, 3)) == pytest.approx(
+    far = {sides: uniform_attention_distance(sides, (4, 4)) for sides in ((3, 3), (3, 2), (1, 3), (1, 2))}
+    assert uniform_attention_distance((4, 5), (4, 4), (3, 3)) == pytest.approx(
         sum(math.prod(sides) * pixels for sides, pixels in far.items()) / 20
     )
 
 
 def test_batches_do_not_matter_and_one_image_has_no_deviation(monkeypatch):
     model, x = made("registers"), images(5)
-    whole = distances(model, [x])
-    parts = distances(model, x.split(2))
+    whole = compute_attention_distances(model, [x])
+    parts = compute_attention_distances(model, x.split(2))
     assert whole.per_image.shape == (5, 2, 2)
     assert torch.allclose(whole.per_image, parts.per_image, rtol=1e-5)
     assert torch.allclose(whole.mean, whole.per_image.mean(0)) and torch.allclose(
         whole.std, (whole.per_image - whole.mean).square().mean(0).sqrt()
     )
-    assert distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
-    monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
+    assert compute_attention_distances(model, [x[:1]]).std.tolist() == [[0, 0]] * 2
+    monkeypatch.setattr(
+        room,
+        "visit_attention_calls",
+        lambda model, x, each: visit_attention_calls(model, x, lambda one: each(Few(**vars(one)))),
+    )
     for kind in (*KINDS, "axial", "windows"):
         monkeypatch.undo()
-        wanted = distances(made(kind), [x]).per_image
-        monkeypatch.setattr(room, "watch", lambda model, x, each: watch(model, x, lambda one: each(Few(**vars(one)))))
-        assert torch.allclose(distances(made(kind), [x]).per_image, wanted, rtol=1e-5), kind
+        wanted = compute_attention_distances(made(kind), [x]).per_image
+        monkeypatch.setattr(
+            room,
+            "visit_attention_calls",
+            lambda model, x, each: visit_attention_calls(model, x, lambda one: each(Few(**vars(one)))),
+        )
+        assert torch.allclose(compute_attention_distances(made(kind), [x]).per_image, wanted, rtol=1e-5), kind
 
 
 def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
-    hybrid = create("Conv+ViT-16x2/8", (32, 16), 3, heads=2).eval()
+    hybrid = create_untrained_model("Conv+ViT-16x2/8", (32, 16), 3, heads=2).eval()
     for parameter in hybrid.parameters():
         parameter.data.mul_(0)
     tokens = 4 * 2 + hybrid.config.prefix
-    assert distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
-        [uniform((4, 2), (8, 8)) * 8 / tokens] * 4
+    assert compute_attention_distances(hybrid, [images(1, (32, 16))]).mean.flatten().tolist() == pytest.approx(
+        [uniform_attention_distance((4, 2), (8, 8)) * 8 / tokens] * 4
     )
     video = build_model(
         ViTConfig(
@@ -141,11 +157,11 @@ def test_hybrids_count_pixels_and_video_counts_them_within_the_frame():
     )
     for parameter in video.parameters():
         parameter.data.mul_(0)
-    assert distances(video, [torch.randn(1, 1, 4, 8, 12)]).mean.tolist() == [
-        pytest.approx([uniform((2, 3), (4, 4))] * 2)
+    assert compute_attention_distances(video, [torch.randn(1, 1, 4, 8, 12)]).mean.tolist() == [
+        pytest.approx([uniform_attention_distance((2, 3), (4, 4))] * 2)
     ]
 
 
 def test_no_images_are_refused():
     with pytest.raises(DataError, match="no images"):
-        distances(made(), [])
+        compute_attention_distances(made(), [])

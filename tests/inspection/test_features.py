@@ -6,8 +6,13 @@ import torch
 from sklearn.decomposition import PCA
 
 from tests.contracts import randomise
-from vitreous.inspection.features import border, colours, patches, pooled
-from vitreous.models.zoo import create
+from vitreous.inspection.features import (
+    build_border_mask,
+    colour_patch_tokens,
+    extract_patch_tokens,
+    extract_pooled_features,
+)
+from vitreous.models.zoo import create_untrained_model
 
 
 def scene(batch=3, side=8):
@@ -21,7 +26,7 @@ def scene(batch=3, side=8):
 
 def test_colours_are_components_of_all_pictures_together():
     maps = scene()
-    found, wanted = colours(maps), PCA(3).fit(maps.flatten(0, -2).numpy())
+    found, wanted = colour_patch_tokens(maps), PCA(3).fit(maps.flatten(0, -2).numpy())
     assert np.allclose(found.share, wanted.explained_variance_ratio_, atol=1e-4)
     scores = wanted.transform(maps.flatten(0, -2).numpy())
     low, high = np.quantile(scores, (0.01, 0.99), axis=0)
@@ -35,7 +40,7 @@ def test_colours_are_components_of_all_pictures_together():
 
 def test_the_foreground_is_what_the_border_is_not():
     for sign in (1, -1):
-        found = colours(sign * scene())
+        found = colour_patch_tokens(sign * scene())
         wanted = torch.zeros(3, 8, 8, dtype=torch.bool)
         wanted[:, 2:6, 3:7] = True
         assert torch.equal(found.foreground, wanted)
@@ -45,32 +50,32 @@ def test_the_foreground_is_what_the_border_is_not():
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, 5), (1, 1, 2, 2), (2, 2, 2, 1)])
 def test_a_few_tokens_have_colours_too(shape):
-    found = colours(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+    found = colour_patch_tokens(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
     assert found.all.shape == (*shape[:-1], 3) and found.share.shape == (3,)
     assert torch.isfinite(found.all).all() and torch.isfinite(found.inside).all() and torch.isfinite(found.share).all()
 
 
 def test_the_border_is_the_outermost_places():
-    assert border((4, 5)).sum() == 14 and not border((4, 5))[1:3, 1:4].any()
-    assert border((2, 5)).all()
+    assert build_border_mask((4, 5)).sum() == 14 and not build_border_mask((4, 5))[1:3, 1:4].any()
+    assert build_border_mask((2, 5)).all()
 
 
 def test_features_are_the_models_own():
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 64)
-    vit = randomise(create("ViT-16x1/16", image_size=32, num_classes=3, registers=2))
-    bit = randomise(create("BiT-R50x1", image_size=32, blocks=(1, 1), width=16, num_classes=3))
+    vit = randomise(create_untrained_model("ViT-16x1/16", image_size=32, num_classes=3, registers=2))
+    bit = randomise(create_untrained_model("BiT-R50x1", image_size=32, blocks=(1, 1), width=16, num_classes=3))
     for model, prefix, grid in ((vit, 3, (2, 4)), (bit, 0, (4, 8))):
-        found = patches(model, images)
+        found = extract_patch_tokens(model, images)
         assert model.training  # as it was
         model.eval()
         with torch.no_grad():
             wanted = model.features(images)[:, prefix:]
             assert torch.equal(found.flatten(1, 2), wanted) and found.shape[1:3] == grid
-            assert torch.allclose(model.classify(pooled(model, images)), model(images))
+            assert torch.allclose(model.classify(extract_pooled_features(model, images)), model(images))
         assert not found.requires_grad
 
 
 def test_a_bit_rounds_its_map_up():
-    bit = create("BiT-R50x1", image_size=33, blocks=(1, 1), width=16, num_classes=3)
-    assert patches(bit, torch.zeros(1, 3, 33, 17)).shape[1:3] == (5, 3)
+    bit = create_untrained_model("BiT-R50x1", image_size=33, blocks=(1, 1), width=16, num_classes=3)
+    assert extract_patch_tokens(bit, torch.zeros(1, 3, 33, 17)).shape[1:3] == (5, 3)

@@ -5,17 +5,17 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-from vitreous.inspection.features import filters, first_layer, principal
-from vitreous.models.zoo import create
-from vitreous.nn.frozen import can_pack, frozen
+from vitreous.inspection.features import compute_filter_components, fit_pca, get_first_layer_filters
+from vitreous.models.zoo import create_untrained_model
+from vitreous.nn.frozen import can_pack, freeze_for_inference
 from vitreous.nn.grid import patchify
-from vitreous.nn.resnet import standardize
+from vitreous.nn.resnet import standardize_weight
 
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40), (6, 3)])
 def test_components_are_those_of_scikit_learn(shape):
     rows = torch.randn(shape, generator=torch.Generator().manual_seed(0)) * torch.linspace(3, 1, shape[1]) + 5
-    found, wanted = principal(rows, 5), PCA(min(5, *shape)).fit(rows.numpy())
+    found, wanted = fit_pca(rows, 5), PCA(min(5, *shape)).fit(rows.numpy())
     assert np.allclose(found.share, wanted.explained_variance_ratio_[: len(found.share)], atol=1e-5)
     signs = np.sign((found.directions.numpy() * wanted.components_).sum(1, keepdims=True))
     assert np.allclose(found.directions, signs * wanted.components_, atol=1e-3)
@@ -24,15 +24,15 @@ def test_components_are_those_of_scikit_learn(shape):
 
 
 def test_rows_that_do_not_vary_have_no_components():
-    found = principal(torch.full((5, 4), 2.0), 3)
+    found = fit_pca(torch.full((5, 4), 2.0), 3)
     assert not found.directions.any() and not found.share.any()
 
 
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_filters_lie_as_the_image_does(channels):
     """A filter as it is given here answers to the patch that looks like it as the model's own product does."""
-    model = create("ViT-24x1/4", image_size=8, channels=channels)
-    name, kernels = first_layer(model)
+    model = create_untrained_model("ViT-24x1/4", image_size=8, channels=channels)
+    name, kernels = get_first_layer_filters(model)
     image = torch.randn(1, channels, 8, 8, generator=torch.Generator().manual_seed(1))
     wanted = (image[0, :, 4:8, :4] * kernels).sum((1, 2, 3))
     assert name == "patch embedding"
@@ -40,26 +40,28 @@ def test_filters_lie_as_the_image_does(channels):
 
 
 def test_each_kind_of_first_layer():
-    hybrid = create("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, mlp={"hidden": 24})
-    bit = create("BiT-R50x1", image_size=32, blocks=(1,), width=16)
-    small = create("Conv+ViT-128x4/8", image_size=16, depth=1)
+    hybrid = create_untrained_model("R26+ViT-S/32", image_size=32, width=24, heads=2, depth=1, mlp={"hidden": 24})
+    bit = create_untrained_model("BiT-R50x1", image_size=32, blocks=(1,), width=16)
+    small = create_untrained_model("Conv+ViT-128x4/8", image_size=16, depth=1)
     shapes = {"root convolution": (64, 3, 7, 7), "first convolution of the stem": (32, 3, 3, 3)}
     for model, root in ((hybrid, hybrid.stem.root), (bit, bit.body.root)):
-        name, kernels = first_layer(model)
-        assert name == "root convolution" and torch.equal(kernels, standardize(root.conv.weight, root.conv.numerics))
+        name, kernels = get_first_layer_filters(model)
+        assert name == "root convolution" and torch.equal(
+            kernels, standardize_weight(root.conv.weight, root.conv.numerics)
+        )
     for model in (hybrid, small):
-        name, kernels = first_layer(model)
+        name, kernels = get_first_layer_filters(model)
         assert kernels.shape == shapes[name]
-    found = filters(small)
+    found = compute_filter_components(small)
     assert found.components.shape == (27, 3, 3, 3) and found.count == 32
     assert found.share.sum().item() == pytest.approx(1, abs=1e-5)
-    assert filters(bit).components.shape == (15, 3, 7, 7)  # sixteen filters about their mean
+    assert compute_filter_components(bit).components.shape == (15, 3, 7, 7)  # sixteen filters about their mean
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_frozen_model_has_the_same_filters(dtype):
-    model = create("ViT-24x1/4", image_size=8).eval()
-    wanted = first_layer(model)[1]
+    model = create_untrained_model("ViT-24x1/4", image_size=8).eval()
+    wanted = get_first_layer_filters(model)[1]
     for packed in {False, can_pack(dtype)}:
-        found = first_layer(frozen(model, dtype, packed))[1]
+        found = get_first_layer_filters(freeze_for_inference(model, dtype, packed))[1]
         assert torch.allclose(found, wanted.to(dtype).float())

@@ -8,8 +8,8 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.errors import UsageError
-from vitreous.inspection.fourier import Spectra, amplitudes, frequencies
-from vitreous.models.zoo import create
+from vitreous.inspection.fourier import FourierSpectra, compute_log_amplitudes, get_diagonal_frequencies
+from vitreous.models.zoo import create_untrained_model
 
 
 def loop(maps: np.ndarray) -> np.ndarray:
@@ -27,26 +27,26 @@ def loop(maps: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("side", [4, 7, 14])
 def test_amplitudes_are_those_of_the_specification(side):
     maps = np.random.default_rng(side).normal(size=(3, side, side, 5))
-    found = amplitudes(torch.from_numpy(maps)).mean(0).numpy()
+    found = compute_log_amplitudes(torch.from_numpy(maps)).mean(0).numpy()
     wanted = loop(maps)
-    assert found.shape == wanted.shape == (math.ceil(side / 2),) == frequencies((side, side)).shape
+    assert found.shape == wanted.shape == (math.ceil(side / 2),) == get_diagonal_frequencies((side, side)).shape
     assert np.allclose(found, wanted, atol=1e-5)
 
 
 def test_the_last_frequency_of_fourteen_is_six_sevenths():
-    assert frequencies((14, 14))[-1] == pytest.approx(6 / 7)
-    assert frequencies((7, 7)).tolist() == pytest.approx([0, 2 / 7, 4 / 7, 6 / 7])
+    assert get_diagonal_frequencies((14, 14))[-1] == pytest.approx(6 / 7)
+    assert get_diagonal_frequencies((7, 7)).tolist() == pytest.approx([0, 2 / 7, 4 / 7, 6 / 7])
     for grid in ((2, 9), (1, 1)):
         with pytest.raises(UsageError, match="no frequencies"):
-            frequencies(grid)
+            get_diagonal_frequencies(grid)
 
 
 @pytest.mark.parametrize(("grid", "rows", "columns"), [((8, 8), 2, 2), ((5, 5), 1, 1), ((4, 12), 1, 3), ((9, 6), 3, 2)])
 def test_a_wave_along_the_diagonal_is_seen_at_its_frequency_alone(grid, rows, columns):
     i, j = np.mgrid[: grid[0], : grid[1]]
     wave = 3 * np.cos(2 * np.pi * (rows * i / grid[0] + columns * j / grid[1])) + 1
-    found = amplitudes(torch.from_numpy(wave)[None, ..., None])[0].exp()
-    at = frequencies(grid).tolist().index(pytest.approx(2 * rows / grid[0]))
+    found = compute_log_amplitudes(torch.from_numpy(wave)[None, ..., None])[0].exp()
+    at = get_diagonal_frequencies(grid).tolist().index(pytest.approx(2 * rows / grid[0]))
     wanted = np.zeros(len(found))
     wanted[0], wanted[at] = math.prod(grid), 1.5 * math.prod(grid)
     assert np.allclose(found, wanted, atol=1e-3)
@@ -56,9 +56,9 @@ def test_a_wave_along_the_diagonal_is_seen_at_its_frequency_alone(grid, rows, co
 def test_spectra_of_a_model_by_depth(image):
     """The sum after each part, caught here by running the blocks one by one; batches make no difference."""
     torch.manual_seed(0)
-    model = randomise(create("ViT-16x2/4", image_size=image, num_classes=2, registers=1)).eval()
+    model = randomise(create_untrained_model("ViT-16x2/4", image_size=image, num_classes=2, registers=1)).eval()
     images = torch.randn(5, 3, *image)
-    spectra = Spectra(model)
+    spectra = FourierSpectra(model)
     for part in images.split(2):
         spectra.add(part)
     with torch.no_grad():
@@ -73,7 +73,9 @@ def test_spectra_of_a_model_by_depth(image):
         for block in model.encoder.blocks:
             sums.append(block.attention(sums[-1]))
             sums.append(block.mlp(sums[-1]))
-    wanted = np.stack([amplitudes(x[:, 2:].unflatten(1, (image[0] // 4, image[1] // 4))).mean(0) for x in sums])
+    wanted = np.stack(
+        [compute_log_amplitudes(x[:, 2:].unflatten(1, (image[0] // 4, image[1] // 4))).mean(0) for x in sums]
+    )
     assert spectra.images == 5
     assert [tuple(place) for place in spectra.places] == [
         (-1, "embedding"), (0, "attention"), (0, "mlp"), (1, "attention"), (1, "mlp")
@@ -85,5 +87,5 @@ def test_spectra_of_a_model_by_depth(image):
 def test_smoothing_lowers_the_line():
     noise = torch.randn(4, 8, 8, 3, generator=torch.Generator().manual_seed(0))
     smooth = noise + noise.roll(1, 1) + noise.roll(1, 2) + noise.roll((1, 1), (1, 2))
-    relative = [(a - a[0]).tolist() for a in (amplitudes(maps).mean(0) for maps in (noise, smooth))]
+    relative = [(a - a[0]).tolist() for a in (compute_log_amplitudes(maps).mean(0) for maps in (noise, smooth))]
     assert relative[1][-1] < relative[0][-1] - 1

@@ -8,10 +8,10 @@ import torch
 
 from tests.inspection.made import KINDS, POOLED, images, made
 from vitreous.errors import UsageError
-from vitreous.inspection.gradient import gradient
+from vitreous.inspection.gradient import compute_relevance
 from vitreous.nn import attention as plain
 from vitreous.nn import relative
-from vitreous.nn.frozen import can_pack, frozen
+from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
 def written_out(model, x, classes, monkeypatch):
@@ -30,8 +30,8 @@ def written_out(model, x, classes, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(relative, "attend_unscaled", lambda q, k, v, mask: answers(q @ k.mT, v))
-        patch.setattr(plain, "attend", attend)
-        patch.setattr(relative, "attend", attend)
+        patch.setattr(plain, "dot_product_attention", attend)
+        patch.setattr(relative, "dot_product_attention", attend)
         logits = model.classify(model.pool(model.features(x))).gather(1, classes[:, None])
         logits.sum().backward()
     model.zero_grad()
@@ -55,39 +55,41 @@ def test_it_is_autograd_on_explicit_attention(kind, monkeypatch):
         loop(a, s, model.config.prefix, model.config.pool in ("class", "distilled"))
         for a, s in zip(maps, slopes, strict=True)
     ]
-    found = gradient(model, x, classes)
+    found = compute_relevance(model, x, classes)
     assert np.allclose(found.rows, wanted, rtol=1e-4, atol=2e-5) and found.rows.max() > 1e-3
     assert torch.equal(found.classes, classes) and torch.allclose(found.logits, logits, atol=1e-5)
     assert torch.equal(found.maps[0].flatten(), found.rows[0, model.config.prefix :])
     model.requires_grad_(False)
-    assert torch.allclose(gradient(model, x, classes).rows, found.rows, atol=1e-6)
-    assert torch.allclose(gradient(frozen(model), x, classes).rows, found.rows, rtol=1e-3, atol=1e-5)
-    assert torch.allclose(gradient(model, x[1:], classes[1:]).rows, found.rows[1:], rtol=1e-3, atol=1e-5)
+    assert torch.allclose(compute_relevance(model, x, classes).rows, found.rows, atol=1e-6)
+    assert torch.allclose(
+        compute_relevance(freeze_for_inference(model), x, classes).rows, found.rows, rtol=1e-3, atol=1e-5
+    )
+    assert torch.allclose(compute_relevance(model, x[1:], classes[1:]).rows, found.rows[1:], rtol=1e-3, atol=1e-5)
 
 
 def test_bf16_is_near_and_the_class_is_the_predicted_one_where_none_is_named():
     model, x = made("registers"), images(4)
-    found = gradient(model, x)
+    found = compute_relevance(model, x)
     with torch.no_grad():
         assert torch.equal(found.classes, model(x).argmax(1))
-    other = gradient(model, x, (found.classes + 1) % 5)
+    other = compute_relevance(model, x, (found.classes + 1) % 5)
     assert not torch.allclose(other.rows, found.rows, rtol=0.1)
     for near in (
-        gradient(made("registers").bfloat16(), x, found.classes),
-        gradient(frozen(model, torch.bfloat16), x, found.classes),
+        compute_relevance(made("registers").bfloat16(), x, found.classes),
+        compute_relevance(freeze_for_inference(model, torch.bfloat16), x, found.classes),
     ):
         assert (near.rows - found.rows).norm() < 0.2 * found.rows.norm()
 
 
 def test_models_without_a_head_or_with_packed_products_are_refused():
     with pytest.raises(UsageError, match="no head"):
-        gradient(made(num_classes=0), images())
+        compute_relevance(made(num_classes=0), images())
     if can_pack(torch.float32):
         with pytest.raises(UsageError, match="packed"):
-            gradient(frozen(made("mean"), packed=True), images())
+            compute_relevance(freeze_for_inference(made("mean"), packed=True), images())
 
 
 def test_pooling_by_attention_starts_from_all_patches():
     model, x = made("pooled-by-attention", class_token=POOLED["class_token"]), images()
-    found = gradient(model, x)
+    found = compute_relevance(model, x)
     assert found.rows.shape == (2, 20) and found.rows.min() >= 0 and found.rows.max() > 0

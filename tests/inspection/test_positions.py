@@ -8,17 +8,17 @@ import torch
 from tests.contracts import randomise
 from vitreous.errors import UsageError
 from vitreous.inspection.positions import (
-    embeddings,
-    has_positions,
-    kernel,
-    similarity,
+    choose_tile_stride,
+    compute_position_cosines,
+    compute_rotary_kernel,
+    get_position_embeddings,
+    get_relative_position_tables,
+    require_positions,
     similarity_range,
-    stride,
-    structure,
-    tables,
+    summarise_similarity,
 )
-from vitreous.models.zoo import create
-from vitreous.nn.grid import resize
+from vitreous.models.zoo import create_untrained_model
+from vitreous.nn.grid import resize_position_table
 from vitreous.nn.position import TokenPositions
 
 GRID = (2, 3)
@@ -27,7 +27,7 @@ SHAPE = {"image_size": (8, 12), "num_classes": 2}
 
 def model(**changes):
     torch.manual_seed(0)
-    return randomise(create("ViT-16x2/4", **(SHAPE | changes)))
+    return randomise(create_untrained_model("ViT-16x2/4", **(SHAPE | changes)))
 
 
 def cosine(a, b):
@@ -35,16 +35,16 @@ def cosine(a, b):
 
 
 def test_similarity_is_the_cosine_of_every_two():
-    table = embeddings(model())["input"]
-    found = similarity(table)
+    table = get_position_embeddings(model())["input"]
+    found = compute_position_cosines(table)
     assert found.shape == (*GRID, *GRID)
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in (*GRID, *GRID))).tolist():
         assert found[i, j, k, m].item() == pytest.approx(cosine(table[i, j].tolist(), table[k, m].tolist()), abs=1e-5)
-    assert torch.equal(similarity(table, 2), found[::2, ::2])
+    assert torch.equal(compute_position_cosines(table, 2), found[::2, ::2])
 
 
 def test_a_colour_scale_spans_different_positions_alone():
-    found = similarity(embeddings(model())["input"])
+    found = compute_position_cosines(get_position_embeddings(model())["input"])
     pairs = [
         float(found[i, j, k, m])
         for i in range(2)
@@ -62,7 +62,7 @@ def test_a_colour_scale_spans_different_positions_alone():
 
 @pytest.mark.parametrize(("grid", "step"), [((7, 7), 1), ((14, 14), 1), ((14, 15), 2), ((28, 10), 2), ((64, 64), 5)])
 def test_at_most_fourteen_tiles_along_an_axis(grid, step):
-    assert stride(grid) == step and -(-max(grid) // step) <= 14
+    assert choose_tile_stride(grid) == step and -(-max(grid) // step) <= 14
 
 
 def test_structure_against_a_loop():
@@ -71,7 +71,7 @@ def test_structure_against_a_loop():
     for i, j, k, m in torch.cartesian_prod(*(torch.arange(n) for n in similar.shape)).tolist():
         if (i, j) != (k, m):
             sums["row" if i == k else "column" if j == m else "other"].append(similar[i, j, k, m].item())
-    found = structure(similar)
+    found = summarise_similarity(similar)
     for name, values in sums.items():
         assert getattr(found, name) == pytest.approx(sum(values) / len(values), abs=1e-5)
     assert found.contrast == pytest.approx((found.row + found.column) / 2 - found.other)
@@ -80,37 +80,38 @@ def test_structure_against_a_loop():
 def test_positions_of_rows_and_columns_have_more_contrast_than_any():
     """A table that is a row's vector beside a column's has 1/2 in a row or column, and 0 elsewhere."""
     axes = torch.cat([torch.eye(4)[:, None].expand(4, 4, 4), torch.eye(4)[None].expand(4, 4, 4)], -1)
-    assert structure(similarity(axes)) == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
-    line = structure(similarity(torch.randn(1, 3, 8)))
+    assert summarise_similarity(compute_position_cosines(axes)) == pytest.approx((0.5, 0.5, 0.0), abs=1e-6)
+    line = summarise_similarity(compute_position_cosines(torch.randn(1, 3, 8)))
     assert math.isnan(line.column) and math.isnan(line.contrast) and not math.isnan(line.row)
 
 
 def test_positions_are_read_as_the_model_reads_them():
     learned = model(positions={"resize": "bilinear"})
     assert torch.equal(
-        embeddings(learned, (4, 5))["input"], resize(learned.position.table.detach(), (4, 5), "bilinear")
+        get_position_embeddings(learned, (4, 5))["input"],
+        resize_position_table(learned.position.table.detach(), (4, 5), "bilinear"),
     )
     each = model(positions={"at": "each", "kind": "axes"})
-    assert list(embeddings(each)) == ["block 0", "block 1"]
-    assert torch.equal(embeddings(each)["block 1"], each.encoder.blocks[1].position.read(GRID))
-    assert list(embeddings(model(positions={"at": "shared", "kind": "sincos"}))) == ["input"]
-    assert not embeddings(model(positions={"kind": "none"}, attention={"kind": "rotary"}))
-    assert not embeddings(model()).get("input").requires_grad
+    assert list(get_position_embeddings(each)) == ["block 0", "block 1"]
+    assert torch.equal(get_position_embeddings(each)["block 1"], each.encoder.blocks[1].position.read(GRID))
+    assert list(get_position_embeddings(model(positions={"at": "shared", "kind": "sincos"}))) == ["input"]
+    assert not get_position_embeddings(model(positions={"kind": "none"}, attention={"kind": "rotary"}))
+    assert not get_position_embeddings(model()).get("input").requires_grad
 
 
 def test_tables_of_relative_positions():
     one_d = model(attention={"kind": "relative"}, positions={"kind": "none"})
-    first, second = tables(one_d)
+    first, second = get_relative_position_tables(one_d)
     assert (first.layer, second.layer, first.axis) == (0, 1, "tokens")
     assert first.vectors.shape == (one_d.config.heads, 13, 16 // one_d.config.heads) and first.zero == 6  # 7 tokens
     assert torch.equal(first.vectors[0, 3], one_d.encoder.blocks[0].attention.part.table[3, 0])
     windows = model(
         class_token=False, pool="mean", attention={"kind": "decomposed", "window": 2, "global_blocks": (1,)}
     )
-    assert [(t.layer, t.axis, t.vectors.shape[1]) for t in tables(windows)] == [
+    assert [(t.layer, t.axis, t.vectors.shape[1]) for t in get_relative_position_tables(windows)] == [
         (0, "rows", 3), (0, "columns", 3), (1, "rows", 3), (1, "columns", 5)
     ]  # fmt: skip
-    assert not tables(model())
+    assert not get_relative_position_tables(model())
 
 
 @pytest.mark.parametrize("grid", [GRID, (3, 4)])
@@ -118,31 +119,31 @@ def test_the_rotary_kernel_is_the_logit_of_equal_vectors(grid):
     """Attention's own turned queries and keys, of vectors whose pairs have length one, place by place."""
     turning = model(attention={"kind": "rotary"}, positions={"kind": "none"})
     part = turning.encoder.blocks[0].attention.part
-    found = kernel(turning, grid)
+    found = compute_rotary_kernel(turning, grid)
     assert found.shape == (2 * grid[0] - 1, 2 * grid[1] - 1)
     tokens, pairs = math.prod(grid), part.qkv.in_features // part.heads // 2
     same = torch.randn(pairs, 2, generator=torch.Generator().manual_seed(0))
     same = (same / same.norm(dim=1, keepdim=True)).flatten().expand(1, part.heads, tokens, -1)
     part.split = lambda x: (same, same, same)
-    q, k, _ = part.turned(torch.zeros(1, tokens, 16), TokenPositions(grid))
+    q, k, _ = part.project_rotated_qkv(torch.zeros(1, tokens, 16), TokenPositions(grid))
     logits = (q[0, 0] @ k[0, 0].T / pairs).tolist()
     for a in range(tokens):
         for b in range(tokens):
             down, across = a // grid[1] - b // grid[1], a % grid[1] - b % grid[1]
             assert found[down + grid[0] - 1, across + grid[1] - 1].item() == pytest.approx(logits[a][b], abs=1e-5)
-    assert kernel(model()) is None
+    assert compute_rotary_kernel(model()) is None
 
 
 def test_models_without_positions_are_refused():
     with pytest.raises(UsageError, match="BiT"):
-        has_positions(create("BiT-R50x1", blocks=(1,), width=16))
+        require_positions(create_untrained_model("BiT-R50x1", blocks=(1,), width=16))
     with pytest.raises(UsageError, match="a set"):
-        has_positions(model(positions={"kind": "none"}))
+        require_positions(model(positions={"kind": "none"}))
     with pytest.raises(UsageError, match="rows and columns"):
-        has_positions(model(axial=True, class_token=False, pool="mean", positions={"kind": "none"}))
+        require_positions(model(axial=True, class_token=False, pool="mean", positions={"kind": "none"}))
     for changes in (
         {},
         {"positions": {"kind": "none"}, "attention": {"kind": "rotary"}},
         {"positions": {"kind": "sincos"}},
     ):
-        has_positions(model(**changes))
+        require_positions(model(**changes))

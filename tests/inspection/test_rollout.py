@@ -10,14 +10,20 @@ import torch
 
 from tests.inspection.made import KINDS, Few, chance, images, look, made
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import attention
-from vitreous.inspection.rollout import Mixing, looks_of, matrix_of, rollout, rows_of
-from vitreous.models.zoo import create
+from vitreous.inspection.attention import compute_attention_maps
+from vitreous.inspection.rollout import (
+    RolloutOptions,
+    collect_attention_calls,
+    compute_rollout,
+    compute_rollout_matrix,
+    compute_rollout_rows,
+)
+from vitreous.models.zoo import create_untrained_model
 
 FIRST = [[0.5, 0.25, 0.25], [0.1, 0.8, 0.1], [0.2, 0.2, 0.6]]
 SECOND = [[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.1, 0.1, 0.8]]
 #: every way of mixing that differs in kind
-MIXINGS = [Mixing(*one) for one in itertools.product((0.0, 0.3, 0.5), ("mean", "max", "min"), (0.0, 0.4, 0.95))]
+MIXINGS = [RolloutOptions(*one) for one in itertools.product((0.0, 0.3, 0.5), ("mean", "max", "min"), (0.0, 0.4, 0.95))]
 
 
 def loop(maps, mixing):
@@ -39,8 +45,8 @@ def loop(maps, mixing):
 def test_two_blocks_are_what_the_specification_works_out():
     wanted = [[0.5475, 0.2375, 0.215], [0.16, 0.70375, 0.13625], [0.13, 0.14125, 0.72875]]
     looks = [look(FIRST, (2,), 1), look(SECOND, (2,), 1, layer=1)]
-    assert torch.allclose(matrix_of(looks, Mixing())[0], torch.tensor(wanted), atol=1e-6)
-    joint, single = rows_of(looks, torch.tensor([1.0, 0, 0]), Mixing())
+    assert torch.allclose(compute_rollout_matrix(looks, RolloutOptions())[0], torch.tensor(wanted), atol=1e-6)
+    joint, single = compute_rollout_rows(looks, torch.tensor([1.0, 0, 0]), RolloutOptions())
     assert torch.allclose(joint[0, 1], torch.tensor(wanted[0]), atol=1e-6)
     assert torch.allclose(joint[0, 0], torch.tensor([0.75, 0.125, 0.125])) and torch.equal(joint[:, 0], single[:, 0])
     assert torch.allclose(single[0, 1], torch.tensor([0.7, 0.15, 0.15]))
@@ -51,57 +57,70 @@ def test_matrices_and_rows_are_the_loop_for_each_image_of_its_own(mixing):
     maps = chance(2, 3, 4, 6, 6)  # images, blocks, heads
     looks = [look(maps[:, layer], (5,), 1, layer) for layer in range(3)]
     wanted = np.stack([loop(one, mixing) for one in maps])
-    matrix = matrix_of(looks, mixing).numpy()
+    matrix = compute_rollout_matrix(looks, mixing).numpy()
     assert np.allclose(matrix, wanted, atol=1e-5) and np.allclose(matrix.sum(-1), 1, atol=1e-5) and matrix.min() >= 0
     first = torch.tensor([0.5, 0, 0.25, 0.25, 0, 0])
-    joint, single = rows_of(looks, first, mixing)
+    joint, single = compute_rollout_rows(looks, first, mixing)
     for layer in range(3):
         through = np.stack([first.numpy() @ loop(one[: layer + 1], mixing) for one in maps])
         alone = np.stack([first.numpy() @ loop(one[layer : layer + 1], mixing) for one in maps])
         assert np.allclose(joint[:, layer], through, atol=1e-5) and np.allclose(single[:, layer], alone, atol=1e-5)
     few = [Few(**vars(one)) for one in looks]
-    assert torch.allclose(rows_of(few, first, mixing)[0], joint, atol=1e-6)
-    assert np.allclose(matrix_of(few, mixing), matrix, atol=1e-6)
+    assert torch.allclose(compute_rollout_rows(few, first, mixing)[0], joint, atol=1e-6)
+    assert np.allclose(compute_rollout_matrix(few, mixing), matrix, atol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "mixing", [Mixing(), Mixing(0.0), Mixing(1.0), Mixing(0.2, "min", 0.9), Mixing(0.0, "max", 0.5)]
+    "mixing",
+    [
+        RolloutOptions(),
+        RolloutOptions(0.0),
+        RolloutOptions(1.0),
+        RolloutOptions(0.2, "min", 0.9),
+        RolloutOptions(0.0, "max", 0.5),
+    ],
 )
 def test_identity_attention_rolls_out_to_the_identity(mixing):
     looks = [look(torch.eye(5).expand(2, 5, 5), (2, 2), 1, layer) for layer in range(3)]
-    assert torch.equal(matrix_of(looks, mixing)[0], torch.eye(5))
+    assert torch.equal(compute_rollout_matrix(looks, mixing)[0], torch.eye(5))
 
 
 def test_equal_weights_are_not_discarded_by_chance():
     even = [look(torch.full((1, 4, 4), 0.25), (4,))]
-    assert torch.equal(matrix_of(even, Mixing(0.0, discard=0.9))[0], torch.full((4, 4), 0.25))
+    assert torch.equal(compute_rollout_matrix(even, RolloutOptions(0.0, discard=0.9))[0], torch.full((4, 4), 0.25))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_every_kind_show_their_patches_as_the_answer_reads_them(kind):
     model, x = made(kind), images()
     prefix = model.config.prefix
-    found, whole = rollout(model, x), matrix_of(looks_of(model, x), Mixing())
+    found, whole = (
+        compute_rollout(model, x),
+        compute_rollout_matrix(collect_attention_calls(model, x), RolloutOptions()),
+    )
     read = whole[:, 0] if model.config.pool in ("class", "distilled") else whole[:, prefix:].mean(1)
     assert torch.allclose(found.joint[:, -1], read, atol=1e-6)
     assert torch.allclose(found.joint.sum(-1), torch.ones(2, 2), atol=1e-5)
     assert found.maps.shape == found.single_maps.shape == (2, 2, 4, 5)
     assert torch.equal(found.maps[1, 1].flatten(), found.joint[1, 1, prefix:])
     wanted = np.stack(
-        [loop(torch.stack([one.weights()[image] for one in looks_of(model, x)]), Mixing()) for image in range(2)]
+        [
+            loop(torch.stack([one.weights()[image] for one in collect_attention_calls(model, x)]), RolloutOptions())
+            for image in range(2)
+        ]
     )
     assert np.allclose(whole, wanted, atol=1e-5)
-    alone = rollout(model, x[1:], Mixing(0.5, "max", 0.5))
-    assert torch.allclose(alone.joint, rollout(model, x, Mixing(0.5, "max", 0.5)).joint[1:], atol=1e-5)
-    raw = attention(model, x, [1])[1]
-    weights = looks_of(model, x)[1].weights()
+    alone = compute_rollout(model, x[1:], RolloutOptions(0.5, "max", 0.5))
+    assert torch.allclose(alone.joint, compute_rollout(model, x, RolloutOptions(0.5, "max", 0.5)).joint[1:], atol=1e-5)
+    raw = compute_attention_maps(model, x, [1])[1]
+    weights = collect_attention_calls(model, x)[1].weights()
     wanted_raw = weights[:, :, 0] if model.config.pool in ("class", "distilled") else weights[:, :, prefix:].mean(2)
     assert torch.allclose(raw, wanted_raw, atol=1e-6) and torch.allclose(raw.sum(-1), torch.ones(2, 2), atol=1e-5)
 
 
 def test_hybrids_and_other_sizes_than_the_native_one_roll_out():
-    hybrid = create("Conv+ViT-16x2/8", (16, 16), 3, heads=2).eval()
-    found = rollout(hybrid, images(1, (32, 16)))
+    hybrid = create_untrained_model("Conv+ViT-16x2/8", (16, 16), 3, heads=2).eval()
+    found = compute_rollout(hybrid, images(1, (32, 16)))
     assert found.grid == (4, 2) and found.maps.shape == (1, 2, 4, 2)
     assert torch.allclose(found.joint.sum(-1), torch.ones(1, 2), atol=1e-5)
 
@@ -109,7 +128,7 @@ def test_hybrids_and_other_sizes_than_the_native_one_roll_out():
 @pytest.mark.parametrize("wrong", [(-0.1,), (1.5,), (0.5, "median"), (0.5, "mean", 1.0), (0.5, "mean", -1)])
 def test_numbers_that_cannot_be_meant_are_refused(wrong):
     with pytest.raises(UsageError) as refused:
-        Mixing(*wrong)
+        RolloutOptions(*wrong)
     assert refused.value.hint
 
 
@@ -124,7 +143,7 @@ def digits():
     order = torch.randperm(len(labels), generator=generator)
     unseen, seen = order[:400], order[400:]
     torch.manual_seed(0)
-    model = create("ViT-32x2/2", 8, 10, channels=1)
+    model = create_untrained_model("ViT-32x2/2", 8, 10, channels=1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.05)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, 300)
     for _ in range(300):
@@ -150,7 +169,7 @@ def test_what_rollout_points_at_is_what_a_trained_model_needs(digits):
 
     axis = torch.arange(side) - (side - 1) / 2
     gaussian = (-(axis[:, None] ** 2 + axis**2) / 2).exp().flatten().expand(len(labels), -1)
-    pointed = accuracy(rollout(model, pictures).maps[:, -1].flatten(1))
+    pointed = accuracy(compute_rollout(model, pictures).maps[:, -1].flatten(1))
     chances = [
         accuracy(torch.rand(len(labels), count, generator=torch.Generator().manual_seed(seed))) for seed in range(5)
     ]

@@ -9,7 +9,7 @@ import torch
 
 from tests.inspection.made import chance
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import segments
+from vitreous.inspection.attention import threshold_attention_mass
 
 
 def published(weights, mass):
@@ -23,14 +23,14 @@ def published(weights, mass):
 @pytest.mark.parametrize("mass", [0.1, 0.6, 0.95])
 def test_patches_are_those_of_the_published_rule(mass):
     maps = chance(3, 4, 25) * 0.7  # a part of the attention is elsewhere
-    found = segments(maps, mass)
+    found = threshold_attention_mass(maps, mass)
     for image, head in itertools.product(range(3), range(4)):
         assert torch.equal(found[image, head], published(maps[image, head], mass))
 
 
 def test_no_fewer_patches_would_do():
     maps = chance(1, 1, 8, seed=3)[0, 0]
-    found = segments(maps, 0.6)
+    found = threshold_attention_mass(maps, 0.6)
     fewest = next(
         k
         for k in range(9)
@@ -40,9 +40,9 @@ def test_no_fewer_patches_would_do():
 
 
 def test_even_and_empty_maps_and_the_whole_mass():
-    assert segments(torch.full((10,), 0.1), 0.6).sum() == 6
-    assert segments(torch.tensor([0.0, 0.5, 0.5]), 1.0).tolist() == [False, True, True]
-    assert not segments(torch.zeros(4)).any()
+    assert threshold_attention_mass(torch.full((10,), 0.1), 0.6).sum() == 6
+    assert threshold_attention_mass(torch.tensor([0.0, 0.5, 0.5]), 1.0).tolist() == [False, True, True]
+    assert not threshold_attention_mass(torch.zeros(4)).any()
     for wrong in (0, -1, 1.1):
         with pytest.raises(UsageError, match="mass"):
-            segments(torch.ones(4), wrong)
+            threshold_attention_mass(torch.ones(4), wrong)

@@ -7,8 +7,8 @@ import torch
 
 from tests.contracts import randomise
 from vitreous.errors import UsageError
-from vitreous.inspection.similarity import cka, layers
-from vitreous.models.zoo import create
+from vitreous.inspection.similarity import compute_linear_cka, extract_layer_features
+from vitreous.models.zoo import create_untrained_model
 
 
 def matrices(n=7, widths=(3, 5), seed=0):
@@ -45,7 +45,7 @@ def hsic_unbiased(k, m):
 @pytest.mark.parametrize(("unbiased", "measure"), [(False, hsic), (True, hsic_unbiased)])
 def test_cka_is_its_definition(unbiased, measure):
     x, y = matrices()
-    found = cka([x, y], [x, y], unbiased)
+    found = compute_linear_cka([x, y], [x, y], unbiased)
     k, m = gram(x), gram(y)
     wanted = measure(k, m) / math.sqrt(measure(k, k) * measure(m, m))
     assert found[0, 1].item() == pytest.approx(wanted, abs=1e-9)
@@ -56,30 +56,30 @@ def test_cka_is_its_definition(unbiased, measure):
 def test_turning_scaling_and_moving_change_nothing(unbiased):
     x, y = matrices()
     turn, _ = torch.linalg.qr(matrices(5, (5,), 1)[0])
-    before = cka([x], [y], unbiased)
+    before = compute_linear_cka([x], [y], unbiased)
     for other in (y @ turn, 7 * y, y + torch.arange(5)):
-        assert torch.allclose(cka([x], [other], unbiased), before)
-    assert not torch.allclose(cka([x], [y * torch.arange(1, 6)], unbiased), before, atol=1e-3)
+        assert torch.allclose(compute_linear_cka([x], [other], unbiased), before)
+    assert not torch.allclose(compute_linear_cka([x], [y * torch.arange(1, 6)], unbiased), before, atol=1e-3)
 
 
 def test_layers_with_nothing_in_common_have_none_however_wide():
     """The plain estimate would say nearly one for 400 channels of 40 images."""
     x, y = matrices(40, (400, 400))
-    assert abs(cka([x], [y]).item()) < 0.1 < 0.8 < cka([x], [y], unbiased=False).item()
+    assert abs(compute_linear_cka([x], [y]).item()) < 0.1 < 0.8 < compute_linear_cka([x], [y], unbiased=False).item()
 
 
 def test_a_constant_layer_and_too_few_images():
     x, y = matrices()
-    assert cka([torch.ones(7, 3)], [y]).item() == 0
+    assert compute_linear_cka([torch.ones(7, 3)], [y]).item() == 0
     with pytest.raises(UsageError, match="too few"):
-        cka([x[:3]], [y[:3]])
+        compute_linear_cka([x[:3]], [y[:3]])
 
 
 def test_layers_are_means_of_patch_tokens():
     torch.manual_seed(0)
     images = torch.randn(3, 3, 16, 16)
-    vit = randomise(create("ViT-16x2/4", image_size=16, num_classes=2)).eval()
-    found = layers(vit, images)
+    vit = randomise(create_untrained_model("ViT-16x2/4", image_size=16, num_classes=2)).eval()
+    found = extract_layer_features(vit, images)
     assert list(found) == ["embedding", "attention 0", "mlp 0", "attention 1", "mlp 1"]
     with torch.no_grad():
         last = vit.encoder.norm
@@ -91,9 +91,9 @@ def test_layers_are_means_of_patch_tokens():
 
 def test_layers_of_a_bit_are_its_units():
     torch.manual_seed(0)
-    bit = randomise(create("BiT-R50x1", image_size=32, blocks=(2, 1), width=16, num_classes=2)).eval()
+    bit = randomise(create_untrained_model("BiT-R50x1", image_size=32, blocks=(2, 1), width=16, num_classes=2)).eval()
     images = torch.randn(2, 3, 32, 32)
-    found = layers(bit, images)
+    found = extract_layer_features(bit, images)
     assert list(found) == ["root", "stage 0 unit 0", "stage 0 unit 1", "stage 1 unit 0"]
     with torch.no_grad():
         x = bit.body.root(images)

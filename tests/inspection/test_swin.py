@@ -4,15 +4,15 @@ import pytest
 import torch
 
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import attention
-from vitreous.inspection.distance import distances
-from vitreous.inspection.features import filters, patches
-from vitreous.inspection.fourier import Spectra
-from vitreous.inspection.gradient import gradient
-from vitreous.inspection.hooks import watch
-from vitreous.inspection.positions import biases, has_positions
-from vitreous.inspection.rollout import rollout
-from vitreous.inspection.similarity import layers
+from vitreous.inspection.attention import compute_attention_maps
+from vitreous.inspection.distance import compute_attention_distances
+from vitreous.inspection.features import compute_filter_components, extract_patch_tokens
+from vitreous.inspection.fourier import FourierSpectra
+from vitreous.inspection.gradient import compute_relevance
+from vitreous.inspection.hooks import visit_attention_calls
+from vitreous.inspection.positions import get_relative_position_biases, require_positions
+from vitreous.inspection.rollout import compute_rollout
+from vitreous.inspection.similarity import extract_layer_features
 from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
 
@@ -49,7 +49,7 @@ def test_every_attention_is_that_of_the_forward_pass(model, images):
     looks, answers = [], []
     parts = [block.attention.part.part for block in model.blocks()]
     hooks = [part.out.register_forward_pre_hook(lambda module, given: answers.append(given[0])) for part in parts]
-    watch(model, images, looks.append)
+    visit_attention_calls(model, images, looks.append)
     for hook in hooks:
         hook.remove()
     assert [look.layer for look in looks] == [0, 1, 2, 3]
@@ -75,7 +75,7 @@ def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention
     for name, parameter in flat.named_parameters():
         if name.endswith(("table", "qkv.weight")):
             torch.nn.init.zeros_(parameter)
-    measured = distances(flat, [images])
+    measured = compute_attention_distances(flat, [images])
     assert measured.mean.shape == (4, 2)
     assert measured.mean[:2, 1].isnan().all() and not measured.mean[:, 0].isnan().any()
     assert measured.mean[:, 0].tolist() == pytest.approx(measured.uniform, rel=1e-5)
@@ -84,29 +84,29 @@ def test_heads_that_look_everywhere_alike_have_the_distance_of_uniform_attention
 
 
 def test_biases_are_by_offset_of_the_key_from_the_query(model):
-    tables = biases(model)
+    tables = get_relative_position_biases(model)
     assert {layer: tuple(bias.shape) for layer, bias in tables.items()} == {0: (1, 7, 7), 1: (1, 7, 7)} | dict.fromkeys(
         (2, 3), (2, 7, 7)
     )
     position = model.blocks()[2].attention.part.part.position
     # from the query at row 0, column 0 to the key at row 1, column 3: token 7 of a window of 4 x 4
     assert torch.equal(tables[2][:, 3 + 1, 3 + 3], position()[:, 0, 7].detach())
-    has_positions(model)
+    require_positions(model)
 
 
 def test_features_filters_and_layers_are_read(model, images):
-    assert patches(model, images).shape == (2, 5, 7, 16)
-    assert filters(model, 4).components.shape == (4, 3, 2, 2)
-    assert list(layers(model, images))[-1] == "mlp 3"
+    assert extract_patch_tokens(model, images).shape == (2, 5, 7, 16)
+    assert compute_filter_components(model, 4).components.shape == (4, 3, 2, 2)
+    assert list(extract_layer_features(model, images))[-1] == "mlp 3"
 
 
 def test_what_needs_all_tokens_says_why_not(model, images):
     for look in (
-        lambda: rollout(model, images),
-        lambda: gradient(model, images),
-        lambda: attention(model, images, [3]),
+        lambda: compute_rollout(model, images),
+        lambda: compute_relevance(model, images),
+        lambda: compute_attention_maps(model, images, [3]),
     ):
         with pytest.raises(UsageError, match="sees its window only"):
             look()
     with pytest.raises(UsageError, match="grids of different sizes"):
-        Spectra(model).add(images)
+        FourierSpectra(model).add(images)

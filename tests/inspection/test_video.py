@@ -6,10 +6,10 @@ import torch
 from tests.inspection.test_watch import answers_of, looks_of
 from tests.models.test_video import clips, make
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import attention
-from vitreous.inspection.distance import distances, uniform
-from vitreous.inspection.hooks import states
-from vitreous.nn.frozen import frozen
+from vitreous.inspection.attention import compute_attention_maps
+from vitreous.inspection.distance import compute_attention_distances, uniform_attention_distance
+from vitreous.inspection.hooks import visit_residual_states
+from vitreous.nn.frozen import freeze_for_inference
 
 SPANS = {
     "joint": ["all", "all"],
@@ -63,18 +63,18 @@ def test_halves_of_the_heads_put_together_are_the_answer():
 def test_states_distances_and_frozen_models(arrangement):
     model = tamed(arrangement)
     x, collected = clips(model), []
-    last = states(model, x, collected.append)
+    last = visit_residual_states(model, x, collected.append)
     assert [(state.layer, state.after) for state in collected] == [
         (-1, "embedding"),
         *((i, part) for i in (0, 1) for part in ("attention", "mlp")),
     ]
     assert all(state.patches.shape == (2, 3, 2, 3, 24) for state in collected)
     assert torch.allclose(model.encoder.norm(collected[-1].tokens)[:, 2:], last[:, 2:], atol=1e-5)
-    of_layers = distances(model, [x])
+    of_layers = compute_attention_distances(model, [x])
     assert list(of_layers.spans) == SPANS[arrangement] and of_layers.per_image.isfinite().any(-1).all()
-    assert set(of_layers.uniform) <= {uniform((3, 2, 3), (2, 4, 4)), 0.0}
-    for look, other in zip(looks_of(model, x), looks_of(frozen(model), x), strict=True):
+    assert set(of_layers.uniform) <= {uniform_attention_distance((3, 2, 3), (2, 4, 4)), 0.0}
+    for look, other in zip(looks_of(model, x), looks_of(freeze_for_inference(model), x), strict=True):
         assert torch.allclose(look.weights(), other.weights(), atol=1e-5)
     if arrangement != "joint":
         with pytest.raises(UsageError, match="its time slot"):
-            attention(model, x, [0])
+            compute_attention_maps(model, x, [0])

@@ -7,18 +7,18 @@ import torch
 
 from tests.inspection.made import IMAGE, KINDS, NARROW, images, made
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import attention
-from vitreous.inspection.distance import distances
-from vitreous.inspection.gradient import gradient
-from vitreous.inspection.hooks import CachedLayer, states, watch
-from vitreous.inspection.rollout import rollout
-from vitreous.models.zoo import create
-from vitreous.nn.frozen import can_pack, frozen
+from vitreous.inspection.attention import compute_attention_maps
+from vitreous.inspection.distance import compute_attention_distances
+from vitreous.inspection.gradient import compute_relevance
+from vitreous.inspection.hooks import CachedLayer, visit_attention_calls, visit_residual_states
+from vitreous.inspection.rollout import compute_rollout
+from vitreous.models.zoo import create_untrained_model
+from vitreous.nn.frozen import can_pack, freeze_for_inference
 
 
 def looks_of(model, x):
     looks = []
-    watch(model, x, looks.append)
+    visit_attention_calls(model, x, looks.append)
     return looks
 
 
@@ -68,8 +68,12 @@ def test_chunks_are_the_whole_and_ask_for_keys_once(kind, monkeypatch):
 def test_frozen_and_bf16_models_look_where_the_model_does(kind):
     model, x = made(kind), images()
     wanted = [look.weights() for look in looks_of(model, x)]
-    others = [(frozen(model), 1e-5), (frozen(model, torch.bfloat16), 0.25), (made(kind).bfloat16(), 0.25)]
-    others += [(frozen(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
+    others = [
+        (freeze_for_inference(model), 1e-5),
+        (freeze_for_inference(model, torch.bfloat16), 0.25),
+        (made(kind).bfloat16(), 0.25),
+    ]
+    others += [(freeze_for_inference(model, torch.float32, packed=True), 1e-5)] if can_pack(torch.float32) else []
     for other, limit in others:
         found = [look.weights() for look in looks_of(other, x)]
         assert all(weights.dtype == torch.float32 for weights in found)
@@ -79,7 +83,7 @@ def test_frozen_and_bf16_models_look_where_the_model_does(kind):
 def test_a_pass_ends_with_the_tokens_that_the_states_lead_to():
     model, x = made("registers"), images()
     found = []
-    tokens = states(model, x, found.append)
+    tokens = visit_residual_states(model, x, found.append)
     assert [(one.layer, one.after) for one in found] == [(-1, "embedding")] + [
         (i, a) for i in (0, 1) for a in ("attention", "mlp")
     ]
@@ -96,14 +100,14 @@ def test_the_model_is_what_it_was(train):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     known = [sorted(vars(module)) for module in model.modules()]
     for look in (
-        lambda: distances(model, [x]),
-        lambda: rollout(model, x),
-        lambda: gradient(model, x),
-        lambda: attention(model, x, [0]),
+        lambda: compute_attention_distances(model, [x]),
+        lambda: compute_rollout(model, x),
+        lambda: compute_relevance(model, x),
+        lambda: compute_attention_maps(model, x, [0]),
     ):
         look()
         with pytest.raises(ZeroDivisionError):
-            watch(model, x, lambda look: 1 / 0)
+            visit_attention_calls(model, x, lambda look: 1 / 0)
         assert [module.training for module in model.modules()] == modes
         assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
         assert not any(
@@ -116,7 +120,7 @@ def test_the_model_is_what_it_was(train):
 
 def test_a_compiled_model_is_watched_and_still_compiled():
     model, x = made(), images()
-    wanted, maps, speaking = model(x), rollout(model, x).joint, gradient(model, x).rows
+    wanted, maps, speaking = model(x), compute_rollout(model, x).joint, compute_relevance(model, x).rows
     compiled = []
 
     def backend(graph, inputs):
@@ -127,23 +131,26 @@ def test_a_compiled_model_is_watched_and_still_compiled():
     assert torch.allclose(model(x), wanted, atol=1e-6)
     graphs = len(compiled)
     assert graphs
-    assert torch.allclose(rollout(model, x).joint, maps, atol=1e-6)
-    assert torch.allclose(gradient(model, x).rows, speaking, atol=1e-6)
+    assert torch.allclose(compute_rollout(model, x).joint, maps, atol=1e-6)
+    assert torch.allclose(compute_relevance(model, x).rows, speaking, atol=1e-6)
     assert torch.allclose(model(x), wanted, atol=1e-6)
     assert len(compiled) == graphs
 
 
 def test_what_has_no_attention_or_does_not_see_everything_is_refused_with_what_works():
-    resnet = create("BiT-R50x1", 32, 3, blocks=(1, 1), width=16)
-    for look in (lambda: distances(resnet, [images(1, (32, 32))]), lambda: rollout(resnet, images(1, (32, 32)))):
+    resnet = create_untrained_model("BiT-R50x1", 32, 3, blocks=(1, 1), width=16)
+    for look in (
+        lambda: compute_attention_distances(resnet, [images(1, (32, 32))]),
+        lambda: compute_rollout(resnet, images(1, (32, 32))),
+    ):
         with pytest.raises(UsageError, match="no attention") as refused:
             look()
         assert "filters" in refused.value.hint
     for kind, word in (("axial", "row"), ("windows", "window")):
-        for look in (rollout, gradient):
+        for look in (compute_rollout, compute_relevance):
             with pytest.raises(UsageError, match=word) as refused:
                 look(made(kind), images())
             assert "distance" in refused.value.hint
     with pytest.raises(UsageError, match="window"):
-        attention(made("windows"), images(), [0])
-    assert attention(made("windows"), images(), [1])[1].shape == (2, 2, IMAGE[0] // 4 * IMAGE[1] // 4)
+        compute_attention_maps(made("windows"), images(), [0])
+    assert compute_attention_maps(made("windows"), images(), [1])[1].shape == (2, 2, IMAGE[0] // 4 * IMAGE[1] // 4)

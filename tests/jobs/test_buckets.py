@@ -17,11 +17,11 @@ from tests.objectives.test_clips import Notes
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_generator
-from vitreous.jobs.plan import plan
+from vitreous.jobs.plan import plan_run
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.batches import mean_work
-from vitreous.training.folder import Folder, read_lines
+from vitreous.training.batches import mean_sample_cost
+from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.ranks import Ranks
 from vitreous.training.slices import rank_slices
 from vitreous.weights.bundle import load_bundle
@@ -75,7 +75,7 @@ def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
     )
     summary = json.loads((out / "summary.json").read_text())
     assert summary["val"]["images"] == 1 and summary["val"]["denoising_error"] > 0  # one of the two is a picture
-    assert Folder(out).run().preprocess == preprocess
+    assert RunFolder(out).run().preprocess == preprocess
 
 
 def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, tmp_path):
@@ -137,7 +137,7 @@ def test_a_single_bucket_learns_as_a_run_without_buckets(tmp_path):
     for name, buckets in (("plain", None), ("one", ("4x16x16",))):
         vitreous.train(clips, out=tmp_path / name, progress=False, **dict(ways, buckets=buckets))
         losses.append(
-            [line["train/loss"] for line in read_lines(Folder(tmp_path / name).metrics) if "train/loss" in line]
+            [line["train/loss"] for line in read_json_lines(RunFolder(tmp_path / name).metrics) if "train/loss" in line]
         )
     assert len(losses[0]) == 5 and losses[0] == losses[1]
 
@@ -155,7 +155,7 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
 
 def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
     options = TrainOptions(str(mixed_data), steps=8, out=str(tmp_path / "x"), **CLIPS)
-    _, run, inputs, _ = plan(options, NullListener())
+    _, run, inputs, _ = plan_run(options, NullListener())
     assert inputs.buckets is not None
     buckets = inputs.buckets
 
@@ -174,7 +174,7 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
         size: run.model.__class__(**{**run.model.__dict__, "image": size}).macs() for size in run.preprocess.buckets
     }
     mean = np.mean([costs[run.preprocess.buckets[bucket]] for bucket in buckets])
-    assert mean_work(run, inputs) == pytest.approx(mean / costs[run.model.image])
+    assert mean_sample_cost(run, inputs) == pytest.approx(mean / costs[run.model.image])
 
 
 @pytest.mark.parametrize(("change", "problem"), [

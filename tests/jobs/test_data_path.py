@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import make_folder, say
 from vitreous.data.sources import resolve_source
 from vitreous.jobs.train import train
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 
 TINY = {
     "model": "ViT-16x1/8",
@@ -56,7 +56,7 @@ def evaluated(run: Path | str, cwd: Path, *words: str):
 
 
 def test_a_relative_path_is_stored_so_that_any_folder_finds_it(trained, tmp_path):
-    assert Folder(trained / "run").run().data.source == str(trained / "photos")
+    assert RunFolder(trained / "run").run().data.source == str(trained / "photos")
     assert evaluated(trained / "run", tmp_path).returncode == 0
 
 
@@ -76,7 +76,7 @@ def test_a_config_with_a_relative_path_repeats_the_run_with_a_whole_one(trained_
     name_data(trained_copy / "run", trained_copy / "photos", "photos")
     monkeypatch.chdir(trained_copy)
     train("photos", config="run/config.yaml", out="again")
-    assert Folder(trained_copy / "again").run().data.source == str(trained_copy / "photos")
+    assert RunFolder(trained_copy / "again").run().data.source == str(trained_copy / "photos")
 
 
 def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_elsewhere(trained_copy, tmp_path):
@@ -116,4 +116,4 @@ def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(trained_cop
     (trained_copy / "moved" / "train" / "ant" / "new.png").rename(trained_copy / "moved" / "train" / "ant" / "0.png")
     result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 0, result.stderr
-    assert Folder(trained_copy / "run").run().data.source == str(trained_copy / "moved")
+    assert RunFolder(trained_copy / "run").run().data.source == str(trained_copy / "moved")

@@ -13,9 +13,9 @@ import vitreous
 from tests.conftest import make_folder
 from vitreous.jobs import default_weights
 from vitreous.jobs.data import prepare_data
-from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, candidate_weights, find_weights, is_reachable
+from vitreous.jobs.default_weights import FEW_PHOTOGRAPHS, find_available_weights, is_reachable, list_candidate_weights
 from vitreous.recipes.options import TrainOptions
-from vitreous.weights.published import PUBLISHED
+from vitreous.weights.published import PUBLISHED_BY_NAME
 
 NAME = "vit-s16-augreg"
 
@@ -41,7 +41,7 @@ def photos(tmp_path_factory):
 @pytest.fixture
 def at_hand(published_weights, monkeypatch):
     monkeypatch.setenv("VITREOUS_MIRROR", str(published_weights))
-    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+    monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
 
 
 def prepared(data, **options):
@@ -75,12 +75,13 @@ def test_other_runs_start_from_scratch(photos, at_hand, options):
 
 def test_a_model_that_is_named_gets_its_own_weights_alone():
     named = [
-        [row.name for row in candidate_weights(TrainOptions(model=name))]
+        [row.name for row in list_candidate_weights(TrainOptions(model=name))]
         for name in ("vit_small_patch16_224", "Swin-S/4")
     ]
     assert named == [["vit-s16-augreg", "vit-s16-augreg-in1k-384", "deit-s16"], ["swin-s4"]]
     assert (
-        candidate_weights(TrainOptions(model="ViT-32x2/8")) == [] and candidate_weights(TrainOptions())[0].name == NAME
+        list_candidate_weights(TrainOptions(model="ViT-32x2/8")) == []
+        and list_candidate_weights(TrainOptions())[0].name == NAME
     )
 
 
@@ -91,7 +92,7 @@ def test_many_or_small_photographs_start_from_scratch(tmp_path, photos, at_hand,
 
 
 def test_without_weights_at_hand_the_note_names_some(photos, tmp_path, monkeypatch):
-    monkeypatch.setattr(default_weights, "find_weights", find_weights)
+    monkeypatch.setattr(default_weights, "find_available_weights", find_available_weights)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
     heard = Notes()
@@ -100,11 +101,11 @@ def test_without_weights_at_hand_the_note_names_some(photos, tmp_path, monkeypat
 
 
 def test_a_server_that_does_not_answer_is_waited_for_shortly(monkeypatch):
-    monkeypatch.setattr(default_weights, "PATIENCE", 0.3)
+    monkeypatch.setattr(default_weights, "PROBE_TIMEOUT", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts, and never answers
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{listening.getsockname()[1]}")
         began = time.monotonic()
-        assert not is_reachable(PUBLISHED[NAME])
+        assert not is_reachable(PUBLISHED_BY_NAME[NAME])
         assert time.monotonic() - began < 5
 
 
@@ -121,7 +122,7 @@ def test_a_server_that_has_the_file_is_reachable(published_weights, monkeypatch)
         thread.start()
         monkeypatch.setenv("VITREOUS_MIRROR", f"http://127.0.0.1:{server.server_port}")
         try:
-            assert is_reachable(PUBLISHED[NAME]) and not is_reachable(PUBLISHED["vit-ti16-augreg"])
+            assert is_reachable(PUBLISHED_BY_NAME[NAME]) and not is_reachable(PUBLISHED_BY_NAME["vit-ti16-augreg"])
         finally:
             server.shutdown()
             thread.join()

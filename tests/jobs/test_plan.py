@@ -9,15 +9,17 @@ import pytest
 
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
-from vitreous.jobs.plan import MAX_NAME, run_name
-from vitreous.models.names import configure
+from vitreous.jobs.plan import MAX_RUN_NAME_BYTES, build_run_name
+from vitreous.models.names import config_from_name
 
 
 @pytest.mark.parametrize("letter", ["d", "é", "中"])
 def test_a_long_folder_name_gives_a_run_name_that_fits(letter):
-    run = SimpleNamespace(model=configure("ViT-32x2/8"))
-    name = run_name(run, SimpleNamespace(name=letter * 240))  # type: ignore[arg-type]
-    assert name.startswith(f"ViT-32x2-8-{letter}") and MAX_NAME - 3 <= len(name.encode()) <= MAX_NAME
+    run = SimpleNamespace(model=config_from_name("ViT-32x2/8"))
+    name = build_run_name(run, SimpleNamespace(name=letter * 240))  # type: ignore[arg-type]
+    assert (
+        name.startswith(f"ViT-32x2-8-{letter}") and MAX_RUN_NAME_BYTES - 3 <= len(name.encode()) <= MAX_RUN_NAME_BYTES
+    )
 
 
 def test_coco_without_categories_names_the_entries_to_add(tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 
 import vitreous
 from tests.conftest import document, make_folder, say
-from vitreous.cli.main import command
+from vitreous.cli.main import run_command
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.data.sources import open_data
@@ -21,11 +21,11 @@ from vitreous.inference.engine import InferenceOptions
 from vitreous.jobs.soup import soup
 from vitreous.models.config import MlpConfig, NormConfig, PositionConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.system.disk import sha256
+from vitreous.system.disk import compute_sha256
 from vitreous.tasks.classification import Classification
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
-from vitreous.weights.bundle import WEIGHTS, Bundle, load_bundle
+from vitreous.weights.bundle import WEIGHTS_FILE, Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat")
 #: a model whose answers are known: it sees the mean of each colour, and the pictures of `make_folder` are tinted by
@@ -72,9 +72,9 @@ def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=
 def run_of(home, source, seed=0, hold_out=None, **changes):
     """A run folder: a bundle, and the config of the run that it is from."""
     opened = open_data(source, seed)
-    fingerprint = opened.holding_out(hold_out, seed).fingerprint()
+    fingerprint = opened.with_holdout(hold_out, seed).fingerprint()
     data = DataOptions(str(source), CLASSES, 36, fingerprint, seed, hold_out)
-    Folder(home).create(Run(data, CONFIG, ImagePreprocess((16, 16)), epochs=1.0), "vitreous train", {})
+    RunFolder(home).create(Run(data, CONFIG, ImagePreprocess((16, 16)), epochs=1.0), "vitreous train", {})
     tinted(home / "model", **changes)
     return home
 
@@ -91,10 +91,10 @@ def test_a_uniform_soup_is_the_mean_whatever_the_order(tmp_path):
     for name, tensor in state(tmp_path / "soup").items():
         hand = sum(one[name].double() for one in states) / 3
         assert torch.equal(tensor, hand.float()), name
-    assert sha256(tmp_path / "soup" / WEIGHTS) == sha256(tmp_path / "again" / WEIGHTS)
+    assert compute_sha256(tmp_path / "soup" / WEIGHTS_FILE) == compute_sha256(tmp_path / "again" / WEIGHTS_FILE)
     assert made["ingredients"] == again["ingredients"]
     assert {row["run"]: row["sha256"] for row in made["ingredients"]} == {
-        str(run): sha256(run / WEIGHTS) for run in runs
+        str(run): compute_sha256(run / WEIGHTS_FILE) for run in runs
     }
     assert made["val"] is None and [row["score"] for row in made["ingredients"]] == [None] * 3
 
@@ -150,8 +150,8 @@ def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
     import vitreous.data.split as splits
 
     runs = [run_of(tmp_path / str(seed), folder, seed=0, size=1.0 + seed) for seed in range(2)]
-    opened, read = [], splits.read_regular
-    monkeypatch.setattr(splits, "read_regular", lambda path: (opened.append(path), read(path))[1])
+    opened, read = [], splits.read_input_file
+    monkeypatch.setattr(splits, "read_input_file", lambda path: (opened.append(path), read(path))[1])
     made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT, workers=0)
     assert made["data"] == str(folder) and made["val"]["top1"] == 1
     assert {Path(path).relative_to(folder).parts[0] for path in opened} == {"val"}
@@ -235,7 +235,7 @@ def test_the_command_makes_what_predict_takes(folder, tmp_path, capsys):
     assert "val top-1  soup with it  kept" in shown and "val: top-1 100.00%" in shown and runs[2] in shown
     found = document(say("predict", str(tmp_path / "soup"), str(folder / "val" / "bee"), "--json"))
     assert {answer["classes"][0]["class"] for answer in found["predictions"]} == {"bee"}
-    assert command([*words, str(tmp_path / "again"), "--json"]) == 0
+    assert run_command([*words, str(tmp_path / "again"), "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert [row["kept"] for row in made["ingredients"]] == [True, True, False] and made["bundle"] == str(
         tmp_path / "again"

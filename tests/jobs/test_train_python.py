@@ -10,9 +10,9 @@ import torch
 
 import vitreous
 from tests.conftest import make_folder
-from vitreous.config import Synonyms, marks_of
+from vitreous.config import OptionAliases, get_field_markers
 from vitreous.errors import UsageError
-from vitreous.progress import Display
+from vitreous.progress import ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 
 pytestmark = pytest.mark.drawn
@@ -47,7 +47,7 @@ def test_progress_is_shown_and_can_be_silenced(photos, tmp_path, capsys):
 def test_a_terminal_has_a_bar(monkeypatch, capsys):
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    display = Display()
+    display = ProgressDisplay()
     assert display.terminal
     display.progress("train", 1, 4, "loss 0.5")
     assert display.bar is not None and display.bar.tasks[0].completed == 1 and display.bar.tasks[0].total == 4
@@ -62,7 +62,7 @@ def test_a_bar_is_complete_in_terminals_of_any_usual_width(columns, monkeypatch,
     for name, value in {"TERM": "xterm", "COLUMNS": str(columns), "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     text = "epoch 66.7/100  loss 0.547  1202 images/s  val top-1 97.8%"
-    display = Display()
+    display = ProgressDisplay()
     display.progress("train", 3, 3, text)
     display.close()
     lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", capsys.readouterr().err).replace("\r", "\n").splitlines()
@@ -75,7 +75,7 @@ def test_the_time_left_is_that_of_the_work_seen(monkeypatch, capsys):
     """A run that begins at 600 of 1,000, resumed, and does 100 in 50 s has 300 more to do in 150 s."""
     now = 100.0
     monkeypatch.setattr("vitreous.progress.time.monotonic", lambda: now)
-    display = Display()
+    display = ProgressDisplay()
     monkeypatch.setattr(display.neighbours, "poll", lambda: None)
     for done, now in ((600, 105.0), (700, 155.0), (1000, 300.0)):  # noqa: B007
         display.progress("train", done, 1000)
@@ -122,7 +122,7 @@ def test_what_cannot_be_meant_is_refused_with_the_way(tmp_path, options, message
 
 
 def test_a_synonym_stands_for_one_option_and_is_none_itself():
-    names = [name for mark in marks_of(TrainOptions, Synonyms).values() for name in mark.names]
+    names = [name for mark in get_field_markers(TrainOptions, OptionAliases).values() for name in mark.names]
     assert len(names) == len(set(names)) == 20
     assert not set(names) & set(TrainOptions.__dataclass_fields__)
 

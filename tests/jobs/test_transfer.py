@@ -18,16 +18,16 @@ import pytest
 from PIL import Image
 
 from tests.conftest import TINY, make_folder, say
-from vitreous.data.holdout import hold_out
-from vitreous.data.layouts.named import digits
+from vitreous.data.holdout import draw_stratified_splits
+from vitreous.data.layouts.named import open_digits
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.jobs import transfer
 from vitreous.jobs.train import train
-from vitreous.jobs.transfer import Protocol, Trial, choose_rate, with_rate
+from vitreous.jobs.transfer import TransferProtocol, TrialResult, choose_learning_rate, set_learning_rate
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages.report import write_report
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.training.session import Session
 
 pytestmark = [pytest.mark.usefixtures("without_pages"), pytest.mark.drawn]  # training is repeated many times
@@ -67,7 +67,7 @@ class Heard:
 def digits_folder(root: Path, counts: dict[str, int]) -> Path:
     """Some of scikit-learn's digits as root/SPLIT/CLASS/*.png, the same number of each class."""
     for name, count in counts.items():
-        split = digits().splits[name]
+        split = open_digits().splits[name]
         for label in range(10):
             home = root / name / str(label)
             home.mkdir(parents=True)
@@ -79,7 +79,7 @@ def digits_folder(root: Path, counts: dict[str, int]) -> Path:
 def held_apart(root: Path, to: Path, share: float) -> Path:
     """A copy of a folder whose `val` is a share of each class of `train`: what the protocol does, by hand."""
     data = open_data(root)
-    parts = hold_out(data.splits["train"].labels, 0, {"val": share})
+    parts = draw_stratified_splits(data.splits["train"].labels, 0, {"val": share})
     for name, rows in parts.items():
         for row in rows:
             path = data.splits["train"].paths[row]
@@ -114,7 +114,7 @@ def test_it_chooses_what_an_exhaustive_search_chooses_to_the_last_bit(tmp_path):
     assert len({row["score"] for row in table["trials"]}) == 3, (
         "the rates have to differ for a choice between them to mean something"
     )
-    assert table["choice"]["lr"] == best == Folder(tmp_path / "grid").run().optimizer.lr
+    assert table["choice"]["lr"] == best == RunFolder(tmp_path / "grid").run().optimizer.lr
     assert weights(tmp_path / "grid") == weights(tmp_path / "last")
     for rate in rates:
         assert weights(tmp_path / "grid" / "trials" / f"lr-{rate}") == weights(tmp_path / str(rate))
@@ -292,40 +292,47 @@ def test_sigterm_saves_and_says_how_to_go_on(uninterrupted, tmp_path):
     assert len(list((out / "trials" / "lr-0.001" / "checkpoints").iterdir())) == 1
 
 
-def protocol(*grid: float) -> Protocol:
-    return Protocol(grid, share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
+def protocol(*grid: float) -> TransferProtocol:
+    return TransferProtocol(grid, share=0.1, images=90, held_out=10, lr=0.003, matrix_lr=0.02)
 
 
 def test_ties_go_to_the_lower_nll_and_then_to_the_smaller_rate():
     grid = protocol(0.1, 0.2, 0.3, 0.4)
-    rows = [Trial(0.1, "", 0.8, 0.1), Trial(0.2, "", 0.9, 0.5), Trial(0.3, "", 0.9, 0.4), Trial(0.4, "", 0.9, None)]
+    rows = [
+        TrialResult(0.1, "", 0.8, 0.1),
+        TrialResult(0.2, "", 0.9, 0.5),
+        TrialResult(0.3, "", 0.9, 0.4),
+        TrialResult(0.4, "", 0.9, None),
+    ]
     assert (
-        choose_rate(rows, grid).lr == 0.3
-        and "lower NLL" in choose_rate(rows, grid).why
-        and "lr 0.2" in choose_rate(rows, grid).why
+        choose_learning_rate(rows, grid).lr == 0.3
+        and "lower NLL" in choose_learning_rate(rows, grid).why
+        and "lr 0.2" in choose_learning_rate(rows, grid).why
     )
     rows[1] = replace(rows[1], nll=0.4)
-    assert choose_rate(rows, grid).lr == 0.2 and "smaller" in choose_rate(rows, grid).why
-    assert choose_rate(rows[::-1], grid).lr == 0.2
+    assert choose_learning_rate(rows, grid).lr == 0.2 and "smaller" in choose_learning_rate(rows, grid).why
+    assert choose_learning_rate(rows[::-1], grid).lr == 0.2
 
 
 def test_a_choice_at_an_end_of_the_grid_is_told():
     grid = protocol(0.1, 0.2, 0.3)
 
     def best(number):
-        return choose_rate([Trial(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid)
+        return choose_learning_rate(
+            [TrialResult(rate, "", float(i == number), 1.0) for i, rate in enumerate(grid.grid)], grid
+        )
 
     assert "smallest of the grid" in best(0).caution and "largest of the grid" in best(2).caution
     assert best(1).caution is None
-    assert choose_rate([], protocol(0.1)).lr == 0.1 and choose_rate([], protocol(0.1)).caution is None
+    assert choose_learning_rate([], protocol(0.1)).lr == 0.1 and choose_learning_rate([], protocol(0.1)).caution is None
 
 
 def test_muons_rate_keeps_its_proportion(folder, tmp_path):
     train(str(folder), out=str(tmp_path / "run"), lr_grid=(0.004,), **{**QUICK, "optimizer": "muon"})
-    run, (grid, _) = Folder(tmp_path / "run").run(), transfer.read_protocol(Folder(tmp_path / "run"))
+    run, (grid, _) = RunFolder(tmp_path / "run").run(), transfer.read_protocol(RunFolder(tmp_path / "run"))
     assert run.optimizer.lr == 0.004 and grid.lr != 0.004
     assert run.optimizer.matrix_lr / run.optimizer.lr == pytest.approx(grid.matrix_lr / grid.lr)
-    assert with_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
+    assert set_learning_rate(run, grid, grid.lr).optimizer.matrix_lr == grid.matrix_lr
     assert not (tmp_path / "run" / "trials").exists(), "one rate needs no trial"
 
 
@@ -337,7 +344,7 @@ def test_a_trial_that_diverges_counts_as_the_worst(folder, tmp_path):
     assert rows[2]["score"] is None and "step" in rows[2]["failure"]
     assert summary["lr_grid"]["choice"]["lr"] in (0.001, 0.002)
     assert any("lr 1e+30 (3 of 3)" in note for note in heard.notes)
-    write_report(tmp_path / "run" / "report.html", Folder(tmp_path / "run"))
+    write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
     assert rows[2]["failure"].split(";")[0] in (tmp_path / "run" / "report.html").read_text()
 
 
@@ -351,8 +358,8 @@ def test_when_every_trial_diverges_the_protocol_does_too(folder, tmp_path):
 def test_images_drawn_for_validation_go_back_and_all_are_trained_on(tmp_path):
     root = make_folder(tmp_path / "photos", {"": 20})
     summary = train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **QUICK)
-    run = Folder(tmp_path / "run").run()
-    trial = Folder(tmp_path / "run" / "trials" / "lr-0.01").run()
+    run = RunFolder(tmp_path / "run").run()
+    trial = RunFolder(tmp_path / "run" / "trials" / "lr-0.01").run()
     assert run.data.images == 60 and trial.data.images == 54
     assert summary["lr_grid"]["protocol"]["held_out"] == 6 and summary["val"] is None
     with pytest.raises(DataError, match="no val split"):
@@ -361,8 +368,8 @@ def test_images_drawn_for_validation_go_back_and_all_are_trained_on(tmp_path):
 
 
 def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
-    for data in (digits(), open_data(make_folder(tmp_path / "photos", {"train": 20, "test": 5}))):
-        held, back = data.holding_out(0.2, 0), data.holding_out(0.0, 0)
+    for data in (open_digits(), open_data(make_folder(tmp_path / "photos", {"train": 20, "test": 5}))):
+        held, back = data.with_holdout(0.2, 0), data.with_holdout(0.0, 0)
         total = len(data.splits["train"]) + len(data.splits["val"])
         assert len(back.splits["train"]) == total and "val" not in back.splits
         assert len(held.splits["train"]) + len(held.splits["val"]) == total
@@ -372,21 +379,21 @@ def test_the_data_are_parted_without_loss_or_overlap(tmp_path):
     assert names["train"] | names["val"] == {back.splits["train"].name(row) for row in range(total)}
     assert not names["train"] & names["val"]
     own = open_data(make_folder(tmp_path / "own", {"train": 20, "val": 5}))
-    assert own.holding_out(0.0, 0).splits["val"] is own.splits["val"]
-    assert len(own.holding_out(0.1, 0).splits["val"]) == 6
+    assert own.with_holdout(0.0, 0).splits["val"] is own.splits["val"]
+    assert len(own.with_holdout(0.1, 0).splits["val"]) == 6
 
 
 @pytest.mark.parametrize("size", [(16, 16), (80, 80)], ids=["in memory", "from files"])
 def test_a_trial_repeated_from_its_config_is_the_same_also_around_images_that_cannot_be_read(tmp_path, size):
     root = make_folder(tmp_path / "photos", {"train": 12}, size=size)
-    held = open_data(root).holding_out(0.1, 0)
+    held = open_data(root).with_holdout(0.1, 0)
     for split in ("train", "val"):
         Path(held.splits[split].paths[1]).write_bytes(b"not an image")
     settings = {**QUICK, "bad_images": "skip", "image_size": 16, "epochs": 1}
     train(str(root), out=str(tmp_path / "run"), lr_grid=(0.001, 0.01), **settings)
     place = tmp_path / "run" / "trials" / "lr-0.01"
-    trial = Folder(place).run()
-    assert Folder(tmp_path / "run").run().data.images == 34
+    trial = RunFolder(place).run()
+    assert RunFolder(tmp_path / "run").run().data.images == 34
     assert trial.data.images == 32 and trial.data.cache == (size == (16, 16))
     again = train(str(root), out=str(tmp_path / "again"), config=str(place / "config.yaml"), bad_images="skip")
     assert weights(tmp_path / "again") == weights(place)
@@ -434,7 +441,7 @@ def test_the_report_has_the_grid(uninterrupted, tmp_path):
     root, _ = uninterrupted
     out = tmp_path / "run"
     shutil.copytree(root.parent / "whole", out)
-    write_report(out / "report.html", Folder(out))
+    write_report(out / "report.html", RunFolder(out))
     page = (out / "report.html").read_text()
     for row in grid_of(out)["trials"]:
         assert (
@@ -456,7 +463,7 @@ def test_several_labels_are_judged_by_map(tmp_path):
     for row in summary["lr_grid"]["trials"]:
         val = json.loads((tmp_path / "run" / row["folder"] / "summary.json").read_text())["val"]
         assert row["score"] == val["map"] and val["top1"] is None and val["images"] == 4
-    write_report(tmp_path / "run" / "report.html", Folder(tmp_path / "run"))
+    write_report(tmp_path / "run" / "report.html", RunFolder(tmp_path / "run"))
     assert "held-out mAP" in (tmp_path / "run" / "report.html").read_text()
 
 

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.errors import UsageError
 from vitreous.models.config import AdapterConfig, ModelConfig, transformer_config
 from vitreous.models.configs.adapter import add_adapter
 from vitreous.models.configs.hybrid import ConvStemConfig
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, skip_init
-from vitreous.nn.adapter import Geometry
-from vitreous.nn.frozen import frozen
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init
+from vitreous.nn.adapter import ReferencePoints
+from vitreous.nn.frozen import freeze_for_inference
 
 SMALL = {"classes": 0, "width": 16, "depth": 5, "heads": 2, "mlp": {"hidden": 32}}
 GRID = SMALL | {"class_token": False, "pool": "mean", "norm": {"final": "none"}}
@@ -55,8 +55,8 @@ PUBLISHED = {
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_parameters_are_those_published_without_the_position_of_a_class_token(size):
     plain = {"classes": 0, "class_token": False, "pool": "mean", "norm": {"final": "none", "layer_scale": 1.0}}
-    config = add_adapter(configure(f"ViT-{size}/16").with_options(**plain))
-    model = skip_init(config)
+    config = add_adapter(config_from_name(f"ViT-{size}/16").with_options(**plain))
+    model = build_without_init(config)
     whole, prior, interactions = (
         sum(p.numel() for p in part.parameters()) for part in (model, model.prior, model.interactions)
     )
@@ -87,7 +87,7 @@ def test_maps_and_what_every_model_promises(name):
     contracts.what_nobody_reads_is_frozen(model, images)
     model, images = model.float(), images.float()
     contracts.state_and_config_make_it_again(model, images)
-    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     maps = model.features_at(images, model.config.strides)
     assert all(x.shape[-1] == 16 and torch.isfinite(x).all() for x in maps)
 
@@ -101,7 +101,7 @@ def add_tokens_as_authors(model, images, per_interaction):
     vit, blocks = model.backbone, list(model.backbone.encoder.blocks)
     c1, *levels = model.prior(images)
     c = torch.cat([(x.flatten(2).mT + e) for x, e in zip(levels, model.level, strict=True)], 1)
-    places, outs = Geometry(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
+    places, outs = ReferencePoints(tuple(images.shape[2:]), model.config.backbone.patch, images.device), []
     x = vit.place(vit.project(images))
     for interaction in model.interactions:
         x = interaction.inject(x, c, places)
@@ -163,15 +163,15 @@ def test_an_adapter_is_exported():
 
 
 def test_levels_have_twenty_one_places_for_each_of_the_coarsest():
-    places = Geometry((64, 96), (16, 16), torch.device("cpu"))
-    assert len(places.of_levels) == 21 * 2 * 3 and len(places.of_tokens) == 4 * 6
+    places = ReferencePoints((64, 96), (16, 16), torch.device("cpu"))
+    assert len(places.level_points) == 21 * 2 * 3 and len(places.token_points) == 4 * 6
     model = make("plain")
     levels = model.prior(torch.randn(1, 3, 64, 96))[1:]
     assert model.exchange(torch.randn(1, 3, 64, 96), levels)[1].shape == (1, 21 * 2 * 3, 16)
     # the same point of an image lies at the same place, whatever the patch and the filling up
-    ragged = Geometry((56, 84), (14, 14), torch.device("cpu"))
-    assert torch.allclose(ragged.of_tokens[0, 0], torch.tensor([7 / 96, 7 / 64]))
-    assert torch.allclose(ragged.of_levels[0, 0], torch.tensor([4 / 84, 4 / 56]))
+    ragged = ReferencePoints((56, 84), (14, 14), torch.device("cpu"))
+    assert torch.allclose(ragged.token_points[0, 0], torch.tensor([7 / 96, 7 / 64]))
+    assert torch.allclose(ragged.level_points[0, 0], torch.tensor([4 / 84, 4 / 56]))
 
 
 def test_the_prior_learns_while_gates_are_zero():
@@ -201,8 +201,8 @@ def test_batch_norm_is_that_of_the_paper_and_its_statistics_are_state():
 
 def test_layer_decay_is_that_of_the_vit_and_none_beside_it():
     config = AdapterConfig(backbone=BACKBONES["plain"], **OPTIONS)
-    names = [name for name, _ in skip_init(config).named_parameters()]
-    layers = {name: config.layer_of(name) for name in names}
+    names = [name for name, _ in build_without_init(config).named_parameters()]
+    layers = {name: config.parameter_layer(name) for name in names}
     assert layers["backbone.projection.weight"] == layers["backbone.position.table"] == 0
     assert layers["backbone.encoder.blocks.4.mlp.norm.weight"] == 5
     assert {layers[name] for name in names if not name.startswith("backbone.")} == {6}
@@ -220,7 +220,7 @@ def test_frozen_copies_agree():
     with torch.inference_mode():
         maps = model.features_at(images, [4, 32])
         for dtype, limit in ((torch.float32, 1e-4), (torch.bfloat16, 0.1)):
-            again = frozen(model, dtype).features_at(images, [4, 32])
+            again = freeze_for_inference(model, dtype).features_at(images, [4, 32])
             for x, y in zip(maps, again, strict=True):
                 assert torch.allclose(x, y.float(), atol=limit * x.abs().max().item())
 

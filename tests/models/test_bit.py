@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from tests import contracts
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.errors import UsageError
 from vitreous.models.bit import BiT
-from vitreous.models.config import BiTConfig, Numerics, StemConfig
-from vitreous.nn.resnet import NUMERICS, AxialAttention, StandardizedConv, Stem
+from vitreous.models.config import BiTConfig, NumericsName, StemConfig
+from vitreous.nn.resnet import NUMERICS, AxialAttention, ResNetStem, StandardizedConv
 
 BLOCKS = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 
@@ -114,7 +114,7 @@ def test_cost_is_what_the_layers_do(axial, size):
     head = config.width_out * config.classes
     assert config.macs(size) == counted(BiT(config), torch.randn(1, 3, *size)) + head
     if not axial:
-        assert StemConfig((1, 2, 1), 16).macs(size, 3) == counted(Stem((1, 2, 1), 16), torch.randn(1, 3, *size))
+        assert StemConfig((1, 2, 1), 16).macs(size, 3) == counted(ResNetStem((1, 2, 1), 16), torch.randn(1, 3, *size))
 
 
 def test_axial_resnet_50_has_attention_for_every_3x3():
@@ -199,11 +199,11 @@ def test_configs_that_cannot_be_are_refused(changes, message):
 
 
 def test_a_config_from_a_file_is_typed():
-    assert set(get_args(Numerics)) == set(NUMERICS)
+    assert set(get_args(NumericsName)) == set(NUMERICS)
     config = BiTConfig(blocks=BLOCKS[101], factor=3)
-    assert from_plain(BiTConfig, to_plain(config)) == config
+    assert from_builtins(BiTConfig, to_builtins(config)) == config
     with pytest.raises(UsageError, match="numerics"):
-        from_plain(BiTConfig, {"numerics": "jax"})
+        from_builtins(BiTConfig, {"numerics": "jax"})
 
 
 @pytest.mark.parametrize("size", [(64, 64), (47, 70)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import (
@@ -19,7 +19,7 @@ from vitreous.models.config import (
 )
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
-from vitreous.nn.frozen import frozen
+from vitreous.nn.frozen import freeze_for_inference
 from vitreous.tasks.detection import Detection
 from vitreous.weights.bundle import Bundle, load_bundle
 
@@ -112,7 +112,7 @@ def test_everything_that_can_move_gets_a_gradient(name, change):
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
     model = detector(config_of(name, masks=masks)).eval()
-    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     assert model.config.name().endswith("with Mask R-CNN" if masks else "with Faster R-CNN")
     task = Detection(("a", "b", "c"), masks)
     Bundle(model, task, ImagePreprocess((48, 64))).save(tmp_path / "bundle")
@@ -122,7 +122,7 @@ def test_a_bundle_gives_the_same_answers(name, masks, tmp_path):
     with torch.inference_mode():
         answers = model(images)
         assert all(torch.equal(one, other) for one, other in zip(again.model(images), answers, strict=True))
-        packed = frozen(model, packed=True)(images)
+        packed = freeze_for_inference(model, packed=True)(images)
     assert torch.allclose(packed[1], answers[1], atol=1e-4)
     assert model.config.macs() > model.config.backbone.macs()
 

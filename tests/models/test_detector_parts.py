@@ -10,10 +10,17 @@ from torchvision.models.detection.image_list import ImageList
 from torchvision.ops import box_iou, nms, roi_align
 
 from tests.models.test_detector import config_of, detector, scene
-from vitreous.data.keys import one_key
-from vitreous.models.boxes import draws, in_crowd, region_features, sample, signed, suppress
-from vitreous.models.proposals import BACKGROUND, OBJECT, OVERLAP, Proposals
-from vitreous.models.regions import CORRECTIONS
+from vitreous.data.keys import derive_key
+from vitreous.models.boxes import (
+    draw_splitmix64,
+    is_in_crowd,
+    nms_keep_mask,
+    pyramid_roi_align,
+    sample_foreground_background,
+    to_signed_int64,
+)
+from vitreous.models.proposals import ANCHOR_BACKGROUND_IOU, ANCHOR_FOREGROUND_IOU, NMS_IOU, Proposals
+from vitreous.models.regions import BOX_CODER_WEIGHTS
 
 SIZE = (64, 128)  # which all strides divide: torchvision takes them from the sizes of the levels
 
@@ -27,7 +34,7 @@ class First:
     def __call__(self, labels):
         masks = []
         for row, key in zip(labels, self.keys, strict=True):
-            chosen = sample(row.long(), draws(key, len(row)), self.count, self.share)
+            chosen = sample_foreground_background(row.long(), draw_splitmix64(key, len(row)), self.count, self.share)
             masks.append([torch.zeros(len(row), dtype=torch.bool).scatter(0, places, True) for places in chosen])
         return [list(column) for column in zip(*masks, strict=True)]
 
@@ -39,7 +46,16 @@ def network(model, **changes):
     count = {"training": model.config.proposals, "testing": model.config.proposals}
     most = {"training": 2 * model.config.proposals, "testing": model.config.proposals}
     return rpn.RegionProposalNetwork(
-        anchors, model.proposals.head, OBJECT, BACKGROUND, 256, 0.5, most, count, OVERLAP, **changes
+        anchors,
+        model.proposals.head,
+        ANCHOR_FOREGROUND_IOU,
+        ANCHOR_BACKGROUND_IOU,
+        256,
+        0.5,
+        most,
+        count,
+        NMS_IOU,
+        **changes,
     )
 
 
@@ -81,7 +97,7 @@ def test_answers_are_those_of_torchvisions_plain_path(threshold, agnostic):
         regions = torch.cat([torch.cat([torch.full((len(r), 1), float(i)), r], 1) for i, r in enumerate(rows)])
         logits, deltas = heads.box(heads.read(levels, regions, 7))
         peer = roi_heads.RoIHeads(None, None, None, 0.5, 0.5, 512, 0.25, None, threshold, config.nms, 25)
-        assert peer.box_coder.weights == CORRECTIONS
+        assert peer.box_coder.weights == BOX_CODER_WEIGHTS
         deltas = deltas.repeat(1, 1 + config.classes) if agnostic else deltas
         theirs = peer.postprocess_detections(logits, deltas, rows, [SIZE] * 2)
     for image in range(2):
@@ -109,7 +125,7 @@ def test_losses_of_an_image_are_torchvisions(agnostic):
     count = int(proposals.valid.sum())
     assert torch.allclose(proposals.boxes[0, :count], theirs[0], atol=1e-4)
 
-    boxes, labels, match = model.regions.learned_from(proposals, targets, 0)
+    boxes, labels, match = model.regions.sample_training_regions(proposals, targets, 0)
     assert ((labels > 0) == (box_iou(boxes, truth[0]["boxes"]).max(1).values >= 0.5)).all() and (labels > 0).any()
     assert len(labels) == min(512, count + 3)
     read = lambda rois, bins: model.regions.read(levels, torch.cat([torch.zeros(len(rois), 1), rois], 1), bins)  # noqa: E731
@@ -143,7 +159,7 @@ def test_what_lies_in_a_crowd_is_neither_object_nor_background():
     boxes, crowd = scene()["boxes"][0][:2], torch.tensor([[0.0, 8, 100, 64]])
     before, _ = model.proposals.matches(anchors, boxes, crowd[:0])
     labels, match = model.proposals.matches(anchors, boxes, crowd)
-    inside = in_crowd(anchors, crowd)
+    inside = is_in_crowd(anchors, crowd)
     for box, own in zip(anchors.tolist(), inside.tolist(), strict=True):
         across, down = min(box[2], 100) - max(box[0], 0), min(box[3], 64) - max(box[1], 8)
         share = max(0, across) * max(0, down) / ((box[2] - box[0]) * (box[3] - box[1]))
@@ -152,7 +168,7 @@ def test_what_lies_in_a_crowd_is_neither_object_nor_background():
     assert torch.equal(labels[~inside], before[~inside]) and (labels[before == 1] == 1).all() and match.max() == 1
     proposals = Proposals(torch.tensor([[[2.0, 32, 28, 46], [40, 2, 60, 9]]]), torch.tensor([[True, False]]))
     targets = {name: rows[:1] for name, rows in scene(SIZE).items()}
-    chosen, labels, _ = model.regions.learned_from(proposals, targets, 0)
+    chosen, labels, _ = model.regions.sample_training_regions(proposals, targets, 0)
     assert torch.equal(chosen.sort(0).values, boxes.sort(0).values) and sorted(labels.tolist()) == [1, 3]
 
 
@@ -165,7 +181,7 @@ def test_regions_are_read_from_their_level():
     boxes[:, ::2].clamp_(max=70), boxes[:, 1::2].clamp_(max=50)
     regions = torch.cat([torch.arange(40.0)[:, None] % 2, boxes], 1)
     for sampling, learned in ((0, False), (2, False), (1, True), (2, True)):
-        features = region_features([level.requires_grad_(learned) for level in levels], strides, regions, 7, sampling)
+        features = pyramid_roi_align([level.requires_grad_(learned) for level in levels], strides, regions, 7, sampling)
         numbers = set()
         for region, own in zip(regions, features, strict=True):
             side = math.sqrt((region[3] - region[1]) * (region[4] - region[2]))
@@ -185,27 +201,29 @@ def test_suppression_is_that_of_every_group_by_itself():
         for group in groups.unique():
             rows = (groups == group).nonzero().flatten()
             wanted[rows[nms(boxes[rows], scores[rows], 0.5)]] = True
-        assert torch.equal(suppress(boxes, scores, groups, 0.5), wanted)
+        assert torch.equal(nms_keep_mask(boxes, scores, groups, 0.5), wanted)
 
 
 def test_draws_are_splitmix_and_choose_evenly():
-    ours = draws(torch.tensor(signed(one_key(5))), 4).tolist()
-    state = one_key(5)
+    ours = draw_splitmix64(torch.tensor(to_signed_int64(derive_key(5))), 4).tolist()
+    state = derive_key(5)
     for place, value in enumerate(ours, 1):
         word = (state + place * 0x9E3779B97F4A7C15) & (2**64 - 1)
         word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
         word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
-        assert value == signed(word ^ (word >> 31))
+        assert value == to_signed_int64(word ^ (word >> 31))
     labels = torch.tensor([1] * 6 + [0] * 30 + [-1] * 4)
     counts = torch.zeros(40)
     for key in range(600):
-        positive, negative = sample(labels, draws(torch.tensor(key), 40), 8, 0.25)
+        positive, negative = sample_foreground_background(labels, draw_splitmix64(torch.tensor(key), 40), 8, 0.25)
         assert len(positive) == 2 and len(negative) == 6
         counts[positive] += 1
         counts[negative] += 1
     assert (counts[36:] == 0).all()
     assert (counts[:6] / 600 - 2 / 6).abs().max() < 0.08 and (counts[6:36] / 600 - 6 / 30).abs().max() < 0.08
     for own in (labels, labels.clamp(max=0), labels.clamp(min=0), torch.full((40,), -1)):
-        counts = [len(places) for places in sample(own, draws(torch.tensor(1), 40), 8, 0.25)]
+        counts = [
+            len(places) for places in sample_foreground_background(own, draw_splitmix64(torch.tensor(1), 40), 8, 0.25)
+        ]
         theirs = BalancedPositiveNegativeSampler(8, 0.25)([own])
         assert counts == [int(mask[0].sum()) for mask in theirs]

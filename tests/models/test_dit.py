@@ -10,14 +10,14 @@ import torch
 
 import vitreous
 from tests.contracts import randomise
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.errors import UsageError
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
-from vitreous.models.names import configure
-from vitreous.models.zoo import skip_init
-from vitreous.nn.condition import AdaBlock, waves
-from vitreous.nn.frozen import frozen
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_without_init
+from vitreous.nn.condition import AdaLNBlock, timestep_embedding
+from vitreous.nn.frozen import freeze_for_inference
 from vitreous.nn.grid import patchify, unpatchify
 
 #: parameters that move, and 10^9 multiply-adds of latents of 32 x 32 (the paper's "Gflops" are these)
@@ -50,23 +50,23 @@ def batch(channels=3, side=8):
 
 @pytest.mark.parametrize("size", PUBLISHED)
 def test_counts_and_costs_are_those_of_the_paper(size):
-    config = configure(f"DiT-{size}")
+    config = config_from_name(f"DiT-{size}")
     parameters, cost = PUBLISHED[size]
-    assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
+    assert sum(p.numel() for p in build_without_init(config).parameters()) == parameters
     assert config.macs() / 1e9 == pytest.approx(cost, abs=0.006)
     assert config.name() == f"DiT-{size}" and config.learned_variance and config.channels == 4
 
 
 def test_larger_latents_cost_what_the_paper_says():
-    assert configure("DiT-XL/2", 64).macs() / 1e9 == pytest.approx(524.54, abs=0.1)
+    assert config_from_name("DiT-XL/2", 64).macs() / 1e9 == pytest.approx(524.54, abs=0.1)
 
 
 def test_names_are_read_and_written():
-    assert configure("dit-64x3/2").name() == "DiT-64x3/2" and configure("DiT-64x3/4").patch == (4, 4)
-    assert from_plain(DiTConfig, to_plain(TINY)) == TINY
+    assert config_from_name("dit-64x3/2").name() == "DiT-64x3/2" and config_from_name("DiT-64x3/4").patch == (4, 4)
+    assert from_builtins(DiTConfig, to_builtins(TINY)) == TINY
     for wrong in ("DiT-XXL/2", "DiT-64x3/0"):
         with pytest.raises(UsageError):
-            configure(wrong)
+            config_from_name(wrong)
     with pytest.raises(UsageError, match="heads"):
         replace(TINY, heads=3)
     with pytest.raises(UsageError, match="image size 9x8 is not divisible"):
@@ -84,7 +84,7 @@ def test_a_fresh_model_answers_nothing_and_its_blocks_are_the_identity():
 
 def test_a_block_is_its_formula():
     model = tiny()
-    block: AdaBlock = model.blocks()[0]
+    block: AdaLNBlock = model.blocks()[0]
     x, c = torch.randn(2, 16, 32), torch.randn(2, 32)
     m = block.modulation(c)[:, None].chunk(6, -1)
     norm = lambda y: torch.nn.functional.layer_norm(y, (32,), eps=1e-6)  # noqa: E731
@@ -94,7 +94,7 @@ def test_a_block_is_its_formula():
 
 
 def test_waves_are_cosines_and_then_sines():
-    table = waves(torch.tensor([0.0, 3.0]), 8)
+    table = timestep_embedding(torch.tensor([0.0, 3.0]), 8)
     assert table[0].tolist() == [1.0] * 4 + [0.0] * 4
     want = [math.cos(3 * 10000 ** (-i / 4)) for i in range(4)] + [math.sin(3 * 10000 ** (-i / 4)) for i in range(4)]
     assert table[1].tolist() == pytest.approx(want, abs=1e-6)
@@ -151,7 +151,7 @@ def test_blocks_of_clips_alternate_between_space_and_time():
     x = model.place(model.project(clips)).unflatten(1, (4, 6))
     for number, block in enumerate(model.blocks()):
         if number % 2:
-            loop = torch.stack([AdaBlock.forward(block, x[:, :, place], condition) for place in range(6)], 2)
+            loop = torch.stack([AdaLNBlock.forward(block, x[:, :, place], condition) for place in range(6)], 2)
         else:
             loop = torch.stack([block(x[:, slot], condition) for slot in range(4)], 1)
         x = block(x, condition)
@@ -162,11 +162,11 @@ def test_blocks_of_clips_alternate_between_space_and_time():
     assert model(longer, time, labels).shape == longer.shape
     assert [one.shape for one in model.features_after(clips, [0, 3], time, labels)] == [(3, 24, 36)] * 2
     with torch.inference_mode():
-        assert torch.allclose(frozen(model)(clips, time, labels), model(clips, time, labels), atol=1e-4)
+        assert torch.allclose(freeze_for_inference(model)(clips, time, labels), model(clips, time, labels), atol=1e-4)
 
 
 def test_alternating_blocks_have_names_costs_and_mistakes():
-    config = configure("DiT-96x4/2x4x4-alternating", (8, 16, 16))
+    config = config_from_name("DiT-96x4/2x4x4-alternating", (8, 16, 16))
     assert config.name() == "DiT-96x4/2x4x4-alternating" and config.grid == (4, 4, 4)
     joint = replace(config, arrangement="joint")
     less = 2 * (64 * 2 * (64 - 16) * 96) + 2 * (64 * 2 * (64 - 4) * 96)  # keys that a query does not see
@@ -178,7 +178,7 @@ def test_alternating_blocks_have_names_costs_and_mistakes():
 
 def test_layers_are_counted_for_layer_decay():
     names = ("projection.weight", "time.fc1.weight", "encoder.blocks.1.modulation.weight", "last.linear.weight")
-    assert [TINY.layer_of(name) for name in names] == [0, 0, 2, 3]
+    assert [TINY.parameter_layer(name) for name in names] == [0, 0, 2, 3]
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
@@ -187,8 +187,10 @@ def test_a_frozen_copy_agrees(qk_norm):
     images, time, labels = batch()
     want = model(images, time, labels)
     with torch.inference_mode():
-        assert torch.allclose(frozen(model, packed=True)(images, time, labels), want, atol=2e-5 * want.abs().max())
-        half = frozen(model, torch.bfloat16)(images.bfloat16(), time, labels).float()
+        assert torch.allclose(
+            freeze_for_inference(model, packed=True)(images, time, labels), want, atol=2e-5 * want.abs().max()
+        )
+        half = freeze_for_inference(model, torch.bfloat16)(images.bfloat16(), time, labels).float()
     assert (half - want).norm() / want.norm() < 2e-2
 
 

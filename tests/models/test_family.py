@@ -19,9 +19,9 @@ from vitreous.models.config import (
     ViTConfig,
     transformer_config,
 )
-from vitreous.models.names import NAMES, configure, configure_vit
+from vitreous.models.names import MODEL_NAMES, config_from_name, vit_config_from_name
 from vitreous.models.vit import ViT
-from vitreous.models.zoo import build_model, create, skip_init
+from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
 
 #: parameters as published (official modules, or the formula of each paper's code); with 1000 classes but where the name
 #: has none
@@ -59,20 +59,25 @@ COUNTS = {
 
 
 def parameters(config):
-    return sum(p.numel() for p in skip_init(config).parameters())
+    return sum(p.numel() for p in build_without_init(config).parameters())
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_exact(name):
-    assert parameters(configure(name)) == COUNTS[name]
+    assert parameters(config_from_name(name)) == COUNTS[name]
 
 
 def test_other_sizes_and_heads():
-    assert parameters(configure("DeiT-B/16-distilled", 384)) == 87_630_032
-    assert parameters(configure("CLIP-L/14", 336)) == 304_293_888
+    assert parameters(config_from_name("DeiT-B/16-distilled", 384)) == 87_630_032
+    assert parameters(config_from_name("CLIP-L/14", 336)) == 304_293_888
     fixed = {"positions": {"kind": "sincos-big-vision"}, "pool": "mean", "class_token": False, "depth": 12}
-    assert sum(p.numel() for p in create("S/16", **fixed).parameters()) == 21_974_632  # arXiv:2205.01580
-    assert sum(p.numel() for p in create("S/16", head={"representation": 384}, **fixed).parameters()) == 22_122_472
+    assert (
+        sum(p.numel() for p in create_untrained_model("S/16", **fixed).parameters()) == 21_974_632
+    )  # arXiv:2205.01580
+    assert (
+        sum(p.numel() for p in create_untrained_model("S/16", head={"representation": 384}, **fixed).parameters())
+        == 22_122_472
+    )
 
 
 SPELLINGS = {
@@ -118,15 +123,15 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_other_peoples_names(spelling):
-    assert configure(spelling).name() == SPELLINGS[spelling]
+    assert config_from_name(spelling).name() == SPELLINGS[spelling]
 
 
 @pytest.mark.parametrize("wrong", ["R50+ViT-Q/16", "BiT-R51x1", "DINOv2-X/14", "SAM-B/17", "vit_base_patch16_siglip"])
 def test_unknown_names_are_refused(wrong):
     with pytest.raises(UsageError, match="unknown model"):
-        configure(wrong)
+        config_from_name(wrong)
     with pytest.raises(UsageError, match="no ViT"):
-        configure_vit("BiT-R50x1")
+        vit_config_from_name("BiT-R50x1")
 
 
 def test_names_need_no_pytorch():
@@ -197,7 +202,7 @@ def test_stages_of_convolutions_that_cannot_be_are_refused(widths, blocks):
 
 def by_hooks(config):
     """Multiply-adds counted from the shapes that pass through: linear layers, convolutions, attention products."""
-    model, total = skip_init(config), 0
+    model, total = build_without_init(config), 0
 
     def linear(module, inputs, output):
         nonlocal total
@@ -244,7 +249,7 @@ SIZED = [
 
 @pytest.mark.parametrize("name", SIZED)
 def test_cost_is_what_passes_through_the_layers(name):
-    config = configure(name, 224)
+    config = config_from_name(name, 224)
     assert config.macs() == by_hooks(config)
 
 
@@ -255,9 +260,9 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
     """By PyTorch's own count of operations, two to a multiply-add."""
     base, _, attention = name.rpartition("-")
     config = (
-        configure_vit(base).with_options(attention={"kind": attention})
+        vit_config_from_name(base).with_options(attention={"kind": attention})
         if attention in ("rotary", "relative")
-        else configure_vit(name)
+        else vit_config_from_name(name)
     )
     with torch.device("meta"):
         model, images = build_model(config), torch.empty(1, 3, *config.image)
@@ -270,10 +275,12 @@ def test_what_is_not_read_is_the_difference_of_two_passes(name):
 
 
 def test_name_of_convolutions_says_their_units():
-    assert [configure(f"Conv8-16-12{end}+ViT-24x2/4", 32).stem.blocks for end in ("", "x0", "x3")] == [
+    assert [config_from_name(f"Conv8-16-12{end}+ViT-24x2/4", 32).stem.blocks for end in ("", "x0", "x3")] == [
         (0, 0, 1), (0, 0, 0), (0, 0, 3),
     ]  # fmt: skip
-    assert configure("Conv8x2-16-12x1+ViT-24x2/4", 32).stem == ConvStemConfig(widths=(8, 16, 12), blocks=(2, 0, 1))
+    assert config_from_name("Conv8x2-16-12x1+ViT-24x2/4", 32).stem == ConvStemConfig(
+        widths=(8, 16, 12), blocks=(2, 0, 1)
+    )
 
 
 def test_cost_of_convolutions_counts_units_and_cells():
@@ -286,7 +293,7 @@ def test_cost_of_convolutions_counts_units_and_cells():
 
 def test_cost_of_windows_counts_their_filling_and_the_tables():
     """Not what longer queries, keys and values add, which is how a block finds the sums: ones, and zeros."""
-    config = configure_vit("SAM-B/16")
+    config = vit_config_from_name("SAM-B/16")
     tables = longer = 0
     for index in range(12):
         tokens, side = (64 * 64, 64) if index in config.attention.global_blocks else (70 * 70, 14)
@@ -322,11 +329,13 @@ def test_activations_are_what_autograd_keeps(changes):
 
 def test_the_list_covers_the_paper():
     named = {"ViT-L/16", "ViT-H/14", "R50+ViT-L/32", "BiT-R152x4", "Axial-ViT-B/16", "AxialResNet-50"}
-    assert named <= set(NAMES)
-    assert all(isinstance(configure(name), ViTConfig | BiTConfig | SwinConfig | DiTConfig) for name in NAMES)
+    assert named <= set(MODEL_NAMES)
+    assert all(
+        isinstance(config_from_name(name), ViTConfig | BiTConfig | SwinConfig | DiTConfig) for name in MODEL_NAMES
+    )
 
 
 def test_the_classes_of_a_model_are_told_by_their_option():
     with pytest.raises(UsageError, match="a ViT has no classes") as told:
-        create("ViT-32x2/8", 32, classes=3)
+        create_untrained_model("ViT-32x2/8", 32, classes=3)
     assert "num_classes" in told.value.hint

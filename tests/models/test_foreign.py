@@ -19,18 +19,18 @@ from tests.conftest import make_folder, say
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
-from vitreous.inference.predict import load, predictor_of
+from vitreous.inference.predict import build_predictor, load
 from vitreous.models.families import config_type
 from vitreous.models.foreign import ForeignModel, wrap_backbone
-from vitreous.models.libraries import described
-from vitreous.models.names import configure
-from vitreous.models.zoo import create
-from vitreous.objectives.base import Progress, Setting
+from vitreous.models.libraries import read_foreign_config
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import create_untrained_model
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat")
@@ -100,14 +100,14 @@ def test_learns_from_labels_by_our_objective(name, tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 8})
     loader = vitreous.create_loader(root, batch_size=24)
     model, _ = wrap(name, len(loader.classes))
-    setting = Setting(0, loader.classes, views=Augment(mixup=0.1))
+    setting = ObjectiveSetting(0, loader.classes, views=Augment(mixup=0.1))
     objective = SupervisedConfig(smoothing=0.1).build(model, setting)
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
     for epoch in range(12):
         for batch in loader:
             places = torch.arange(24) + 24 * epoch
             with torch.no_grad():
-                ready = objective.prepare({**batch, "positions": places}, Progress(epoch, 24 * epoch, 24 * 12))
+                ready = objective.prepare({**batch, "positions": places}, TrainingProgress(epoch, 24 * epoch, 24 * 12))
             loss = objective(ready)["loss"]
             optimizer.zero_grad()
             loss.backward()
@@ -115,7 +115,7 @@ def test_learns_from_labels_by_our_objective(name, tmp_path):
             optimizer.step()
             losses.append(loss.item())
     assert losses[-1] < 0.8 * losses[0]
-    assert objective.deployed() is model and objective.task().classes == CLASSES
+    assert objective.deployed_model() is model and objective.task().classes == CLASSES
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -129,13 +129,13 @@ def test_our_engine_embeds_and_predicts(name, precision):
     pictures = [np.random.default_rng(n).integers(0, 256, (20, 16, 3), np.uint8) for n in range(3)]
     images = torch.stack([read.transform(one) for one in pictures])
     how = InferenceOptions(device="cpu", precision=precision)
-    predictor = predictor_of("", Bundle(model.eval(), Classification(CLASSES), read), how)
+    predictor = build_predictor("", Bundle(model.eval(), Classification(CLASSES), read), how)
     with torch.no_grad():
         features = model.pool(model.features(images))
         assert np.allclose(predictor.embed(pictures), features, atol=1e-4)
         best = [CLASSES[place] for place in model(images).argmax(1)]
     assert [answer.names[0] for answer in predictor.predict(pictures)] == best
-    alone = predictor_of("", Bundle(wrap(name, 0)[0].eval(), Features(), read), how)
+    alone = build_predictor("", Bundle(wrap(name, 0)[0].eval(), FeatureExtraction(), read), how)
     assert np.allclose(alone.embed(pictures), features, atol=1e-4)
 
 
@@ -169,7 +169,7 @@ SHORT = {"image_size": 32, "batch_size": 8, "precision": "fp32", "device": "cpu"
 
 def named(name, classes=3):
     torch.manual_seed(0)
-    return create(name, NAMED[name], classes), torch.randn(3, 3, NAMED[name], NAMED[name])
+    return create_untrained_model(name, NAMED[name], classes), torch.randn(3, 3, NAMED[name], NAMED[name])
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -188,7 +188,7 @@ def test_a_model_by_name_gives_the_logits_of_its_library(name):
     assert torch.allclose(model(images), theirs(images), atol=1e-5)
     config = model.config
     assert config.name() == name and config_type(config.family) is type(config)
-    layers = {config.layer_of(n) for n, _ in model.named_parameters()}
+    layers = {config.parameter_layer(n) for n, _ in model.named_parameters()}
     assert layers == set(range(config.depth + 2)) and len(model.blocks()) == config.depth
     assert config.macs() > 2 * sum(p.numel() for p in model.parameters() if p.ndim > 1)
 
@@ -275,13 +275,13 @@ def test_a_resumed_run_has_the_same_bits_statistics_included(trained, tmp_path):
 
 def test_a_teacher_has_the_statistics_of_its_student():
     model, _ = named("timm:test_resnet", 0)
-    objective = DINOConfig(prototypes=8, head_width=8, bottleneck=4).build(model, Setting()).train()
+    objective = DINOConfig(prototypes=8, head_width=8, bottleneck=4).build(model, ObjectiveSetting()).train()
     batch = {"images": torch.randn(2, 2, 3, 32, 32), "local": torch.randn(2, 2, 3, 32, 32)}
-    objective(objective.prepare(batch, Progress()))["loss"].backward()
+    objective(objective.prepare(batch, TrainingProgress()))["loss"].backward()
     own, taught = model.encoder.module.bn1, objective.teacher.encoder.module.bn1
     assert not torch.equal(own.running_mean, taught.running_mean)
     with torch.no_grad():
-        objective.after_step(Progress())
+        objective.after_step(TrainingProgress())
     assert torch.equal(own.running_mean, taught.running_mean) and own.running_mean.abs().max() > 0
 
 
@@ -291,7 +291,7 @@ def test_a_teacher_has_the_statistics_of_its_student():
 def test_a_dense_head_learns_on_its_maps(name, head):
     model, images = named(name, 0)
     images, classes = images[:2], torch.tensor([0, 2])[:, None, None].expand(2, *images.shape[2:])
-    objective = SegmentationConfig(head=head, head_width=1).build(model, Setting(classes=CLASSES))
+    objective = SegmentationConfig(head=head, head_width=1).build(model, ObjectiveSetting(classes=CLASSES))
     optimizer, losses = torch.optim.AdamW(objective.parameters(), 1e-2), []
     for _ in range(6):
         loss = objective({"images": images, "classes": classes})["loss"]
@@ -299,7 +299,7 @@ def test_a_dense_head_learns_on_its_maps(name, head):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0] and objective.deployed()(images).shape == (2, 3, *images.shape[2:])
+    assert losses[-1] < 0.9 * losses[0] and objective.deployed_model()(images).shape == (2, 3, *images.shape[2:])
 
 
 def refused(*words):
@@ -325,7 +325,7 @@ def test_wrong_names_and_what_a_model_cannot_do_are_told(monkeypatch):
     code, text = refused("--model", "timm:test_resnet", "--micro-batch", "2")
     assert code == 2 and "batch norms of timm:test_resnet" in text
     monkeypatch.setitem(sys.modules, "timm", None)
-    described.cache_clear()
+    read_foreign_config.cache_clear()
     code, text = refused("--model", "timm:test_resnet")
     assert code == 6 and "pip install 'vitreous[timm]'" in text
 
@@ -340,15 +340,15 @@ def test_a_config_of_transformers_is_a_model(kind, tmp_path):
         small = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
         theirs = transformers.ResNetModel(small)
     theirs.config.save_pretrained(tmp_path / "small")
-    config = configure(f"hf:{tmp_path / 'small'}", 16 if kind == "vit" else 32)
-    model = create(f"hf:{tmp_path / 'small'}", config.image[0], 0).eval()
+    config = config_from_name(f"hf:{tmp_path / 'small'}", 16 if kind == "vit" else 32)
+    model = create_untrained_model(f"hf:{tmp_path / 'small'}", config.image[0], 0).eval()
     model.encoder.module.load_state_dict(theirs.state_dict(), strict=False)
     images = torch.randn(2, 3, *config.image)
     output = theirs.eval()(images)
     expected = output.last_hidden_state[:, 0] if kind == "vit" else output.pooler_output.flatten(1)
     assert torch.allclose(model(images), expected, atol=1e-5) and config.name() == "hf:small"
     shutil.rmtree(tmp_path / "small")  # the config is in the model's own
-    Bundle(model, Features(), ImagePreprocess(config.image)).save(tmp_path / "model")
+    Bundle(model, FeatureExtraction(), ImagePreprocess(config.image)).save(tmp_path / "model")
     assert torch.equal(load_bundle(tmp_path / "model").model(images), model(images))
     if kind == "vit":
         assert torch.equal(model.last_norm(model.features_after(images, [2])[0]), model.features(images))

@@ -10,11 +10,11 @@ import torch
 from tests.contracts import randomise
 from vitreous.errors import UsageError
 from vitreous.models.config import transformer_config
-from vitreous.models.names import configure
-from vitreous.models.packed import Packed, rows
+from vitreous.models.names import config_from_name
+from vitreous.models.packed import PackedViT, pack_sequences
 from vitreous.models.zoo import build_model
-from vitreous.nn.frozen import frozen
-from vitreous.nn.sizes import native_size
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.sizes import fit_size_to_tokens
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "width": 32, "depth": 2, "heads": 4, "mlp": {"hidden": 64}, "classes": 5}
 KINDS = {
@@ -45,7 +45,7 @@ def images_of(model):
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_image_is_answered_as_alone(kind, masked):
     model = model_of(**KINDS[kind])
-    images, packed = images_of(model), Packed(model, row=60, masked=masked)
+    images, packed = images_of(model), PackedViT(model, row=60, masked=masked)
     with torch.no_grad():
         alone = torch.cat([model(image[None]) for image in images])
         assert torch.allclose(packed(images), alone, atol=1e-5)
@@ -62,13 +62,13 @@ def test_patches_that_are_left_out_are_left_out_of_one_image(masked):
     keep = [torch.randperm(math.prod(image.shape[1:]) // 64)[:3].sort().values for image in images]
     with torch.no_grad():
         alone = [model.forward_patches(image[None], index[None]) for image, index in zip(images, keep, strict=True)]
-        assert torch.allclose(Packed(model, masked=masked)(images, keep), torch.cat(alone), atol=1e-5)
+        assert torch.allclose(PackedViT(model, masked=masked)(images, keep), torch.cat(alone), atol=1e-5)
 
 
 def test_gradients_are_those_of_the_images_alone():
     model = model_of().train()
     images, gradients = images_of(model), []
-    for logits in (Packed(model, row=40)(images), torch.cat([model(image[None]) for image in images])):
+    for logits in (PackedViT(model, row=40)(images), torch.cat([model(image[None]) for image in images])):
         model.zero_grad()
         logits.square().mean().backward()
         gradients.append([parameter.grad.clone() for parameter in model.parameters()])
@@ -79,21 +79,21 @@ def test_gradients_are_those_of_the_images_alone():
 def test_frozen_models_pack_too():
     model = model_of()
     images = images_of(model)
-    fast = frozen(model, torch.float32, False)
+    fast = freeze_for_inference(model, torch.float32, False)
     with torch.no_grad():
-        assert torch.allclose(Packed(fast)(images), torch.cat([model(image[None]) for image in images]), atol=1e-5)
+        assert torch.allclose(PackedViT(fast)(images), torch.cat([model(image[None]) for image in images]), atol=1e-5)
 
 
 def test_rows_hold_whole_images():
-    assert rows([3, 4, 5, 20, 1], 9) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
-    assert rows([5], 1) == [slice(0, 1)] and rows([], 4) == []
-    assert rows([2] * 10, 100) == [slice(0, 10)]
+    assert pack_sequences([3, 4, 5, 20, 1], 9) == [slice(0, 2), slice(2, 3), slice(3, 4), slice(4, 5)]
+    assert pack_sequences([5], 1) == [slice(0, 1)] and pack_sequences([], 4) == []
+    assert pack_sequences([2] * 10, 100) == [slice(0, 10)]
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 64, 256])
 def test_a_native_size_has_the_aspect_and_no_more_tokens(tokens):
     for size in ((375, 500), (500, 375), (64, 64), (30, 900), (1, 1), (9, 40)):
-        fitted = native_size(size, (16, 16), tokens)
+        fitted = fit_size_to_tokens(size, (16, 16), tokens)
         grid = [side // 16 for side in fitted]
         assert all(side % 16 == 0 for side in fitted) and min(grid) >= 1 and math.prod(grid) <= tokens
         if tokens == 256 and max(size) / min(size) < 2:
@@ -107,11 +107,11 @@ def test_what_cannot_be_packed_is_refused():
         {"attention": {"window": 2}, "class_token": False, "pool": "mean"},
     ):
         with pytest.raises(UsageError, match="plain ViTs"):
-            Packed(model_of(**changes))
+            PackedViT(model_of(**changes))
     with pytest.raises(UsageError, match="stochastic depth"):
-        Packed(model_of(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
+        PackedViT(model_of(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
     with pytest.raises(UsageError, match="at least one token"):
-        native_size((3, 3), (1, 1), 0)
+        fit_size_to_tokens((3, 3), (1, 1), 0)
     with pytest.raises(ValueError, match="no image"):
-        Packed(model_of())([])
-    assert configure("ViT-S/16", 224).grid == (14, 14)
+        PackedViT(model_of())([])
+    assert config_from_name("ViT-S/16", 224).grid == (14, 14)

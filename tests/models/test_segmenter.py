@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import (
@@ -19,7 +19,7 @@ from vitreous.models.config import (
 )
 from vitreous.models.configs.hybrid import ConvStemConfig
 from vitreous.models.zoo import build_model
-from vitreous.nn.frozen import frozen
+from vitreous.nn.frozen import freeze_for_inference
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle, load_bundle
 
@@ -78,14 +78,14 @@ def test_every_pixel_is_answered_by_its_own_image(name, head):
     assert model(torch.randn(1, config.channels, *larger)).shape == (1, 3, *larger)
     assert model.config.macs() > config.macs()
     with torch.inference_mode():
-        assert torch.allclose(frozen(model, packed=True)(images), logits, atol=1e-4)
-        assert torch.allclose(frozen(model, torch.bfloat16)(images), logits, atol=0.1)
+        assert torch.allclose(freeze_for_inference(model, packed=True)(images), logits, atol=1e-4)
+        assert torch.allclose(freeze_for_inference(model, torch.bfloat16)(images), logits, atol=0.1)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_a_bundle_gives_the_same_answers(name, tmp_path):
     model, config = segmenter(name, "unet").eval(), BACKBONES[name]
-    assert from_plain(ModelConfig, to_plain(model.config)) == model.config
+    assert from_builtins(ModelConfig, to_builtins(model.config)) == model.config
     assert "unet head" in model.config.name()
     Bundle(model, Segmentation(("a", "b", "c")), ImagePreprocess((16, 24), config.channels, (0.5,) * config.channels,
            (0.5,) * config.channels)).save(tmp_path / "bundle")  # fmt: skip

@@ -9,9 +9,9 @@ from tests import contracts
 from tests.models.test_family import by_hooks
 from vitreous.errors import UsageError
 from vitreous.models.config import SwinConfig
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, create, skip_init
-from vitreous.nn.frozen import frozen
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
+from vitreous.nn.frozen import freeze_for_inference
 
 #: parameters of Microsoft's code with 1000 classes, and its own count of multiply-adds in billions (arXiv:2103.14030)
 PUBLISHED = {
@@ -79,8 +79,8 @@ def with_norms(config):
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameters_and_cost_are_the_published(name):
-    config, (parameters, gmacs) = configure(name), PUBLISHED[name]
-    assert sum(p.numel() for p in skip_init(config).parameters()) == parameters
+    config, (parameters, gmacs) = config_from_name(name), PUBLISHED[name]
+    assert sum(p.numel() for p in build_without_init(config).parameters()) == parameters
     assert with_norms(config) / 1e9 == pytest.approx(gmacs, abs=0.0006 if gmacs < 40 else 0.05)
     assert config.computed_macs() == config.macs()
     assert config.count_activations() is None
@@ -88,8 +88,8 @@ def test_parameters_and_cost_are_the_published(name):
 
 @pytest.mark.parametrize("name", SECOND)
 def test_parameters_of_the_second_version_are_the_published(name):
-    config = configure(name)
-    assert sum(p.numel() for p in skip_init(config).parameters()) == SECOND[name]
+    config = config_from_name(name)
+    assert sum(p.numel() for p in build_without_init(config).parameters()) == SECOND[name]
     # torchvision 0.29, `_docs` of its weights: 28,351,570 for T
     dead = sum(width * blocks for width, blocks in zip(config.widths, config.blocks, strict=True))
     assert name != "SwinV2-T/4" or SECOND[name] + dead == 28_351_570
@@ -128,18 +128,18 @@ NAMES = {
 
 @pytest.mark.parametrize("spelling", NAMES)
 def test_names(spelling):
-    config = configure(spelling)
+    config = config_from_name(spelling)
     assert config.name() == NAMES[spelling]
-    assert configure(config.name()) == config
+    assert config_from_name(config.name()) == config
 
 
 def test_names_say_size_and_window():
-    assert configure("Swin-B/4-window12").image == (384, 384)
-    assert configure("Swin-T/4", 384).attention.window == 7
-    second = configure("SwinV2-L/4-window12to16")
+    assert config_from_name("Swin-B/4-window12").image == (384, 384)
+    assert config_from_name("Swin-T/4", 384).attention.window == 7
+    second = config_from_name("SwinV2-L/4-window12to16")
     assert second.image == (256, 256) and second.attention.pretrained_window == (12, 12, 12, 6)
     assert second.windows == ((16, 16),) * 3 + ((8, 8),)
-    small = configure("Swin-64x2-4-2/2-window4", 32)
+    small = config_from_name("Swin-64x2-4-2/2-window4", 32)
     assert (small.widths, small.blocks, small.heads) == ((64, 128, 256), (2, 4, 2), (2, 4, 8))
     assert (small.patch_size, small.patch, small.grid, small.windows) == ((2, 2), (8, 8), (4, 4), ((4, 4),) * 3)
 
@@ -149,7 +149,7 @@ def test_names_say_size_and_window():
 )
 def test_unknown_names_are_refused(wrong):
     with pytest.raises(UsageError, match="unknown model"):
-        configure(wrong)
+        config_from_name(wrong)
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         SwinConfig().with_options(**SMALL).with_options(**changes)
     with pytest.raises(UsageError, match="has no depths"):
-        create("Swin-T/4", depths=(2, 2))
+        create_untrained_model("Swin-T/4", depths=(2, 2))
 
 
 #: whose graphs put together what those of the others have: exported in slow tests
@@ -234,8 +234,8 @@ def test_maps_at_strides_are_those_of_the_forward_pass():
 
 def test_layers_are_blocks_with_the_merging_before_them():
     config = SwinConfig().with_options(**SMALL)
-    model = skip_init(config)
-    layers = {name: config.layer_of(name) for name, _ in model.named_parameters()}
+    model = build_without_init(config)
+    layers = {name: config.parameter_layer(name) for name, _ in model.named_parameters()}
     assert {layers["projection.weight"], layers["first_norm.bias"]} == {0}
     assert [layers[f"stages.{s}.blocks.{b}.mlp.norm.weight"] for s in (0, 1) for b in (0, 1)] == [1, 2, 3, 4]
     assert layers["stages.1.merge.reduction.weight"] == 3
@@ -287,7 +287,7 @@ def test_frozen_models_answer_alike(version, packed):
             torch.nn.init.normal_(parameter)
     images = torch.randn(2, 3, 18, 14)
     answer = model(images)
-    assert torch.allclose(frozen(model, packed=packed)(images), answer, atol=1e-4)
-    rough = frozen(model, torch.bfloat16, packed)(images)
+    assert torch.allclose(freeze_for_inference(model, packed=packed)(images), answer, atol=1e-4)
+    rough = freeze_for_inference(model, torch.bfloat16, packed)(images)
     assert rough.dtype == torch.float32
     assert (rough - answer).abs().max() < 0.1 * answer.abs().max()

@@ -13,8 +13,8 @@ from tests.nn.test_frozen import agrees
 from vitreous.errors import UsageError
 from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.configs.video import ARRANGEMENTS
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, create, skip_init
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init, create_untrained_model
 from vitreous.nn.position import SinusoidPosition, SpaceTimePosition
 
 SMALL = {"classes": 5, "width": 24, "depth": 2, "heads": 2, "mlp": {"hidden": 48}}
@@ -147,13 +147,13 @@ def test_parameters_are_those_of_the_papers():
     Table 2 of arXiv:2103.15691."""
     counts = {"S": 22_033_936, "B": 86_534_800, "L": 304_270_736}
     for size, count in counts.items():
-        config = replace(configure(f"VideoMAE-{size}/16x2"), classes=400)
-        assert sum(p.numel() for p in skip_init(config).parameters()) == count
-    encoder = configure("VideoMAE-B/16x2").with_options(classes=0, norm={"final": "tokens"})
-    assert sum(p.numel() for p in skip_init(encoder).parameters()) == 86_227_200
+        config = replace(config_from_name(f"VideoMAE-{size}/16x2"), classes=400)
+        assert sum(p.numel() for p in build_without_init(config).parameters()) == count
+    encoder = config_from_name("VideoMAE-B/16x2").with_options(classes=0, norm={"final": "tokens"})
+    assert sum(p.numel() for p in build_without_init(encoder).parameters()) == 86_227_200
     for name, millions in zip(ARRANGEMENTS, (88.9, 115.1, 117.3, 88.9), strict=True):
-        config = replace(configure(f"ViViT-B/16x2-{name}".removesuffix("-joint")), classes=400)
-        count = sum(p.numel() for p in skip_init(config).parameters())
+        config = replace(config_from_name(f"ViViT-B/16x2-{name}".removesuffix("-joint")), classes=400)
+        count = sum(p.numel() for p in build_without_init(config).parameters())
         assert count / 1e6 == pytest.approx(millions, abs=0.1), name
 
 
@@ -162,10 +162,10 @@ def test_parameters_are_those_of_the_papers():
     ["ViViT-B/16x2", "ViViT-L/16x2-factorised-encoder", "ViViT-128x6/8x2", "ViViT-64x2/8x4x2", "VideoMAE-H/16x2"],
 )
 def test_names_are_read_as_they_are_written(name):
-    config = configure(name.lower())
+    config = config_from_name(name.lower())
     assert isinstance(config, VideoConfig) and config.name() == name
-    assert configure(name, 64).image == (config.image[0], 64, 64)
-    assert configure(name, (8, 64, 48)).image == (8, 64, 48)
+    assert config_from_name(name, 64).image == (config.image[0], 64, 64)
+    assert config_from_name(name, (8, 64, 48)).image == (8, 64, 48)
 
 
 @pytest.mark.parametrize(
@@ -183,11 +183,11 @@ def test_configs_that_cannot_be_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         VideoConfig().with_options(**(CLIP | changes))
     with pytest.raises(UsageError, match="unknown model"):
-        configure("ViViT-B/16x0")
+        config_from_name("ViViT-B/16x0")
 
 
 def test_layers_of_time_count_with_their_blocks_or_above_all():
-    config = configure("ViViT-B/16x2-factorised-encoder")
+    config = config_from_name("ViViT-B/16x2-factorised-encoder")
     layers = {
         "position.time.table": 0,
         "encoder.blocks.3.attention.norm.weight": 4,
@@ -195,7 +195,7 @@ def test_layers_of_time_count_with_their_blocks_or_above_all():
     }
     layers |= {"encoder.blocks.3.time.norm.weight": 4, "head.bias": 13}
     for name, layer in layers.items():
-        assert config.layer_of(name) == layer
+        assert config.parameter_layer(name) == layer
 
 
 def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():
@@ -211,5 +211,5 @@ def test_positions_of_space_and_time_are_added_and_the_sinusoid_counts_tokens():
 
 
 def test_the_option_of_an_arrangement_makes_a_video_model():
-    model = create("ViT-32x1/4x8x8", (8, 16, 16), 3, arrangement="factorised-attention")
+    model = create_untrained_model("ViT-32x1/4x8x8", (8, 16, 16), 3, arrangement="factorised-attention")
     assert isinstance(model.config, VideoConfig) and model(torch.zeros(1, 3, 8, 16, 16)).shape == (1, 3)

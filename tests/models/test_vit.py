@@ -5,9 +5,9 @@ import torch
 
 from vitreous.errors import UsageError
 from vitreous.models.config import transformer_config
-from vitreous.models.initial import mimetic
-from vitreous.models.names import NAMES, configure
-from vitreous.models.zoo import create
+from vitreous.models.initial import init_mimetic
+from vitreous.models.names import MODEL_NAMES, config_from_name
+from vitreous.models.zoo import create_untrained_model
 
 #: arXiv:2010.11929 and its code: without a head, with 1000 classes, with 1000 classes and the tanh layer
 COUNTS = {
@@ -46,13 +46,13 @@ GMACS = {
 
 def count(*arguments, **changes):
     with torch.device("meta"):
-        return sum(p.numel() for p in create(*arguments, **changes).parameters())
+        return sum(p.numel() for p in create_untrained_model(*arguments, **changes).parameters())
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_parameter_counts_are_exact(name):
     bare, headed, pretraining = COUNTS[name]
-    width = configure(name).width
+    width = config_from_name(name).width
     assert count(name, num_classes=0) == bare
     assert count(name) == headed
     if pretraining:
@@ -64,7 +64,7 @@ def test_parameter_counts_of_imagenet_21k_are_exact(name):
     headed, pretraining = COUNTS_21K[name]
     assert count(name, num_classes=21843) == headed
     if pretraining:
-        assert count(name, num_classes=21843, head={"representation": configure(name).width}) == pretraining
+        assert count(name, num_classes=21843, head={"representation": config_from_name(name).width}) == pretraining
 
 
 def test_parameter_counts_at_other_sizes_and_poolings():
@@ -78,24 +78,24 @@ def test_parameter_counts_at_other_sizes_and_poolings():
 
 @pytest.mark.parametrize("name,size", GMACS)
 def test_cost_is_the_published_formula(name, size):
-    assert configure(name, size).macs() / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
+    assert config_from_name(name, size).macs() / 1e9 == pytest.approx(GMACS[name, size], abs=6e-4)
 
 
 @pytest.mark.parametrize(
     "spelling", ["ViT-B/16", "b/16", "vit_base_patch16_224", "vit_b_16", "google/vit-base-patch16-224", "VIT-B/16"]
 )
 def test_spellings(spelling):
-    config = configure(spelling)
+    config = config_from_name(spelling)
     assert config.name() == "ViT-B/16"
     assert config.image == (224, 224)
 
 
 def test_names_of_any_size():
-    config = configure("ViT-96x3/4", 32)
+    config = config_from_name("ViT-96x3/4", 32)
     assert (config.width, config.depth, config.heads, config.grid) == (96, 3, 3, (8, 8))
     assert config.name() == "ViT-96x3/4"
-    same = {name: configure(name).name() for name in NAMES}
-    alike = {name for name in NAMES if name.startswith(("DINO-", "MAE-"))}  # plain ViTs, trained otherwise
+    same = {name: config_from_name(name).name() for name in MODEL_NAMES}
+    alike = {name for name in MODEL_NAMES if name.startswith(("DINO-", "MAE-"))}  # plain ViTs, trained otherwise
     assert {name for name, found in same.items() if found != name} == alike
 
 
@@ -104,23 +104,23 @@ def test_names_of_any_size():
 )
 def test_unknown_names_are_refused_with_a_way_out(wrong, hint):
     with pytest.raises(UsageError) as error:
-        configure(wrong)
+        config_from_name(wrong)
     assert hint in error.value.hint
 
 
 def test_unknown_fields_are_refused():
     with pytest.raises(UsageError, match="a ViT has no widht") as error:
-        create("ViT-B/16", widht=3)
+        create_untrained_model("ViT-B/16", widht=3)
     assert "did you mean width" in error.value.hint
 
 
 def test_an_image_size_that_does_not_divide_names_sizes_that_do():
     with pytest.raises(UsageError) as error:
-        create("ViT-B/16", 222)
+        create_untrained_model("ViT-B/16", 222)
     assert str(error.value) == "image size 222 is not divisible by patch size 16\n  use image_size=224, or patch_size=6"
     with pytest.raises(UsageError, match="use image_size=8, or patch_size=3"):
-        create("ViT-mu/2", 9)
-    model = create("ViT-mu/8", 32, 3)
+        create_untrained_model("ViT-mu/2", 9)
+    model = create_untrained_model("ViT-mu/8", 32, 3)
     with pytest.raises(UsageError, match="image size 36x32"):
         model(torch.randn(1, 3, 36, 32))
     with pytest.raises(ValueError, match="takes 3 channels, the images have 1"):
@@ -134,7 +134,7 @@ def test_configs_that_cannot_be_are_refused(changes):
 
 
 def test_verbs_compose_to_the_forward_pass_and_select_tokens():
-    model = create("ViT-mu/8", (32, 48), 5, registers=2).eval()
+    model = create_untrained_model("ViT-mu/8", (32, 48), 5, registers=2).eval()
     images = torch.randn(2, 3, 32, 48)
     tokens = model.project(images)
     assert tokens.shape == (2, 4, 6, 32)
@@ -149,7 +149,7 @@ def test_verbs_compose_to_the_forward_pass_and_select_tokens():
 
 def test_initial_values_are_those_of_the_paper():
     torch.manual_seed(0)
-    model = create("ViT-S/16", head={"representation": 384})
+    model = create_untrained_model("ViT-S/16", head={"representation": 384})
     block = model.encoder.blocks[0]
     assert model.projection.weight.std().item() == pytest.approx((16 * 16 * 3) ** -0.5, rel=0.02)
     assert model.position.table.std().item() == pytest.approx(0.02, rel=0.02)
@@ -162,8 +162,8 @@ def test_initial_values_are_those_of_the_paper():
 
 def test_mimetic_attention_products_are_near_the_identity():
     torch.manual_seed(0)
-    model = create("ViT-64x1/4", 16)
-    mimetic(model)
+    model = create_untrained_model("ViT-64x1/4", 16)
+    init_mimetic(model)
     attention = model.encoder.blocks[0].attention.part
     q, k, v = attention.qkv.weight.detach().chunk(3)
     values = v.T @ attention.out.weight.T

@@ -16,11 +16,11 @@ from vitreous.models.config import (
     ViTConfig,
     transformer_config,
 )
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, skip_init
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init
 from vitreous.nn.windows import ConvPropagation
-from vitreous.tasks.features import Features
-from vitreous.weights.adopt import adopt, repatched
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.weights.adopt import load_pretrained_weights, resample_patch_projection
 
 SMALL = SAMConfig(
     image=(32, 32),
@@ -52,9 +52,9 @@ PLAIN = ViTConfig(
 @pytest.mark.parametrize(("name", "published"), [("B/16", 85_889_024), ("L/16", 303_432_704), ("H/16", 631_116_800)])
 def test_parameters_are_those_published_without_the_position_of_a_class_token(name, published):
     """detectron2's files carry a row of positions for the class token of pre-training, which nothing reads."""
-    config = configure(f"ViTDet-{name}")
+    config = config_from_name(f"ViTDet-{name}")
     assert (config.image, config.grid, config.table_grid) == ((1024, 1024), (64, 64), (14, 14))
-    assert sum(p.numel() for p in skip_init(config).parameters()) + config.width == published
+    assert sum(p.numel() for p in build_without_init(config).parameters()) + config.width == published
     assert config.name() == f"ViTDet-{name}"
     convolutional = config.with_options(conv_blocks=config.attention.global_blocks, attention={"global_blocks": ()})
     assert convolutional.name() == f"ViTDet-{name}"
@@ -84,41 +84,41 @@ def test_without_relative_positions_and_windows_it_is_a_plain_vit():
     ).eval()
     config = SMALL.with_options(image=(16, 16), attention={"window": 4, "global_blocks": ()})
     model = build_model(config).eval()
-    adopt(model, weights_of(plain))
+    load_pretrained_weights(model, weights_of(plain))
     images = torch.randn(2, 3, 16, 16)
     torch.testing.assert_close(model.features(images), plain.features(images), atol=2e-4, rtol=1e-5)
 
 
 def weights_of(model):
-    """A model as weights that `adopt` takes."""
+    """A model as weights that `load_pretrained_weights` takes."""
     from vitreous.data.modalities.images import ImagePreprocess
-    from vitreous.weights.adopt import Weights
+    from vitreous.weights.adopt import PretrainedWeights
 
     preprocess = ImagePreprocess(model.config.image, 3, (0.5,) * 3, (0.5,) * 3)
-    return Weights("memory", "a model", model.config, preprocess, Features(), model.state_dict)
+    return PretrainedWeights("memory", "a model", model.config, preprocess, FeatureExtraction(), model.state_dict)
 
 
 def test_weights_of_a_vit_lose_class_token_and_last_norm_and_keep_the_rest():
     torch.manual_seed(0)
     plain, model = contracts.randomise(build_model(PLAIN)), build_model(SMALL.with_options(conv_blocks=(2,)))
-    adoption = adopt(model, weights_of(plain))
+    adoption = load_pretrained_weights(model, weights_of(plain))
     assert sorted(adoption.unused) == ["encoder.norm.bias", "encoder.norm.weight", "prefix"]
     assert all(name.endswith(("rows", "columns")) or ".after." in name for name in adoption.new)
     assert torch.equal(model.position.table, plain.position.table) and not adoption.resized
     windowed = model.encoder.blocks[0].attention.part.part.qkv.weight
     assert torch.equal(windowed, plain.encoder.blocks[0].attention.part.qkv.weight)
     larger = build_model(SMALL.with_options(position_grid=()))
-    assert adopt(larger, weights_of(plain)).resized == "4 -> 8"
+    assert load_pretrained_weights(larger, weights_of(plain)).resized == "4 -> 8"
     torch.testing.assert_close(larger.position.table, model.position.read((8, 8)))
     with pytest.raises(WeightsError, match=r"unknown encoder\.blocks\.2\.after\.conv1\.weight"):
-        adopt(build_model(SMALL), weights_of(model))
+        load_pretrained_weights(build_model(SMALL), weights_of(model))
 
 
 def test_weights_of_sam_lose_their_neck():
     torch.manual_seed(0)
     sam = contracts.randomise(build_model(SMALL.with_options(neck=8, position_grid=())))
     model = build_model(SMALL.with_options(position_grid=(), attention={"window": 5, "global_blocks": (3,)}))
-    adoption = adopt(model, weights_of(sam))
+    adoption = load_pretrained_weights(model, weights_of(sam))
     assert adoption.unused and all(name.startswith("neck.") for name in adoption.unused) and not adoption.new
     tables = (sam.encoder.blocks[1].attention.part.rows, model.encoder.blocks[1].attention.part.part.rows)
     assert [len(table) for table in tables] == [15, 9]
@@ -127,27 +127,27 @@ def test_weights_of_sam_lose_their_neck():
 def test_fixed_positions_become_a_table():
     plain = build_model(PLAIN.with_options(positions={"kind": "sincos"}))
     model = build_model(SMALL)
-    adopt(model, weights_of(plain))
+    load_pretrained_weights(model, weights_of(plain))
     assert torch.equal(model.position.table, plain.position.read((4, 4)))
 
 
 def test_an_enlarged_patch_gives_the_token_of_the_smaller_one():
     torch.manual_seed(0)
     weight = torch.randn(8, 3 * 14 * 14)
-    larger = repatched(weight, 3, (14, 14), (16, 16))
+    larger = resample_patch_projection(weight, 3, (14, 14), (16, 16))
     patch = torch.randn(5, 3, 14, 14)
     enlarged = torch.nn.functional.interpolate(patch, size=(16, 16), mode="bilinear", align_corners=False)
     torch.testing.assert_close(enlarged.flatten(1) @ larger.T, patch.flatten(1) @ weight.T, atol=1e-4, rtol=1e-4)
     plain = build_model(replace(PLAIN, patch=(2, 2), image=(8, 8)))
-    adoption = adopt(build_model(SMALL), weights_of(plain))
+    adoption = load_pretrained_weights(build_model(SMALL), weights_of(plain))
     assert adoption.patches == "2 -> 4" and "patches 2 -> 4" in adoption.text()
 
 
 def test_layer_decay_of_published_depth():
     """arXiv:2203.16527, appendix A: 0.7 to the power of how far a layer is from the head; detectron2 leaves out
     convolutional propagation."""
-    config = configure("ViTDet-B/16").with_options(conv_blocks=(2,))
-    layers = {name: config.layer_of(name) for name, _ in skip_init(config).named_parameters()}
+    config = config_from_name("ViTDet-B/16").with_options(conv_blocks=(2,))
+    layers = {name: config.parameter_layer(name) for name, _ in build_without_init(config).named_parameters()}
     rates = {name: 0.7 ** (config.depth + 1 - layer) for name, layer in layers.items()}
     assert rates["position.table"] == rates["projection.weight"] == pytest.approx(0.009689, abs=1e-6)
     assert rates["encoder.blocks.0.attention.norm.weight"] == pytest.approx(0.013841, abs=1e-6)

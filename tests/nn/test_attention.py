@@ -3,10 +3,17 @@ import torch
 
 from vitreous.nn import attention as attention_module
 from vitreous.nn import kernels
-from vitreous.nn.attention import Attention, KeptAttention, attend, attend_in_parts, prefers_parts, products_pay
+from vitreous.nn.attention import (
+    Attention,
+    MaterializedAttention,
+    attend_in_chunks,
+    dot_product_attention,
+    has_fast_bf16_matmul,
+    prefers_chunked_attention,
+)
 from vitreous.nn.pool import AttentionPool
-from vitreous.system.machine import FEATURES
-from vitreous.system.native import Native
+from vitreous.system.machine import CPU_FEATURES
+from vitreous.system.native import NativeLibrary
 
 
 @pytest.mark.parametrize("shape", [(2, 7, 12), (2, 3, 5, 12), (9, 12)])
@@ -35,10 +42,10 @@ def test_few_queries_get_the_answers_that_they_get_among_all(shape, bias):
 
 def test_kept_attention_has_the_gradients_of_the_formula():
     q, k, v = (torch.randn(2, 3, 5, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
-    assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v, None))
+    assert torch.autograd.gradcheck(MaterializedAttention.apply, (q, k, v, None))
     for shape in ((5, 5), (3, 5, 5), (1, 3, 1, 5), (2, 3, 5, 5)):
         bias = torch.randn(shape, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(KeptAttention.apply, (q, k, v, bias))
+        assert torch.autograd.gradcheck(MaterializedAttention.apply, (q, k, v, bias))
 
 
 def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
@@ -49,7 +56,7 @@ def test_without_pytorch_s_kernel_the_gradients_are_the_same(monkeypatch):
 @pytest.mark.processor
 @pytest.mark.parametrize("biased", [False, True])
 def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased, monkeypatch):
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "left out"))
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, 3, 17, 8).bfloat16().requires_grad_() for _ in range(3))
     if biased:
@@ -58,8 +65,8 @@ def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased, monk
     else:
         bias = None
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    kept = attend(q, k, v, bias)
-    assert kept.grad_fn is not None and "KeptAttention" in type(kept.grad_fn).__name__
+    kept = dot_product_attention(q, k, v, bias)
+    assert kept.grad_fn is not None and "MaterializedAttention" in type(kept.grad_fn).__name__
     assert torch.allclose(kept, fused, atol=3e-2)
     gradient = torch.randn_like(kept)
     ours, theirs = (torch.autograd.grad(y, (q, k, v), gradient) for y in (kept, fused))
@@ -72,14 +79,14 @@ def test_training_in_bfloat16_on_a_cpu_agrees_with_the_fused_kernel(biased, monk
 @pytest.mark.parametrize("logits", [1, 1800, 1 << 20])
 def test_attention_in_parts_is_that_of_each_image_by_itself(logits, asked, monkeypatch):
     """Parts of one image, of two with one left over (3 heads x 17 x 17 logits each), and of all five."""
-    monkeypatch.setattr(attention_module, "CACHED_LOGITS", logits)
+    monkeypatch.setattr(attention_module, "CHUNK_LOGITS", logits)
     torch.manual_seed(0)
     q, k, v = (2 * torch.randn(5, 17, 3, 3, 8).bfloat16()).permute(2, 0, 3, 1, 4)
-    y = attend_in_parts(q[..., :asked, :], k, v)
+    y = attend_in_chunks(q[..., :asked, :], k, v)
     exact = torch.nn.functional.scaled_dot_product_attention(*(x.double() for x in (q[..., :asked, :], k, v)))
     assert y.dtype == q.dtype and y.shape == exact.shape and torch.allclose(y.double(), exact, atol=0.05)
     assert (y.double() - exact).norm() < 0.01 * exact.norm()
-    alone = torch.cat([attend_in_parts(*(x[i : i + 1] for x in (q[..., :asked, :], k, v))) for i in range(5)])
+    alone = torch.cat([attend_in_chunks(*(x[i : i + 1] for x in (q[..., :asked, :], k, v))) for i in range(5)])
     assert torch.allclose(alone, y, atol=0.02)
 
 
@@ -87,17 +94,19 @@ def test_attention_in_parts_is_that_of_each_image_by_itself(logits, asked, monke
     "best, wanted", [("avx2", False), ("avx512_f", False), ("avx512_bf16", True), ("amx_bf16", False)]
 )
 def test_attention_is_by_products_where_they_were_measured_faster(best, wanted, monkeypatch):
-    features = FEATURES[: FEATURES.index(best) + 1]
-    monkeypatch.setattr(attention_module, "capabilities", lambda: dict.fromkeys(features, True))
-    products_pay.cache_clear()
+    features = CPU_FEATURES[: CPU_FEATURES.index(best) + 1]
+    monkeypatch.setattr(attention_module, "get_cpu_features", lambda: dict.fromkeys(features, True))
+    has_fast_bf16_matmul.cache_clear()
     q = torch.zeros(2, 3, 17, 8, dtype=torch.bfloat16)
     try:
-        assert prefers_parts(q, q) == wanted
-        assert not any(prefers_parts(x, x) for x in (q.float(), q[0], q.clone().requires_grad_(), q.to("meta")))
-        monkeypatch.setattr(attention_module, "MOST_LOGITS", 3 * 17 * 17 - 1)
-        assert not prefers_parts(q, q)
+        assert prefers_chunked_attention(q, q) == wanted
+        assert not any(
+            prefers_chunked_attention(x, x) for x in (q.float(), q[0], q.clone().requires_grad_(), q.to("meta"))
+        )
+        monkeypatch.setattr(attention_module, "MAX_IMAGE_LOGITS", 3 * 17 * 17 - 1)
+        assert not prefers_chunked_attention(q, q)
     finally:
-        products_pay.cache_clear()
+        has_fast_bf16_matmul.cache_clear()
 
 
 def test_each_of_the_three_matrices_has_xavier_limits():

@@ -5,9 +5,9 @@ from torch import nn
 from tests.precision import relative_error
 from vitreous.nn import kernels
 from vitreous.nn.attention import Attention
-from vitreous.nn.block import Block, Branch, Mlp
-from vitreous.nn.encoder import Encoder, stack
-from vitreous.system.native import Native, native
+from vitreous.nn.block import Block, Mlp, ResidualBranch
+from vitreous.nn.encoder import Encoder, build_blocks
+from vitreous.system.native import NativeLibrary, load_native_library
 
 
 def test_layer_scale_of_zero_is_the_identity():
@@ -17,7 +17,7 @@ def test_layer_scale_of_zero_is_the_identity():
 
 
 def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
-    branch = Branch(nn.Identity(), 4, drop_path=0.25)
+    branch = ResidualBranch(nn.Identity(), 4, drop_path=0.25)
     nn.init.zeros_(branch.norm.weight)
     nn.init.ones_(branch.norm.bias)  # the branch adds exactly one
     torch.manual_seed(0)
@@ -33,14 +33,14 @@ def test_stochastic_depth_skips_whole_samples_and_keeps_the_mean():
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
 def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu, monkeypatch):
     """With less kept: neither GELU's values nor a copy of them."""
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "left out"))
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     torch.manual_seed(0)
     mlp, x = Mlp(24, 96, gelu=gelu).to(dtype), torch.randn(3, 5, 24).to(dtype).requires_grad_()
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
         y = mlp(x)
     assert sum(tensor.numel() == 3 * 5 * 96 for tensor in kept) == 1
-    whole = mlp.fc2(mlp.inner(x))
+    whole = mlp.fc2(mlp.forward_before_output(x))
     assert torch.equal(y, whole)
     upstream, tensors = torch.randn_like(y), [x, *mlp.parameters()]
     for ours, theirs in zip(*(torch.autograd.grad(z, tensors, upstream) for z in (y, whole)), strict=True):
@@ -51,7 +51,7 @@ def test_gelu_is_computed_again_to_the_same_bits(dtype, gelu, monkeypatch):
     assert mlp.fc2.weight.grad is None and x.grad is not None
 
 
-@pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+@pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
 @pytest.mark.parametrize("gelu", ["none", "tanh"])
 @pytest.mark.parametrize("tokens", [5, 6])  # rows of an odd and of an even number
 def test_a_gelu_of_our_own_has_the_gradients_of_pytorch_s(gelu, tokens, monkeypatch):
@@ -83,22 +83,22 @@ def test_dropout_sits_where_the_paper_has_it():
     nn.init.eye_(mlp.fc2.weight)
     hidden = mlp(torch.zeros(1, 4))  # GELU(1), each hidden unit dropped or doubled
     assert set((hidden / torch.nn.functional.gelu(torch.ones(()))).round(decimals=3).flatten().tolist()) <= {0.0, 2.0}
-    branch = Branch(nn.Identity(), 1000, dropout=0.5)
+    branch = ResidualBranch(nn.Identity(), 1000, dropout=0.5)
     zeros = (branch(torch.randn(1, 1000)) - 0 == 0).sum()
     assert zeros == 0  # the residual itself is never dropped
 
 
 def test_rates_rise_linearly_over_the_stack():
-    blocks = stack(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
+    blocks = build_blocks(5, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2)
     assert [block.mlp.drop_path for block in blocks] == pytest.approx([0, 0.05, 0.1, 0.15, 0.2])
-    same = stack(
+    same = build_blocks(
         3, lambda index, rate: Block(8, Attention(8, 2), Mlp(8, 16), drop_path=rate), drop_path=0.2, rises=False
     )
     assert [block.mlp.drop_path for block in same] == [0.2] * 3
 
 
 def test_the_encoder_is_permutation_equivariant():
-    encoder = Encoder(16, stack(3, lambda index, rate: Block(16, Attention(16, 4), Mlp(16, 32)))).eval()
+    encoder = Encoder(16, build_blocks(3, lambda index, rate: Block(16, Attention(16, 4), Mlp(16, 32)))).eval()
     x, order = torch.randn(2, 9, 16), torch.randperm(9)
     assert torch.allclose(encoder(x)[:, order], encoder(x[:, order]), atol=1e-5)
 

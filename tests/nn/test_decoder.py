@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from vitreous.nn.decoder import LinearDecoder, UNETDecoder
-from vitreous.nn.upernet import BINS, Resized, UPerNetDecoder, bin_means
+from vitreous.nn.upernet import POOLING_BINS, ResampleBlock, UPerNetDecoder, adaptive_average_pool
 
 
 @pytest.mark.parametrize(
@@ -55,21 +55,21 @@ def test_an_upernet_answers_for_every_pixel(image, patches):
 
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (13, 4), (6, 1)])
-@pytest.mark.parametrize("bins", BINS)
+@pytest.mark.parametrize("bins", POOLING_BINS)
 def test_means_over_bins_are_those_of_adaptive_pooling(size, bins):
     x = torch.randn(2, 3, *size, dtype=torch.float64)
-    assert torch.allclose(bin_means(x, bins), torch.nn.functional.adaptive_avg_pool2d(x, bins), atol=1e-12)
+    assert torch.allclose(adaptive_average_pool(x, bins), torch.nn.functional.adaptive_avg_pool2d(x, bins), atol=1e-12)
 
 
 def test_maps_of_a_vit_are_brought_to_four_resolutions():
     x = torch.randn(1, 8, 6, 10)
-    assert [Resized(8, doublings, 2)(x).shape[2:] for doublings in (-1, 0, 1, 2)] == [
+    assert [ResampleBlock(8, doublings, 2)(x).shape[2:] for doublings in (-1, 0, 1, 2)] == [
         (3, 5),
         (6, 10),
         (12, 20),
         (24, 40),
     ]
-    assert torch.equal(Resized(8, 0, 2)(x), x)
+    assert torch.equal(ResampleBlock(8, 0, 2)(x), x)
 
 
 def test_an_upernet_drops_channels_before_its_last_layer_in_training_alone():
@@ -89,7 +89,7 @@ def test_an_upernet_drops_channels_before_its_last_layer_in_training_alone():
 def test_the_parameters_of_an_upernet_are_those_of_its_parts():
     widths, k, c = (1024, 512, 256, 128), 150, 512  # Swin-B on ADE20K
     decoder = UPerNetDecoder(widths, [(32, 32), (16, 16), (8, 8), (4, 4)], k, c)
-    norms = 2 * c * (len(BINS) + 1 + 3 + 3 + 1)
-    pools, top = len(BINS) * widths[0] * c, 9 * (widths[0] + len(BINS) * c) * c
+    norms = 2 * c * (len(POOLING_BINS) + 1 + 3 + 3 + 1)
+    pools, top = len(POOLING_BINS) * widths[0] * c, 9 * (widths[0] + len(POOLING_BINS) * c) * c
     rest = sum(widths[1:]) * c + 3 * 9 * c * c + 9 * 4 * c * c + c * k + k
     assert sum(p.numel() for p in decoder.parameters()) == norms + pools + top + rest

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitreous.nn.deformable import DeformableAttention, centres_of, directions, sample_levels
+from vitreous.nn.deformable import DeformableAttention, initial_sampling_offsets, patch_centres, sample_levels
 
 GRIDS = [(5, 4), (3, 2), (1, 2)]
 
@@ -63,16 +63,16 @@ def test_no_offsets_and_equal_weights_are_the_mean_of_the_places():
     part = DeformableAttention(8, 2, 1).double()
     torch.nn.init.zeros_(part.offsets.bias)
     values = torch.randn(1, 20, 8, dtype=torch.float64)
-    own = centres_of((5, 4), (1, 1)).double() / torch.tensor([4.0, 5.0])
+    own = patch_centres((5, 4), (1, 1)).double() / torch.tensor([4.0, 5.0])
     answer = part(values, own[:, None], values, [(5, 4)])
     torch.testing.assert_close(answer, part.out(part.value(values)), rtol=0, atol=1e-6)
 
 
 def test_fresh_queries_look_to_the_edges_of_squares():
-    first = directions(4, 2, 3)
+    first = initial_sampling_offsets(4, 2, 3)
     assert first.shape == (4, 2, 3, 2)
     torch.testing.assert_close(first[:, 1, 2], torch.tensor([[3.0, 0], [0, 3], [-3, 0], [0, -3]]), rtol=0, atol=1e-6)
-    assert torch.allclose(directions(8, 1, 1).abs().amax(-1), torch.ones(8, 1, 1))
+    assert torch.allclose(initial_sampling_offsets(8, 1, 1).abs().amax(-1), torch.ones(8, 1, 1))
 
 
 def test_half_precision_samples_in_float32():

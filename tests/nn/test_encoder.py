@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.nn.encoder import Encoder, compile_blocks
-from vitreous.nn.frozen import frozen
+from vitreous.nn.frozen import freeze_for_inference
 
 NAMES = {
     "ViT-32x4/8": {},
@@ -34,8 +34,8 @@ def hooked(model, images):
 @pytest.mark.parametrize("fast", [False, True])
 def test_taps_are_what_hooks_see(name, fast):
     torch.manual_seed(0)
-    model = create(name, image_size=16, num_classes=3, **NAMES[name]).eval()
-    model = frozen(model, packed=True) if fast else model
+    model = create_untrained_model(name, image_size=16, num_classes=3, **NAMES[name]).eval()
+    model = freeze_for_inference(model, packed=True) if fast else model
     images = torch.randn(2, 3, 16, 16)
     with torch.inference_mode():
         outputs, last = hooked(model, images)
@@ -61,7 +61,7 @@ def test_blocks_after_the_last_tap_are_not_computed():
 
 
 def test_taps_have_gradients_with_recomputation_too():
-    model = create("ViT-32x4/8", image_size=16, num_classes=3)
+    model = create_untrained_model("ViT-32x4/8", image_size=16, num_classes=3)
     images = torch.randn(2, 3, 16, 16)
     gradients = []
     for recompute in (False, True):
@@ -85,7 +85,7 @@ def test_compiled_blocks_share_graphs_whatever_their_stochastic_depth(monkeypatc
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda module: compile_(module, backend=count_graphs))
     torch._dynamo.reset()
-    model = create("ViT-32x8/8", 16, 3, regularization={"drop_path": 0.3}).train()
+    model = create_untrained_model("ViT-32x8/8", 16, 3, regularization={"drop_path": 0.3}).train()
     names = list(model.state_dict())
     compile_blocks(model)
     model(torch.randn(2, 3, 16, 16)).sum().backward()

@@ -10,21 +10,21 @@ import torch
 from tests import contracts
 from tests.models.test_contracts import MODELS, build, images_for
 from tests.precision import LIMITS, relative_error
-from vitreous.config import to_plain
-from vitreous.inference.engine import input_dtype
+from vitreous.config import to_builtins
+from vitreous.inference.engine import choose_input_dtype
 from vitreous.models import zoo
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
-from vitreous.models.names import NAMES, configure
+from vitreous.models.names import MODEL_NAMES, config_from_name
 from vitreous.nn import kernels, resnet
-from vitreous.nn.frozen import Packed, can_pack, frozen
-from vitreous.system.native import Native, native
+from vitreous.nn.frozen import PackedLinear, can_pack, freeze_for_inference
+from vitreous.system.native import NativeLibrary, load_native_library
 
 pytestmark = pytest.mark.processor
 SIZE = ("width", "heads", "hidden", "depth")
 PATHS = [(torch.float32, False), (torch.float32, True), (torch.bfloat16, False), (torch.bfloat16, True)]
 
 
-NONE = Native(None, False, "left out")
+NONE = NativeLibrary(None, False, "left out")
 
 
 def paths():
@@ -33,8 +33,8 @@ def paths():
     for dtype, packed in PATHS:
         if not packed or can_pack(dtype):
             yield dtype, packed, NONE
-    if can_pack(torch.bfloat16) and native().library is not None:
-        yield torch.bfloat16, True, native()
+    if can_pack(torch.bfloat16) and load_native_library().library is not None:
+        yield torch.bfloat16, True, load_native_library()
 
 
 @torch.inference_mode()
@@ -42,10 +42,10 @@ def agrees(model, *batches):
     wanted = [model.eval()(images) for images in batches]
     for dtype, packed, own in paths():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(kernels, "native", lambda own=own: own)
-            fast = frozen(model, dtype, packed)
+            patch.setattr(kernels, "load_native_library", lambda own=own: own)
+            fast = freeze_for_inference(model, dtype, packed)
             for images, expected in zip(batches, wanted, strict=True):
-                answers = fast(images.to(input_dtype(model.config, dtype)))
+                answers = fast(images.to(choose_input_dtype(model.config, dtype)))
                 assert answers.dtype == torch.float32
                 limit = LIMITS["fp32" if dtype == torch.float32 else "bf16"]
                 assert relative_error(answers, expected) < limit, (dtype, packed, own.note)
@@ -60,7 +60,7 @@ def test_every_option_of_a_model(name):
 def few(name):
     """A model of the zoo with its own width, heads and patch, a block or two deep, a unit to a stage, of 2 x 2
     patches."""
-    config = configure(name)
+    config = config_from_name(name)
     image = (2 * config.patch[0], 2 * config.patch[1])
     if isinstance(config, BiTConfig):
         return config.with_options(image=image, classes=1000, blocks=(1, 1, 1, 1), factor=1)
@@ -84,9 +84,9 @@ def unlike():
     """
     seen, found = set(), []
     # those of latents and of clips are in tests/models, test_dit.py and test_video.py
-    for name in (name for name in NAMES if configure(name).family not in ("dit", "video")):
+    for name in (name for name in MODEL_NAMES if config_from_name(name).family not in ("dit", "video")):
         config = few(name)
-        plain = {**to_plain(config), "patch": None, "image": None}
+        plain = {**to_builtins(config), "patch": None, "image": None}
         size = str([plain.get(key) for key in SIZE])
         make = str({key: value for key, value in plain.items() if key not in SIZE})
         if not {str(plain), config.patch} <= seen:
@@ -112,7 +112,7 @@ def test_every_model_of_the_zoo(name):
 
 def test_packed_products_are_used_where_there_are_some():
     model = build({"pool": "attention"})
-    count = sum(isinstance(part, Packed) for part in frozen(model, torch.float32, True).modules())
+    count = sum(isinstance(part, PackedLinear) for part in freeze_for_inference(model, torch.float32, True).modules())
     linears = sum(isinstance(part, torch.nn.Linear) for part in model.modules())
     assert count == (linears if can_pack(torch.float32) else 0)
 
@@ -129,7 +129,9 @@ def test_a_torch_without_the_operators_takes_plain_products(gone, monkeypatch):
     try:
         assert not can_pack(torch.float32)
         agrees(build({}), images_for(build({})))
-        assert not any(isinstance(part, Packed) for part in frozen(build({}), torch.float32, True).modules())
+        assert not any(
+            isinstance(part, PackedLinear) for part in freeze_for_inference(build({}), torch.float32, True).modules()
+        )
     finally:
         can_pack.cache_clear()
 
@@ -149,21 +151,21 @@ def test_a_torch_whose_operators_answer_otherwise_takes_plain_products(monkeypat
 def test_the_model_stays_as_it_was():
     model = contracts.randomise(build({"norm": {"layer_scale": 0.5}})).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    frozen(model, torch.bfloat16)
+    freeze_for_inference(model, torch.bfloat16)
     assert model.training and all(p.requires_grad and p.dtype == torch.float32 for p in model.parameters())
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_weights_that_stay_are_shared():
     model = build({})
-    twin = frozen(model)
+    twin = freeze_for_inference(model)
     assert twin.projection.weight.data_ptr() == model.projection.weight.data_ptr()
 
 
 def test_filters_are_standardised_once(monkeypatch):
     """Also of a copy of a copy, which would else divide by their deviation again."""
-    model = zoo.create("BiT-R50x1", image_size=32, blocks=(1, 1), num_classes=3).eval()
+    model = zoo.create_untrained_model("BiT-R50x1", image_size=32, blocks=(1, 1), num_classes=3).eval()
     images = torch.rand(2, 3, 32, 32)
-    wanted, twice = model(images), frozen(frozen(model))
-    monkeypatch.setattr(resnet, "standardize", None)
+    wanted, twice = model(images), freeze_for_inference(freeze_for_inference(model))
+    monkeypatch.setattr(resnet, "standardize_weight", None)
     assert torch.allclose(twice(images), wanted, atol=1e-6)

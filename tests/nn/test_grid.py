@@ -4,8 +4,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitreous.nn.grid import RESIZE, axis_weights, patchify, resize, take, unpatchify
-from vitreous.nn.sizes import grid_of
+from vitreous.nn.grid import (
+    RESIZE_MODES,
+    axis_resize_matrix,
+    gather_tokens,
+    patchify,
+    resize_position_table,
+    unpatchify,
+)
+from vitreous.nn.sizes import patch_grid
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3), st.integers(1, 4))
@@ -33,14 +40,14 @@ def test_patchify_and_linear_is_the_convolution():
 
 def test_a_remainder_is_refused():
     with pytest.raises(ValueError, match="image size 222 is not divisible by patch size 16"):
-        grid_of((222, 222), (16, 16))
+        patch_grid((222, 222), (16, 16))
 
 
 @pytest.mark.parametrize("old,new", [((14, 14), (24, 24)), ((7, 5), (3, 9)), ((16, 16), (9, 20))])
 def test_bicubic_is_torch_interpolation_in_two_dimensions(old, new):
     table = torch.randn(*old, 8)
     reference = torch.nn.functional.interpolate(table.movedim(-1, 0)[None], size=new, mode="bicubic", antialias=True)
-    assert torch.allclose(resize(table, new), reference[0].movedim(0, -1), atol=1e-5)
+    assert torch.allclose(resize_position_table(table, new), reference[0].movedim(0, -1), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -53,17 +60,17 @@ def test_bicubic_is_torch_interpolation_in_two_dimensions(old, new):
 )
 def test_bilinear_is_the_aligned_zoom_of_googles_loader(side, new, first, last):
     table = torch.arange(side * side, dtype=torch.float32).view(side, side, 1)
-    zoomed = resize(table, (new, new), "zoom")[..., 0]
+    zoomed = resize_position_table(table, (new, new), "zoom")[..., 0]
     np.testing.assert_allclose(zoomed[0], first, atol=1e-6)
     np.testing.assert_allclose(zoomed[-1], last, atol=1e-6)
 
 
 def test_resize_leaves_an_equal_grid_alone_and_keeps_constants():
     table = torch.randn(3, 4, 5)
-    assert resize(table, (3, 4)) is table
-    for how in RESIZE:
-        assert torch.allclose(resize(torch.ones(3, 4, 2), (7, 2), how), torch.ones(7, 2, 2), atol=1e-6)
-        assert torch.allclose(axis_weights(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
+    assert resize_position_table(table, (3, 4)) is table
+    for how in RESIZE_MODES:
+        assert torch.allclose(resize_position_table(torch.ones(3, 4, 2), (7, 2), how), torch.ones(7, 2, 2), atol=1e-6)
+        assert torch.allclose(axis_resize_matrix(5, 9, how).sum(1), torch.ones(9, dtype=torch.float64))
 
 
 def restated_dino(positions, height, width, patch):
@@ -102,18 +109,18 @@ def test_the_rule_of_dino_rescales_an_axis_that_keeps_its_length(native, height,
     side = native // 14
     source = torch.randn(side, side, 6, generator=torch.Generator().manual_seed(0))
     expected = restated_dino(source.flatten(0, 1), height, width, 14).unflatten(0, (height // 14, width // 14))
-    assert (resize(source, (height // 14, width // 14), "bicubic-offset") - expected).abs().max() <= 1e-5
+    assert (resize_position_table(source, (height // 14, width // 14), "bicubic-offset") - expected).abs().max() <= 1e-5
 
 
-@pytest.mark.parametrize("how", [how for how in RESIZE if how != "bicubic-offset"])
+@pytest.mark.parametrize("how", [how for how in RESIZE_MODES if how != "bicubic-offset"])
 def test_other_rules_keep_an_axis_that_keeps_its_length(how):
     source = torch.randn(5, 7, 3, generator=torch.Generator().manual_seed(0))
-    expected = torch.stack([resize(source[:, column], (9,), how) for column in range(7)], 1)
+    expected = torch.stack([resize_position_table(source[:, column], (9,), how) for column in range(7)], 1)
     # products of other shapes may round otherwise in the last bit
-    assert torch.allclose(resize(source, (9, 7), how), expected, rtol=0, atol=1e-6)
+    assert torch.allclose(resize_position_table(source, (9, 7), how), expected, rtol=0, atol=1e-6)
 
 
 def test_take_selects_tokens():
     tokens = torch.randn(2, 5, 3)
     places = torch.tensor([[4, 0], [1, 1]])
-    assert torch.equal(take(tokens, places), torch.stack([tokens[0, [4, 0]], tokens[1, [1, 1]]]))
+    assert torch.equal(gather_tokens(tokens, places), torch.stack([tokens[0, [4, 0]], tokens[1, [1, 1]]]))

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 
 from tests.precision import relative_error
 from vitreous.nn import kernels
-from vitreous.nn.attention import attend
-from vitreous.nn.block import Branch, Mlp
-from vitreous.nn.frozen import NarrowNorm, can_pack, frozen
-from vitreous.system.native import Native, native
+from vitreous.nn.attention import dot_product_attention
+from vitreous.nn.block import Mlp, ResidualBranch
+from vitreous.nn.frozen import BFloat16OutputNorm, can_pack, freeze_for_inference
+from vitreous.system.native import NativeLibrary, load_native_library
 
 ROUNDING = 2.0**-8  # of a number in bfloat16, at most
 #: images, heads, queries, keys and channels: of one, of less than a tile, of several and a part, of channels that fill no tile
@@ -26,8 +26,8 @@ SIZES = [
     (1, 2, 64, 65, 96),
     (2, 1, 1, 300, 72),
 ]
-fused = pytest.mark.skipif(native().library is None, reason=native().note)
-tiled = pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+fused = pytest.mark.skipif(load_native_library().library is None, reason=load_native_library().note)
+tiled = pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
 
 
 @fused
@@ -53,23 +53,23 @@ def test_a_norm_takes_rows_that_do_not_lie_side_by_side_and_one_without_variance
 @pytest.mark.parametrize("shape", [(1,), (15,), (16,), (17,), (3, 5, 7), (2, 197, 384)])
 def test_a_sum_of_both_types_is_exact(shape):
     x, y = torch.randn(shape), torch.randn(shape).bfloat16()
-    assert torch.equal(kernels.add(x, y), x + y)
-    assert torch.equal(kernels.add(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
+    assert torch.equal(kernels.add_bf16(x, y), x + y)
+    assert torch.equal(kernels.add_bf16(x.mT.contiguous().mT if x.dim() > 1 else x, y), x + y)
 
 
 @fused
-@pytest.mark.parametrize("form", list(kernels.FORMS))
+@pytest.mark.parametrize("form", list(kernels.GELU_GATES))
 def test_a_gelu_is_that_of_its_form_over_all_numbers_of_bfloat16(form):
     """To 5e-5, or to the rounding of the answer; where x is infinite or no number, as x f(x) is."""
     x = torch.arange(2**16, dtype=torch.int32).to(torch.uint16).view(torch.bfloat16)
     x = x[x.isfinite()]
-    exact = x.double() * kernels.FORMS[form](x.double()).nan_to_num(0.0)
-    activated = kernels.gelu_(x.clone(), form).double()
+    exact = x.double() * kernels.GELU_GATES[form](x.double()).nan_to_num(0.0)
+    activated = kernels.gelu_bf16_(x.clone(), form).double()
     small = x.abs() < 1e4
     assert torch.allclose(activated[small], exact[small], rtol=ROUNDING, atol=5e-5)
     assert torch.equal(activated[~small], x[~small].double().clamp(min=0))
-    assert kernels.gelu_(torch.tensor([math.inf, math.nan]).bfloat16(), form).tolist()[0] == math.inf
-    assert kernels.gelu_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
+    assert kernels.gelu_bf16_(torch.tensor([math.inf, math.nan]).bfloat16(), form).tolist()[0] == math.inf
+    assert kernels.gelu_bf16_(torch.tensor([math.nan] * 33).bfloat16(), form).isnan().all()
 
 
 def slope(form):
@@ -77,43 +77,46 @@ def slope(form):
 
     def compute(x):
         x = x.clone().requires_grad_()
-        return torch.autograd.grad((x * kernels.FORMS[form](x)).sum(), x)[0]
+        return torch.autograd.grad((x * kernels.GELU_GATES[form](x)).sum(), x)[0]
 
     return compute
 
 
-@pytest.mark.parametrize("form", list(kernels.FORMS))
+@pytest.mark.parametrize("form", list(kernels.GELU_GATES))
 def test_a_table_is_near_its_function(form):
     """What the kernels compute with it, in float32, on any machine."""
     x = torch.linspace(0, 7.875, 10001)[:-1]
     index = (4 * x).round().long()
     rest = x - index / 4
-    for table, function, most in ((kernels.table, kernels.FORMS[form], 6e-5), (kernels.slopes, slope(form), 2.5e-4)):
+    for table, function, most in (
+        (kernels.gelu_coefficients, kernels.GELU_GATES[form], 6e-5),
+        (kernels.gelu_slope_coefficients, slope(form), 2.5e-4),
+    ):
         constant, linear, square = table(form)[:, index]
         error = (constant + linear * rest + square * rest**2 + 0.5 - function(x.double())).abs().max()
         assert error < most
 
 
 @fused
-@pytest.mark.parametrize("form", list(kernels.FORMS))
+@pytest.mark.parametrize("form", list(kernels.GELU_GATES))
 @pytest.mark.parametrize("count", [1, 31, 64, 1000])
 def test_gradients_of_a_gelu(form, count):
     torch.manual_seed(0)
     x, grad = (3 * torch.randn(count)).bfloat16(), torch.randn(count).bfloat16()
     of_x = grad.clone()
-    assert torch.equal(kernels.gelu_backward_(of_x, x, form), kernels.gelu(x, form))
+    assert torch.equal(kernels.gelu_bf16_backward_(of_x, x, form), kernels.gelu_bf16(x, form))
     wanted = grad.double() * slope(form)(x.double())
     assert torch.allclose(of_x.double(), wanted, rtol=ROUNDING, atol=1e-3)
-    assert torch.equal(kernels.gelu(x, form), kernels.gelu_(x.clone(), form))
+    assert torch.equal(kernels.gelu_bf16(x, form), kernels.gelu_bf16_(x.clone(), form))
 
 
 @fused
 @pytest.mark.parametrize("shape", [(2, 2), (34, 50), (64, 32), (1576, 384)])
 def test_a_transpose_is_exact(shape):
     x = torch.randn(shape).bfloat16()
-    assert kernels.can_transpose(x) and torch.equal(kernels.transpose(x), x.mT)
+    assert kernels.can_transpose(x) and torch.equal(kernels.transpose_bf16(x), x.mT)
     wide = torch.randn(shape[0], 3 * shape[1]).bfloat16()[:, shape[1] : 2 * shape[1]]
-    assert torch.equal(kernels.transpose(wide), wide.mT) and kernels.transpose(wide).is_contiguous()
+    assert torch.equal(kernels.transpose_bf16(wide), wide.mT) and kernels.transpose_bf16(wide).is_contiguous()
     assert not any(kernels.can_transpose(y) for y in (x.mT, x.float(), x[1:], x[:, 1:]))
 
 
@@ -134,12 +137,12 @@ def test_attention_by_tiles_is_attention(sizes, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        answers = kernels.attend(q, k, v)
+        answers = kernels.attend_bf16(q, k, v)
     finally:
         torch.set_num_threads(before)
     exact = F.scaled_dot_product_attention(*(x.double() for x in (q, k, v)))
     assert answers.shape == q.shape and answers.dtype == q.dtype and relative_error(answers, exact) < 4e-3
-    assert torch.equal(attend(q, k, v), answers)  # whatever the threads
+    assert torch.equal(dot_product_attention(q, k, v), answers)  # whatever the threads
     assert answers.transpose(1, 2).is_contiguous()
 
 
@@ -149,7 +152,7 @@ def test_gradients_by_tiles_are_those_of_attention(sizes):
     """Of an upstream gradient that lies in memory as the layer after leaves it, and of one that is spread out."""
     torch.manual_seed(1)
     q, k, v = (x.requires_grad_() for x in queries(*sizes))
-    y = attend(q, k, v)
+    y = dot_product_attention(q, k, v)
     assert "TiledAttention" in type(y.grad_fn).__name__
     exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
     answer = F.scaled_dot_product_attention(*exact)
@@ -166,15 +169,15 @@ def test_gradients_by_tiles_are_those_of_attention(sizes):
 def test_gradients_by_tiles_do_not_depend_on_threads_or_on_other_images():
     q, k, v = queries(3, 2, 70, 70, 64)
     grad, statistics = torch.randn(q.shape).bfloat16(), torch.empty(*q.shape[:-1], 2)
-    y = kernels.attend(q, k, v, statistics)
-    together = kernels.attend_backward(q, k, v, y, grad, statistics)
+    y = kernels.attend_bf16(q, k, v, statistics)
+    together = kernels.attend_bf16_backward(q, k, v, y, grad, statistics)
     assert all(x.isfinite().all() for x in together)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for image in range(3):
             one = [x[image : image + 1] for x in (q, k, v, y, grad, statistics)]
-            for alone, of_all in zip(kernels.attend_backward(*one), together, strict=True):
+            for alone, of_all in zip(kernels.attend_bf16_backward(*one), together, strict=True):
                 assert torch.equal(alone, of_all[image : image + 1])
     finally:
         torch.set_num_threads(before)
@@ -183,24 +186,24 @@ def test_gradients_by_tiles_do_not_depend_on_threads_or_on_other_images():
 @tiled
 def test_an_answer_by_tiles_does_not_depend_on_what_is_beside_it():
     q, k, v = queries(3, 2, 70, 70, 64)
-    together, few = kernels.attend(q, k, v), kernels.attend(q[:, :, 7:9], k, v)
+    together, few = kernels.attend_bf16(q, k, v), kernels.attend_bf16(q[:, :, 7:9], k, v)
     for image in range(3):
         one = slice(image, image + 1)
-        assert torch.equal(kernels.attend(q[one], k[one], v[one]), together[one])
+        assert torch.equal(kernels.attend_bf16(q[one], k[one], v[one]), together[one])
     assert torch.equal(few, together[:, :, 7:9])
     with ThreadPoolExecutor(4) as pool:
-        for answer in pool.map(lambda _: kernels.attend(q, k, v), range(16)):
+        for answer in pool.map(lambda _: kernels.attend_bf16(q, k, v), range(16)):
             assert torch.equal(answer, together)
 
 
 @tiled
 def test_large_logits_do_not_overflow_and_no_number_stays_one():
     q, k, v = queries(1, 2, 40, 40, 32)
-    answers = kernels.attend(q * 200, k, v)
+    answers = kernels.attend_bf16(q * 200, k, v)
     exact = F.scaled_dot_product_attention(*((x * s).double() for x, s in ((q, 200), (k, 1), (v, 1))))
     assert answers.isfinite().all() and relative_error(answers, exact) < 2e-2
     q[0, 1, 3] = math.nan
-    undefined = kernels.attend(q, k, v).isnan()
+    undefined = kernels.attend_bf16(q, k, v).isnan()
     assert undefined[0, 1, 3].all() and undefined.sum() == 32
 
 
@@ -209,24 +212,24 @@ def test_tiles_of_ours_leave_those_of_pytorch_s_products_as_they_were():
     """Both set up the processor's tiles, in turn."""
     q, k, v = queries(1, 2, 40, 40, 32)
     a, b = torch.randn(64, 96).bfloat16(), torch.randn(96, 80).bfloat16()
-    wanted, product, fused_attention = kernels.attend(q, k, v), a @ b, F.scaled_dot_product_attention(q, k, v)
+    wanted, product, fused_attention = kernels.attend_bf16(q, k, v), a @ b, F.scaled_dot_product_attention(q, k, v)
     for _ in range(3):
         assert torch.equal(a @ b, product)
-        assert torch.equal(kernels.attend(q, k, v), wanted)
+        assert torch.equal(kernels.attend_bf16(q, k, v), wanted)
         assert torch.equal(F.scaled_dot_product_attention(q, k, v), fused_attention)
 
 
 def test_attention_is_by_tiles_only_where_the_kernel_takes_it(monkeypatch):
     q, k, v = queries(2, 3, 5, 5, 8)
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, True, "pretended"))
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, True, "pretended"))
     assert kernels.can_attend(q, k, v)
     for other in (q.float(), q[0], q.to("meta"), q[:, :, :, ::2], q[:, :0]):
         assert not kernels.can_attend(other, k, v)
     assert not kernels.can_attend(q, k[:, :1], v) and not kernels.can_attend(q, k, v[..., :4])
-    monkeypatch.setattr(kernels, "MOST_KEYS", 4)
+    monkeypatch.setattr(kernels, "MAX_ATTENTION_KEYS", 4)
     assert not kernels.can_attend(q, k, v)
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "pretended"))
-    monkeypatch.setattr(kernels, "MOST_KEYS", 5)
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "pretended"))
+    monkeypatch.setattr(kernels, "MAX_ATTENTION_KEYS", 5)
     assert not kernels.can_attend(q, k, v)
 
 
@@ -238,30 +241,30 @@ def test_tensors_without_memory_of_their_own_are_pytorch_s_business():
         pass
 
     q, k, v = queries(2, 3, 5, 5, 8)
-    together = torch.vmap(lambda q, k, v: attend(q[None], k[None], v[None])[0])(q, k, v)
-    assert relative_error(together, attend(q, k, v)) < 1e-2
-    assert not kernels.can_attend(q.as_subclass(Marked), k, v) and not kernels.takes_gelu(q.as_subclass(Marked))
-    exported = torch.export.export(Branch(Mlp(32, 64), 32).bfloat16(), (torch.randn(2, 5, 32).bfloat16(),))
+    together = torch.vmap(lambda q, k, v: dot_product_attention(q[None], k[None], v[None])[0])(q, k, v)
+    assert relative_error(together, dot_product_attention(q, k, v)) < 1e-2
+    assert not kernels.can_attend(q.as_subclass(Marked), k, v) and not kernels.can_apply_gelu(q.as_subclass(Marked))
+    exported = torch.export.export(ResidualBranch(Mlp(32, 64), 32).bfloat16(), (torch.randn(2, 5, 32).bfloat16(),))
     assert "gelu" in str(exported.graph)
 
 
 def test_without_kernels_there_is_one_clear_error(monkeypatch):
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "no C compiler"))
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "no C compiler"))
     with pytest.raises(RuntimeError, match="no kernels of our own: no C compiler"):
-        kernels.add(torch.zeros(1), torch.zeros(1).bfloat16())
+        kernels.add_bf16(torch.zeros(1), torch.zeros(1).bfloat16())
 
 
 @fused
 @pytest.mark.skipif(not can_pack(torch.bfloat16), reason="this PyTorch packs no products")
 def test_branches_use_them_where_they_are(monkeypatch):
     """And a norm of a width that they do not take stays PyTorch's."""
-    branch, odd = Branch(Mlp(32, 64), 32), Branch(Mlp(24, 64), 24)
-    assert isinstance(frozen(branch, torch.bfloat16, True).norm, NarrowNorm)
-    assert not isinstance(frozen(odd, torch.bfloat16, True).norm, NarrowNorm)
-    assert not isinstance(frozen(branch, torch.float32, True).norm, NarrowNorm)
-    assert not isinstance(frozen(branch, torch.bfloat16, False).norm, NarrowNorm)
+    branch, odd = ResidualBranch(Mlp(32, 64), 32), ResidualBranch(Mlp(24, 64), 24)
+    assert isinstance(freeze_for_inference(branch, torch.bfloat16, True).norm, BFloat16OutputNorm)
+    assert not isinstance(freeze_for_inference(odd, torch.bfloat16, True).norm, BFloat16OutputNorm)
+    assert not isinstance(freeze_for_inference(branch, torch.float32, True).norm, BFloat16OutputNorm)
+    assert not isinstance(freeze_for_inference(branch, torch.bfloat16, False).norm, BFloat16OutputNorm)
     x = torch.randn(2, 5, 24)
     with torch.inference_mode():
-        assert relative_error(frozen(odd, torch.bfloat16, True)(x), odd(x)) < 1e-2
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "none"))
-    assert not isinstance(frozen(branch, torch.bfloat16, True).norm, NarrowNorm)
+        assert relative_error(freeze_for_inference(odd, torch.bfloat16, True)(x), odd(x)) < 1e-2
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "none"))
+    assert not isinstance(freeze_for_inference(branch, torch.bfloat16, True).norm, BFloat16OutputNorm)

@@ -7,8 +7,8 @@ import torch
 
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp
-from vitreous.nn.frozen import frozen
-from vitreous.nn.layout import Windows
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.relative import GridAttention
 
 WIDTH = 16
@@ -30,8 +30,8 @@ def tokens(*grid):
 @pytest.mark.parametrize("pad", ["mask", "zeros"])
 def test_a_window_of_the_whole_grid_is_the_plain_block(grid, pad):
     x, part = tokens(*grid), block()
-    torch.testing.assert_close(Windows(part, grid, pad=pad)(x).flatten(1, -2), part(x.flatten(1, -2)))
-    shifted = Windows(part, grid, tuple(g - 1 for g in grid), pad)  # one window covers every axis: no shift
+    torch.testing.assert_close(WindowedAttention(part, grid, pad=pad)(x).flatten(1, -2), part(x.flatten(1, -2)))
+    shifted = WindowedAttention(part, grid, tuple(g - 1 for g in grid), pad)  # one window covers every axis: no shift
     torch.testing.assert_close(shifted(x).flatten(1, -2), part(x.flatten(1, -2)))
 
 
@@ -61,23 +61,23 @@ def looped(part, x, size, shift):
 )
 def test_shifted_windows_are_the_loop_over_windows(grid, size, shift):
     x, part = tokens(*grid), block()
-    torch.testing.assert_close(Windows(part, size, shift)(x), looped(part, x, size, shift))
+    torch.testing.assert_close(WindowedAttention(part, size, shift)(x), looped(part, x, size, shift))
 
 
 def test_unmasked_padding_is_keys_of_zeros():
     x, part = tokens(5, 7), Attention(WIDTH, 2).double()
     whole = torch.nn.functional.pad(x, [0, 0, 0, 1, 0, 1])  # (6, 8)
-    padded = Windows(part, (3, 4), pad="zeros")(x)
-    torch.testing.assert_close(padded, Windows(part, (3, 4))(whole)[:, :5, :7])
-    assert not torch.allclose(padded, Windows(part, (3, 4))(x))
-    shifted = Windows(part, (3, 4), (1, 2), pad="zeros")(x)
-    torch.testing.assert_close(shifted, Windows(part, (3, 4), (1, 2))(whole)[:, :5, :7])
+    padded = WindowedAttention(part, (3, 4), pad="zeros")(x)
+    torch.testing.assert_close(padded, WindowedAttention(part, (3, 4))(whole)[:, :5, :7])
+    assert not torch.allclose(padded, WindowedAttention(part, (3, 4))(x))
+    shifted = WindowedAttention(part, (3, 4), (1, 2), pad="zeros")(x)
+    torch.testing.assert_close(shifted, WindowedAttention(part, (3, 4), (1, 2))(whole)[:, :5, :7])
 
 
 def test_attention_over_a_grid_takes_the_mask_too():
     attention = GridAttention(WIDTH, 2, (3, 4))
     x, part = tokens(6, 8), block(attention)
-    windows = Windows(part, (3, 4), (1, 2))
+    windows = WindowedAttention(part, (3, 4), (1, 2))
     # without its tables it is plain attention
     plain = block(Attention(WIDTH, 2))
     plain.load_state_dict(
@@ -98,7 +98,7 @@ def test_attention_over_a_grid_takes_the_mask_too():
 def test_windows_move_with_their_tokens():
     """Exchanging two windows of the input exchanges them in the output, and tokens of a window are a set."""
     x, part = tokens(6, 8), block()
-    windows = Windows(part, (3, 4))
+    windows = WindowedAttention(part, (3, 4))
     y = windows(x)
     torch.testing.assert_close(windows(x.roll((3, 4), (1, 2))), y.roll((3, 4), (1, 2)))
     inside = x.clone()
@@ -109,15 +109,17 @@ def test_windows_move_with_their_tokens():
 
 def test_frozen_and_compiled_windows_answer_the_same():
     x = tokens(5, 7).float()
-    windows = Windows(block().float(), (3, 4), (1, 2))
+    windows = WindowedAttention(block().float(), (3, 4), (1, 2))
     for packed in (False, True):
         with torch.inference_mode():
-            torch.testing.assert_close(frozen(windows, packed=packed)(x), windows(x), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(
+                freeze_for_inference(windows, packed=packed)(x), windows(x), atol=1e-5, rtol=1e-5
+            )
     torch.export.export(windows, (x,))  # one graph
 
 
 def test_shifts_and_pads_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="shift of"):
-        Windows(block(), (3, 4), (3, 0))
+        WindowedAttention(block(), (3, 4), (3, 0))
     with pytest.raises(ValueError, match="neither mask, zeros nor"):
-        Windows(block(), (3, 4), pad="reflect")
+        WindowedAttention(block(), (3, 4), pad="reflect")

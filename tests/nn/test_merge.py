@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.models.test_contracts import build, images_for
-from vitreous.nn.frozen import frozen
-from vitreous.nn.merge import Merging, merge
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.merge import TokenMergingEncoder, merge_similar_tokens
 
 
 def loop(tokens, metric, sizes, count, protected):
-    """What `merge` does, one image and one pair after the other."""
+    """What `merge_similar_tokens` does, one image and one pair after the other."""
     found = []
     for x, m, s in zip(tokens, metric, sizes, strict=True):
         m = m / m.norm(dim=-1, keepdim=True)
@@ -36,7 +36,7 @@ def test_merging_is_the_loop(length, protected, count, seed):
     generator = torch.Generator().manual_seed(seed)
     tokens, metric = (torch.randn(2, length + protected, d, generator=generator) for d in (5, 3))
     sizes = torch.randint(1, 4, (2, length + protected, 1), generator=generator).float()
-    merged, total = merge(tokens, metric, sizes, count, protected)
+    merged, total = merge_similar_tokens(tokens, metric, sizes, count, protected)
     assert merged.shape[1] == tokens.shape[1] - min(count, length // 2)
     assert torch.allclose(total.sum(1), sizes.sum(1))
     assert torch.allclose(merged[:, :protected], tokens[:, :protected])
@@ -47,8 +47,8 @@ def test_merging_is_the_loop(length, protected, count, seed):
 
 
 def merging(model, count):
-    twin = frozen(model)
-    twin.encoder = Merging(twin.encoder, count, model.config.prefix, model.config.pool == "mean")
+    twin = freeze_for_inference(model)
+    twin.encoder = TokenMergingEncoder(twin.encoder, count, model.config.prefix, model.config.pool == "mean")
     return twin
 
 

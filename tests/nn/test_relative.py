@@ -9,16 +9,16 @@ import vitreous.nn.attention
 from tests.precision import LIMITS, relative_error
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
-from vitreous.nn.grid import cut, join
-from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.grid import window_partition, window_reverse
+from vitreous.nn.layout import AxialBlock, WindowedAttention
 from vitreous.nn.position import (
     BlockWithPosition,
     FactorisedPosition,
-    Learned,
-    LearnedAxes,
+    LearnedAxesPosition,
+    LearnedPosition,
     SinCosPosition,
     TokenPositions,
-    everywhere,
+    gather_token_positions,
 )
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 
@@ -71,7 +71,7 @@ def test_rotary_logits_depend_on_differences_of_coordinates_alone():
     axis."""
     attention = shaken(RotaryAttention(16, 2))
     x = torch.cat([torch.randn(1, 1, 16), torch.randn(1, 1, 16).expand(1, 12, 16)], 1)
-    q, k, _ = attention.turned(x, TokenPositions((3, 4), 1))
+    q, k, _ = attention.project_rotated_qkv(x, TokenPositions((3, 4), 1))
     logits = (q @ k.mT)[0, :, 1:, 1:].view(2, 3, 4, 3, 4)
     by_offset: dict[tuple[int, int], list] = {}
     for i in range(3):
@@ -93,9 +93,9 @@ def test_rotary_is_timms_form():
     rope = timm.RotaryEmbeddingCat(dim=8, in_pixels=False, feat_shape=[3, 4], max_res=4, temperature=10000)
     attention, q = RotaryAttention(16, 2), torch.randn(1, 2, 12, 8)
     angles = attention.angles((3, 4), 8).view(12, 4)
-    from vitreous.nn.relative import turn
+    from vitreous.nn.relative import apply_rotary_embedding
 
-    mine = turn(q, angles.cos(), angles.sin(), 0)
+    mine = apply_rotary_embedding(q, angles.cos(), angles.sin(), 0)
     theirs = timm.apply_rot_embed_cat(q, rope.get_embed())
     assert torch.allclose(mine, theirs, atol=1e-5)
 
@@ -103,9 +103,9 @@ def test_rotary_is_timms_form():
 def test_rotary_of_some_patches_is_that_of_all_of_them():
     attention, x = shaken(RotaryAttention(16, 2)), torch.randn(2, 7, 16)
     keep = torch.tensor([[0, 5], [4, 1]])
-    q = attention.turned(x, TokenPositions((2, 3), 1))[0]
+    q = attention.project_rotated_qkv(x, TokenPositions((2, 3), 1))[0]
     some = torch.stack([x[row][[0, *(keep[row] + 1).tolist()]] for row in range(2)])
-    found = attention.turned(some, TokenPositions((2, 3), 1, keep))[0]
+    found = attention.project_rotated_qkv(some, TokenPositions((2, 3), 1, keep))[0]
     for row in range(2):
         assert torch.allclose(found[row], q[row][:, [0, *(keep[row] + 1).tolist()]], atol=1e-6)
 
@@ -134,7 +134,11 @@ def test_every_way_to_decomposed_positions_answers_and_learns_alike(
     short, learned, logits, dtype, is_masked, monkeypatch
 ):
     """Products, in parts or at once, and the fused kernel, beside logits that are written out."""
-    for name, value in (("SHORT_GRID", short), ("LEARNED_GRID", learned), ("SHORT_LOGITS", logits)):
+    for name, value in (
+        ("MAX_UNFUSED_TOKENS", short),
+        ("MAX_UNFUSED_TRAINING_TOKENS", learned),
+        ("WINDOW_CHUNK_LOGITS", logits),
+    ):
         monkeypatch.setattr(vitreous.nn.attention, name, value)
     torch.manual_seed(0)
     part, limit = shaken(GridAttention(16, 2, (4, 5))), LIMITS["fp32" if dtype == torch.float32 else "bf16"]
@@ -179,7 +183,7 @@ def test_axial_is_rows_then_columns():
         expected[:, i] = row(expected[:, i])
     for j in range(4):
         expected[:, :, j] = column(expected[:, :, j])
-    assert torch.allclose(Axial(row, column)(x), expected, atol=1e-6)
+    assert torch.allclose(AxialBlock(row, column)(x), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (3, 2), (5, 7)])
@@ -197,28 +201,28 @@ def test_windows_are_the_loop(size):
             expected[:, top : top + size[0], left : left + size[1]] = part(window)[
                 :, : inside.shape[1], : inside.shape[2]
             ]
-    assert torch.allclose(Windows(part, size, pad="zeros")(x), expected, atol=1e-5)
+    assert torch.allclose(WindowedAttention(part, size, pad="zeros")(x), expected, atol=1e-5)
 
 
 def test_a_window_of_the_whole_grid_is_the_part():
     part, x = shaken(GridAttention(8, 2, (3, 4))), torch.randn(2, 3, 4, 8)
-    assert torch.allclose(Windows(part, (3, 4))(x), part(x), atol=1e-6)
+    assert torch.allclose(WindowedAttention(part, (3, 4))(x), part(x), atol=1e-6)
 
 
 @pytest.mark.parametrize("grid,size", [((4,), (3,)), ((4, 6), (2, 3)), ((5, 3), (2, 2)), ((2, 3, 5), (2, 2, 2))])
 def test_join_undoes_cut(grid, size):
     x = torch.randn(2, *grid, 3)
-    assert torch.equal(join(cut(x, size), grid), x)
+    assert torch.equal(window_reverse(window_partition(x, size), grid), x)
 
 
 def test_axes_have_a_table_each():
-    position = LearnedAxes((2, 3), 8)
+    position = LearnedAxesPosition((2, 3), 8)
     found = position.read((2, 3))
     for i in range(2):
         for j in range(3):
             assert torch.equal(found[i, j], torch.cat([position.tables[1][j], position.tables[0][i]]))
     with pytest.raises(ValueError, match="not a multiple"):
-        LearnedAxes((2, 3, 4), 8)
+        LearnedAxesPosition((2, 3, 4), 8)
 
 
 def test_factorised_positions_are_added_up_and_know_shares_of_an_axis():
@@ -245,7 +249,7 @@ def test_fixed_positions_of_big_vision():
 def test_a_placed_block_adds_before_it():
     block, position, slots = (
         Block(8, Attention(8, 2), Mlp(8, 16)),
-        Learned((2, 3), 8),
+        LearnedPosition((2, 3), 8),
         torch.nn.Parameter(torch.randn(1, 8)),
     )
     x = torch.randn(2, 2 + 6, 8)  # a class token with a position, a register without
@@ -253,7 +257,7 @@ def test_a_placed_block_adds_before_it():
     places = TokenPositions((2, 3), 2)
     assert torch.allclose(BlockWithPosition(block, position, slots)(x, places), block(x + added), atol=1e-6)
     keep = torch.tensor([[5, 1], [0, 2]])
-    some = everywhere(position, slots, TokenPositions((2, 3), 2, keep))
+    some = gather_token_positions(position, slots, TokenPositions((2, 3), 2, keep))
     assert torch.equal(some[1], added[[0, 1, 2, 4]])
 
 

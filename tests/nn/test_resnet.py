@@ -10,16 +10,16 @@ from vitreous.nn.resnet import (
     NUMERICS,
     AxialAttention,
     LineAttention,
-    PostActivation,
-    PreActivation,
+    PostActivationBottleneck,
+    PreActivationBottleneck,
     ResNet,
-    Root,
+    ResNetRoot,
+    ResNetStem,
     StandardizedConv,
-    Stem,
     group_norm,
     pad_same,
     same_padding,
-    standardize,
+    standardize_weight,
 )
 
 #: units of each stage: parameters, tokens per axis at 224, width (arXiv:2010.11929 and vision_transformer's configs)
@@ -65,7 +65,7 @@ def relative(ours, theirs):
 def test_a_filter_of_one_to_eight(numerics, half):
     weight = torch.arange(1.0, 9.0, dtype=torch.float64).view(1, 2, 2, 2)
     expected = torch.tensor([-x for x in reversed(half)] + half, dtype=torch.float64)
-    assert torch.allclose(standardize(weight, numerics).flatten(), expected, atol=1e-8, rtol=0)
+    assert torch.allclose(standardize_weight(weight, numerics).flatten(), expected, atol=1e-8, rtol=0)
 
 
 @pytest.mark.parametrize("numerics", NUMERICS)
@@ -121,7 +121,9 @@ def test_same_padding_looks_at_the_pixels_that_tensorflow_looks_at():
 
 def test_small_weights_survive_half_precision():
     weight = torch.randn(4, 8, 3, 3) * 1e-4
-    assert torch.allclose(standardize(weight.half(), "bit").float(), standardize(weight, "bit"), atol=2e-2)
+    assert torch.allclose(
+        standardize_weight(weight.half(), "bit").float(), standardize_weight(weight, "bit"), atol=2e-2
+    )
 
 
 def test_groups_divide_any_width():
@@ -131,7 +133,7 @@ def test_groups_divide_any_width():
 
 def test_the_border_of_zeros_can_win_in_bits_root_and_never_in_the_hybrids():
     torch.manual_seed(0)  # a corner must be negative in some channel
-    plain, hybrid = Root(1, 32, "bit", hybrid=False), Root(1, 32, "google", hybrid=True)
+    plain, hybrid = ResNetRoot(1, 32, "bit", hybrid=False), ResNetRoot(1, 32, "google", hybrid=True)
     images = torch.randn(1, 1, 16, 16)
     convolved = plain.conv(images)
     expected = F.max_pool2d(convolved, 3, 2, 1)  # pads with -inf
@@ -143,14 +145,14 @@ def test_the_border_of_zeros_can_win_in_bits_root_and_never_in_the_hybrids():
 
 def test_a_fresh_post_activation_unit_is_its_shortcut():
     x = torch.randn(2, 32, 5, 6)
-    same, changed = PostActivation(32, 8, 1, "google"), PostActivation(32, 16, 2, "google")
+    same, changed = PostActivationBottleneck(32, 8, 1, "google"), PostActivationBottleneck(32, 16, 2, "google")
     assert same.shortcut is None and torch.equal(same(x), F.relu(x))
     assert torch.equal(changed(x), F.relu(changed.shortcut(x)))
 
 
 def test_a_pre_activation_unit_normalises_before_its_shortcut_only_where_it_convolves():
     x = torch.randn(2, 32, 5, 6)
-    same, changed = PreActivation(32, 8, 1, "bit"), PreActivation(32, 16, 2, "bit")
+    same, changed = PreActivationBottleneck(32, 8, 1, "bit"), PreActivationBottleneck(32, 16, 2, "bit")
     for unit in (same, changed):
         torch.nn.init.zeros_(unit.norm3.weight)  # the branch is then conv3 of zeros
     assert torch.equal(same(x), x)
@@ -212,15 +214,15 @@ def test_heads_must_divide_half_the_width():
 def test_stems_have_the_published_size(blocks):
     count, tokens, width = STEMS[blocks]
     with torch.device("meta"):
-        stem = Stem(blocks)
+        stem = ResNetStem(blocks)
     assert sum(p.numel() for p in stem.parameters()) == count
     assert (stem.width_out, stem.reduction) == (width, 224 // tokens)
-    assert Stem(blocks, 8)(torch.randn(1, 3, 224, 224)).shape == (1, tokens, tokens, width // 8)
+    assert ResNetStem(blocks, 8)(torch.randn(1, 3, 224, 224)).shape == (1, tokens, tokens, width // 8)
 
 
 def test_stem_keeps_the_promises_of_a_model():
     torch.manual_seed(0)
-    stem = contracts.randomise(Stem((1, 2), 16, channels=2))
+    stem = contracts.randomise(ResNetStem((1, 2), 16, channels=2))
     images = torch.randn(3, 2, 24, 40)
     contracts.an_answer_ignores_its_batch(stem, images)
     contracts.every_parameter_gets_a_gradient(stem, images)
@@ -234,7 +236,9 @@ def test_numerics_are_different_answers(numerics):
     torch.manual_seed(0)
     weight = torch.randn(4, 8, 3, 3) * 1e-3
     others = [name for name in ("google", "bit", "timm") if name != numerics]
-    assert all(relative(standardize(weight, numerics), standardize(weight, name)) > 1e-3 for name in others)
+    assert all(
+        relative(standardize_weight(weight, numerics), standardize_weight(weight, name)) > 1e-3 for name in others
+    )
 
 
 @pytest.mark.parametrize("blocks", [(1, 2), (1, 1, 1)])
@@ -254,7 +258,7 @@ def test_parity_with_timms_hybrid_backbone(blocks, size):
         "global_pool": "",
     }
     theirs = shaken(resnetv2.ResNetV2(blocks, conv_layer=conv, **options))
-    ours = Stem(blocks, 32, numerics="timm").eval()
+    ours = ResNetStem(blocks, 32, numerics="timm").eval()
     ours.load_state_dict(renamed(theirs.state_dict(), ("stem.", "root."), (".blocks.", ".units.")))
     images = torch.randn(2, 3, *size)
     assert relative(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
@@ -266,7 +270,7 @@ def test_parity_with_timms_root_and_its_numerics(size):
     hybrid = pytest.importorskip("timm.models.vision_transformer_hybrid")
     theirs = shaken(hybrid._resnetv2(()))
     assert NUMERICS["timm"] == (theirs.conv.eps, "variance", theirs.norm.eps, 0.0)
-    ours = Stem((), numerics="timm").eval()
+    ours = ResNetStem((), numerics="timm").eval()
     ours.load_state_dict({f"root.{name}": tensor for name, tensor in theirs.state_dict().items()})
     images = torch.randn(2, 3, *size)
     assert relative(ours(images).movedim(-1, 1), theirs(images)) <= 1e-5
@@ -282,7 +286,9 @@ def test_parity_with_transformers(kind, size):
     config = bit.BitConfig(layer_type=kind, embedding_size=32, hidden_sizes=[128, 256], depths=[1, 2], **padding)
     theirs = shaken(bit.BitModel(config))
     assert NUMERICS["transformers"] == (theirs.encoder.stages[0].layers[0].conv1.eps, "variance", 1e-5, 0.0)
-    ours = (Stem((1, 2), 32, numerics="transformers") if hybrid else ResNet((1, 2), 32, numerics="transformers")).eval()
+    ours = (
+        ResNetStem((1, 2), 32, numerics="transformers") if hybrid else ResNet((1, 2), 32, numerics="transformers")
+    ).eval()
     pairs = ("embedder.convolution", "root.conv"), ("embedder.", "root."), ("encoder.", ""), (".layers.", ".units.")
     ours.load_state_dict(renamed(theirs.state_dict(), *pairs))
     images = torch.randn(2, 3, *size)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from vitreous.nn.adapter import BatchNorm, accept_single_values
+from vitreous.nn.adapter import Float32BatchNorm, allow_single_value_batch_norm
 
 
 def test_a_single_value_takes_the_running_statistics_and_leaves_them():
     plain = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     module = copy.deepcopy(plain)
-    accept_single_values(module)
+    allow_single_value_batch_norm(module)
     batch, one = torch.randn(8, 3), torch.randn(1, 3)
     assert torch.equal(module(batch), plain(batch))
     with pytest.raises(ValueError, match="more than 1 value"):
@@ -29,13 +29,13 @@ def test_a_single_value_takes_the_running_statistics_and_leaves_them():
 
 def test_training_mode_returns_after_an_error():
     norm = nn.BatchNorm1d(4)
-    accept_single_values(norm)
+    allow_single_value_batch_norm(norm)
     with pytest.raises(RuntimeError):
         norm(torch.zeros(1, 5))
     assert norm.training
 
 
 def test_the_adapters_norm_takes_a_single_value():
-    norm = BatchNorm(4).train()
+    norm = Float32BatchNorm(4).train()
     assert torch.allclose(norm(torch.ones(1, 4, 1, 1)), torch.ones(1, 4, 1, 1), atol=1e-4)
     assert norm(torch.randn(2, 4, 1, 1)).std() > 0

@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from vitreous.nn.block import Block, Mlp
-from vitreous.nn.layout import Windows
+from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.windows import (
     ContinuousPositionBias,
     CosineWindowAttention,
     PatchMerging,
     WindowAttention,
-    attend_short,
-    merge,
-    read_offsets,
+    attend_short_sequences,
+    concatenate_2x2_tokens,
+    gather_offset_table,
 )
 
 WIDTH, HEADS = 16, 2
@@ -25,7 +25,7 @@ def block(shift, size=(7, 7), pad="mask"):
     attention = WindowAttention(WIDTH, HEADS, size)
     torch.nn.init.normal_(attention.position.table)
     torch.nn.init.normal_(attention.qkv.weight, std=0.3)
-    return Block(WIDTH, Windows(attention, size, shift, pad), Mlp(WIDTH, 32)).eval()
+    return Block(WIDTH, WindowedAttention(attention, size, shift, pad), Mlp(WIDTH, 32)).eval()
 
 
 def unmasked(made):
@@ -46,7 +46,7 @@ def test_the_mask_of_shifted_windows_is_the_published_one():
 
 
 def test_offsets_are_numbered_as_published():
-    index = read_offsets(torch.arange(169).view(13, 13, 1), (7, 7))[0]
+    index = gather_offset_table(torch.arange(169).view(13, 13, 1), (7, 7))[0]
     assert (index.diagonal() == 84).all()
     assert (index + index.T == 168).all()
     assert len(index.unique()) == 169
@@ -54,7 +54,7 @@ def test_offsets_are_numbered_as_published():
 
 def test_offsets_of_an_oblong_window_are_those_of_the_loop():
     table = torch.randn(5, 3, HEADS)
-    bias = read_offsets(table, (3, 2))
+    bias = gather_offset_table(table, (3, 2))
     places = [(y, x) for y in range(3) for x in range(2)]
     for i, (y, x) in enumerate(places):
         for j, (v, u) in enumerate(places):
@@ -141,7 +141,7 @@ def test_short_attention_without_the_largest_logit_is_softmax(size, dtype):
     logits = torch.bmm(q * size, k.mT) + bias.repeat(4, 1, 1)
     assert (logits.abs().nan_to_num(posinf=0).max() > 100) == (size > 1)
     wanted = logits.float().softmax(-1) @ v.float()
-    answers = attend_short(q * size, k, v, bias).float()
+    answers = attend_short_sequences(q * size, k, v, bias).float()
     assert torch.allclose(answers, wanted, atol=1e-5 if dtype == torch.float32 else 0.03)
 
 
@@ -152,16 +152,16 @@ def test_probabilities_are_those_that_the_forward_pass_uses():
     for some in (slice(None), slice(2, 5)):
         p = attention.weights(x, mask, some)
         assert torch.allclose(p.sum(-1), torch.ones(()), atol=1e-5)
-        inner = attention.inner(x, mask, some)
+        inner = attention.forward_before_output(x, mask, some)
         assert torch.allclose((p @ values).transpose(-3, -2).flatten(-2), inner, atol=1e-5)
 
 
 def test_merging_takes_rows_before_columns():
     """For a grid of 4 x 4 the first merged token holds the places 0, 4, 1 and 5."""
-    assert merge(torch.arange(16.0).view(1, 4, 4, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]
+    assert concatenate_2x2_tokens(torch.arange(16.0).view(1, 4, 4, 1))[0, 0, 0].tolist() == [0, 4, 1, 5]
     x = torch.randn(2, 4, 6, 3)
     parts = (x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2])
-    assert torch.equal(merge(x), torch.cat(parts, -1))
+    assert torch.equal(concatenate_2x2_tokens(x), torch.cat(parts, -1))
 
 
 def test_merging_fills_an_odd_grid_up_with_zeros():
@@ -208,4 +208,4 @@ def test_cosine_attention_is_that_of_the_formula():
 
 def test_merging_of_the_second_version_norms_last():
     made, x = PatchMerging(4, post_norm=True), torch.randn(1, 4, 4, 4)
-    assert torch.equal(made(x), made.norm(made.reduction(merge(x))))
+    assert torch.equal(made(x), made.norm(made.reduction(concatenate_2x2_tokens(x))))

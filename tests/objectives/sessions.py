@@ -14,7 +14,7 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.models.config import DiTConfig, MlpConfig, PositionConfig, ViTConfig
 from vitreous.objectives.diffusion import DiffusionConfig
 from vitreous.objectives.dino import DINOConfig
@@ -24,10 +24,10 @@ from vitreous.objectives.flow import FlowConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.objectives.regression import RegressionConfig
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
-from vitreous.training.run import Optimizer, Ramp, Run, Schedule
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import OptimizerConfig, RampConfig, Run, ScheduleConfig
 from vitreous.training.session import Session
 
 COUNT = 32
@@ -70,13 +70,13 @@ MODELS = {
     "values": replace(MODEL, classes=2),
 }
 SCHEDULES = {
-    "weight_decay": Ramp(0.04, 0.4),
-    "momentum": Ramp(0.95, 1.0),
-    "teacher_temperature": Ramp(0.1, 0.12, "linear", 10),
+    "weight_decay": RampConfig(0.04, 0.4),
+    "momentum": RampConfig(0.95, 1.0),
+    "teacher_temperature": RampConfig(0.1, 0.12, "linear", 10),
 }
 
 
-def pictures() -> Arrays:
+def pictures() -> ArraySplit:
     """32 pictures of four squares, each of its colour, under stripes of one of four kinds; and the kinds as labels.
 
     What is masked can be told from what is seen: the squares are larger than a patch, the stripes as long as one.
@@ -87,14 +87,14 @@ def pictures() -> Arrays:
     row, column = np.mgrid[:16, :16]
     stripes = np.stack([row, column, row + column, row - column])[kinds] % 4 * 24 - 36
     pixels = (colours + stripes[..., None]).clip(0, 255).astype(np.uint8)
-    return Arrays(pixels, (kinds % 3).astype(np.int64))
+    return ArraySplit(pixels, (kinds % 3).astype(np.int64))
 
 
-def measured(split: Arrays) -> Arrays:
+def measured(split: ArraySplit) -> ArraySplit:
     """The pictures with the brightness of red and that of blue as labels, some of them missing."""
     values = split.pixels.mean((1, 2))[:, [0, 2]]
     values[::5, 0], values[1::3, 1] = np.nan, np.nan
-    return Arrays(split.pixels, values)
+    return ArraySplit(split.pixels, values)
 
 
 def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
@@ -110,7 +110,7 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
         split = measured(split)
         objective = objective.fitted(split.labels)
     elif not labelled:
-        split = Arrays(split.pixels, np.zeros((COUNT, 0), np.float32))
+        split = ArraySplit(split.pixels, np.zeros((COUNT, 0), np.float32))
     crops = isinstance(objective, (DINOConfig, DINOv2Config))
     run = Run(
         data=DataOptions(
@@ -124,8 +124,10 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
         model=MODELS.get(name, MODEL),
         preprocess=ImagePreprocess((16, 16)),
         views=MultiCrop(locals=2, local_image=(8, 8), blur=(0.0, 0.0, 0.0)) if crops else Augment(flip=0.5),
-        optimizer=Optimizer(lr=2e-3, clip=3.0, clip_by="tensor" if name == "dino" else "part" if crops else "all"),
-        schedule=Schedule(2),
+        optimizer=OptimizerConfig(
+            lr=2e-3, clip=3.0, clip_by="tensor" if name == "dino" else "part" if crops else "all"
+        ),
+        schedule=ScheduleConfig(2),
         objective=objective,
         schedules=SCHEDULES if crops else {},
         batch_size=8,
@@ -133,12 +135,14 @@ def session_of(name: str, home: Path, **changes: Any) -> tuple[Session, Any]:
     )
     run = replace(run, **changes)
     cached = torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy())
-    session = Session(run, Inputs(split, None, cached), Folder(home))
+    session = Session(run, RunInputs(split, None, cached), RunFolder(home))
     return session, session.build()
 
 
 def losses(session: Session, state: Any) -> list[float]:
     """The loss of every step, and the run behind them."""
     found: list[float] = []
-    fit(state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(
+        state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))]
+    )
     return found

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from tests.objectives.sessions import MODEL, OBJECTIVES, losses, session_of
-from vitreous.objectives.base import Progress
-from vitreous.training.loop import fit
-from vitreous.training.run import Optimizer, Ramp, Schedule
+from vitreous.objectives.base import TrainingProgress
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import OptimizerConfig, RampConfig, ScheduleConfig
 
 STEPS, FROZEN, WARMUP = 20, 5, 6
 LR, END, CLIP, LAYER_DECAY, PATCH_FACTOR = 2e-3, 1e-6, 0.05, 0.9, 0.2
@@ -100,7 +100,7 @@ def authors_run(module, batches, name):
                 teacher = getattr(module, pairs[student])
                 for own, follower in zip(getattr(module, student).parameters(), teacher.parameters(), strict=True):
                     follower.mul_(momentum[step]).add_((1 - momentum[step]) * own)
-            module.after_step(Progress(values={"momentum": 1.0}))  # moves the centres alone
+            module.after_step(TrainingProgress(values={"momentum": 1.0}))  # moves the centres alone
         found.append(loss.item())
     return found
 
@@ -108,17 +108,17 @@ def authors_run(module, batches, name):
 def compare_runs(name, home):
     """The largest relative difference of a loss, and of each trained tensor after all steps."""
     objective = replace(OBJECTIVES[name], frozen=FROZEN / STEPS, unit_prototypes=False)
-    optimizer = Optimizer(lr=LR, eps=EPS, weight_decay=DECAY[0], clip=CLIP, decay_on="multi-axis")
+    optimizer = OptimizerConfig(lr=LR, eps=EPS, weight_decay=DECAY[0], clip=CLIP, decay_on="multi-axis")
     optimizer = replace(optimizer, clip_by="tensor" if name == "dino" else "part")
     if name != "dino":
         optimizer = replace(optimizer, layer_decay=LAYER_DECAY, rates=(("model.projection.", PATCH_FACTOR),))
     ramps = {
-        "weight_decay": Ramp(*DECAY),
-        "momentum": Ramp(*MOMENTUM),
-        "teacher_temperature": Ramp(*TEMPERATURE[:2], "linear", TEMPERATURE[2], includes_end=True),
+        "weight_decay": RampConfig(*DECAY),
+        "momentum": RampConfig(*MOMENTUM),
+        "teacher_temperature": RampConfig(*TEMPERATURE[:2], "linear", TEMPERATURE[2], includes_end=True),
     }
     model = MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.5})
-    schedule = Schedule(WARMUP, end=END / LR, warmup_includes_base=True)
+    schedule = ScheduleConfig(WARMUP, end=END / LR, warmup_includes_base=True)
     changes = {"optimizer": optimizer, "schedule": schedule, "schedules": ramps, "model": model}
     session, state = session_of(name, home, objective=objective, **changes)
     twin = copy.deepcopy(session.build().objective)
@@ -151,7 +151,9 @@ def compare_averages(home, **changes):
     """The relative difference of the averaged weights from `update_ema` of DiT's code after 20 steps."""
     session, state = session_of("diffusion", home, ema=0.99, **changes)
     expected = state.flat.master.clone()
-    fit(state, session.batches(state), [(1, lambda s: expected.mul_(0.99).add_(s.flat.master, alpha=0.01))])
+    run_training_loop(
+        state, session.batches(state), [(1, lambda s: expected.mul_(0.99).add_(s.flat.master, alpha=0.01))]
+    )
     return ((state.flat.average - expected).norm() / expected.norm()).item()
 
 

@@ -10,8 +10,8 @@ import torch
 import vitreous
 from tests.data.films import write_moves
 from vitreous.errors import UsageError
-from vitreous.models.config import replace_fields
-from vitreous.models.names import configure
+from vitreous.models.config import replace_known_fields
+from vitreous.models.names import config_from_name
 from vitreous.models.vit import ViT
 from vitreous.progress import NullListener
 from vitreous.weights.bundle import load_bundle
@@ -88,7 +88,9 @@ def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, 
     named = {**OPTIONS, "model": "ViViT-64x2/8x4-factorised-encoder", "steps": 1, "image_size": 16}
     vitreous.train(str(moving_squares), out=str(tmp_path / "b"), init=str(tmp_path / "flat"), **named)
     assert load_bundle(tmp_path / "b" / "model").model.config.image == (8, 16, 16)
-    mean = replace_fields(configure("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2})
+    mean = replace_known_fields(
+        config_from_name("ViT-64x2/8", 24), {"pool": "mean", "class_token": False, "registers": 2}
+    )
     vitreous.save(ViT(mean), tmp_path / "mean")  # as small pictures are learned
     vitreous.train(str(moving_squares), out=str(tmp_path / "d"), init=str(tmp_path / "mean"), **named)
     config = load_bundle(tmp_path / "d" / "model").model.config

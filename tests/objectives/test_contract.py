@@ -18,14 +18,14 @@ from tests.conftest import picture, say
 from tests.objectives import toys
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import DataError, UsageError
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.recipes.recipe import DatasetInfo
-from vitreous.tasks.features import Features
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit, progress_at
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop, training_progress_at
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
@@ -60,7 +60,7 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
     logged = {"tiny-dino": "train/entropy", "tiny-pixels": "train/worst"}[name]
     assert all(math.isfinite(line["train/loss"]) and math.isfinite(line[logged]) for line in lines)
-    assert load_bundle(out / "model").task == Features()
+    assert load_bundle(out / "model").task == FeatureExtraction()
     with pytest.raises(UsageError, match="features, not classes"):
         vitreous.load(str(out))
     found = say("embed", str(out), str(flat), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu")
@@ -71,19 +71,19 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
 
 def summary_images(out):
     """Training images of a run."""
-    return Folder(out).run().data.images
+    return RunFolder(out).run().data.images
 
 
 def session_of(name, tmp_path, **changes):
     """A session on random images in memory, and its state."""
     pixels = np.random.default_rng(0).integers(0, 256, (24, 16, 16, 3), dtype=np.uint8)
-    split = Arrays(pixels, np.zeros((24, 0), np.float32))
+    split = ArraySplit(pixels, np.zeros((24, 0), np.float32))
     model = ViTConfig(image=(16, 16), patch=(4, 4), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
     run = TOYS[name](model, DatasetInfo(24, (16, 16), 3), None)
     data = DataOptions("synthetic", (), len(split), "", cache=True)
     run = replace(run, data=data, preprocess=ImagePreprocess((16, 16)), model=model, **changes)
     cached = torch.from_numpy(pixels.transpose(0, 3, 1, 2).copy())
-    session = Session(run, Inputs(split, None, cached), Folder(tmp_path))
+    session = Session(run, RunInputs(split, None, cached), RunFolder(tmp_path))
     return session, session.build()
 
 
@@ -95,11 +95,11 @@ def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
     expected = {name: p.clone() for name, p in objective.teacher.named_parameters()}
 
     def follow(state):
-        momentum = progress_at(state.run, state.step - 1).values["momentum"]  # of the step that was made
+        momentum = training_progress_at(state.run, state.step - 1).values["momentum"]  # of the step that was made
         for name, p in objective.model.named_parameters():
             expected[name] = expected[name].lerp(p.detach().float(), 1 - momentum)
 
-    fit(state, session.batches(state), [(1, follow)])
+    run_training_loop(state, session.batches(state), [(1, follow)])
     for name, p in objective.teacher.named_parameters():
         assert torch.allclose(p, expected[name], atol=1e-6), name
     assert objective.centre.abs().max() > 0 and state.progress.values["momentum"] == 1.0
@@ -108,7 +108,7 @@ def test_a_teacher_moves_in_float32_and_by_its_schedule(tmp_path, precision):
         for p, q in zip(objective.teacher.parameters(), objective.model.parameters(), strict=True)
         if p.ndim > 1
     )
-    shipped = dict(state.flat.averaged().named_parameters())
+    shipped = dict(state.flat.averaged_model().named_parameters())
     assert all(torch.equal(shipped[name], p) for name, p in objective.teacher.named_parameters())
 
 
@@ -116,7 +116,9 @@ def curve_of(name, precision, tmp_path):
     """The loss of every step of a short run."""
     session, state = session_of(name, tmp_path, precision=precision)
     losses = []
-    fit(state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(
+        state, session.batches(state), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
+    )
     return losses
 
 
@@ -134,7 +136,9 @@ def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
     session, state = session_of(name, tmp_path, epochs=20.0)
     losses = []
     pair = next(session.batches(state))
-    fit(state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(
+        state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
+    )
     assert losses[-1] < 0.9 * losses[0]
 
 

@@ -13,9 +13,9 @@ import torch
 
 from tests.objectives.sessions import HEADS, OBJECTIVES, losses, session_of
 from vitreous.nn import attention, kernels
-from vitreous.system.native import Native, native
-from vitreous.training.loop import fit
-from vitreous.training.run import Optimizer, Ramp, Schedule
+from vitreous.system.native import NativeLibrary, load_native_library
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import OptimizerConfig, RampConfig, ScheduleConfig
 
 GOLDEN = Path(__file__).with_name("curves.json")
 #: what kinds of processor (AVX2, AVX512-BF16) and one thread and two differ by, times four: 1.9e-6 in float32; in
@@ -31,8 +31,8 @@ LN_K, COLOURS = math.log(HEADS["prototypes"]), math.log(512)
 def test_golden_curve(name, precision, tmp_path, monkeypatch):
     """Twenty steps, equal after any refactoring, and in bfloat16 near those of float32. `python -m
     tests.objectives.test_curves` writes them anew. Attention is as on any processor: by PyTorch's operators."""
-    monkeypatch.setattr(attention, "products_pay", lambda: False)
-    monkeypatch.setattr(kernels, "native", lambda: Native(None, False, "left out"))
+    monkeypatch.setattr(attention, "has_fast_bf16_matmul", lambda: False)
+    monkeypatch.setattr(kernels, "load_native_library", lambda: NativeLibrary(None, False, "left out"))
     golden = json.loads(GOLDEN.read_text())
     curve = losses(*session_of(name, tmp_path, precision=precision))
     assert len(curve) == 20
@@ -41,7 +41,7 @@ def test_golden_curve(name, precision, tmp_path, monkeypatch):
     assert curve == pytest.approx(golden[f"{name} fp32"], rel=5e-2)
 
 
-@pytest.mark.skipif(not native().tiles, reason=f"tiles (AMX): {native().note}")
+@pytest.mark.skipif(not load_native_library().tiles, reason=f"tiles (AMX): {load_native_library().note}")
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_with_kernels_of_our_own_a_curve_is_near_that_of_float32(name, tmp_path):
     golden = json.loads(GOLDEN.read_text())
@@ -51,15 +51,15 @@ def test_with_kernels_of_our_own_a_curve_is_near_that_of_float32(name, tmp_path)
 
 #: learning rate; DINO's loss that the run has to come below, in ln K (Sinkhorn's targets are nearly even by design)
 TAUGHT = {"dino": (3e-4, 0.8), "dinov2": (3e-4, 0.8), "dinov2-sinkhorn": (1e-3, 0.96)}
-TEACHER = {"momentum": Ramp(0.98, 0.98), "teacher_temperature": Ramp(0.04, 0.04)}
+TEACHER = {"momentum": RampConfig(0.98, 0.98), "teacher_temperature": RampConfig(0.04, 0.04)}
 
 
 def shown_again(name, home):
     """The loss and what is logged beside it, of the first step and as the mean of the last 20, of a run that sees one
     batch of 32 pictures in every step; and the objective."""
     steps = 80 if name in TAUGHT else 60
-    teacher = {"schedules": TEACHER, "schedule": Schedule(5, "constant")} if name in TAUGHT else {}
-    optimizer = Optimizer(lr=TAUGHT[name][0] if name in TAUGHT else 5e-3, weight_decay=0.04)
+    teacher = {"schedules": TEACHER, "schedule": ScheduleConfig(5, "constant")} if name in TAUGHT else {}
+    optimizer = OptimizerConfig(lr=TAUGHT[name][0] if name in TAUGHT else 5e-3, weight_decay=0.04)
     session, state = session_of(name, home, batch_size=32, epochs=float(steps), optimizer=optimizer, **teacher)
     pair, found = next(session.batches(state)), []
 
@@ -68,7 +68,7 @@ def shown_again(name, home):
         state.losses = 0.0
         state.scalars.clear()
 
-    fit(state, iter(lambda: pair, None), [(1, note)])
+    run_training_loop(state, iter(lambda: pair, None), [(1, note)])
     assert len(found) == steps
     last = {key: sum(row[key] for row in found[-20:]) / 20 for key in found[0]}
     return found[0], last, state.objective

@@ -12,21 +12,21 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.writing_scenes import write_coco, write_voc
-from vitreous.data.annotations.painted import find_objects, has_masks, with_masks
+from vitreous.data.annotations.painted import has_object_masks, keep_object_targets, with_object_masks
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.keys import key, uniform
+from vitreous.data.augmentation.scenes import SceneViews
+from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.regions import federated_loss
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.detection import DetectionConfig, federated_classes
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.detection import DetectionConfig, draw_federated_classes
 from vitreous.tasks.detection import Detection
-from vitreous.weights.adopt import parts_of
+from vitreous.weights.adopt import open_objective_state
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.objective_parts import adopt_parts
+from vitreous.weights.objective_parts import load_into_objective
 
 SMALL = {"width": 16, "hidden": 32, "proposals": 30, "finest": 4, "anchor": 2.0}
 OPTIONS = {
@@ -99,15 +99,15 @@ def asking(name: str, value: list[str]) -> dict:
 
 
 def test_targets_are_objects_alone(tmp_path):
-    data = find_objects(open_data(str(write_coco(tmp_path / "coco"))))
-    assert has_masks(data) and data.classes == ("cat", "dog", "owl")
+    data = keep_object_targets(open_data(str(write_coco(tmp_path / "coco"))))
+    assert has_object_masks(data) and data.classes == ("cat", "dog", "owl")
     split = data.split("train").take(torch.arange(2).numpy())
     assert split.target(0).layers is not None and split.target(0).classes is None
-    assert with_masks(data, False).split("train").target(0).layers is None
+    assert with_object_masks(data, False).split("train").target(0).layers is None
     with pytest.raises(DataError, match=r"class for every pixel[\s\S]*segment"):
-        find_objects(open_data(str(write_maps(tmp_path / "maps"))))
+        keep_object_targets(open_data(str(write_maps(tmp_path / "maps"))))
     with pytest.raises(DataError, match=r"what is where[\s\S]*COCO"):
-        find_objects(open_data("digits"))
+        keep_object_targets(open_data("digits"))
 
 
 def objective_and_batch(**changes):
@@ -115,7 +115,7 @@ def objective_and_batch(**changes):
     config = DetectionConfig(**SMALL | changes)
     torch.manual_seed(0)
     model = vitreous.create("Conv8-16-16+ViT-32x1/8", image_size=32, num_classes=0)
-    objective = config.build(model, Setting(seed=3, classes=("a", "b")))
+    objective = config.build(model, ObjectiveSetting(seed=3, classes=("a", "b")))
     generator = torch.Generator().manual_seed(1)
     corners = torch.randint(0, 20, (4, 2), generator=generator).float()
     images, masks = torch.randn(4, 3, 32, 32, generator=generator), torch.zeros(4, 1, 32, 32, dtype=torch.bool)
@@ -131,23 +131,25 @@ def objective_and_batch(**changes):
 def test_a_detector_for_other_classes_is_started_from_a_pyramid_and_proposals(tmp_path):
     (first, _), (second, _) = objective_and_batch(), objective_and_batch()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
-    parts = parts_of(tmp_path / "x")
+    parts = open_objective_state(tmp_path / "x")
     for tensor in second.model.parameters():
         tensor.data.zero_()
-    other = adopt_parts(second, {"classes": ["c", "d"]}, parts)
+    other = load_into_objective(second, {"classes": ["c", "d"]}, parts)
     assert set(other.loaded) == {"model.pyramid", "model.proposals"} and other.left == ["model.regions"]
     assert not any(tensor.any() for tensor in second.model.regions.parameters())
-    assert set(adopt_parts(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.left}
+    assert set(load_into_objective(second, {"classes": ["a", "b"]}, parts).loaded) == {*other.loaded, *other.left}
     own, theirs = second.model.state_dict(), first.model.state_dict()
     assert all(torch.equal(own[name], theirs[name]) for name in own if not name.startswith("backbone."))
 
 
 def test_what_is_learned_from_is_a_function_of_seed_and_position():
     objective, batch = objective_and_batch(masks=True)
-    keys = objective.prepare(batch, Progress())["keys"]
-    assert torch.equal(keys[2:], objective.prepare({**batch, "positions": torch.arange(2, 4)}, Progress())["keys"])
+    keys = objective.prepare(batch, TrainingProgress())["keys"]
+    assert torch.equal(
+        keys[2:], objective.prepare({**batch, "positions": torch.arange(2, 4)}, TrainingProgress())["keys"]
+    )
     assert len(set(keys.tolist())) == 4
-    first, again = (objective(objective.prepare(batch, Progress())) for _ in range(2))
+    first, again = (objective(objective.prepare(batch, TrainingProgress())) for _ in range(2))
     assert all(torch.equal(first[name], again[name]) for name in first)
     parts = [objective({name: rows[i : i + 1] for name, rows in (batch | {"keys": keys}).items()}) for i in range(4)]
     assert first["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
@@ -156,7 +158,7 @@ def test_what_is_learned_from_is_a_function_of_seed_and_position():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_losses_are_float32_and_a_batch_is_learned(dtype):
     objective, batch = objective_and_batch(masks=True)
-    batch = objective.prepare(batch, Progress())
+    batch = objective.prepare(batch, TrainingProgress())
     objective.to(dtype)
     batch["images"] = batch["images"].to(dtype)
     optimizer, losses = torch.optim.AdamW(objective.parameters(), 3e-3), []
@@ -176,7 +178,9 @@ def curve(masks: bool) -> list[float]:
     optimizer, losses = torch.optim.SGD(objective.parameters(), 0.02, momentum=0.9), []
     for step in range(8):
         optimizer.zero_grad()
-        outputs = objective(objective.prepare({**batch, "positions": torch.arange(4) + 4 * step}, Progress(step)))
+        outputs = objective(
+            objective.prepare({**batch, "positions": torch.arange(4) + 4 * step}, TrainingProgress(step))
+        )
         outputs["loss"].backward()
         optimizer.step()
         losses.append(outputs["loss"].item())
@@ -196,11 +200,11 @@ GOLDEN = {
 
 
 def test_data_and_models_that_do_not_fit_are_refused():
-    model = replace(configure("ViT-32x2/8", 32), classes=0)
+    model = replace(config_from_name("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match="scenes"):
         DetectionConfig().check(model, ("a", "b"), Augment())
     with pytest.raises(UsageError, match="nms"):
-        DetectionConfig(nms=2.0).check(model, ("a", "b"), Scenes())
+        DetectionConfig(nms=2.0).check(model, ("a", "b"), SceneViews())
 
 
 def test_the_federated_loss_is_that_of_the_loop():
@@ -222,8 +226,8 @@ def test_federated_classes_are_those_of_the_loop_and_drawn_by_the_root_of_freque
     frequencies = np.array([100, 25, 0, 4, 1, 400, 0, 9])
     present = np.zeros((6000, 8), bool)
     present[::2, 2] = present[::3, 0] = True
-    keys = key(5, np.arange(6000))
-    counted, chance = federated_classes(present, frequencies, 3, keys), uniform(keys, 8)
+    keys = derive_keys(5, np.arange(6000))
+    counted, chance = draw_federated_classes(present, frequencies, 3, keys), draw_uniform(keys, 8)
     for image in range(50):
         own = set(np.flatnonzero(present[image]).tolist())
         times = {
@@ -234,34 +238,34 @@ def test_federated_classes_are_those_of_the_loop_and_drawn_by_the_root_of_freque
         drawn = sorted(times, key=lambda k: times[k])[: 3 - len(own)]
         assert set(np.flatnonzero(counted[image]).tolist()) == own | set(drawn)
     assert (counted.sum(1) == 3).all() and not counted[1::2, [2, 6]].any()
-    first = federated_classes(np.zeros((6000, 8), bool), frequencies, 1, keys).mean(0)
+    first = draw_federated_classes(np.zeros((6000, 8), bool), frequencies, 1, keys).mean(0)
     assert first == pytest.approx(np.sqrt(frequencies) / np.sqrt(frequencies).sum(), abs=0.02)
-    assert np.array_equal(federated_classes(present[10:20], frequencies, 3, keys[10:20]), counted[10:20])
-    few = federated_classes(present[:2], frequencies, 50, keys[:2])
+    assert np.array_equal(draw_federated_classes(present[10:20], frequencies, 3, keys[10:20]), counted[10:20])
+    few = draw_federated_classes(present[:2], frequencies, 50, keys[:2])
     assert few.sum(1).tolist() == [7, 6]  # a class that no image has is not drawn
 
 
 def test_a_federated_loss_counts_frequencies_and_is_a_mean_over_images():
     objective, batch = objective_and_batch(scores="sigmoid", federated=1, frequencies=(3, 1))
-    prepared = objective.prepare(batch, Progress())
+    prepared = objective.prepare(batch, TrainingProgress())
     assert torch.equal(prepared["federated"], torch.tensor([[True, False], [False, True]] * 2))
     whole = objective(prepared)
     assert whole["classes"].isfinite() and whole["classes"] > 0
     parts = [objective({name: rows[i : i + 1] for name, rows in prepared.items()}) for i in range(4)]
     assert whole["loss"].item() == pytest.approx(sum(part["loss"].item() for part in parts) / 4, rel=1e-5)
     both, _ = objective_and_batch(scores="sigmoid", federated=2)
-    assert both.prepare(batch, Progress())["federated"].all()
+    assert both.prepare(batch, TrainingProgress())["federated"].all()
     config = DetectionConfig(scores="sigmoid", federated=50)
     assert config.fitted(np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)).frequencies == (2, 1)
     assert DetectionConfig().fitted(np.ones((2, 2), np.float32)) == DetectionConfig()
     with torch.inference_mode():
-        boxes, scores, labels = objective.deployed().eval()(batch["images"])
+        boxes, scores, labels = objective.deployed_model().eval()(batch["images"])
     assert len(boxes) == 4 and scores.max() <= 1 and set(labels.flatten().tolist()) <= {0, 1}
-    model = replace(configure("ViT-32x2/8", 32), classes=0)
+    model = replace(config_from_name("ViT-32x2/8", 32), classes=0)
     with pytest.raises(UsageError, match=r"'objective.scores': \['sigmoid'\]"):
-        DetectionConfig(federated=5).check(model, ("a", "b"), Scenes())
+        DetectionConfig(federated=5).check(model, ("a", "b"), SceneViews())
     with pytest.raises(UsageError, match="3 frequencies for 2 classes"):
-        replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), Scenes())
+        replace(config, frequencies=(1, 2, 3)).check(model, ("a", "b"), SceneViews())
 
 
 def test_rare_classes_are_learned_as_lvis_has_it(tmp_path):

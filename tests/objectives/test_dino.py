@@ -14,26 +14,32 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
 from vitreous.models.config import MlpConfig, ViTConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress, Setting, alone, identity
-from vitreous.objectives.dino import DINO, DINOConfig, collapse, cross_views, describe_targets
-from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, masked_cross_entropy, masked_positions, sinkhorn
-from vitreous.objectives.heads import BatchNorm, Head, HeadOptions, compare_views
-from vitreous.objectives.unlabelled import koleo
-from vitreous.recipes.registry import example
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress, gather_single_process, reduce_single_process
+from vitreous.objectives.dino import (
+    DINO,
+    DINOConfig,
+    compute_target_metrics,
+    cross_view_entropy,
+    detect_target_collapse,
+)
+from vitreous.objectives.dinov2 import DINOv2, DINOv2Config, masked_cross_entropy, masked_positions, sinkhorn_knopp
+from vitreous.objectives.heads import DINOHead, HeadOptions, SyncBatchNormFunction, compute_prototype_logits
+from vitreous.objectives.unlabelled import koleo_loss
+from vitreous.recipes.registry import build_example_run
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 HEAD = {"prototypes": 24, "head_width": 32, "bottleneck": 16}
 VIEWS = MultiCrop(locals=3, local_image=(16, 16))
-PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
+PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.05, "momentum": 0.9})
 
 
 def objective(kind=DINO, config=None, model=SMALL, **settings):
     """An objective on a small model, in training."""
     torch.manual_seed(0)
     config = config or {DINO: DINOConfig, DINOv2: DINOv2Config}[kind](**HEAD, **settings)
-    return kind(build_model(model), config, Setting(views=VIEWS)).train()
+    return kind(build_model(model), config, ObjectiveSetting(views=VIEWS)).train()
 
 
 def batch_for(own, images=4):
@@ -54,24 +60,24 @@ def test_pairs_of_different_views_are_compared():
         -(targets[:, i] * logits[:, v].log_softmax(-1)).sum(-1).mean() for i in range(2) for v in range(10) if v != i
     ]
     assert len(pairs) == 18
-    assert cross_views(targets, logits).item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-6)
+    assert cross_view_entropy(targets, logits).item() == pytest.approx(torch.stack(pairs).mean().item(), rel=1e-6)
 
 
 def test_uniform_outputs_have_the_loss_ln_k():
     targets, logits = torch.full((3, 2, 64), 1 / 64), torch.zeros(3, 5, 64)
-    assert cross_views(targets, logits).item() == pytest.approx(math.log(64), rel=1e-6)
+    assert cross_view_entropy(targets, logits).item() == pytest.approx(math.log(64), rel=1e-6)
 
 
 @pytest.mark.parametrize(("width", "count"), [(384, 22_352_128), (768, 23_138_560)])
 def test_heads_have_the_published_parameters(width, count):
     with torch.device("meta"):
-        head = Head(width, HeadOptions())
+        head = DINOHead(width, HeadOptions())
     lengths = 65536  # which the authors' code counts, though they are one
     assert sum(p.numel() for p in head.parameters()) + lengths == count
 
 
 def test_lengths_of_prototypes_are_learned_where_asked():
-    head, x = Head(32, HeadOptions(**HEAD, unit_prototypes=False)), torch.randn(3, 32)
+    head, x = DINOHead(32, HeadOptions(**HEAD, unit_prototypes=False)), torch.randn(3, 32)
     before = head(x)
     head.lengths.data.mul_(2)
     assert torch.allclose(head(x), 2 * before)
@@ -83,12 +89,12 @@ def test_lengths_of_prototypes_are_learned_where_asked():
 )
 def test_heads_of_dinov2_have_the_published_parameters(width, bottleneck, count):
     with torch.device("meta"):
-        head = Head(width, HeadOptions(131072, bottleneck=bottleneck, unit_prototypes=False))
+        head = DINOHead(width, HeadOptions(131072, bottleneck=bottleneck, unit_prototypes=False))
     assert sum(p.numel() for p in head.parameters()) == count
 
 
 def test_a_head_is_the_cosine_to_unit_prototypes():
-    head, x = Head(32, HeadOptions(**HEAD)), torch.randn(3, 32)
+    head, x = DINOHead(32, HeadOptions(**HEAD)), torch.randn(3, 32)
     hidden = x
     for number, layer in enumerate(head.mlp):
         hidden = layer(F.gelu(hidden) if number else hidden)
@@ -143,7 +149,7 @@ def test_koleo_of_the_global_views_is_added_where_asked():
     spread.load_state_dict(plain.state_dict())
     batch = batch_for(plain)
     features = plain.model(batch["images"].flatten(0, 1)).unflatten(0, batch["images"].shape[:2])
-    expected = plain(batch)["loss"] + 0.3 * sum(koleo(view, alone) for view in features.unbind(1))
+    expected = plain(batch)["loss"] + 0.3 * sum(koleo_loss(view, gather_single_process) for view in features.unbind(1))
     assert spread(spread.prepare(batch, PROGRESS))["loss"].item() == pytest.approx(expected.item(), rel=1e-5)
     assert DINOConfig().koleo == 0.0  # as in the authors' code
 
@@ -153,8 +159,8 @@ def test_prototypes_are_frozen_at_the_start_alone(kind, update):
     own = objective(kind)
     names = own.frozen_at_start()
     assert "head.prototypes.weight" in names and set(names) <= set(dict(own.named_parameters()))
-    assert own.frozen_update(Progress(0, 0, 1000)) == update
-    assert own.frozen_update(Progress(10, 10, 1000)) is None
+    assert own.frozen_update(TrainingProgress(0, 0, 1000)) == update
+    assert own.frozen_update(TrainingProgress(10, 10, 1000)) is None
 
 
 def test_masked_patches_are_weighed_by_their_image():
@@ -174,21 +180,21 @@ def test_koleo_looks_for_the_nearest_other():
     for i in range(6):
         nearest = max((float(x[i] @ x[j]), j) for j in range(6) if j != i)[1]
         total -= math.log(float((x[i] - x[nearest] + 1e-8).norm()) + 1e-8) / 6
-    assert koleo(features, alone).item() == pytest.approx(total, rel=1e-5)
-    assert koleo(torch.eye(4), alone).item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
-    assert koleo(torch.ones(3, 8), alone).item() == pytest.approx(17.08, abs=0.01)
-    assert torch.isfinite(koleo(torch.ones(3, 16, dtype=torch.float16), alone))
+    assert koleo_loss(features, gather_single_process).item() == pytest.approx(total, rel=1e-5)
+    assert koleo_loss(torch.eye(4), gather_single_process).item() == pytest.approx(-math.log(2) / 2, rel=1e-5)
+    assert koleo_loss(torch.ones(3, 8), gather_single_process).item() == pytest.approx(17.08, abs=0.01)
+    assert torch.isfinite(koleo_loss(torch.ones(3, 16, dtype=torch.float16), gather_single_process))
 
 
 def test_koleo_of_parts_is_koleo_of_the_whole():
     whole = torch.randn(8, 5, requires_grad=True)
-    loss = koleo(whole, alone)
+    loss = koleo_loss(whole, gather_single_process)
     (expected,) = torch.autograd.grad(loss, whole)
     parts = []
     for start in (0, 4):
         rows = F.normalize(whole.detach(), dim=-1)
         own = whole[start : start + 4]
-        part = koleo(own, lambda _, rows=rows, start=start: (rows, start))
+        part = koleo_loss(own, lambda _, rows=rows, start=start: (rows, start))
         assert part.item() == pytest.approx(loss.item(), rel=1e-6)
         parts.append(part * 4 / 8)  # as a process's loss is weighed
     (gradient,) = torch.autograd.grad(sum(parts), whole)
@@ -196,8 +202,8 @@ def test_koleo_of_parts_is_koleo_of_the_whole():
 
 
 def test_koleo_of_one_is_nothing_and_such_batches_are_refused():
-    assert koleo(torch.randn(1, 4), alone) == 0
-    run = example("dinov2")
+    assert koleo_loss(torch.randn(1, 4), gather_single_process) == 0
+    run = build_example_run("dinov2")
     with pytest.raises(UsageError, match="batch_size=2"):
         replace(run, batch_size=1)
 
@@ -208,9 +214,9 @@ def test_an_idle_batch_counts_nowhere():
     own.idle = True
     own(batch)
     assert own.outputs.abs().max() == 0
-    assert koleo(torch.randn(3, 4), alone, idle=True) == 0
+    assert koleo_loss(torch.randn(3, 4), gather_single_process, idle=True) == 0
     brought = []
-    sinkhorn(torch.randn(3, 5), lambda values: brought.append(values) or values, idle=True)
+    sinkhorn_knopp(torch.randn(3, 5), lambda values: brought.append(values) or values, idle=True)
     assert all(values.abs().max() == 0 for values in brought)
 
 
@@ -220,10 +226,10 @@ def test_sinkhorn_is_the_loop_of_its_docstring():
     for _ in range(3):
         q = q / q.sum(0) / 5
         q = q / q.sum(1, keepdim=True) / 9
-    assert torch.allclose(sinkhorn(scores, identity), q * 9, atol=1e-6)
-    large = sinkhorn(scores * 300, identity)
+    assert torch.allclose(sinkhorn_knopp(scores, reduce_single_process), q * 9, atol=1e-6)
+    large = sinkhorn_knopp(scores * 300, reduce_single_process)
     assert torch.isfinite(large).all() and torch.allclose(large.sum(1), torch.ones(9), atol=1e-5)
-    assert sinkhorn(scores[:0], identity).shape == (0, 5)
+    assert sinkhorn_knopp(scores[:0], reduce_single_process).shape == (0, 5)
 
 
 def by_processes(count, work):
@@ -250,8 +256,8 @@ def by_processes(count, work):
 def test_sinkhorn_of_parts_is_sinkhorn_of_the_whole():
     scores = torch.randn(10, 6) * 3
     parts = [scores[:3], scores[3:]]
-    outcome = by_processes(2, lambda rank, reduce: sinkhorn(parts[rank], reduce))
-    assert torch.allclose(torch.cat(outcome), sinkhorn(scores, identity), atol=1e-6)
+    outcome = by_processes(2, lambda rank, reduce: sinkhorn_knopp(parts[rank], reduce))
+    assert torch.allclose(torch.cat(outcome), sinkhorn_knopp(scores, reduce_single_process), atol=1e-6)
 
 
 def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
@@ -267,11 +273,13 @@ def test_batch_norm_of_parts_is_batch_norm_of_the_whole():
 
     whole = work(lambda rows: F.batch_norm(rows, None, None, training=True), 0, 10)
     ends = [(0, 3, False), (3, 10, False), (2, 5, True)]
-    parts = by_processes(3, lambda n, reduce: work(lambda r: BatchNorm.apply(r, reduce, ends[n][2]), *ends[n][:2]))
+    parts = by_processes(
+        3, lambda n, reduce: work(lambda r: SyncBatchNormFunction.apply(r, reduce, ends[n][2]), *ends[n][:2])
+    )
     for number in range(2):
         assert torch.allclose(torch.cat([part[number] for part in parts[:2]]), whole[number], atol=1e-6)
     assert parts[2][1].abs().max() == 0
-    assert torch.isfinite(BatchNorm.apply(torch.randn(0, 6), identity, False)).all()
+    assert torch.isfinite(SyncBatchNormFunction.apply(torch.randn(0, 6), reduce_single_process, False)).all()
 
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
@@ -281,8 +289,8 @@ def test_a_batch_norm_makes_the_head_blind_to_what_all_features_share(kind):
         own = objective(kind, batch_norm=batch_norm)
         assert own.teacher_head.batch_norm is batch_norm
         views = [torch.randn(8, 32), torch.randn(12, 32)]
-        plain = compare_views(own.head, views, 4, identity, False)
-        moved = compare_views(own.head, [views[0] + 3, views[1] - 5], 4, identity, False)
+        plain = compute_prototype_logits(own.head, views, 4, reduce_single_process, False)
+        moved = compute_prototype_logits(own.head, [views[0] + 3, views[1] - 5], 4, reduce_single_process, False)
         assert plain.shape == (4, 5, 24)
         assert torch.allclose(plain, moved, atol=1e-4) is batch_norm
 
@@ -334,8 +342,8 @@ def test_what_cannot_be_is_refused(config, views, text):
 
 
 def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
-    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
-    objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build_model(config), Setting())
+    config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
+    objective = DINOv2Config(prototypes=16, head_width=16, bottleneck=8).build(build_model(config), ObjectiveSetting())
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
     masks = torch.zeros(2, 16, dtype=torch.bool)
     masks[0, 5:7] = True
@@ -346,7 +354,7 @@ def test_a_stem_of_convolutions_carries_no_masked_pixel_into_the_student():
 
 
 def test_resnets_are_students_of_dino_alone():
-    resnet = configure("BiT-R50x1")
+    resnet = config_from_name("BiT-R50x1")
     DINOConfig().check(resnet, (), MultiCrop())
     with pytest.raises(UsageError, match="plain ViT"):
         DINOv2Config().check(resnet, (), MultiCrop())
@@ -365,19 +373,19 @@ def test_numbers_that_cannot_be_are_refused(settings):
 
 
 def test_a_collapse_is_told_with_what_mends_it():
-    later = Progress(10, 10, 100)
+    later = TrainingProgress(10, 10, 100)
     one = torch.zeros(8, 16)
     one[:, 3] = 1
     features = torch.randn(8, 4)
     for targets, name in ((one, "one prototype"), (torch.full((8, 16), 1 / 16), "uniform teacher")):
-        scalars = {key: value.item() for key, value in describe_targets(targets, features).items()}
-        assert [told for told, _ in collapse(scalars, 16, later)] == [name]
-        assert not list(collapse(scalars, 16, Progress(1, 1, 100)))
-    healthy = {key: value.item() for key, value in describe_targets(torch.eye(8, 16), features).items()}
+        scalars = {key: value.item() for key, value in compute_target_metrics(targets, features).items()}
+        assert [told for told, _ in detect_target_collapse(scalars, 16, later)] == [name]
+        assert not list(detect_target_collapse(scalars, 16, TrainingProgress(1, 1, 100)))
+    healthy = {key: value.item() for key, value in compute_target_metrics(torch.eye(8, 16), features).items()}
     assert healthy["teacher_entropy"] == pytest.approx(0, abs=1e-6)
     assert healthy["prototype_entropy"] == pytest.approx(math.log(8), rel=1e-5)
-    assert not list(collapse(healthy, 16, later))
-    assert describe_targets(one, torch.ones(8, 4))["feature_deviation"] == 0
+    assert not list(detect_target_collapse(healthy, 16, later))
+    assert compute_target_metrics(one, torch.ones(8, 4))["feature_deviation"] == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])

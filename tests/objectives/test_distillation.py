@@ -16,18 +16,18 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.distillation import Distillation, DistillationConfig
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.distillation import DistillationConfig, DistillationObjective
 from vitreous.objectives.supervised import cross_entropy
 from vitreous.objectives.teacher import OnnxTeacher, WeightsTeacher, open_teacher
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
 CLASSES = ("ant", "bee", "cat")
 PLAIN = ViTConfig(image=(16, 16), patch=(4, 4), classes=3, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
 TOKEN = replace(PLAIN, pool="distilled")
-SETTING = Setting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
+SETTING = ObjectiveSetting(classes=CLASSES, views=Augment(), normalisation=((0.5,) * 3, (0.5,) * 3))
 
 
 def bundle(classes=CLASSES, task=None, **preprocess):
@@ -44,7 +44,7 @@ def student(config=TOKEN, teacher=None, setting=SETTING, **options):
     model = build_model(config)
     for layer in (p for name, p in model.named_parameters() if name.startswith("head.") and p.ndim == 2):
         torch.nn.init.normal_(layer)
-    own = Distillation(
+    own = DistillationObjective(
         model, DistillationConfig(teacher="t", **options), setting, WeightsTeacher("t", teacher or bundle())
     ).train()
     batch = {
@@ -53,7 +53,7 @@ def student(config=TOKEN, teacher=None, setting=SETTING, **options):
         "positions": torch.arange(6),
         "samples": torch.arange(6),
     }
-    return own, own.prepare(batch, Progress())
+    return own, own.prepare(batch, TrainingProgress())
 
 
 def heads_of(own, batch):
@@ -100,7 +100,7 @@ def test_a_model_without_the_token_learns_both_with_one_head():
 def test_the_model_answers_with_the_mean_of_its_heads():
     own, batch = student()
     label, taught = heads_of(own.eval(), batch)
-    assert torch.allclose(own.deployed()(batch["images"]), (label + taught) / 2, atol=1e-5)
+    assert torch.allclose(own.deployed_model()(batch["images"]), (label + taught) / 2, atol=1e-5)
 
 
 def test_the_teacher_sees_the_students_images_mixed_as_they_are_in_its_own_normalisation():
@@ -128,7 +128,7 @@ def test_classes_are_put_in_the_students_order():
     [
         (lambda: bundle(("ant", "bee", "dog")), "'cat' of the data"),
         (lambda: bundle(("ant", "bee", "cat", "dog")), "4 classes"),
-        (lambda: bundle(task=Features()), "no classes"),
+        (lambda: bundle(task=FeatureExtraction()), "no classes"),
         (lambda: bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
     ],
 )

@@ -15,11 +15,11 @@ from tests.objectives.test_distillation import SETTING, student
 from tests.objectives.test_mae import DECODER, SMALL, batch_of
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress
-from vitreous.objectives.dino import DINO, cross_views
+from vitreous.objectives.base import TrainingProgress
+from vitreous.objectives.dino import DINO, cross_view_entropy
 from vitreous.objectives.dinov2 import DINOv2
 from vitreous.objectives.mae import MAE
-from vitreous.training.loop import fit
+from vitreous.training.loop import run_training_loop
 
 
 def inputs_of(module):
@@ -38,12 +38,12 @@ def mae():
 def test_zero_predictions_cost_767_of_768_at_patches_of_16():
     own = MAE(build_model(replace(SMALL, patch=(16, 16), image=(64, 64))), DECODER)
     torch.nn.init.zeros_(own.decoder.head.weight)
-    loss = own(own.prepare(batch_of(torch.randn(2, 3, 64, 64)), Progress()))["loss"]
+    loss = own(own.prepare(batch_of(torch.randn(2, 3, 64, 64)), TrainingProgress()))["loss"]
     assert loss.item() == pytest.approx(767 / 768, rel=1e-5)
 
 
 def test_the_loss_does_not_depend_on_what_is_predicted_of_visible_patches(mae):
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 32, 32)), Progress())
+    batch = mae.prepare(batch_of(torch.randn(2, 3, 32, 32)), TrainingProgress())
     before, shift = mae(batch)["loss"], torch.zeros(1, 17, 1)
 
     def moved(module, given, tokens):
@@ -74,7 +74,7 @@ def test_fixed_positions_are_not_learned(tmp_path):
 
 def test_every_prototype_as_likely_costs_ln_k():
     targets, logits = torch.full((1, 2, 65536), 1 / 65536), torch.zeros(1, 10, 65536)
-    assert cross_views(targets, logits).item() == pytest.approx(11.0904, abs=1e-4)
+    assert cross_view_entropy(targets, logits).item() == pytest.approx(11.0904, abs=1e-4)
 
 
 def test_dino_is_the_mean_of_local_pairs_and_of_mirrored_global_ones():
@@ -86,7 +86,7 @@ def test_dino_is_the_mean_of_local_pairs_and_of_mirrored_global_ones():
 
     local = sum(entropy(teacher, view) for teacher in range(2) for view in range(2, 10)) / 18
     mirrored = (entropy(1, 0) + entropy(0, 1)) / 18
-    assert cross_views(targets, logits).item() == pytest.approx((local + mirrored).item(), rel=1e-6)
+    assert cross_view_entropy(targets, logits).item() == pytest.approx((local + mirrored).item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", [DINO, DINOv2])
@@ -100,7 +100,7 @@ def test_a_teacher_answers_without_chance_and_without_gradient(kind):
 def test_schedules_begin_and_end_where_they_say(tmp_path):
     session, state = session_of("dinov2", tmp_path)
     found = []
-    fit(state, session.batches(state), [(1, lambda s: found.append(dict(s.progress.values)))])
+    run_training_loop(state, session.batches(state), [(1, lambda s: found.append(dict(s.progress.values)))])
     assert found[0]["teacher_temperature"] == pytest.approx(0.102)  # what the second step has, of ten
     assert found[-1]["teacher_temperature"] == pytest.approx(0.12)
     assert found[-1]["momentum"] == pytest.approx(1.0, abs=1e-3) and found[0]["momentum"] == pytest.approx(
@@ -122,7 +122,7 @@ def test_prototypes_stay_while_frozen_and_move_then(name, tmp_path):
     def compare(state):
         kept.append([torch.equal(getattr(state.objective, head).prototypes.weight, before[head]) for head in heads])
 
-    fit(state, session.batches(state), [(1, compare)])
+    run_training_loop(state, session.batches(state), [(1, compare)])
     assert all(all(row) for row in kept[:10]) and not any(any(row) for row in kept[11:])
     assert not torch.equal(state.objective.head.mlp[0].weight, first)
 
@@ -158,7 +158,7 @@ def test_a_deit_teacher_is_given_the_students_images_once_and_no_gradient():
         "positions": torch.arange(6),
         "samples": torch.arange(6),
     }
-    prepared = own.prepare(batch, Progress())
+    prepared = own.prepare(batch, TrainingProgress())
     own(prepared)["loss"].backward()
     assert len(seen) == 1 and torch.allclose(seen[0], prepared["images"], atol=1e-6)
     assert not torch.allclose(seen[0], batch["images"], atol=1e-2)  # they are mixed

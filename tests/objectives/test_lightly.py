@@ -10,12 +10,12 @@ from lightly.loss import DINOLoss, IBOTPatchLoss, KoLeoLoss
 from lightly.loss.swav_loss import sinkhorn as their_sinkhorn
 
 from tests.objectives.test_dino import HEAD, PROGRESS, batch_for, objective
-from vitreous.objectives.base import alone, identity
-from vitreous.objectives.dino import DINO, cross_views
-from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn
-from vitreous.objectives.unlabelled import koleo
-from vitreous.training.run import Ramp
-from vitreous.training.schedule import ramp
+from vitreous.objectives.base import gather_single_process, reduce_single_process
+from vitreous.objectives.dino import DINO, cross_view_entropy
+from vitreous.objectives.dinov2 import DINOv2, masked_cross_entropy, sinkhorn_knopp
+from vitreous.objectives.unlabelled import koleo_loss
+from vitreous.training.run import RampConfig
+from vitreous.training.schedule import ramp_value
 
 PROTOTYPES, TEMPERATURE = HEAD["prototypes"], PROGRESS.values["teacher_temperature"]
 EXACT = 1e-6  # relative, of float32
@@ -33,7 +33,7 @@ def test_the_cross_entropy_of_views_is_theirs(views):
     answers, logits = torch.randn(2, 6, PROTOTYPES), torch.randn(views, 6, PROTOTYPES, requires_grad=True)
     theirs = DINOLoss(PROTOTYPES, student_temp=0.1)(list(answers), list(logits), teacher_temp=TEMPERATURE)
     targets = (answers / TEMPERATURE).softmax(-1).transpose(0, 1)
-    ours = cross_views(targets, logits.transpose(0, 1) / 0.1)
+    ours = cross_view_entropy(targets, logits.transpose(0, 1) / 0.1)
     assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
     assert torch.allclose(gradient(ours, logits), gradient(theirs, logits), rtol=1e-5, atol=1e-6)
 
@@ -78,9 +78,9 @@ def test_their_centre_moves_with_every_part_of_a_step_ours_once():
 
 def test_their_temperature_goes_up_by_epochs_and_ours_by_steps():
     """The authors' code steps the temperature once an epoch, from the first value in epoch 0 to the last in epoch n - 1;
-    a `Ramp` moves with each step and has both ends, too."""
+    a `RampConfig` moves with each step and has both ends, too."""
     theirs = DINOLoss(PROTOTYPES, 0.04, 0.07, warmup_teacher_temp_epochs=31).teacher_temp_schedule
-    ours = [ramp(Ramp(0.04, 0.07, "linear", 30), step, 100) for step in range(31)]
+    ours = [ramp_value(RampConfig(0.04, 0.07, "linear", 30), step, 100) for step in range(31)]
     assert ours == pytest.approx(theirs.tolist(), rel=EXACT)
 
 
@@ -132,7 +132,7 @@ def test_a_batch_without_masked_patches_makes_their_centre_nan_and_leaves_ours()
 def test_koleo_is_theirs(count):
     torch.manual_seed(count)
     features = torch.randn(count, 12, requires_grad=True)
-    ours, theirs = koleo(features, alone), KoLeoLoss()(features)
+    ours, theirs = koleo_loss(features, gather_single_process), KoLeoLoss()(features)
     assert ours.item() == pytest.approx(theirs.item(), rel=EXACT)
     assert torch.allclose(gradient(ours, features), gradient(theirs, features), rtol=1e-5, atol=1e-6)
 
@@ -140,11 +140,13 @@ def test_koleo_is_theirs(count):
 def test_their_koleo_has_no_float32_within_and_takes_one_image_for_its_own_neighbour():
     """eps is 1e-8, which is 0 in float16; and an image alone has no neighbour that it could be moved away from."""
     same = torch.ones(3, 16)
-    assert koleo(same, alone).item() == pytest.approx(KoLeoLoss()(same).item(), rel=EXACT)
+    assert koleo_loss(same, gather_single_process).item() == pytest.approx(KoLeoLoss()(same).item(), rel=EXACT)
     assert KoLeoLoss()(same.half()).isinf()
-    assert koleo(same.half(), alone).item() == pytest.approx(koleo(same, alone).item(), rel=1e-2)
+    assert koleo_loss(same.half(), gather_single_process).item() == pytest.approx(
+        koleo_loss(same, gather_single_process).item(), rel=1e-2
+    )
     alone_image = F.normalize(torch.randn(1, 16), dim=-1)
-    assert KoLeoLoss()(alone_image) > 10 and koleo(alone_image, alone) == 0
+    assert KoLeoLoss()(alone_image) > 10 and koleo_loss(alone_image, gather_single_process) == 0
 
 
 @pytest.mark.parametrize("shape", [(9, 5), (4, 24), (32, 3)])
@@ -152,7 +154,9 @@ def test_sinkhorn_is_theirs(shape):
     torch.manual_seed(shape[0])
     cosines = 2 * torch.rand(shape) - 1
     theirs = their_sinkhorn(cosines.double(), iterations=3, epsilon=TEMPERATURE)
-    assert torch.allclose(sinkhorn(cosines / TEMPERATURE, identity).double(), theirs, rtol=1e-5, atol=EXACT)
+    assert torch.allclose(
+        sinkhorn_knopp(cosines / TEMPERATURE, reduce_single_process).double(), theirs, rtol=1e-5, atol=EXACT
+    )
     assert torch.allclose(theirs.sum(1), torch.ones(shape[0]).double(), rtol=EXACT)
 
 
@@ -161,5 +165,5 @@ def test_their_sinkhorn_overflows_where_ours_stays_finite():
     maximum, as the authors' code."""
     logits = torch.tensor([[8.0, 0.0, 1.0], [7.5, 2.0, 0.0], [0.0, 8.0, 8.0]])
     assert their_sinkhorn(logits, epsilon=0.07).isnan().any()
-    ours, exact = sinkhorn(logits / 0.07, identity), their_sinkhorn(logits.double(), epsilon=0.07)
+    ours, exact = sinkhorn_knopp(logits / 0.07, reduce_single_process), their_sinkhorn(logits.double(), epsilon=0.07)
     assert torch.allclose(ours.double(), exact, rtol=1e-4, atol=EXACT)

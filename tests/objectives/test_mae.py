@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
 from vitreous.models.config import MlpConfig, PositionConfig, ViTConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify, unpatchify
-from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.mae import MAE, MAEConfig
 
 SMALL = ViTConfig(
@@ -91,7 +91,7 @@ def test_loss_and_gradients_are_those_of_transformers(mae, normalise):
     theirs.decoder.initialize_weights(16)
     mae = MAE(mae.model, replace(DECODER, normalise=normalise))
     mae.load_state_dict(renamed({name: p.detach() for name, p in theirs.named_parameters()}))
-    batch = mae.prepare(batch_of(torch.randn(3, 3, 32, 32)), Progress())
+    batch = mae.prepare(batch_of(torch.randn(3, 3, 32, 32)), TrainingProgress())
     order = torch.cat([batch["visible"], batch["masked"]], 1)
     noise = torch.empty(3, 16).scatter_(1, order, torch.arange(16.0).expand(3, 16))
     expected = theirs(batch["images"], noise=noise).loss
@@ -107,8 +107,8 @@ def test_loss_and_gradients_are_those_of_transformers(mae, normalise):
 
 
 def test_a_quarter_of_the_patches_is_seen_each_image_its_own():
-    mae = MAE(build_model(replace(configure("ViT-Ti/16"), classes=0, depth=1)), DECODER)
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 224, 224)), Progress())
+    mae = MAE(build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), DECODER)
+    batch = mae.prepare(batch_of(torch.randn(2, 3, 224, 224)), TrainingProgress())
     assert batch["visible"].shape == (2, 49) and batch["masked"].shape == (2, 147)
     both = torch.cat([batch["visible"], batch["masked"]], 1)
     assert (both.sort(1).values == torch.arange(196)).all()
@@ -117,20 +117,20 @@ def test_a_quarter_of_the_patches_is_seen_each_image_its_own():
 
 def test_masks_are_a_function_of_the_place_in_the_stream(mae):
     images = torch.randn(4, 3, 32, 32)
-    whole = mae.prepare(batch_of(images), Progress())
-    part = mae.prepare({name: entry[2:] for name, entry in batch_of(images).items()}, Progress())
+    whole = mae.prepare(batch_of(images), TrainingProgress())
+    part = mae.prepare({name: entry[2:] for name, entry in batch_of(images).items()}, TrainingProgress())
     assert torch.equal(whole["visible"][2:], part["visible"]) and torch.equal(whole["targets"][2:], part["targets"])
 
 
 def test_zero_predictions_have_the_loss_of_the_unbiased_variance(mae):
-    batch = mae.prepare(batch_of(torch.randn(4, 3, 32, 32)), Progress())
+    batch = mae.prepare(batch_of(torch.randn(4, 3, 32, 32)), TrainingProgress())
     values = 3 * 8 * 8
     assert batch["targets"].square().mean().item() == pytest.approx((values - 1) / values, rel=1e-4)
 
 
 def test_masked_patches_are_not_seen(mae):
     images = torch.randn(2, 3, 32, 32)
-    batch = mae.prepare(batch_of(images), Progress())
+    batch = mae.prepare(batch_of(images), TrainingProgress())
     patches = patchify(images, (8, 8)).flatten(1, 2)
     changed = patches.scatter(1, batch["masked"][..., None].expand(-1, -1, 192), 7.0)
     other = unpatchify(changed.unflatten(1, (4, 4)), (8, 8))
@@ -160,7 +160,7 @@ def test_any_number_of_axes():
         positions=PositionConfig(kind="sincos"),
     )
     mae = MAE(build_model(config), replace(DECODER, decoder_width=24))
-    batch = mae.prepare(batch_of(torch.randn(2, 3, 4, 16, 16)), Progress())
+    batch = mae.prepare(batch_of(torch.randn(2, 3, 4, 16, 16)), TrainingProgress())
     assert batch["visible"].shape == (2, 2) and batch["targets"].shape == (2, 6, 3 * 2 * 64)
     assert torch.isfinite(mae(batch)["loss"])
 
@@ -169,7 +169,7 @@ def test_any_number_of_axes():
     ("name", "count", "trainable"), [("ViT-B/16", 111_907_840, 111_655_680), ("ViT-L/16", 329_541_888, 329_239_296)]
 )
 def test_parameters_are_counted_as_published(name, count, trainable):
-    config = configure(name).with_options(classes=0, positions={"kind": "sincos"})
+    config = config_from_name(name).with_options(classes=0, positions={"kind": "sincos"})
     with torch.device("meta"):
         model = build_model(config)
     own = sum(p.numel() for p in model.parameters())
@@ -188,15 +188,17 @@ def test_masks_that_leave_nothing_are_refused(mask):
 def test_models_that_need_every_patch_are_refused():
     for name in ("BiT-R50x1", "Swin-T/4"):
         with pytest.raises(UsageError, match="plain ViT"):
-            MAEConfig().check(configure(name), (), Augment())
+            MAEConfig().check(config_from_name(name), (), Augment())
 
 
 def test_a_stem_of_convolutions_carries_no_hidden_pixel_into_what_is_seen():
     """Neighbouring tokens of a hybrid read each other's pixels: hidden ones are 0 before the stem."""
-    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
-    objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(build_model(config), Setting())
+    config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
+    objective = MAEConfig(decoder_width=16, decoder_depth=1, decoder_heads=4).build(
+        build_model(config), ObjectiveSetting()
+    )
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
-    batch = objective.prepare(batch_of(images.detach()), Progress())
+    batch = objective.prepare(batch_of(images.detach()), TrainingProgress())
     objective.predict(images, batch["visible"], batch["masked"]).square().sum().backward()
     moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1)  # (B, N)
     assert not moved.gather(1, batch["masked"]).any()
@@ -210,7 +212,7 @@ def test_decoders_that_cannot_be_are_refused():
 
 
 def test_setting_is_kept():
-    assert MAE(build_model(SMALL), DECODER, Setting(seed=3)).setting.seed == 3
+    assert MAE(build_model(SMALL), DECODER, ObjectiveSetting(seed=3)).setting.seed == 3
 
 
 @pytest.mark.parametrize(
@@ -222,9 +224,9 @@ def test_setting_is_kept():
     ],
 )
 def test_parameters_of_the_published_models_without_fixed_positions(name, decoder, count):
-    config = configure(name, 224).with_options(classes=0, positions={"kind": "sincos"})  # type: ignore[arg-type, call-arg]
+    config = config_from_name(name, 224).with_options(classes=0, positions={"kind": "sincos"})  # type: ignore[arg-type, call-arg]
     with torch.device("meta"):
-        own = MAEConfig().build(build_model(config), Setting())
+        own = MAEConfig().build(build_model(config), ObjectiveSetting())
     assert sum(p.numel() for p in own.parameters() if p.requires_grad) == count
     if decoder:
         assert sum(p.numel() for p in own.decoder.parameters()) == decoder
@@ -232,6 +234,6 @@ def test_parameters_of_the_published_models_without_fixed_positions(name, decode
 
 @pytest.mark.parametrize(("classes", "name"), [((), "rankme"), (("cell",), "rankme"), (("cat", "dog"), "knn_top1")])
 def test_neighbours_judge_where_there_are_classes_to_tell_apart(classes, name):
-    objective = MAE(build_model(SMALL), DECODER, Setting(classes=classes))
-    train = Arrays(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
+    objective = MAE(build_model(SMALL), DECODER, ObjectiveSetting(classes=classes))
+    train = ArraySplit(np.zeros((4, 8, 8), np.uint8), np.zeros(4, np.int64))
     assert [one.name for one in objective.evaluators(train)] == [name]

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.masks import MASK
+from vitreous.data.augmentation.masks import MASK_VECTOR
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError
 from vitreous.models.config import MlpConfig, ViTConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.nn.grid import patchify
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.masked import MaskedPatches, MaskedPatchesConfig, shrink
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.masked import MaskedPatchesConfig, MaskedPatchesObjective, average_pool_patches
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=0, width=32, depth=2, heads=2, mlp=MlpConfig(hidden=64))
-RGB = Setting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
+RGB = ObjectiveSetting(seed=1, normalisation=((0.4, 0.5, 0.6), (0.2, 0.25, 0.3)))
 TARGETS = ("mean-colour", "small-colours", "pixels")
 
 
@@ -36,18 +36,20 @@ def batch_of(pixels, setting=RGB):
 def masked(target="mean-colour", config=SMALL, **settings):
     """An objective on a small model."""
     torch.manual_seed(0)
-    return MaskedPatches(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB)
+    return MaskedPatchesObjective(build_model(config), MaskedPatchesConfig(target=target, **settings), RGB)
 
 
 def test_half_of_the_patches_are_predicted_four_fifths_of_them_masked():
-    objective = MaskedPatches(build_model(replace(configure("ViT-Ti/16"), classes=0, depth=1)), setting=RGB)
-    batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), Progress())
+    objective = MaskedPatchesObjective(
+        build_model(replace(config_from_name("ViT-Ti/16"), classes=0, depth=1)), setting=RGB
+    )
+    batch = objective.prepare(batch_of(torch.rand(64, 3, 224, 224)), TrainingProgress())
     source, places = batch["source"], batch["places"]
     assert source.shape == (64, 196) and places.shape == (64, 98)
     chosen = torch.zeros(64, 196, dtype=torch.bool).scatter_(1, places, True)
     itself = torch.arange(196).expand(64, 196)
     assert (source[~chosen] == itself[~chosen]).all()
-    shares = [(source[chosen] == MASK).float().mean(), (source[chosen] == itself[chosen]).float().mean()]
+    shares = [(source[chosen] == MASK_VECTOR).float().mean(), (source[chosen] == itself[chosen]).float().mean()]
     assert shares[0].item() == pytest.approx(0.8, abs=0.02) and shares[1].item() == pytest.approx(0.1, abs=0.02)
 
 
@@ -55,14 +57,14 @@ def test_a_mean_colour_is_three_bits_a_channel():
     objective, pixels = masked(share=1.0), torch.zeros(1, 3, 32, 32)
     pixels[0, 0], pixels[0, 1], pixels[0, 2] = 1.0, 0.51, 0.13  # levels 7, 4 and 1
     pixels[0, 2, :4, :8] = 0.9  # half of the first patch: mean 0.515, level 4
-    batch = objective.prepare(batch_of(pixels), Progress())
+    batch = objective.prepare(batch_of(pixels), TrainingProgress())
     colours = torch.zeros(16, dtype=torch.int64).scatter_(0, batch["places"][0], batch["targets"][0])
     assert colours[0] == 64 * 7 + 8 * 4 + 4 and (colours[1:] == 64 * 7 + 8 * 4 + 1).all()
 
 
 def test_small_colours_are_those_of_the_patch_shrunk_to_four_by_four():
     objective, pixels = masked("small-colours"), torch.rand(2, 3, 32, 32)
-    batch = objective.prepare(batch_of(pixels), Progress())
+    batch = objective.prepare(batch_of(pixels), TrainingProgress())
     place = int(batch["places"][1, 3])
     row, column = divmod(place, 4)
     patch = pixels[1, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
@@ -76,12 +78,12 @@ def test_small_colours_are_those_of_the_patch_shrunk_to_four_by_four():
 def test_shrinking_is_adaptive_pooling(side, length):
     patches = torch.rand(3, 5, length, length)
     expected = torch.nn.functional.adaptive_avg_pool2d(patches, side).flatten(-2)
-    assert torch.allclose(shrink(patches, side, 2), expected, atol=1e-6)
+    assert torch.allclose(average_pool_patches(patches, side, 2), expected, atol=1e-6)
 
 
 def test_pixels_are_those_of_the_images():
     objective = masked("pixels")
-    batch = objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress())
+    batch = objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress())
     row, column = divmod(int(batch["places"][0, 0]), 4)
     patch = batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
     assert torch.equal(batch["targets"][0, 0], patch.flatten())
@@ -90,14 +92,14 @@ def test_pixels_are_those_of_the_images():
 def test_the_loss_begins_at_ln_of_the_colours():
     for target in ("mean-colour", "small-colours"):
         objective = masked(target)
-        loss = objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress()))["loss"]
+        loss = objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"]
         assert loss.item() == pytest.approx(torch.tensor(512.0).log().item(), rel=1e-6)  # the head starts at zero
 
 
 def test_what_is_masked_is_not_seen():
     objective = masked(masked=1.0, swapped=0.0)
     objective.head.weight.data.normal_()
-    batch = objective.prepare(batch_of(torch.rand(1, 3, 32, 32)), Progress())
+    batch = objective.prepare(batch_of(torch.rand(1, 3, 32, 32)), TrainingProgress())
     row, column = divmod(int(batch["places"][0, 0]), 4)
     before = objective(batch)["loss"]
     batch["images"][0, :, 8 * row : 8 * row + 8, 8 * column : 8 * column + 8] = 9.0
@@ -105,11 +107,11 @@ def test_what_is_masked_is_not_seen():
 
 
 def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere():
-    config = configure("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
+    config = config_from_name("Conv+ViT-128x4/8", 32).with_options(classes=0, width=32, heads=4, mlp={"hidden": 64})
     objective = masked("pixels", config, masked=0.5, swapped=0.5)
     objective.head.weight.data.normal_()
     images = torch.randn(2, 3, 32, 32, requires_grad=True)
-    batch = objective.prepare(batch_of(images.detach()), Progress())
+    batch = objective.prepare(batch_of(images.detach()), TrainingProgress())
     objective.predict(images, batch["source"], batch["places"]).square().sum().backward()
     moved = patchify(images.grad.abs(), (8, 8)).flatten(1, 2).amax(-1) > 0
     read = torch.zeros_like(moved)
@@ -122,7 +124,7 @@ def test_a_stem_reads_swapped_patches_where_they_are_put_and_hidden_ones_nowhere
 def test_it_learns_all_it_has(target):
     objective = masked(target)
     objective.head.weight.data.normal_()
-    objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), Progress()))["loss"].backward()
+    objective(objective.prepare(batch_of(torch.rand(2, 3, 32, 32)), TrainingProgress()))["loss"].backward()
     assert {name for name, p in objective.named_parameters() if p.grad is None or not p.grad.any()} == set()
 
 
@@ -143,6 +145,6 @@ def test_what_cannot_be_is_refused(settings, change, text):
 
 def test_other_models_and_views_are_refused():
     with pytest.raises(UsageError, match="plain ViT"):
-        MaskedPatchesConfig().check(configure("Swin-T/4"), (), Augment())
+        MaskedPatchesConfig().check(config_from_name("Swin-T/4"), (), Augment())
     with pytest.raises(UsageError, match="views of the kind augment"):
         MaskedPatchesConfig().check(SMALL, (), MultiCrop())

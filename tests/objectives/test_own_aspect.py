@@ -17,7 +17,7 @@ from tests.data.films import write_moves
 from tests.objectives.test_clips import Notes
 from vitreous.config import from_yaml
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.batch import rows
+from vitreous.data.batch import slice_batch
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.data.modalities.volumes import VolumePreprocess
@@ -26,10 +26,10 @@ from vitreous.errors import UsageError
 from vitreous.inference.engine import TorchEngine
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.nn.sizes import native_size
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.supervised import Supervised, SupervisedConfig
-from vitreous.recipes.own_aspect import parse_tokens
+from vitreous.nn.sizes import fit_size_to_tokens
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.supervised import SupervisedConfig, SupervisedObjective
+from vitreous.recipes.own_aspect import parse_token_range
 from vitreous.training.run import Run
 from vitreous.weights.bundle import load_bundle
 
@@ -66,7 +66,7 @@ def objective_of(**config):
     ).train()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     model.any_size = True
-    return Supervised(model, SupervisedConfig(**config), Setting(seed=3, views=Augment()))
+    return SupervisedObjective(model, SupervisedConfig(**config), ObjectiveSetting(seed=3, views=Augment()))
 
 
 def batch_of(count=5):
@@ -78,7 +78,7 @@ def batch_of(count=5):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_loss_and_gradients_are_those_of_each_picture_alone(dropout):
-    objective, progress = objective_of(patch_dropout=dropout, smoothing=0.1), Progress(0, 0, 100, {})
+    objective, progress = objective_of(patch_dropout=dropout, smoothing=0.1), TrainingProgress(0, 0, 100, {})
     batch = objective.prepare(batch_of(), progress)
     assert ("keep" in batch) == bool(dropout)
     loss = objective(batch)["loss"]
@@ -102,8 +102,8 @@ def test_loss_and_gradients_are_those_of_each_picture_alone(dropout):
 
 
 def test_a_part_of_a_batch_leaves_out_the_same_patches():
-    objective, progress, batch = objective_of(patch_dropout=0.5), Progress(0, 0, 100, {}), batch_of()
-    whole, part = objective.prepare(batch, progress), objective.prepare(rows(batch, 2, 5), progress)
+    objective, progress, batch = objective_of(patch_dropout=0.5), TrainingProgress(0, 0, 100, {}), batch_of()
+    whole, part = objective.prepare(batch, progress), objective.prepare(slice_batch(batch, 2, 5), progress)
     assert all(torch.equal(a, b) for a, b in zip(whole["keep"][2:], part["keep"], strict=True))
 
 
@@ -134,7 +134,7 @@ def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
     preprocess = NativePreprocess((32, 32), 3, tokens=16, patch=(8, 8))
     for size in ((100, 100), (400, 50), (30, 90)):
         pixels = preprocess.to_tensor(preprocess.decode(Image.new("RGB", size)))
-        assert tuple(pixels.shape[1:]) == native_size(size[::-1], (8, 8), 16)
+        assert tuple(pixels.shape[1:]) == fit_size_to_tokens(size[::-1], (8, 8), 16)
     for wrong in ({"tokens": 0}, {"patch": (4, 4, 4)}, {"image": (8, 8, 8)}):
         with pytest.raises(UsageError):
             NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **wrong})
@@ -215,7 +215,7 @@ def test_a_stopped_run_ends_in_the_same_bits_with_workers(aspect_data, tmp_path)
 
 
 def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_path):
-    assert parse_tokens("256") == (256, 256) and parse_tokens("64-256") == (64, 256)
+    assert parse_token_range("256") == (256, 256) and parse_token_range("64-256") == (64, 256)
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
         (aspect_data, {"tokens": "3"}, "too little of a picture"),

@@ -10,7 +10,7 @@ import vitreous
 from tests.conftest import picture
 from tests.reports.test_report import Heard
 from vitreous.errors import WeightsError
-from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.weights.adopt import open_objective_state, open_weights
 
 OPTIONS = {"model": "ViT-16x1/4", "image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0}
 SETTINGS = {
@@ -49,7 +49,7 @@ def pretrained_runs(tmp_path_factory):
 
 @pytest.mark.parametrize("recipe", SETTINGS)
 def test_parts_are_those_of_the_last_checkpoint(pretrained_runs, recipe):
-    parts = parts_of(pretrained_runs / recipe)
+    parts = open_objective_state(pretrained_runs / recipe)
     assert {name.partition(".")[0] for name in parts.state} == PARTS[recipe]
     place = max((pretrained_runs / recipe / "checkpoints").iterdir())
     held = {name: t for file in ("model", "frozen") if (place / f"{file}.safetensors").is_file()
@@ -71,7 +71,10 @@ def test_a_run_of_the_same_objective_goes_on_with_them(pretrained_runs, recipe, 
         pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30
     )
     assert any(note.startswith(f"{recipe} goes on with its") for note in heard.notes)
-    before, after = parts_of(pretrained_runs / recipe), parts_of(pretrained_runs / f"{recipe}-on")
+    before, after = (
+        open_objective_state(pretrained_runs / recipe),
+        open_objective_state(pretrained_runs / f"{recipe}-on"),
+    )
     assert before.config == after.config and before.state.keys() == after.state.keys()
     for name, tensor in before.state.items():
         follows = name.startswith("teacher") or "centre" in name
@@ -83,7 +86,7 @@ def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_a
     learn(pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]})
     (note,) = [note for note in heard.notes if note.startswith("dino goes on")]
     assert note.startswith("dino goes on with its model; of another form") and "teacher_head" in note
-    assert parts_of(pretrained_runs / "wider").state["centre"].shape == (24,)
+    assert open_objective_state(pretrained_runs / "wider").state["centre"].shape == (24,)
     heard = Heard()
     learn(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
     assert not any("goes on with" in note for note in heard.notes)

@@ -18,7 +18,7 @@ from tests.data.annotations.scenery import write_maps, write_objects
 from tests.objectives.test_distillation import bundle
 from tests.reports.test_report import Heard
 from tests.training.test_ranks import carry_out, outcome  # noqa: F401  a fixture
-from vitreous.weights.sharded import tensors_in
+from vitreous.weights.sharded import load_checkpoint_tensors
 
 SMALL = {"model": "ViT-32x2/4", "image_size": 16, "precision": "fp32", "seed": 3, "log_every": 1, "batch_size": 8}
 HEADS = {"prototypes": 32, "head_width": 24, "bottleneck": 16}
@@ -201,7 +201,9 @@ def test_any_number_of_processes_agrees_for_every_target_and_head(shared_too, wa
 def states(out):
     """Tensors of the last checkpoint, by part and name."""
     place = max((out / "checkpoints").glob("step-*"))
-    return {f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in tensors_in(place, part).items()}
+    return {
+        f"{part}/{n}": t for part in ("model", "frozen", "ema") for n, t in load_checkpoint_tensors(place, part).items()
+    }
 
 
 def losses(out):

@@ -15,10 +15,10 @@ from vitreous.data.augmentation.views import MultiCrop
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import MlpConfig, ViTConfig, transformer_config
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress, Setting, identity
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress, reduce_single_process
 from vitreous.objectives.dinov2 import DINOv2, DINOv2Config
 from vitreous.objectives.prototypes import PrototypeTeacher
-from vitreous.objectives.unlabelled import koleo
+from vitreous.objectives.unlabelled import koleo_loss
 from vitreous.weights.adopt import open_weights
 
 SHORT = {"image_size": 16, "precision": "fp32", "batch_size": 8, "epochs": 1.0, "workers": 0, "device": "cpu"}
@@ -30,7 +30,7 @@ HEADS = {
 }
 APART = {"objective.patch_prototypes": ["12"], "objective.patch_bottleneck": ["6"]}
 STUDENT = ViTConfig(image=(16, 16), patch=(8, 8), classes=0, width=24, depth=2, heads=2, mlp=MlpConfig(hidden=48))
-PROGRESS = Progress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
+PROGRESS = TrainingProgress(0, 0, 100, {"teacher_temperature": 0.07, "momentum": 0.9})
 
 
 def learn(home, out, model, **options):
@@ -59,7 +59,7 @@ def objective(home, **settings):
     torch.manual_seed(0)
     config = DINOv2Config(teacher=str(home / "teacher"), head_width=16, bottleneck=8, **settings)
     config = config.located(STUDENT, ())
-    setting = Setting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
+    setting = ObjectiveSetting(views=MultiCrop(locals=2, local_image=(8, 8)), normalisation=((0.4,) * 3, (0.2,) * 3))
     return config.build(build_model(STUDENT), setting).train()
 
 
@@ -96,7 +96,7 @@ def test_the_loss_is_that_of_a_loop(teacher_runs):
         whole = own.model.features(batch["images"].flatten(0, 1))
         logits = own.patch_head(whole[:, 1:].flatten(0, 1)).view(6, 4, 12) / 0.1
         ibot = -(patch_targets * logits.log_softmax(-1)).sum(-1).mean()
-        spread = sum(koleo(own.model(view), lambda rows: (rows, 0)) for view in views[:2])
+        spread = sum(koleo_loss(own.model(view), lambda rows: (rows, 0)) for view in views[:2])
     for name, expected in (("dino", dino), ("ibot", ibot), ("koleo", spread)):
         assert outputs[name].item() == pytest.approx(float(expected), rel=1e-5), name
     assert outputs["loss"].item() == pytest.approx(float(dino + ibot + 0.1 * spread), rel=1e-5)
@@ -117,7 +117,7 @@ def test_the_teacher_stays_and_the_average_of_the_student_follows(teacher_runs):
     own.after_step(PROGRESS)
     for state, module in zip(before, (frozen.model, frozen.heads), strict=False):
         assert all(torch.equal(state[name], tensor) for name, tensor in module.state_dict().items())
-    for name, tensor in own.deployed().state_dict().items():
+    for name, tensor in own.deployed_model().state_dict().items():
         assert torch.allclose(tensor, before[2][name] + 0.1, atol=1e-6), name
 
 
@@ -143,9 +143,9 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
     teacher = PrototypeTeacher(str(teacher_runs / "normed"))
     assert teacher.patch_prototypes == 0 and len(teacher.heads) == 1 and teacher.heads[0].batch_norm
     images, seen = torch.randn(4, 3, 16, 16), ((0.5,) * 3, (0.5,) * 3)
-    whole, patches = teacher.answer(images, seen, (4, 4), identity, False)
+    whole, patches = teacher.answer(images, seen, (4, 4), reduce_single_process, False)
     assert whole.shape == (4, 16) and patches.shape == (4, 16, 16)
-    alone, _ = teacher.answer(images[:2], seen, (4, 4), identity, False)
+    alone, _ = teacher.answer(images[:2], seen, (4, 4), reduce_single_process, False)
     assert not torch.allclose(whole[:2], alone, atol=1e-3)
     assert teacher.flops(16) > teacher.flops() > 0
 

@@ -18,15 +18,15 @@ from vitreous.errors import DataError, UsageError
 from vitreous.jobs.soup import soup
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.regression import Regression, RegressionConfig, value_loss
-from vitreous.reports.answers import Computing
-from vitreous.reports.compare import compare
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.regression import RegressionConfig, RegressionObjective, value_loss
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.compare import compare_two_runs
 from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.regression import Regression as RegressionTask
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
-from vitreous.weights.adopt import open_weights, starting_point
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
+from vitreous.weights.adopt import open_weights, read_weights_info
 from vitreous.weights.bundle import load_bundle
 
 QUICK = {key: value for key, value in TINY.items() if key not in ("mixup", "epochs")} | {"epochs": 2, "workers": 0}
@@ -65,9 +65,11 @@ def test_targets_are_standardised_by_their_own_values():
     config = RegressionConfig().fitted(labels)
     assert config.mean == (2003.5, 2.0) and config.std == pytest.approx((math.sqrt(8 / 3), 1.0))
     assert config.present == pytest.approx((1, 2 / 3)) and config.fitted(labels * 2) == config
-    objective = Regression(build_model(MODEL), config, Setting(targets=("year", "size"), views=Augment()))
+    objective = RegressionObjective(
+        build_model(MODEL), config, ObjectiveSetting(targets=("year", "size"), views=Augment())
+    )
     batch = {"images": torch.zeros(3, 3, 8, 8), "labels": torch.from_numpy(labels), "positions": torch.arange(3)}
-    found = objective.prepare(batch, Progress())["labels"]
+    found = objective.prepare(batch, TrainingProgress())["labels"]
     assert found.dtype == torch.float32
     assert torch.allclose(found.nanmean(0), torch.zeros(2), atol=1e-6) and found[1].isnan().tolist() == [False, True]
     assert objective.task() == RegressionTask(("year", "size"), config.mean, config.std)
@@ -98,7 +100,9 @@ def test_values_are_learned(tmp_path):
     """Of 32 pictures, the brightness of red and of blue: one batch again and again."""
     session, state = session_of("values", tmp_path, batch_size=32, epochs=60.0)
     pair, losses = next(session.batches(state)), []
-    fit(state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(
+        state, iter(lambda: pair, None), [(1, lambda s: (losses.append(s.losses), setattr(s, "losses", 0.0)))]
+    )
     assert losses[0] > 0.3 and np.mean(losses[-10:]) < 0.1 * losses[0]
 
 
@@ -131,7 +135,7 @@ def test_a_run_stores_what_its_outputs_mean(measured, regression_run):
     labels = np.genfromtxt(measured / "values.csv", delimiter=",", skip_header=1)[:, 1]
     train = labels[np.arange(40) % 10 < 8]
     assert bundle.task.mean[0] == pytest.approx(train.mean()) and bundle.task.std[0] == pytest.approx(train.std())
-    stored = Folder(out).run()
+    stored = RunFolder(out).run()
     assert stored.recipe == "regression" and stored.data.targets == ("glow", "size") and stored.data.classes == ()
     assert summary["val"]["leading"] == "r2" and summary["test"]["images"] == 4
     lines = [json.loads(line) for line in (out / "metrics.jsonl").open()]
@@ -243,7 +247,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
 ):
     monkeypatch.chdir(tmp_path)  # for the page of a bundle
     out, _ = regression_run
-    found = compare(out, worse_run, split="train", computing=Computing(workers=0))
+    found = compare_two_runs(out, worse_run, split="train", computing=EvaluationSettings(workers=0))
     alone = [evaluate(run, measured / "values.csv", split="train", workers=0)["train"] for run in (out, worse_run)]
     for key in ("r2", "mae", "rmse", "spearman"):
         assert found["figures"][key] == pytest.approx([one[key] for one in alone])
@@ -253,7 +257,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
     low, high = found["interval"]["r2"]
     assert low <= found["difference"]["r2"] <= high
     assert json.loads(json.dumps(found, allow_nan=False)) == found and found["mcnemar_p"] is None
-    itself = compare(out, out / "model", split="val", computing=Computing(workers=0))
+    itself = compare_two_runs(out, out / "model", split="val", computing=EvaluationSettings(workers=0))
     assert itself["verdict"] == "no difference can be told: both have the same R² (95 % interval 0.000 to 0.000)"
 
 
@@ -267,7 +271,7 @@ def test_runs_of_other_targets_are_not_compared(regression_run, tmp_path):
     bundle = load_bundle(regression_run[0] / "model")
     replace(bundle, task=RegressionTask(("age", "height"), (0.0, 0.0), (1.0, 1.0))).save(tmp_path / "other")
     with pytest.raises(UsageError, match=r"run predicts glow, size, .*other predicts age, height: they have no target"):
-        compare(regression_run[0], tmp_path / "other")
+        compare_two_runs(regression_run[0], tmp_path / "other")
 
 
 def test_a_soup_is_chosen_by_r2(measured, regression_run, worse_run, tmp_path):
@@ -300,7 +304,7 @@ def test_a_checkpoint_of_a_run_is_a_regression(regression_run):
     """Its config.yaml has the targets and the numbers that they are standardised by."""
     place = next((regression_run[0] / "checkpoints").glob("step-*"))
     task = load_bundle(regression_run[0] / "model").task
-    assert open_weights(place).task == task and starting_point(place).classifies
+    assert open_weights(place).task == task and read_weights_info(place).classifies
 
 
 def test_one_column_of_several_and_weights_of_a_run(measured, regression_run, tmp_path):
@@ -314,7 +318,7 @@ def test_one_column_of_several_and_weights_of_a_run(measured, regression_run, tm
     assert torch.allclose(before["head.weight"], after["head.weight"], atol=1e-6)
     vitreous.train(measured / "values.csv", out=other, targets=["size"], loss="l1", **options)
     task = load_bundle(other / "model").task
-    assert task.targets == ("size",) and Folder(other).run().objective.loss == "l1"
+    assert task.targets == ("size",) and RunFolder(other).run().objective.loss == "l1"
 
 
 def test_a_loader_gives_values(measured):

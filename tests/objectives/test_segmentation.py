@@ -8,22 +8,22 @@ import torch
 
 import vitreous
 from tests.data.annotations.scenery import write_maps, write_objects
-from vitreous.config import to_plain
-from vitreous.data.annotations.target import IGNORE
+from vitreous.config import to_builtins
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.names import configure
-from vitreous.models.zoo import create
-from vitreous.objectives.base import Setting
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import create_untrained_model
+from vitreous.objectives.base import ObjectiveSetting
 from vitreous.objectives.segmentation import SegmentationConfig, dice_loss, pixel_cross_entropy
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.segmentation import Segmentation
-from vitreous.weights.adopt import adopt, parts_of, starting_point
+from vitreous.weights.adopt import load_pretrained_weights, open_objective_state, read_weights_info
 from vitreous.weights.bundle import Bundle, load_bundle
-from vitreous.weights.objective_parts import adopt_parts
+from vitreous.weights.objective_parts import load_into_objective
 
 OPTIONS = {
     "recipe": "segment", "model": "ViT-32x2/8", "image_size": 32, "batch_size": 4, "workers": 0, "device": "cpu",
@@ -35,7 +35,7 @@ def drawn(images=3, classes=4, size=(5, 6)):
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(images, classes, *size, generator=generator, requires_grad=True)
     truth = torch.randint(-1, classes, (images, *size), generator=generator)
-    truth[2] = IGNORE
+    truth[2] = IGNORE_INDEX
     return logits, truth
 
 
@@ -44,7 +44,7 @@ def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
     entropies, overlaps = [], []
     for row, own in zip(logits, truth, strict=True):
         shares = row.softmax(0)
-        places = [(y, x) for y in range(5) for x in range(6) if own[y, x] != IGNORE]
+        places = [(y, x) for y in range(5) for x in range(6) if own[y, x] != IGNORE_INDEX]
         entropies.append(sum(-shares[own[p], p[0], p[1]].log() for p in places) / max(1, len(places)))
         for k in range(4):
             both = sum(shares[k, y, x] for y, x in places if own[y, x] == k)
@@ -53,14 +53,14 @@ def test_losses_are_those_of_loops_over_pixels_that_have_a_class():
     assert pixel_cross_entropy(logits, truth).item() == pytest.approx(float(sum(entropies)) / 3, abs=1e-6)
     assert dice_loss(logits, truth).item() == pytest.approx(float(sum(overlaps)) / 12, abs=1e-6)
     (pixel_cross_entropy(logits, truth) + dice_loss(logits, truth)).backward()
-    assert (logits.grad.movedim(1, -1)[truth == IGNORE] == 0).all() and logits.grad.isfinite().all()
+    assert (logits.grad.movedim(1, -1)[truth == IGNORE_INDEX] == 0).all() and logits.grad.isfinite().all()
 
 
 def test_class_weights_are_those_of_a_weighted_mean_over_pixels():
     logits, truth = drawn()
     weights = torch.tensor([0.5, 1.0, 4.0, 2.0])
     for image in (0, 1):
-        kept = truth[image] != IGNORE
+        kept = truth[image] != IGNORE_INDEX
         expected = torch.nn.functional.cross_entropy(logits[image][:, kept].T, truth[image][kept], weights)
         assert pixel_cross_entropy(logits[image : image + 1], truth[image : image + 1], weights).item() == (
             pytest.approx(expected.item(), abs=1e-6)
@@ -79,7 +79,7 @@ def test_class_weights_that_cannot_be_are_refused(weights):
 def test_class_weights_are_one_for_each_class():
     config = SegmentationConfig(class_weights=(1.0, 2.0))
     with pytest.raises(UsageError, match="2 class weights for 3 classes"):
-        config.check(configure("ViT-32x2/8"), ("a", "b", "c"), Scenes())
+        config.check(config_from_name("ViT-32x2/8"), ("a", "b", "c"), SceneViews())
 
 
 def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
@@ -103,28 +103,28 @@ def test_a_run_learns_masks_and_is_judged_on_the_test_split(tmp_path):
         **{name: option for name, option in OPTIONS.items() if name not in ("model", "image_size")},
     )  # fmt: skip
     assert again["steps"] == 1 and again["test"]["miou"] > 0.5  # the head goes on, too
-    assert encoder.task == Features() and encoder.model.config == bundle.model.config.backbone and notes
+    assert encoder.task == FeatureExtraction() and encoder.model.config == bundle.model.config.backbone and notes
 
 
 def test_a_head_for_the_same_classes_is_started_from_too(tmp_path):
     def objective(head="unet"):
-        model = create("ViT-32x2/8", image_size=32, num_classes=0)
-        return SegmentationConfig(head=head, head_width=8).build(model, Setting(classes=("a", "b")))
+        model = create_untrained_model("ViT-32x2/8", image_size=32, num_classes=0)
+        return SegmentationConfig(head=head, head_width=8).build(model, ObjectiveSetting(classes=("a", "b")))
 
     first = objective()
     Bundle(first.model.eval(), first.task(), ImagePreprocess((32, 32), 3, (0.5,) * 3, (0.5,) * 3)).save(tmp_path / "x")
-    parts = parts_of(tmp_path / "x")
+    parts = open_objective_state(tmp_path / "x")
     for head, classes, taken in (
         ("unet", ["a", "b"], True),
         ("unet", ["a", "c"], False),
         ("linear", ["a", "b"], False),
     ):
         second = objective(head)
-        adoption = adopt_parts(second, to_plain(second.config) | {"classes": classes}, parts)
+        adoption = load_into_objective(second, to_builtins(second.config) | {"classes": classes}, parts)
         assert (adoption.loaded == ["model.head"], adoption.left == ["model.head"]) == (taken, not taken)
         own, theirs = second.model.head.state_dict(), first.model.head.state_dict()
         assert (own.keys() == theirs.keys() and all(torch.equal(own[name], theirs[name]) for name in own)) == taken
-    assert parts_of(tmp_path / "x").config["name"] == "segmentation"
+    assert open_objective_state(tmp_path / "x").config["name"] == "segmentation"
 
 
 @pytest.mark.parametrize("adapter", ["none", "batch"])
@@ -155,8 +155,11 @@ def test_a_stopped_run_ends_in_the_same_bits(adapter, tmp_path):
 
 def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another(tmp_path):
     torch.manual_seed(0)
-    config, setting = SegmentationConfig(adapter="group", head="upernet", head_width=1), Setting(classes=("a", "b"))
-    backbone = create("ViT-32x2/8", 32, num_classes=0)
+    config, setting = (
+        SegmentationConfig(adapter="group", head="upernet", head_width=1),
+        ObjectiveSetting(classes=("a", "b")),
+    )
+    backbone = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
     model = config.build(backbone, setting).model
     assert model.backbone.backbone is backbone and model.config.backbone.norm.final == "group"
     assert config.splittable and not SegmentationConfig(adapter="batch").splittable
@@ -167,19 +170,19 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
         tmp_path / "x"
     )
     assert torch.equal(load_bundle(tmp_path / "x").model(images), model(images))
-    start = starting_point(tmp_path / "x")
+    start = read_weights_info(tmp_path / "x")
     assert start.config == backbone.config
-    other = create("ViT-32x2/8", 32, num_classes=0)
-    adopt(other, tmp_path / "x")
+    other = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
+    load_pretrained_weights(other, tmp_path / "x")
     assert all(torch.equal(x, y) for x, y in zip(other.parameters(), backbone.parameters(), strict=True))
     with pytest.raises(UsageError, match="stages of its own"):
-        config.check(configure("Swin-T/4", 224), ("a", "b"), Scenes())
+        config.check(config_from_name("Swin-T/4", 224), ("a", "b"), SceneViews())
 
 
 def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(DataError, match="what is where"):
         vitreous.train("digits", out=str(tmp_path / "run"), **OPTIONS)
-    model = configure("ViT-32x2/8", 32)
+    model = config_from_name("ViT-32x2/8", 32)
     with pytest.raises(UsageError, match="scenes"):
         SegmentationConfig().check(model, ("a", "b"), Augment())
     with pytest.raises(UsageError, match="dice"):

@@ -14,7 +14,7 @@ from torch import nn
 from vitreous.errors import UsageError
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.objectives.supervised import Supervised, SupervisedConfig, balanced, cross_entropy
+from vitreous.objectives.supervised import SupervisedConfig, SupervisedObjective, balanced_class_weights, cross_entropy
 
 K = 4
 WEIGHTS = (0.5, 1.0, 2.0, 0.0)
@@ -79,7 +79,7 @@ def supervised(loss, weights=WEIGHTS, **options):
         ViTConfig(image=(16, 16), patch=(8, 8), classes=K, width=16, depth=1, heads=2, mlp=MlpConfig(hidden=32))
     )
     nn.init.normal_(model.head.weight)
-    return Supervised(model, SupervisedConfig(smoothing=0.1, loss=loss, class_weights=weights, **options))
+    return SupervisedObjective(model, SupervisedConfig(smoothing=0.1, loss=loss, class_weights=weights, **options))
 
 
 @pytest.mark.parametrize("loss", ["softmax", "sigmoid", "binary"])
@@ -111,14 +111,14 @@ def test_class_weights_are_no_part_of_the_checkpoint():
 
 @pytest.mark.parametrize("labels", [TARGETS["numbers"], TARGETS["several"]])
 def test_balanced_weights_even_the_classes_out_and_are_one_on_average(labels):
-    weights = np.array(balanced(labels.numpy(), K))
+    weights = np.array(balanced_class_weights(labels.numpy(), K))
     counts = (F.one_hot(labels, K) if labels.ndim == 1 else labels).sum(0).numpy()
     assert np.allclose(weights * counts, (weights * counts)[0])
     assert (weights * counts).sum() == pytest.approx(counts.sum())
 
 
 def test_a_class_without_images_weighs_one():
-    assert balanced(np.array([0, 0, 2]), 4) == pytest.approx((0.75, 1.0, 1.5, 1.0))
+    assert balanced_class_weights(np.array([0, 0, 2]), 4) == pytest.approx((0.75, 1.0, 1.5, 1.0))
 
 
 @pytest.mark.parametrize(

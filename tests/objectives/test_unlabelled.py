@@ -12,7 +12,7 @@ import pytest
 import vitreous
 from tests.conftest import picture, say
 from vitreous.errors import CollapseError, UsageError
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import load_bundle
 
 HEADS = {"objective.prototypes": ["32"], "objective.head_width": ["24"], "objective.bottleneck": ["16"]}
@@ -62,7 +62,7 @@ def test_images_without_labels_train_a_model_that_embeds(flat, tmp_path, name):
     for figure in ("loss", *LOGGED.get(name, ())):
         assert all(math.isfinite(line[f"train/{figure}"]) for line in lines if "train/loss" in line), figure
     assert 1 <= lines[-1]["val/rankme"] <= 3 and lines[-1]["step"] == summary["steps"]
-    assert load_bundle(out / "model").task == Features()
+    assert load_bundle(out / "model").task == FeatureExtraction()
     found = say("embed", str(out), str(flat), "--out", str(tmp_path / "vectors.npz"), "--device", "cpu")
     assert found.returncode == 0, found.stderr
     vectors = np.load(tmp_path / "vectors.npz")["embeddings"]
@@ -80,7 +80,7 @@ def test_without_a_validation_split_training_images_are_measured(flat, tmp_path)
 
 
 def test_alarms_are_kept_with_the_run(flat, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.objectives.unlabelled.ONE_DIRECTION", 1e9)
+    monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     out = tmp_path / "run"
     vitreous.train(str(flat), out=str(out), workers=0, device="cpu", **options_of("mae", evaluate_every=2))
     (kept,) = [json.loads(line) for line in (out / "warnings.jsonl").open()]
@@ -121,6 +121,6 @@ def test_stop_on_collapse_is_refused_where_labels_are_learned(tmp_path):
 
 def summary_images(out):
     """Training images of a run."""
-    from vitreous.training.folder import Folder
+    from vitreous.training.folder import RunFolder
 
-    return Folder(out).run().data.images
+    return RunFolder(out).run().data.images

@@ -14,15 +14,15 @@ from tests.data.films import moving, write_clip, write_moves
 from tests.objectives.test_clips import OPTIONS, Notes
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.masks import tube_masks
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.errors import UsageError
 from vitreous.models.config import ViTConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
-from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.mae import MAE, MAEConfig
-from vitreous.recipes.registry import example
-from vitreous.training.folder import Folder
+from vitreous.recipes.registry import build_example_run
+from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
 TINY = MAEConfig(
@@ -34,7 +34,7 @@ SETTINGS = {"objective.decoder_width": ["24"], "objective.decoder_depth": ["1"],
 def tiny(**fields):
     """VideoMAE's encoder for clips of 4 frames of 16 pixels."""
     shape = {"image": (4, 16, 16), "classes": 0, "norm": {"final": "tokens"}, **fields}
-    return configure("VideoMAE-32x2/4x2").with_options(**shape)
+    return config_from_name("VideoMAE-32x2/4x2").with_options(**shape)
 
 
 def batch_of(clips):
@@ -43,7 +43,7 @@ def batch_of(clips):
 
 
 def test_a_tube_hides_the_same_places_at_all_times():
-    keep, mask = tube_masks(key(np.arange(64)), (8, 14, 14), 0.9)
+    keep, mask = tube_masks(derive_keys(np.arange(64)), (8, 14, 14), 0.9)
     assert keep.shape == (64, 160) and mask.shape == (64, 8, 14, 14)
     assert (mask == mask[:, :1]).all() and (mask[:, 0].sum((1, 2)) == 176).all()
     seen = ~mask.reshape(64, -1)
@@ -58,7 +58,7 @@ def test_a_tube_hides_the_same_places_at_all_times():
 def test_targets_are_normalised_in_each_channel_of_a_tubelet():
     objective = MAE(build_model(tiny()), TINY)
     clips = torch.randn(2, 3, 4, 16, 16) * torch.tensor([1.0, 3.0, 0.1])[:, None, None, None] + 2
-    batch = objective.prepare(batch_of(clips), Progress())
+    batch = objective.prepare(batch_of(clips), TrainingProgress())
     assert batch["masked"].shape == (2, 24) and batch["visible"].shape == (2, 8)
     for sample in range(2):
         for place, target in zip(batch["masked"][sample].tolist(), batch["targets"][sample], strict=True):
@@ -71,14 +71,14 @@ def test_targets_are_normalised_in_each_channel_of_a_tubelet():
 
 
 def test_the_parameters_are_those_of_the_published_pre_training():
-    run = example("videomae")
+    run = build_example_run("videomae")
     with torch.device("meta"):
-        objective = run.objective.build(build_model(run.model), Setting())
+        objective = run.objective.build(build_model(run.model), ObjectiveSetting())
     counts = [sum(p.numel() for p in part.parameters()) for part in (objective, objective.model, objective.decoder)]
     between = 768 * 384 + 384  # the decoder's first layer, and the mask token
     assert counts == [94_210_944, 86_227_200, 7_688_448 + between]
     assert run.objective.visible(run.model.grid) == 160 and run.preprocess.stride == 4
-    sizes = {size: example("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
+    sizes = {size: build_example_run("videomae", f"VideoMAE-{size}/16x2").objective for size in "SLH"}
     assert [(c.decoder_width, c.decoder_heads) for c in sizes.values()] == [(192, 3), (512, 8), (640, 8)]
 
 
@@ -87,7 +87,7 @@ def test_few_clips_are_learned_by_heart():
     objective = MAE(build_model(tiny()), TINY)
     objective.config.initialise(objective.model)
     clips = torch.stack([torch.from_numpy(moving(seed, seed % 2 == 0, 4)) for seed in range(2)])
-    batch = objective.prepare(batch_of(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), Progress())
+    batch = objective.prepare(batch_of(clips.permute(0, 4, 1, 2, 3).float() / 127.5 - 1), TrainingProgress())
     optimiser = torch.optim.AdamW(objective.parameters(), lr=5e-3)
     losses = []
     for _ in range(120):
@@ -101,7 +101,7 @@ def test_few_clips_are_learned_by_heart():
 
 def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
     objective = MAE(build_model(tiny()), TINY).eval()
-    clips, keys = torch.randn(2, 3, 4, 16, 16), key(np.arange(2))
+    clips, keys = torch.randn(2, 3, 4, 16, 16), derive_keys(np.arange(2))
     seen, restored, hidden, _ = objective.reconstruct(clips, keys)
     assert (hidden == hidden[:, :1]).all() and hidden.shape == (2, 2, 4, 4)
     shown = ~hidden.repeat_interleave(2, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)[:, None].expand_as(clips)
@@ -171,7 +171,7 @@ def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
     options = {**OPTIONS, "batch_size": 4, "steps": 2, "frames": 4}
     for recipe, name in (("videomae", "VideoMAE-64x6/4x2"), ("mae", "ViViT-64x6/4x2")):
         document = vitreous.train(str(tmp_path / "clips"), out=str(tmp_path / recipe), recipe=recipe, **options)
-        stored = Folder(tmp_path / recipe).run()
+        stored = RunFolder(tmp_path / recipe).run()
         assert document["steps"] == 2 and "knn_top1" not in document["val"] and stored.model.name() == name
         assert stored.objective.tubes is (recipe == "videomae")
 

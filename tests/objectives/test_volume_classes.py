@@ -12,16 +12,16 @@ from PIL import Image
 import vitreous
 from tests.data.arrays import ball, wave, write_balls, write_signal, write_waves
 from tests.objectives.test_clips import Notes
-from vitreous.apps.server.model import prepare
-from vitreous.apps.server.settings import Limits
+from vitreous.apps.server.model import warm_up_predictor
+from vitreous.apps.server.settings import ServerLimits
 from vitreous.data.modalities.signals import SignalPreprocess
 from vitreous.data.modalities.volumes import VolumePreprocess, resize_linear
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.predict import load
-from vitreous.recipes.architecture import architecture
+from vitreous.recipes.architecture import choose_architecture
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
-from vitreous.reports.figures.slices import middle
+from vitreous.reports.figures.slices import take_middle_slice
 from vitreous.reports.inspect import inspect
 from vitreous.weights.bundle import load_bundle
 
@@ -122,7 +122,7 @@ def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
     maps = np.load(tmp_path / "out/slices.npz")["maps"]
     assert maps.shape == (1, 3, 3, 4) and (maps >= 0).all() and maps.sum() == pytest.approx(1, abs=1e-3)
     for axis, cells in enumerate(((1, slice(None), slice(None)), (slice(None), 1), (slice(None), slice(None), 2))):
-        number, plane, weights = middle(pixels, torch.from_numpy(maps[0]), axis)
+        number, plane, weights = take_middle_slice(pixels, torch.from_numpy(maps[0]), axis)
         own = pixels[0].select(axis, pixels.shape[1 + axis] // 2)
         grey = (own - pixels.min()) * 255 / (pixels.max() - pixels.min())
         assert number == (6, 6, 8)[axis] and np.array_equal(weights, maps[0][cells])
@@ -147,7 +147,7 @@ def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path
 
 def test_the_server_refuses_what_it_does_not_take(waves):
     with pytest.raises(UsageError, match="answers for signals, the server takes pictures and clips"):
-        prepare(load(str(waves[0]), device="cpu"), Limits())
+        warm_up_predictor(load(str(waves[0]), device="cpu"), ServerLimits())
 
 
 def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
@@ -185,7 +185,7 @@ def test_signals_and_volumes_are_no_input_of_other_models(array_data, tmp_path, 
 
 def test_models_follow_from_the_size_of_data():
     def model(size, **options):
-        made = architecture(
+        made = choose_architecture(
             TrainOptions("", **options),
             DatasetInfo(100, size, 2, (SignalPreprocess if len(size) == 1 else VolumePreprocess)(size)),
             3,

@@ -10,18 +10,18 @@ import torch
 import vitreous
 from tests.data.annotations.scenery import write_maps
 from tests.data.annotations.solids import AFFINE, solid, write_solids, write_volume
-from vitreous.apps.curation.dedup import dedup
-from vitreous.apps.curation.pack import pack
-from vitreous.apps.server.model import prepare
-from vitreous.apps.server.settings import Limits
-from vitreous.data.annotations.drawing import middle_planes
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.apps.curation.dedup import find_copies
+from vitreous.apps.curation.pack import pack_dataset
+from vitreous.apps.server.model import warm_up_predictor
+from vitreous.apps.server.settings import ServerLimits
+from vitreous.data.annotations.drawing import tile_middle_planes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.decoding.volumes import read_volume
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.objectives.segmentation import SegmentationConfig
-from vitreous.tasks.tiles import class_map, segment
+from vitreous.tasks.tiles import predict_class_map, segment_by_tiles
 from vitreous.weights.bundle import load_bundle
 
 OPTIONS = {
@@ -30,13 +30,16 @@ OPTIONS = {
 
 
 def test_names_have_a_number_for_each_axis():
-    assert configure("ViT-32x2/4x4x4").patch == (4, 4, 4) and configure("vit-32x2/4X4x4").name() == "ViT-32x2/4x4x4"
-    assert configure("ViT-S/8x16x16", (16, 32, 32)).name() == "ViT-S/8x16x16"
-    assert configure("ViT-S/8x16").patch == (8, 16) and configure("ViT-S/8").patch == (8, 8)
+    assert (
+        config_from_name("ViT-32x2/4x4x4").patch == (4, 4, 4)
+        and config_from_name("vit-32x2/4X4x4").name() == "ViT-32x2/4x4x4"
+    )
+    assert config_from_name("ViT-S/8x16x16", (16, 32, 32)).name() == "ViT-S/8x16x16"
+    assert config_from_name("ViT-S/8x16").patch == (8, 16) and config_from_name("ViT-S/8").patch == (8, 8)
     with pytest.raises(UsageError, match="unknown model"):
-        configure("ViT-S/8x8x8x8")
+        config_from_name("ViT-S/8x8x8x8")
     with pytest.raises(UsageError, match="at least one pixel"):
-        configure("ViT-S/8x0x8")
+        config_from_name("ViT-S/8x0x8")
 
 
 @pytest.mark.parametrize("size", [(6, 8, 4), (7, 9, 13), (3, 20, 4), (14, 8, 1)])
@@ -46,10 +49,10 @@ def test_tiles_give_what_the_whole_volume_gives(size):
         return -((tiles.astype(np.float32) - np.arange(3).reshape(3, 1, 1, 1)) ** 2)
 
     voxels = np.random.default_rng(1).integers(0, 3, (1, *size)).astype(np.float32)
-    assert np.allclose(segment(compute, voxels, (6, 8, 4)), compute_whole(voxels), atol=1e-5)
-    assert np.array_equal(class_map(compute, voxels, (6, 8, 4)), voxels[0])
+    assert np.allclose(segment_by_tiles(compute, voxels, (6, 8, 4)), compute_whole(voxels), atol=1e-5)
+    assert np.array_equal(predict_class_map(compute, voxels, (6, 8, 4)), voxels[0])
     with pytest.raises(ValueError, match="by tiles of"):
-        class_map(compute, voxels, (6, 8))
+        predict_class_map(compute, voxels, (6, 8))
 
 
 def compute_whole(voxels):
@@ -100,7 +103,7 @@ def test_a_run_learns_and_its_page_shows_middle_planes(volume_data, volume_run):
 
 def test_middle_planes_stand_side_by_side():
     volume = np.arange(2 * 3 * 4 * 5).reshape(2, 3, 4, 5)
-    planes = middle_planes(volume, -1)
+    planes = tile_middle_planes(volume, -1)
     assert planes.shape == (2, 4, 5 + 5 + 4)
     assert np.array_equal(planes[:, :, :5], volume[:, 1]) and np.array_equal(planes[:, :3, 5:10], volume[:, :, 2])
     assert np.array_equal(planes[:, :3, 10:], volume[..., 2]) and (planes[:, 3, 5:] == -1).all()
@@ -165,7 +168,7 @@ def test_maps_of_other_files_are_arrays(volume_run, tmp_path, capsys):
     assert np.array_equal(np.load(tmp_path / "out" / "a.npy"), predictor.segment(voxels).classes)
     answers = predictor.segment([voxels, torch.from_numpy(voxels)[None], place], pictures=True)
     assert all(np.array_equal(one.classes, answers[0].classes) for one in answers)
-    assert answers[0].over_image().size == (14 + 14 + 17, 17)  # three planes side by side
+    assert answers[0].draw_overlay().size == (14 + 14 + 17, 17)  # three planes side by side
     assert predictor.embed(voxels).shape == (32,)
     with pytest.raises(UsageError, match="batch"):
         predictor.segment(voxels[None, None])
@@ -233,15 +236,15 @@ def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, chan
 def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
     data = open_data(volume_data)
     with pytest.raises(UsageError, match="the server takes pictures"):
-        prepare(vitreous.load(volume_run), Limits())
+        warm_up_predictor(vitreous.load(volume_run), ServerLimits())
     with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
         vitreous.inspect(volume_run, figures=["rollout"])
     with pytest.raises(UsageError, match="packs hold pictures"):
-        pack(volume_data, tmp_path / "packed")
+        pack_dataset(volume_data, tmp_path / "packed")
     with pytest.raises(UsageError, match="among pictures"):
-        dedup([data.split("train")], [], within=True)
+        find_copies([data.split("train")], [], within=True)
     with pytest.raises(UsageError, match="of the kind volumes"):
-        SegmentationConfig().check(configure("ViT-32x2/4x4x4"), ("a", "b"), Scenes())
+        SegmentationConfig().check(config_from_name("ViT-32x2/4x4x4"), ("a", "b"), SceneViews())
     pictures = write_maps(tmp_path / "pictures", 4)
     with pytest.raises(DataError, match="classes"):
         vitreous.evaluate(str(volume_run), str(pictures), device="cpu")

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
 from vitreous.evaluation.knn import KNNEvaluator
-from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import Objective, ObjectiveConfig, ObjectiveSetting, TrainingProgress
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.recipes import names, registry
-from vitreous.recipes.recipe import Recipe, common
-from vitreous.tasks.features import Features
-from vitreous.training.run import Optimizer, Ramp, Run
+from vitreous.recipes.recipe import Recipe, base_run_fields
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.training.run import OptimizerConfig, RampConfig, Run
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class TinyDINOConfig(ObjectiveConfig):
     name: Literal["tiny-dino"] = "tiny-dino"
     out: int = 16
 
-    def build(self, model: nn.Module, setting: Setting) -> TinyDINO:
+    def build(self, model: nn.Module, setting: ObjectiveSetting) -> TinyDINO:
         return TinyDINO(model, self, setting)
 
 
 class TinyDINO(Objective):
     logged = ("entropy",)
 
-    def __init__(self, model: nn.Module, config: TinyDINOConfig, setting: Setting) -> None:
+    def __init__(self, model: nn.Module, config: TinyDINOConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.model, self.head, self.setting = model, nn.Linear(model.config.width, config.out), setting
         self.teacher, self.teacher_head = (copy.deepcopy(part).requires_grad_(False) for part in (model, self.head))
@@ -59,7 +59,7 @@ class TinyDINO(Objective):
         entropy = -(targets * targets.clamp_min(1e-9).log()).sum(-1).mean()
         return {"loss": torch.stack(pairs).mean(), "entropy": entropy}
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingProgress) -> None:
         momentum = progress.values["momentum"]
         for own, follower in ((self.model, self.teacher), (self.head, self.teacher_head)):
             for weight, average in zip(own.parameters(), follower.parameters(), strict=True):
@@ -68,24 +68,28 @@ class TinyDINO(Objective):
         self.centre.lerp_(mean[:-1] / mean[-1], 0.1)
         self.seen.zero_()
 
-    def deployed(self) -> nn.Module:
+    def deployed_model(self) -> nn.Module:
         return self.teacher
 
-    def task(self) -> Features:
-        return Features()
+    def task(self) -> FeatureExtraction:
+        return FeatureExtraction()
 
     def evaluators(self, train):
         return [KNNEvaluator(self.setting.classes, train)] if self.setting.classes else []
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         return (2 * 8 + 2 * 6 * 2) * self.model.config.computed_macs()
 
 
 def tiny_dino(model, facts, options) -> Run:
     """Learn from images without labels."""
     views = MultiCrop(locals=2, local_image=(8, 8))
-    run = Run(**common(model, facts), objective=TinyDINOConfig(), views=views, optimizer=Optimizer(lr=1e-3))
-    return replace(run, schedules={"momentum": Ramp(0.9, 1.0), "weight_decay": Ramp(0.04, 0.4)}, batch_size=8, epochs=3)
+    run = Run(
+        **base_run_fields(model, facts), objective=TinyDINOConfig(), views=views, optimizer=OptimizerConfig(lr=1e-3)
+    )
+    return replace(
+        run, schedules={"momentum": RampConfig(0.9, 1.0), "weight_decay": RampConfig(0.04, 0.4)}, batch_size=8, epochs=3
+    )
 
 
 @dataclass(frozen=True)
@@ -95,19 +99,19 @@ class TinyPixelsConfig(ObjectiveConfig):
     name: Literal["tiny-pixels"] = "tiny-pixels"
     noise: float = 0.5
 
-    def build(self, model: nn.Module, setting: Setting) -> TinyPixels:
+    def build(self, model: nn.Module, setting: ObjectiveSetting) -> TinyPixels:
         return TinyPixels(model, self, setting)
 
 
 class TinyPixels(Objective):
     logged = ("worst",)
 
-    def __init__(self, model: nn.Module, config: TinyPixelsConfig, setting: Setting) -> None:
+    def __init__(self, model: nn.Module, config: TinyPixelsConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.model, self.config, self.setting = model, config, setting
         self.head = nn.Linear(model.config.width, model.config.patch[0] * model.config.patch[1])
 
-    def prepare(self, batch, progress: Progress):
+    def prepare(self, batch, progress: TrainingProgress):
         images = batch["images"]
         noise = torch.stack([self.draw(images[0], int(position)) for position in batch["positions"]])
         return batch | {"images": images + self.config.noise * noise.to(images), "brightness": images.mean(1)}
@@ -124,20 +128,20 @@ class TinyPixels(Objective):
         errors = F.mse_loss(pixels, batch["brightness"].float(), reduction="none").flatten(1).mean(1)
         return {"loss": errors.mean(), "worst": errors.max().detach()}
 
-    def deployed(self) -> nn.Module:
+    def deployed_model(self) -> nn.Module:
         return self.model
 
-    def task(self) -> Features:
-        return Features()
+    def task(self) -> FeatureExtraction:
+        return FeatureExtraction()
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         return 6 * self.model.config.computed_macs()
 
 
 def tiny_pixels(model, facts, options) -> Run:
     """Learn from pixels."""
-    run = Run(**common(model, facts), objective=TinyPixelsConfig(), views=Augment(flip=0.5), ema=0.9)
-    return replace(run, optimizer=Optimizer(lr=3e-3), batch_size=8, epochs=3)
+    run = Run(**base_run_fields(model, facts), objective=TinyPixelsConfig(), views=Augment(flip=0.5), ema=0.9)
+    return replace(run, optimizer=OptimizerConfig(lr=3e-3), batch_size=8, epochs=3)
 
 
 def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
@@ -146,7 +150,7 @@ def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
         Recipe("tiny-dino", tiny_dino, "views", "tests", rule="fixed", objective=TinyDINOConfig),
         Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", rule="fixed", objective=TinyPixelsConfig),
     ]
-    patch(names, "NAMES", (*names.NAMES, *(recipe.name for recipe in recipes)))
+    patch(names, "NAMES", (*names.RECIPE_NAMES, *(recipe.name for recipe in recipes)))
     for recipe in recipes:
         registry.RECIPES[recipe.name], OBJECTIVES[recipe.name] = recipe, recipe.objective
 

@@ -9,9 +9,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.data.augmentation.augment import Augment
-from vitreous.recipes.registry import RECIPES, example
+from vitreous.recipes.registry import RECIPES, build_example_run
 from vitreous.training.run import Run
 
 TABLE = Path(__file__).parent / "sources.csv"
@@ -97,8 +97,8 @@ def read_table() -> list[Row]:
 def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
     """Return the numbers of a recipe for a model (the recipe's first), on the data that it was written for, by their
     dotted names. Settings that are off are left out."""
-    recipe, run = RECIPES[name], example(name, model)
-    plain = to_plain(run)
+    recipe, run = RECIPES[name], build_example_run(name, model)
+    plain = to_builtins(run)
     optimizer, schedule = run.optimizer, run.schedule
     settings = {
         "batch_size": run.batch_size,
@@ -108,7 +108,7 @@ def recipe_settings(name: str, model: str | None = None) -> dict[str, Any]:
         "schedule.warmup_includes_base": schedule.warmup_includes_base,
         **{f"schedules.{key}": [ramp.start, ramp.end, ramp.curve, ramp.steps] for key, ramp in run.schedules.items()},
         **{f"schedules.{key}.includes_end": True for key, ramp in run.schedules.items() if ramp.includes_end},
-        **{f"model.{path}": to_plain(value) for path, value in run.model.values_at(MODEL).items()},
+        **{f"model.{path}": to_builtins(value) for path, value in run.model.values_at(MODEL).items()},
         **{f"objective.{key}": value for key, value in plain["objective"].items()},
         **views_of(run.views, plain["views"]),
         **{f"preprocess.{key}": plain["preprocess"][key] for key in ("mean", "std", "fit", "share", "filter")},

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.progress import NullListener
-from vitreous.weights.table import Format
-from vitreous.weights.writable import writable_formats
+from vitreous.weights.table import WeightsFormat
+from vitreous.weights.writable import list_writable_formats
 
 
 class Heard(NullListener):
@@ -20,11 +20,11 @@ class Heard(NullListener):
 
 def test_what_can_be_written_is_found_without_operations_on_meta_tensors(monkeypatch):
     """They import PyTorch's compiler, seconds at the start of every run."""
-    devices, write = set(), Format.write
+    devices, write = set(), WeightsFormat.write
 
     def recorded(form, config, state):
         devices.update(tensor.device.type for tensor in state.values())
         return write(form, config, state)
 
-    monkeypatch.setattr(Format, "write", recorded)
-    assert "timm" in writable_formats(configure("ViT-Ti/16")) and devices == {"cpu"}
+    monkeypatch.setattr(WeightsFormat, "write", recorded)
+    assert "timm" in list_writable_formats(config_from_name("ViT-Ti/16")) and devices == {"cpu"}

@@ -8,11 +8,11 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from tests.recipes.test_recipes import example
-from vitreous.config import hints_of, tagged
+from tests.recipes.test_recipes import build_example_run
+from vitreous.config import get_annotated_hints, get_tagged_union
 from vitreous.errors import UsageError
-from vitreous.recipes.derive import apply
-from vitreous.recipes.options import TrainOptions, run_field_marks
+from vitreous.recipes.derive import apply_train_options
+from vitreous.recipes.options import TrainOptions, get_run_field_options
 from vitreous.training.run import Run
 
 
@@ -29,25 +29,25 @@ def types_at(path: str) -> list[set[Any]]:
     hints = get_type_hints(Run, include_extras=True)
     if not name:
         return [value_types(hints[head])]
-    table = tagged(hints[head])
+    table = get_tagged_union(hints[head])
     kinds = [table.row(row) for row in table.table] if table else [hints[head]]
     kinds = [getattr(kind, "objective", kind) if not dataclasses.is_dataclass(kind) else kind for kind in kinds]
-    found = [hints_of(kind) for kind in kinds]
+    found = [get_annotated_hints(kind) for kind in kinds]
     for group in groups:
-        found = [hints_of(one[group]) for one in found if dataclasses.is_dataclass(one.get(group))]
+        found = [get_annotated_hints(one[group]) for one in found if dataclasses.is_dataclass(one.get(group))]
     return [value_types(one[name]) for one in found if name in one]
 
 
-@pytest.mark.parametrize("option", run_field_marks())
+@pytest.mark.parametrize("option", get_run_field_options())
 def test_an_option_has_the_type_of_the_field_that_it_sets(option):
     """Where several objectives have the field, the option takes the values of all: each refuses those of others."""
-    own, found = value_types(get_type_hints(TrainOptions)[option]), types_at(run_field_marks()[option].path)
+    own, found = value_types(get_type_hints(TrainOptions)[option]), types_at(get_run_field_options()[option].path)
     assert found, "no part of a run has that field"
     assert own <= set().union(*found) and all(types & own for types in found)
 
 
 def test_no_two_options_set_one_field():
-    paths = [mark.path for mark in run_field_marks().values()]
+    paths = [mark.path for mark in get_run_field_options().values()]
     assert len(paths) == len(set(paths)) == 51
 
 
@@ -66,24 +66,24 @@ def test_no_two_options_set_one_field():
     ],
 )
 def test_an_option_that_is_set_sets_its_field_alone(options, path, value):
-    assert TrainOptions("x", **options).run_fields() == {path: value}
+    assert TrainOptions("x", **options).collect_run_fields() == {path: value}
 
 
 def test_options_that_are_not_set_set_nothing():
-    assert TrainOptions("x").run_fields() == {}
-    assert TrainOptions("x", recompute=False, bad_images="skip", image_size=32).run_fields() == {}
+    assert TrainOptions("x").collect_run_fields() == {}
+    assert TrainOptions("x", recompute=False, bad_images="skip", image_size=32).collect_run_fields() == {}
 
 
 def test_fields_are_set_together():
     """Each of two values alone is refused, or would be on the way to the other."""
-    run = example("vit-imagenet")
+    run = build_example_run("vit-imagenet")
     batches = -(-run.data.images // run.batch_size)
-    both = apply(run, TrainOptions("x", accumulate=2 * batches, batch_size=run.batch_size // 4))
+    both = apply_train_options(run, TrainOptions("x", accumulate=2 * batches, batch_size=run.batch_size // 4))
     assert (both.accumulate, both.batch_size) == (2 * batches, run.batch_size // 4)
     with pytest.raises(UsageError, match="gives no optimiser step"):
-        apply(run, TrainOptions("x", accumulate=2 * batches))
+        apply_train_options(run, TrainOptions("x", accumulate=2 * batches))
 
 
 def test_a_part_without_the_field_is_named():
     with pytest.raises(UsageError, match=r"views\.mixup is no setting of multicrop\n  leave that option out"):
-        apply(example("dino"), TrainOptions("x", mixup=0.1))
+        apply_train_options(build_example_run("dino"), TrainOptions("x", mixup=0.1))

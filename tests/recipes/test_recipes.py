@@ -15,33 +15,33 @@ import pytest
 
 from tests.conftest import make_folder
 from tests.data.films import write_clip
-from vitreous.cli.main import command
-from vitreous.data.annotations.target import Target, no_objects
+from vitreous.cli.main import run_command
+from vitreous.data.annotations.target import Target, create_empty_target
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.modalities.base import IMAGENET as NORM
+from vitreous.data.modalities.base import IMAGENET_MOMENTS as NORM
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, MlpConfig, SwinAttentionConfig, SwinConfig, ViTConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.models.zoo import build_model
 from vitreous.objectives import teacher as teachers
 from vitreous.objectives.detection import DetectionConfig
-from vitreous.recipes.derive import apply, derive
-from vitreous.recipes.names import NAMES
+from vitreous.recipes.derive import apply_train_options, derive_run_config
+from vitreous.recipes.names import RECIPE_NAMES
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
-from vitreous.recipes.registry import RECIPES, example, grid_of, hold_out_of
+from vitreous.recipes.registry import RECIPES, build_example_run, get_hold_out_share, get_lr_grid
 from vitreous.tasks.classification import Classification
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
 from vitreous.training.run import Run
 from vitreous.training.session import Session
-from vitreous.weights.adopt import Start, adopt
+from vitreous.weights.adopt import WeightsInfo, load_pretrained_weights
 from vitreous.weights.bundle import Bundle, save
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -90,7 +90,7 @@ PRETRAINING = [
     ],
 )
 def test_table_3(recipe, model, row):
-    run = example(recipe, model)
+    run = build_example_run(recipe, model)
     assert tuple(value(run, path) for path in PRETRAINING) == row
     assert (run.schedule.warmup_steps, run.optimizer.betas, run.optimizer.decay_on) == (10_000, (0.9, 0.999), "all")
     assert run.objective.loss == ("softmax" if recipe == "vit-imagenet" else "sigmoid")
@@ -106,13 +106,14 @@ def test_table_3(recipe, model, row):
 
 
 def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
-    assert [example(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [
+    assert [build_example_run(name).steps for name in ("vit-jft", "vit-imagenet", "vit-imagenet21k")] == [
         517_823,
         93_836,
         312_012,
     ]
     assert (
-        example("vit-imagenet21k").objective.head_bias == -10 and example("augreg-imagenet").objective.head_bias == -6.9
+        build_example_run("vit-imagenet21k").objective.head_bias == -10
+        and build_example_run("augreg-imagenet").objective.head_bias == -6.9
     )
 
 
@@ -125,7 +126,7 @@ def test_steps_of_the_pre_training_runs_are_those_of_the_paper():
     ],
 )
 def test_bits_own_pre_training(recipe, epochs, milestones, loss):
-    run = example(recipe)
+    run = build_example_run(recipe)
     assert (run.optimizer.name, run.optimizer.lr, run.optimizer.momentum, run.optimizer.weight_decay) == (
         "sgd",
         0.48,
@@ -159,7 +160,7 @@ def test_bits_own_pre_training(recipe, epochs, milestones, loss):
     ],
 )
 def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
-    run = example(recipe)
+    run = build_example_run(recipe)
     assert (run.steps, run.schedule.warmup_steps, run.schedule.decay, run.batch_size) == (steps, warmup, "cosine", 512)
     assert (run.optimizer.name, run.optimizer.momentum, run.optimizer.weight_decay, run.optimizer.clip) == (
         "sgd",
@@ -167,7 +168,12 @@ def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
         0.0,
         1.0,
     )
-    assert (grid_of(run), grid_of(recipe), hold_out_of(run), hold_out_of(recipe)) == (grid, grid, hold_out, hold_out)
+    assert (get_lr_grid(run), get_lr_grid(recipe), get_hold_out_share(run), get_hold_out_share(recipe)) == (
+        grid,
+        grid,
+        hold_out,
+        hold_out,
+    )
     assert run.optimizer.lr in grid
     assert run.model.head.representation is None and run.preprocess.fit == "squash"
     large = recipe.endswith("512")
@@ -175,18 +181,18 @@ def test_fine_tuning_tables(recipe, steps, warmup, grid, hold_out):
 
 
 def test_resolution_and_dropout_follow_the_model():
-    assert example("finetune-imagenet-512", "ViT-H/14").model.image == (518, 518)
-    assert example("finetune-cifar", "ViT-H/14").model.image == (378, 378)  # the multiple of 14 nearest 384
+    assert build_example_run("finetune-imagenet-512", "ViT-H/14").model.image == (518, 518)
+    assert build_example_run("finetune-cifar", "ViT-H/14").model.image == (378, 378)  # the multiple of 14 nearest 384
     assert [
-        example("finetune-cifar", m).model.regularization.dropout
+        build_example_run("finetune-cifar", m).model.regularization.dropout
         for m in ("ViT-L/16", "ViT-L/32", "ViT-B/16", "R50+ViT-B/16")
     ] == [0.1, 0, 0, 0.1]
-    assert example("augreg-finetune-cifar", "ViT-L/16").model.regularization.dropout == 0
+    assert build_example_run("augreg-finetune-cifar", "ViT-L/16").model.regularization.dropout == 0
 
 
 def test_grid_and_share_where_no_table_says():
-    assert grid_of("") == grid_of("photos") == (0.001, 0.003, 0.01, 0.03)
-    assert hold_out_of("") is hold_out_of("photos") is None
+    assert get_lr_grid("") == get_lr_grid("photos") == (0.001, 0.003, 0.01, 0.03)
+    assert get_hold_out_share("") is get_hold_out_share("photos") is None
 
 
 @pytest.mark.parametrize(
@@ -199,7 +205,7 @@ def test_grid_and_share_where_no_table_says():
     ],
 )
 def test_bit_hyperrule(images, size, model, expected, drops):
-    run = derived("bit-hyperrule", images=images, size=size, start=configure(model))
+    run = derived("bit-hyperrule", images=images, size=size, start=config_from_name(model))
     assert (run.steps, run.schedule.warmup_steps, run.views.mixup, run.model.image[0]) == expected
     assert (run.optimizer.lr, run.optimizer.clip, run.schedule.decay) == (0.003, None, "steps")
     assert tuple(round(share * run.steps) for share in run.schedule.milestones) == drops
@@ -219,7 +225,7 @@ def test_bit_hyperrule(images, size, model, expected, drops):
 )
 @pytest.mark.parametrize("data", ["imagenet", "imagenet21k"])
 def test_augreg(data, level, expected):
-    run = example(f"augreg-{data}-{level}")
+    run = build_example_run(f"augreg-{data}-{level}")
     assert (run.views.rand_layers, run.views.rand_magnitude, run.views.mixup) == expected
     assert run.views.rand_style == "big_vision"
     assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (
@@ -246,11 +252,13 @@ def test_augregs_augmentation_by_model():
         ("imagenet21k", "ViT-L/16"): "medium2",
     }
     for (data, model), level in chosen.items():
-        assert example(f"augreg-{data}", model).views == example(f"augreg-{data}-{level}", model).views, (data, model)
+        assert (
+            build_example_run(f"augreg-{data}", model).views == build_example_run(f"augreg-{data}-{level}", model).views
+        ), (data, model)
 
 
 def test_plain_vit():
-    run, longer = example("plain-vit"), example("plain-vit-300")
+    run, longer = build_example_run("plain-vit"), build_example_run("plain-vit-300")
     assert (run.model.name(), run.batch_size, run.epochs, longer.epochs, run.steps) == (
         "ViT-S/16",
         1024,
@@ -279,7 +287,7 @@ def test_plain_vit():
 
 
 def test_deit():
-    run = example("deit")
+    run = build_example_run("deit")
     assert (run.batch_size, run.epochs, run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (
         1024,
         300,
@@ -313,7 +321,7 @@ def test_deit():
         run.preprocess.share,
     ) == (0.1, 0.1, 0.99996, 3, 0.875)
     assert run.preprocess.mean == (0.485, 0.456, 0.406)
-    larger = example("deit-384")
+    larger = build_example_run("deit-384")
     assert (larger.model.image, larger.epochs, larger.batch_size) == ((384, 384), 30, 512)
     assert (larger.optimizer.lr, larger.optimizer.weight_decay, larger.schedule.end) == (5e-6, 1e-8, 1.0)
 
@@ -321,7 +329,7 @@ def test_deit():
 @pytest.mark.parametrize("model,drop_path", [("Swin-T/4", 0.2), ("Swin-S/4", 0.3), ("Swin-B/4", 0.5)])
 def test_swin(model, drop_path):
     """arXiv:2103.14030, A2.1, and microsoft/Swin-Transformer's config.py."""
-    run = example("swin", model)
+    run = build_example_run("swin", model)
     assert (run.epochs, run.batch_size, run.ema, run.data.repeats, run.preprocess.share) == (300, 1024, None, 1, 0.875)
     assert (run.optimizer.lr, run.optimizer.weight_decay, run.optimizer.clip) == (1e-3, 0.05, 5.0)
     assert (run.schedule.warmup_steps, run.schedule.end) == (round(20 * IMAGENET / 1024), 0.01)
@@ -336,21 +344,21 @@ def test_swin(model, drop_path):
 
 
 def test_swin_beyond_imagenet():
-    large = example("swin-imagenet21k", "Swin-L/4")
+    large = build_example_run("swin-imagenet21k", "Swin-L/4")
     assert (large.epochs, large.batch_size, large.optimizer.lr, large.model.regularization.drop_path) == (
         90,
         4096,
         1e-3,
         0.2,
     )
-    tuned = example("swin-finetune", "Swin-L/4")
+    tuned = build_example_run("swin-finetune", "Swin-L/4")
     assert (tuned.epochs, tuned.optimizer.lr, tuned.optimizer.weight_decay) == (30, 4e-5, 1e-8)
-    wide = example("swin-384", "Swin-B/4-window12")
+    wide = build_example_run("swin-384", "Swin-B/4-window12")
     assert (wide.model.image, wide.model.attention.window, wide.model.windows) == ((384, 384), 12, ((12, 12),) * 4)
     assert (wide.model.name(), wide.model.regularization.drop_path) == ("Swin-B/4-window12", 0.5)
     assert (wide.preprocess.fit, wide.preprocess.image) == ("squash", (384, 384))
     with pytest.raises(UsageError, match="for Swin Transformers, not ViT-S/16"):
-        example("swin", "ViT-S/16")
+        build_example_run("swin", "ViT-S/16")
 
 
 @pytest.mark.parametrize(
@@ -363,7 +371,7 @@ def test_swin_beyond_imagenet():
     ],
 )
 def test_deit_3(model, lr, drop_path, pixels):
-    run = example("deit3", model)
+    run = build_example_run("deit3", model)
     assert (run.optimizer.name, run.optimizer.lr, run.model.regularization.drop_path, run.model.image[0]) == (
         "lamb",
         lr,
@@ -382,7 +390,7 @@ def test_deit_3(model, lr, drop_path, pixels):
 
 
 def test_deit_3_is_finished_at_224_pixels():
-    run = example("deit3-finish")
+    run = build_example_run("deit3-finish")
     assert (run.model.image, run.epochs, run.batch_size, run.data.repeats) == ((224, 224), 20, 512, 1)
     assert (run.optimizer.name, run.optimizer.lr, run.optimizer.weight_decay, run.objective.loss) == (
         "adamw",
@@ -392,7 +400,7 @@ def test_deit_3_is_finished_at_224_pixels():
     )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_says_where_it_is_from_and_its_command(name):
     recipe = RECIPES[name]
     assert recipe.name == name and recipe.about and recipe.source
@@ -400,7 +408,7 @@ def test_every_recipe_says_where_it_is_from_and_its_command(name):
     assert name in recipe.text or name in ("digits", "finetune")
     assert ("--init" in recipe.text) >= recipe.from_weights
     for model in recipe.models:
-        assert example(name, model).model.name() == model
+        assert build_example_run(name, model).model.name() == model
 
 
 def synthetic(images=48, size=32, frames=()):
@@ -410,17 +418,19 @@ def synthetic(images=48, size=32, frames=()):
     pixels = generator.integers(0, 128, (images, *frames, size, size, 3), dtype=np.uint8)
     for row, label in enumerate(labels):
         pixels[row, ..., label] += 100
-    return Arrays(pixels, labels.astype(np.int64))
+    return ArraySplit(pixels, labels.astype(np.int64))
 
 
-class Mapped(Arrays):
+class Mapped(ArraySplit):
     """Pictures all of whose pixels are of the class of the picture."""
 
     def target(self, sample):
-        return no_objects(self.pixels.shape[1:3], np.full(self.pixels.shape[1:3], self.labels[sample], np.int32))
+        return create_empty_target(
+            self.pixels.shape[1:3], np.full(self.pixels.shape[1:3], self.labels[sample], np.int32)
+        )
 
 
-class Boxed(Arrays):
+class Boxed(ArraySplit):
     """Pictures with an object of their class in the middle."""
 
     def target(self, sample):
@@ -453,7 +463,7 @@ def reduced(name, steps):
             attention=SwinAttentionConfig(window=4),
         )
     else:
-        kind = configure(recipe.models[0] if recipe.models else "ViT-32x2/8")
+        kind = config_from_name(recipe.models[0] if recipe.models else "ViT-32x2/8")
         classes = 3 if recipe.objective.labelled or recipe.objective.generates else 0
         shape = {"channels": 3, "classes": classes, "width": 32, "depth": 2, "heads": 2}
         shape |= {"hidden": 64} if kind.generates_images else {"mlp": {"hidden": 64}}
@@ -485,7 +495,7 @@ def losses(run: Run, home: Path):
         kind = {"classes": Mapped, "objects": Boxed}[run.objective.annotated]
         split = kind(split.pixels, split.labels)
     if run.objective.of_values:
-        split = Arrays(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
+        split = ArraySplit(split.pixels, np.stack([split.labels, split.labels**2, -split.labels], 1).astype(np.float64))
         run = replace(run, objective=run.objective.fitted(split.labels))
     if run.preprocess.is_animated:
         paths = [write_clip(home / "clips" / f"{row}.gif", pixels) for row, pixels in enumerate(split.pixels)]
@@ -495,14 +505,14 @@ def losses(run: Run, home: Path):
         found.append(state.losses)
         state.losses = 0.0
 
-    session = Session(run, Inputs(split, None), Folder(home))
+    session = Session(run, RunInputs(split, None), RunFolder(home))
     state = session.build()
     before = state.flat.master.clone()
-    fit(state, session.batches(state), [(1, tick)])
+    run_training_loop(state, session.batches(state), [(1, tick)])
     return found, bool((before != state.flat.master).any())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_trains_two_steps(name, tmp_path, monkeypatch):
     run = reduced(name, 2)
     if name == "distil":
@@ -530,13 +540,15 @@ def test_golden_curve(name, tmp_path):
 def derived(recipe=None, images=100_000, size=(300, 400), start=None, notes=None, labels=(0, 1), **options):
     """The run that options give on data of so many images."""
     data = Data(
-        "synthetic", ("a", "b"), {"train": Arrays(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))}
+        "synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((len(labels), 4, 4, 3), np.uint8), np.array(labels))}
     )
     said = TrainOptions(
         "x", recipe=recipe, device="cpu", precision="fp32", init="weights" if start else None, **options
     )
     found = [] if notes is None else notes
-    return derive(said, data, DatasetInfo(images, size, 3), Start(start) if start else None, found.append)
+    return derive_run_config(
+        said, data, DatasetInfo(images, size, 3), WeightsInfo(start) if start else None, found.append
+    )
 
 
 @pytest.mark.parametrize(
@@ -607,7 +619,7 @@ def test_a_recipe_is_cut_to_a_small_data_set():
 @pytest.mark.parametrize("recipe", ["dit", "sit", "deit", "distil", "deit3", "finetune-imagenet-512"])
 def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe):
     model = {"dit": "DiT-S/2", "sit": "DiT-S/2"}.get(recipe)
-    start = configure("ViT-L/16") if recipe.startswith("finetune") else None
+    start = config_from_name("ViT-L/16") if recipe.startswith("finetune") else None
     notes, ways = [], {"images": IMAGENET, "start": start, "model": model}
     run = derived(recipe, notes=notes, **ways)
     assert run.ema in (0.9999, 0.99996) and not run.ema_warmup and not any("EMA" in note for note in notes)
@@ -637,7 +649,7 @@ def test_the_average_has_a_constant_decay_as_published_but_in_short_runs(recipe)
     ],
 )
 def test_weight_decay_and_warm_up_follow_the_authors_code(recipe, model, rule, linspace):
-    config = replace(configure(model or "VideoMAE-B/16x2"), classes=0)
+    config = replace(config_from_name(model or "VideoMAE-B/16x2"), classes=0)
     template = (ClipPreprocess if recipe == "videomae" else ImagePreprocess)(config.image)
     run = RECIPES[recipe].make(config, DatasetInfo(IMAGENET, (300, 400), 3, template), TrainOptions("x"))
     assert (run.optimizer.decay_on, run.schedule.warmup_includes_base) == (rule, linspace)
@@ -667,15 +679,15 @@ def test_a_student_of_a_frozen_teacher_keeps_the_published_numbers():
 
 
 def test_rows_in_steps_keep_their_steps_and_rows_in_epochs_their_epochs():
-    run = derived("finetune-cifar", start=configure("ViT-B/16"), batch_size=128)
+    run = derived("finetune-cifar", start=config_from_name("ViT-B/16"), batch_size=128)
     assert (run.steps, run.schedule.warmup_steps, run.optimizer.lr) == (10_000, 500, pytest.approx(0.0075))
-    pets = derived("finetune-pets", start=configure("ViT-B/16"), images=300)
+    pets = derived("finetune-pets", start=config_from_name("ViT-B/16"), images=300)
     # a fifth of its run, as in the table
     assert (pets.batch_size, pets.steps, pets.schedule.warmup_steps) == (300, 500, 100)
     run = derived("deit", images=IMAGENET, batch_size=256)
     # five epochs still
     assert (run.epochs, run.schedule.warmup_steps) == (300, pytest.approx(5 * IMAGENET / 256, abs=4))
-    assert derived("finetune-cifar", start=configure("ViT-B/16"), steps=50).schedule.warmup_steps == 5
+    assert derived("finetune-cifar", start=config_from_name("ViT-B/16"), steps=50).schedule.warmup_steps == 5
 
 
 def test_options_win_over_the_recipe():
@@ -704,19 +716,21 @@ PLAIN_ENCODER = ViTConfig(
 
 
 def test_without_a_name_the_data_decide():
-    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=configure("ViT-B/32")).recipe] == [
+    assert [derived(size=(32, 32)).recipe, derived().recipe, derived(start=config_from_name("ViT-B/32")).recipe] == [
         "small",
         "photos",
         "finetune",
     ]
-    assert derived(start=configure("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
+    assert derived(start=config_from_name("ViT-B/32")).optimizer.lr == pytest.approx(2.5e-5)
 
 
 def test_an_encoder_without_a_head_is_moved_by_layer_decay():
-    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
+    data = Data("synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
     options = TrainOptions("x", device="cpu", init="weights")
     runs = {
-        classifies: derive(options, data, DatasetInfo(1_000, (32, 32), 3), Start(PLAIN_ENCODER, classifies=classifies))
+        classifies: derive_run_config(
+            options, data, DatasetInfo(1_000, (32, 32), 3), WeightsInfo(PLAIN_ENCODER, classifies=classifies)
+        )
         for classifies in (True, False)
     }
     assert [runs[True].recipe, runs[False].recipe] == ["finetune", "finetune-encoder"]
@@ -729,23 +743,25 @@ def test_maes_fine_tuning_reads_the_mean_of_the_patches_behind_a_norm_of_its_own
     run = derived("mae-finetune", images=100, start=replace(PLAIN_ENCODER, pool="class", class_token=True))
     assert (run.model.pool, run.model.norm.final, run.model.regularization.drop_path) == ("mean", "pooled", 0.1)
     assert run.optimizer.layer_decay == 0.65 and run.objective.smoothing == 0.1
-    told = adopt(build_model(run.model), tmp_path / "encoder", ("a", "b"))
+    told = load_pretrained_weights(build_model(run.model), tmp_path / "encoder", ("a", "b"))
     assert {"pooled_norm.weight", "head.weight"} <= set(told.new) and "encoder.norm.weight" in told.unused
-    assert adopt(build_model(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder").patches
+    assert load_pretrained_weights(
+        build_model(replace(run.model, patch=(8, 8), image=(32, 32))), tmp_path / "encoder"
+    ).patches
     with pytest.raises(WeightsError, match=r"norm\.bias is"):
-        adopt(build_model(replace(run.model, width=2 * run.model.width)), tmp_path / "encoder")
+        load_pretrained_weights(build_model(replace(run.model, width=2 * run.model.width)), tmp_path / "encoder")
 
 
 def test_fine_tuning_keeps_the_pixels_of_the_weights():
-    data = Data("synthetic", ("a", "b"), {"train": Arrays(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
-    start = Start(configure("ViT-B/16"), ImagePreprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
+    data = Data("synthetic", ("a", "b"), {"train": ArraySplit(np.zeros((2, 4, 4, 3), np.uint8), np.array([0, 1]))})
+    start = WeightsInfo(config_from_name("ViT-B/16"), ImagePreprocess((224, 224), mean=NORM[0], std=NORM[1], share=0.9))
     options = TrainOptions("x", recipe="finetune-cifar", device="cpu", init="weights")
-    seen = derive(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
+    seen = derive_run_config(options, data, DatasetInfo(50_000, (32, 32), 3), start).preprocess
     assert (seen.mean, seen.std, seen.fit, seen.image) == (*NORM, "squash", (384, 384))
 
 
 def test_weights_keep_what_they_are_and_lose_what_their_run_had():
-    start = configure("ViT-B/16").with_options(
+    start = config_from_name("ViT-B/16").with_options(
         mlp={"gelu": "quick"}, positions={"resize": "bicubic"}, regularization={"dropout": 0.2, "drop_path": 0.3}
     )
     model = derived("vit-imagenet", start=start).model
@@ -763,7 +779,10 @@ def test_weights_keep_what_they_are_and_lose_what_their_run_had():
         model.regularization.drop_path,
         model.head.representation,
     ) == ("quick", 0.0, 0.0, None)
-    assert (example("vit-imagenet").model.mlp.gelu, example("deit").model.mlp.gelu) == ("tanh", "none")
+    assert (build_example_run("vit-imagenet").model.mlp.gelu, build_example_run("deit").model.mlp.gelu) == (
+        "tanh",
+        "none",
+    )
 
 
 def test_balanced_class_weights_are_one_on_average():
@@ -806,14 +825,14 @@ def test_what_cannot_be_meant_is_refused(options, expected):
 
 def said(capsys, *words):
     """What a command prints, as its document if there is one."""
-    assert command(list(words)) == 0
+    assert run_command(list(words)) == 0
     printed = capsys.readouterr()
     return json.loads(printed.out) if "--json" in words else printed.out, printed.err
 
 
 def test_the_command_lists_and_tells(capsys):
     listed, _ = said(capsys, "recipes", "--json")
-    assert [row["name"] for row in listed["recipes"]] == list(NAMES)
+    assert [row["name"] for row in listed["recipes"]] == list(RECIPE_NAMES)
     assert all((row["epochs"] is None) != (row["steps"] is None) for row in listed["recipes"])
     told, _ = said(capsys, "recipes", "vit-imagenet", "--json")
     assert (
@@ -828,10 +847,10 @@ def test_the_command_lists_and_tells(capsys):
     )
     assert len(said(capsys, "recipes", "finetune-*")[0].splitlines()) == 9  # head, seven recipes, a hint
     with pytest.raises(UsageError, match="did you mean finetune-pets"):
-        command(["recipes", "finetune-pet"])
+        run_command(["recipes", "finetune-pet"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_recipe_can_be_told(capsys, name):
     text, _ = said(capsys, "recipes", name)
     assert text.startswith(f"{name}: ") and (f"--recipe {name}" in text or name in ("digits", "finetune"))
@@ -850,12 +869,12 @@ def test_the_length_that_is_listed_is_the_one_that_is_planned(capsys, name, imag
     shown, least, most = re.search(
         r"epochs on other data .*?: ([\d,]+) / training images, (\d+) to (\d+) epochs", text
     ).groups()
-    start = configure("ViT-Ti/16") if name == "finetune" else None
+    start = config_from_name("ViT-Ti/16") if name == "finetune" else None
     planned = derived(name, images=images, size=(32, 32) if name == "small" else (300, 400), start=start).epochs
     assert planned == pytest.approx(min(int(most), max(int(least), int(shown.replace(",", "")) / images)), abs=0.05)
     assert listed[name]["epochs_range"] == [int(least), int(most)]
     assert f"{least} to {most} epochs" in said(capsys, "recipes", f"{name}*")[0]
-    assert listed["digits"]["epochs_range"] is None and listed["digits"]["epochs"] == example("digits").epochs
+    assert listed["digits"]["epochs_range"] is None and listed["digits"]["epochs"] == build_example_run("digits").epochs
 
 
 def test_a_recipe_on_the_command_line(capsys, tmp_path, monkeypatch):
@@ -896,7 +915,7 @@ def test_a_recipe_trains_and_is_resumed_under_its_own_numbers(tmp_path):
         "workers": 0,
     }
     train(str(folder), out=out, **words)
-    stored = Folder(Path(out)).run()
+    stored = RunFolder(Path(out)).run()
     assert (stored.recipe, stored.model.pool, stored.schedule.warmup_steps) == ("plain-vit", "mean", 0)
     assert train(str(folder), out=out, resume=True, **words)["steps"] == stored.steps  # nothing has changed
 
@@ -916,4 +935,4 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("option", [{"drop_path": 0.1}, {"dropout": 0.1}])
 def test_an_option_for_another_family_is_refused(option):
     with pytest.raises(UsageError, match=f"model.regularization.{next(iter(option))} is no setting of BiTConfig"):
-        apply(example("bit-imagenet"), TrainOptions("x", **option))
+        apply_train_options(build_example_run("bit-imagenet"), TrainOptions("x", **option))

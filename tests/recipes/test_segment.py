@@ -11,7 +11,7 @@ import vitreous
 from tests.data.annotations.solids import write_solids
 from tests.data.annotations.streets import STREET, draw_nuclei, write_streets
 from tests.data.annotations.writing_scenes import write_coco
-from vitreous.cli.main import command
+from vitreous.cli.main import run_command
 from vitreous.data.annotations.map_statistics import MapSymmetry
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError
@@ -19,7 +19,7 @@ from vitreous.jobs import derive_run as data_job
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.registry import RECIPES
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import load_bundle
 
 OPTIONS: dict[str, Any] = {
@@ -48,7 +48,7 @@ def write_nuclei(home):
 
 
 def flips_of(out) -> tuple[float, float, bool]:
-    views: Any = Folder(out).run().views
+    views: Any = RunFolder(out).run().views
     return views.flip, views.flip_vertical, views.turn
 
 
@@ -61,10 +61,10 @@ def test_streets_get_horizontal_flips_and_nuclei_all(streets, tmp_path):
 
 def test_a_dry_run_shows_the_choice_once_and_options_replace_it(streets, capsys):
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
-    assert command(["train", str(streets), "--dry-run", "--json", *words]) == 0
+    assert run_command(["train", str(streets), "--dry-run", "--json", *words]) == 0
     captured = capsys.readouterr()
     assert captured.err.count(UPRIGHT) == 1 and json.loads(captured.out)["recipe"] == "segment"
-    assert command(["train", str(streets), "--dry-run", "--json", *words, "--views.flip_vertical", "0.5"]) == 0
+    assert run_command(["train", str(streets), "--dry-run", "--json", *words, "--views.flip_vertical", "0.5"]) == 0
     assert "augmentation:" not in capsys.readouterr().err
 
 
@@ -93,7 +93,7 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, 
     with pytest.raises(KeyError, match="stopped"):
         stop: dict[str, Any] = {name: value for name, value in options.items() if name != "progress"}
         vitreous.train(str(streets), out=str(tmp_path / "stopped"), listener=StopAfter(12), **stop)
-    monkeypatch.setattr(data_job, "measure_maps", None)  # a call would raise
+    monkeypatch.setattr(data_job, "measure_class_maps", None)  # a call would raise
     vitreous.train(out=str(tmp_path / "stopped"), resume=True, progress=False)
     assert flips_of(tmp_path / "stopped") == (0.5, 0.0, False)
     whole, stopped = (load_bundle(tmp_path / name / "model").model.state_dict() for name in ("whole", "stopped"))
@@ -102,7 +102,7 @@ def test_a_resumed_run_keeps_the_choice_and_is_bit_identical(streets, tmp_path, 
 
 def weights_of(data, out, **others) -> tuple[float, ...]:
     vitreous.train(str(data), out=str(out), steps=1, **OPTIONS | others)
-    objective: Any = Folder(out).run().objective
+    objective: Any = RunFolder(out).run().objective
     return objective.class_weights
 
 
@@ -124,25 +124,25 @@ def test_few_classes_weigh_the_same_unless_balance_is_asked_for(tmp_path):
 
 def test_a_dry_run_shows_the_class_weights(streets, capsys):
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
-    assert command(["train", str(streets), "--dry-run", *words]) == 0
+    assert run_command(["train", str(streets), "--dry-run", *words]) == 0
     note = "49.2, as bicyclist has 0.05% of the pixels; to have none, set --class-weights even\n"
     shown = capsys.readouterr().err
     assert shown.count("note: class weights of the loss: ") == 1 and shown.count(note) == 1
-    assert command(["train", str(streets), "--dry-run", *words, "--class-weights", "even"]) == 0
+    assert run_command(["train", str(streets), "--dry-run", *words, "--class-weights", "even"]) == 0
     assert "class weights" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["swin-upernet", "adapter-upernet", "dinov2-segment", "detect", "photos"])
 def test_other_recipes_do_not_read_class_maps(streets, name, monkeypatch):
-    monkeypatch.setattr(data_job, "measure_maps", None)
-    assert data_job.measure_for_recipe(open_data(streets), TrainOptions(str(streets), recipe=name)) is None
+    monkeypatch.setattr(data_job, "measure_class_maps", None)
+    assert data_job.measure_recipe_maps(open_data(streets), TrainOptions(str(streets), recipe=name)) is None
     assert not RECIPES[name].by_maps
 
 
 def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
     solids = write_solids(tmp_path / "solids")
     options = TrainOptions(str(solids), recipe="segment", class_weights="balanced")
-    maps = data_job.measure_for_recipe(open_data(solids), options)
+    maps = data_job.measure_recipe_maps(open_data(solids), options)
     assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
     squares = write_coco(tmp_path / "squares")
     with pytest.raises(UsageError, match="class_weights='balanced' reads classes"):
@@ -150,6 +150,6 @@ def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
 
 
 def test_volumes_are_not_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(data_job, "measure_maps", None)
+    monkeypatch.setattr(data_job, "measure_class_maps", None)
     solids = open_data(write_solids(tmp_path / "data"))
-    assert data_job.measure_for_recipe(solids, TrainOptions(str(tmp_path), recipe="segment")) is None
+    assert data_job.measure_recipe_maps(solids, TrainOptions(str(tmp_path), recipe="segment")) is None

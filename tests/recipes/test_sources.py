@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.recipes.hyperparameters import VERDICTS, published_figures, read_table, recipe_settings
-from vitreous.recipes.names import NAMES
+from vitreous.recipes.names import RECIPE_NAMES
 from vitreous.recipes.registry import RECIPES
 
 ROWS = list(enumerate(read_table(), 2))  # line of the file, row
@@ -29,7 +29,7 @@ def expected_values(name: str) -> dict[tuple[str, str], Any]:
     return values | published_figures(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RECIPE_NAMES)
 def test_every_number_of_a_recipe_is_that_of_its_row(name):
     problems = []
     for (model, setting), value in expected_values(name).items():
@@ -46,12 +46,14 @@ def test_every_number_of_a_recipe_is_that_of_its_row(name):
 
 
 def test_every_row_is_of_a_number_and_names_its_source():
-    values = {name: expected_values(name) for name in NAMES}
+    values = {name: expected_values(name) for name in RECIPE_NAMES}
     for line, row in ROWS:
         where = f"sources.csv:{line}"
-        places = [(name, model) for name in NAMES for model in models_of(name) if row.covers(name, model)]
+        places = [(name, model) for name in RECIPE_NAMES for model in models_of(name) if row.covers(name, model)]
         if row.setting.startswith("published"):
-            places = [(name, model) for name in NAMES for model, _ in values[name] if row.covers(name, model)][:1]
+            places = [(name, model) for name in RECIPE_NAMES for model, _ in values[name] if row.covers(name, model)][
+                :1
+            ]
         assert places, f"{where}: there is no recipe for {row.recipes}, {row.models}"
         for name, model in places:
             assert (model, row.setting) in values[name], f"{where}: {name} has no {row.setting} for {model}"

@@ -13,9 +13,9 @@ from tests.data.annotations.solids import write_solids
 from tests.data.annotations.test_mask_layouts import COUNT, LAYOUTS, write_pairs
 from tests.data.annotations.writing_scenes import write_coco, write_labelme, write_voc, write_yolo
 from tests.jobs.test_train_python import TINY
-from vitreous.cli.main import command
+from vitreous.cli.main import run_command
 from vitreous.data.sources import open_data
-from vitreous.errors import DataError, UsageError, as_keywords
+from vitreous.errors import DataError, UsageError, options_to_keywords
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.task import choose_recipe
 
@@ -155,16 +155,16 @@ def test_a_dry_run_and_a_run_of_masks_beside_images(tmp_path, capsys):
     (data / "classes.txt").write_text("ground\nsquare\ndisc\n")
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
     note = f"note: {MAPS.format(data)}\n"
-    assert command(["train", str(data), "--dry-run", "--json", *words]) == 0
+    assert run_command(["train", str(data), "--dry-run", "--json", *words]) == 0
     captured = capsys.readouterr()
     assert captured.err.count(note) == 1 and json.loads(captured.out)["recipe"] == "segment"
-    assert command(["train", str(data), "--out", str(run), *words]) == 0
+    assert run_command(["train", str(data), "--out", str(run), *words]) == 0
     assert capsys.readouterr().err.count(note) == 1
-    assert command(["evaluate", str(run), "--json"]) == 0
+    assert run_command(["evaluate", str(run), "--json"]) == 0
     evaluated = json.loads(capsys.readouterr().out)
     assert evaluated["test"]["leading"] == "miou" and evaluated["test"]["images"] == COUNT
     maps = tmp_path / "maps"
-    assert command(["predict", str(run), str(data / "test"), "--out", str(maps)]) == 0
+    assert run_command(["predict", str(run), str(data / "test"), "--out", str(maps)]) == 0
     assert len(list(maps.glob("*.png"))) == COUNT
 
 
@@ -201,13 +201,16 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
     settings = {f"objective.{name}": [str(value)] for name, value in SMALL.items()}
     summary = vitreous.train(str(data), out=str(run), settings=settings, **DETECTOR | {"epochs": 1})
     err = capsys.readouterr().err
-    assert f"note: {as_keywords((MASKS if polygons else BOXES).format(data))}\n" in err and f"note: {note}\n" in err
+    assert (
+        f"note: {options_to_keywords((MASKS if polygons else BOXES).format(data))}\n" in err
+        and f"note: {note}\n" in err
+    )
     assert summary["test"]["leading"] == "ap" and summary["val"]["leading"] == "ap"
-    assert command(["evaluate", str(run), "--split", "val", "--json"]) == 0
+    assert run_command(["evaluate", str(run), "--split", "val", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["val"]["leading"] == "ap"
     results = tmp_path / "results.json"
     annotations = str(data / "test" / "_annotations.coco.json")
     options = ["--out", str(results), "--coco-ids", annotations, "--threshold", "0"]
-    assert command(["predict", str(run), str(data / "test"), *options]) == 0
+    assert run_command(["predict", str(run), str(data / "test"), *options]) == 0
     rows = json.loads(results.read_text())
     assert {row["image_id"] for row in rows} <= {0, 1} and {row["category_id"] for row in rows} <= set(range(1, 13))

@@ -78,7 +78,9 @@ def main() -> int:
     begun, missed = time.monotonic(), False
     # drawing takes as long as a run here and changes no file: the whole rig draws, this writes the page without
     if said.quick:
-        report.draw_curves = report.loss_panel = report.confusion = report.reliability = lambda *parts, **named: ""
+        report.draw_metric_curves = report.build_loss_panel = report.draw_confusion_plot = (
+            report.draw_reliability_plot
+        ) = lambda *parts, **named: ""
     with tempfile.TemporaryDirectory(prefix="reliability-") as home:
         bench = Bench(Path(home), said.seed)
         for name in (line.strip() for line in sys.stdin) if serves else said.names or checks:

@@ -14,7 +14,7 @@ from typing import Any
 from tests.reliability.rig import ADAMW, Bench, Plan
 from tests.reliability.tally import Tally, expect
 from vitreous.training import saving
-from vitreous.training.checkpoint import Store, flaw
+from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.weights import bundle
 
 #: nine steps, three saves, of which the last removes the first checkpoint
@@ -131,7 +131,7 @@ def crash_points(bench: Bench, tally: Tally, every: int = 1) -> None:
             child = bench.start(SHORT, out, recorder(out, bench.home / "seen", at))
             code = child.wait()
             expect(code == -signal.SIGKILL, f"exit {code}: {child.text}")
-            valid = [place for place in Store(out / "checkpoints").places() if flaw(place) is None]
+            valid = [place for place in CheckpointStore(out / "checkpoints").places() if find_damage(place) is None]
             expect(valid or at <= published + 1, "the checkpoint that there was is gone")
             bench.finish(SHORT, out)
             bench.same(SHORT, out)

@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.reliability.rig import ADAMW, MUON, Bench, Plan
 from tests.reliability.stops import at_step, raising, stopped
 from tests.reliability.tally import Tally, expect
-from vitreous.training.checkpoint import MANIFEST, Store
+from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore
 
 FROZEN = replace(ADAMW, name="last block", options={**ADAMW.options, "last_blocks": 1})
 Harm = Callable[[Path], object]  # of a checkpoint's folder
@@ -70,7 +70,7 @@ def harms(place: Path, before: Path, chance: random.Random, flips: int) -> Itera
         for other in names[number + 1 :]:
             yield f"{name} and {other} swapped", swapped(name, other)
     for text in ("{}", "[]", "null", "junk", '{"model.safetensors": {}}'):
-        yield f"manifest {text}", lambda there, text=text: (there / MANIFEST).write_text(text)
+        yield f"manifest {text}", lambda there, text=text: (there / MANIFEST_NAME).write_text(text)
 
 
 def half_way(bench: Bench, plan: Plan) -> Path:
@@ -88,8 +88,8 @@ def damages(
     chance, cases = random.Random(bench.seed + 3), []
     for plan in plans:
         out = half_way(bench, plan)
-        newest, older = list(Store(out / "checkpoints").places())
-        store, keep = Store(out / "checkpoints"), bench.home / "whole"
+        newest, older = list(CheckpointStore(out / "checkpoints").places())
+        store, keep = CheckpointStore(out / "checkpoints"), bench.home / "whole"
         found = list(harms(newest, older, chance, flips))
         cases += [(plan, out, what, harm) for what, harm in found]
         for what, harm in found:
@@ -107,7 +107,7 @@ def damages(
         copied = bench.out()
         shutil.copytree(out, copied)
         with tally.trial(f"{plan.name}: {what}, resumed", 0):
-            harm(next(Store(copied / "checkpoints").places()))
+            harm(next(CheckpointStore(copied / "checkpoints").places()))
             said = bench.finish(plan, copied)
             expect("is not used" in said, f"no warning: {said}")
             bench.same(plan, copied)
@@ -125,7 +125,7 @@ def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
         copied = bench.out()
         shutil.copytree(out, copied)
         with tally.trial(f"seed {bench.seed}, {number}"):
-            places = list(Store(copied / "checkpoints").places())
+            places = list(CheckpointStore(copied / "checkpoints").places())
             for place in places:
                 name = chance.choice(sorted(path.name for path in place.iterdir()))
                 flipped(name, chance.random(), chance.randrange(8))(place)
@@ -133,5 +133,5 @@ def none_valid(bench: Bench, tally: Tally, count: int = 5) -> None:
             child = bench.start(plan, copied)
             expect((code := child.wait()) == 4, f"exit {code}: {child.text}")
             expect("none of the 2 checkpoints" in child.text and "Traceback" not in child.text, child.text)
-            expect(list(Store(copied / "checkpoints").places()) == places, "checkpoints were made or removed")
+            expect(list(CheckpointStore(copied / "checkpoints").places()) == places, "checkpoints were made or removed")
             expect((copied / "metrics.jsonl").read_bytes() == before, "metrics were written")

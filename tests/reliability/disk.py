@@ -15,8 +15,8 @@ from tests.reliability.rig import ADAMW, Bench, Miss, newest_step, outcome
 from tests.reliability.stops import at_step, before
 from tests.reliability.tally import Tally, expect
 from vitreous.training import saving
-from vitreous.training.checkpoint import Store, flaw
-from vitreous.training.folder import Folder
+from vitreous.training.checkpoint import CheckpointStore, find_damage
+from vitreous.training.folder import RunFolder
 
 Fault = Callable[[], Callable[[], object]]  # breaks something in this process, and returns what mends it
 
@@ -102,7 +102,7 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
             expect("checkpoint of step 15 not saved in" in said and "Traceback" not in said, said)
             expect(name != "too little space" or "1 MB needed and 20 % to spare, 1 MB free" in said, said)
             expect(
-                newest_step(out) == 6 and flaw(Store(out / "checkpoints").place(6)) is None,
+                newest_step(out) == 6 and find_damage(CheckpointStore(out / "checkpoints").place(6)) is None,
                 f"newest {newest_step(out)}",
             )
             expect(not list((out / "checkpoints").glob(".tmp-*")), "strays")
@@ -118,7 +118,7 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
         bench.same(ADAMW, out)
     with tally.trial("metrics that cannot be written"):
         out = bench.out()
-        said = bench.finish(ADAMW, out, before(Folder, "append", 5, refuse))
+        said = bench.finish(ADAMW, out, before(RunFolder, "append", 5, refuse))
         expect("not written" in said and "training goes on" in said, said)
         expected, found = dict(bench.reference(ADAMW)[0]), outcome(out)
         expected["metrics"] = [line for number, line in enumerate(expected["metrics"], 1) if number != 5]

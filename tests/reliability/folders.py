@@ -15,8 +15,8 @@ from dataclasses import replace
 from tests.reliability.rig import ADAMW, Bench, Child, newest_step, outcome
 from tests.reliability.stops import at_step, raising, stopped
 from tests.reliability.tally import Tally, expect
-from vitreous.system.disk import sha256
-from vitreous.training.checkpoint import MANIFEST, Store, flaw
+from vitreous.system.disk import compute_sha256
+from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore, find_damage
 
 
 def refused(child: Child, code: int, *words: str) -> None:
@@ -78,10 +78,10 @@ def retention(bench: Bench, tally: Tally) -> None:
             child = bench.start(plan, out, at_step(25, lambda: os.kill(os.getpid(), signal.SIGKILL)))
             expect(child.wait() == -signal.SIGKILL, child.text)
             bench.finish(plan, out)
-            places = list(Store(out / "checkpoints").places())
+            places = list(CheckpointStore(out / "checkpoints").places())
             steps = [39, *range(36, 0, -3)][:left]
             expect([int(place.name[5:]) for place in places] == steps, f"{[place.name for place in places]}")
-            expect(all(flaw(place) is None for place in places), "not all are valid")
+            expect(all(find_damage(place) is None for place in places), "not all are valid")
 
 
 def stale(bench: Bench, tally: Tally) -> None:
@@ -101,15 +101,15 @@ def stale(bench: Bench, tally: Tally) -> None:
     with tally.trial("a later format"):
         out = bench.out()
         shutil.copytree(made, out)
-        for place in Store(out / "checkpoints").places():
+        for place in CheckpointStore(out / "checkpoints").places():
             numbers = json.loads((place / "state.json").read_text())
             (place / "state.json").write_text(json.dumps({**numbers, "format": 99}))
-            manifest = json.loads((place / MANIFEST).read_text())
+            manifest = json.loads((place / MANIFEST_NAME).read_text())
             manifest["state.json"] = {
                 "bytes": (place / "state.json").stat().st_size,
-                "sha256": sha256(place / "state.json"),
+                "sha256": compute_sha256(place / "state.json"),
             }
-            (place / MANIFEST).write_text(json.dumps(manifest))
+            (place / MANIFEST_NAME).write_text(json.dumps(manifest))
         refused(bench.start(ADAMW, out), 4, "format 99")
     photos, kept = bench.photos(ADAMW.side), bench.home / "kept"
     shutil.copytree(photos, kept)

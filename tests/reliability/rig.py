@@ -27,9 +27,9 @@ import torch
 
 from tests.conftest import make_folder
 from vitreous.cli import main as command_line
-from vitreous.config import adapter_of
+from vitreous.config import get_type_adapter
 from vitreous.training import throughput
-from vitreous.training.checkpoint import Store
+from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
 CLASSES = ("ant", "bee", "cat", "dog")
@@ -146,7 +146,7 @@ def start(words: list[str], said: Path, prepare: Callable[[], object] | None = N
         os.setpgid(0, 0)
         torch.set_num_threads(1)
         # a quarter of a second, for a figure that is no part of an outcome
-        throughput.quick_peak = lambda device, precision: 1e12
+        throughput.measure_peak_flops = lambda device, precision: 1e12
         if prepare:
             prepare()
         command_line.main(words)
@@ -250,7 +250,7 @@ class Bench:
         for name in listing.read_text().split():
             with suppress(Exception):
                 import_module(name)
-        adapter_of(Run)
+        get_type_adapter(Run)
 
     def reference(self, plan: Plan) -> tuple[dict[str, Any], float]:
         """The outcome of a run that nobody disturbs, and its seconds; workers change nothing, and have none of their
@@ -296,7 +296,7 @@ def outcome(out: Path) -> dict[str, Any]:
 
 def newest_step(out: Path) -> int:
     """The step of the newest published checkpoint, 0 where there is none."""
-    return next((int(place.name[5:]) for place in Store(out / "checkpoints").places()), 0)
+    return next((int(place.name[5:]) for place in CheckpointStore(out / "checkpoints").places()), 0)
 
 
 def steps_logged(out: Path) -> Iterator[int]:

@@ -13,7 +13,7 @@ from tests.reliability.rig import ADAMW, MUON, PLANS, WORKERS, Bench, Child, Pla
 from tests.reliability.tally import Tally, expect
 from vitreous.jobs import data as data_job
 from vitreous.training import saving
-from vitreous.training.checkpoint import Store, flaw
+from vitreous.training.checkpoint import CheckpointStore, find_damage
 from vitreous.training.session import Session
 
 LIMIT = 10.0  # seconds from the signal to the end
@@ -72,7 +72,7 @@ def stopped(child: Child, out: Path, sent: Path, code: int = 128 + signal.SIGTER
         return 0, seconds
     step = int(text.split("stopped at step ")[1].split()[0])
     expect(newest_step(out) == step == max(steps_logged(out)), f"stopped at {step}, saved at {newest_step(out)}")
-    expect(flaw(Store(out / "checkpoints").place(step)) is None, f"checkpoint {step} is not valid")
+    expect(find_damage(CheckpointStore(out / "checkpoints").place(step)) is None, f"checkpoint {step} is not valid")
     return step, seconds
 
 
@@ -206,7 +206,10 @@ def worker_deaths(bench: Bench, tally: Tally, count: int = 5) -> None:
             code, text = child.wait(), child.text
             expect(code == 6 and "Traceback" not in text, f"exit {code}: {text}")
             expect("a data worker stopped" in text and "continue with --resume" in text, text)
-            expect(flaw(Store(out / "checkpoints").place(newest_step(out))) is None, "the checkpoint is not valid")
+            expect(
+                find_damage(CheckpointStore(out / "checkpoints").place(newest_step(out))) is None,
+                "the checkpoint is not valid",
+            )
             bench.finish(WORKERS, out)
             bench.same(WORKERS, out)
 

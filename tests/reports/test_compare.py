@@ -14,8 +14,8 @@ from PIL import Image
 from tests.conftest import TINY, document, make_folder, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.jobs.train import train
-from vitreous.models.zoo import create
-from vitreous.reports.compare import compare
+from vitreous.models.zoo import create_untrained_model
+from vitreous.reports.compare import compare_two_runs
 from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle, load_bundle
@@ -62,7 +62,7 @@ def test_two_runs_of_different_sizes_are_compared_in_words(runs, tmp_path):
 
 def test_a_run_and_itself_cannot_be_told_apart(runs, tmp_path):
     _, good, _ = runs
-    found = compare(good, good / "model")
+    found = compare_two_runs(good, good / "model")
     assert not found["significant"] and "no difference can be told" in found["verdict"] and found["mcnemar_p"] == 1
     assert found["interval"]["nll"] == [0, 0] and found["b"]["trained_on"] is None
 
@@ -76,7 +76,7 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     state |= {name: state[name].flip(0) for name in state if name.startswith("head.")}
     bundle.model.load_state_dict(state)
     replace(bundle, task=Classification(bundle.classes[::-1])).save(tmp_path / "turned")
-    found = compare(good, tmp_path / "turned")
+    found = compare_two_runs(good, tmp_path / "turned")
     assert found["counts"]["only_a"] == found["counts"]["only_b"] == 0 and found["difference"]["nll"] == pytest.approx(
         0, abs=1e-6
     )
@@ -132,7 +132,7 @@ def test_what_two_runs_cannot_be_asked(runs, words, message, tmp_path):
 def several(home, name, seed, classes=("blue", "red")):
     """A bundle that gives each image several of the classes, whatever they are."""
     torch.manual_seed(seed)
-    model = create("ViT-16x1/8", 16, len(classes)).eval()
+    model = create_untrained_model("ViT-16x1/8", 16, len(classes)).eval()
     torch.nn.init.normal_(model.head.weight)
     Bundle(model, Classification(classes, True, "sigmoid"), ImagePreprocess((16, 16))).save(home / name)
     return home / name

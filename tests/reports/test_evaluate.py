@@ -194,9 +194,9 @@ def test_training_images_are_no_neighbours_of_themselves(run_copy, photos, tmp_p
 
 
 def test_a_cell_that_a_spreadsheet_would_compute_is_marked(tmp_path):
-    from vitreous.system.tables import write_table
+    from vitreous.system.tables import write_csv_file
 
-    write_table(str(tmp_path / "x.csv"), ["path", "score"], [["=cmd()", "-1.5"], ["@x", "2"], ["-rf", "0"]])
+    write_csv_file(str(tmp_path / "x.csv"), ["path", "score"], [["=cmd()", "-1.5"], ["@x", "2"], ["-rf", "0"]])
     assert [row[0] for row in csv.reader((tmp_path / "x.csv").open())][1:] == ["'=cmd()", "'@x", "'-rf"]
     assert (tmp_path / "x.csv").read_text().splitlines()[1].endswith(",-1.5")
 

@@ -16,15 +16,15 @@ from tests.inference.generators import save_autoencoder
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.frechet import frechet_distance, moments
+from vitreous.evaluation.frechet import compute_moments, frechet_distance
 from vitreous.evaluation.inception import inception_score
 from vitreous.generation.process import Flow
 from vitreous.models.config import DiTConfig
 from vitreous.models.dit import DiT
-from vitreous.reports.generated import GenerationOptions, Real, figures
-from vitreous.reports.spaces import InceptionSpace, is_inception
+from vitreous.reports.generated import GenerationOptions, RealImages, compute_generator_metrics
+from vitreous.reports.spaces import InceptionSpace, is_inception_file
 from vitreous.tasks.generation import Generation
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle, load_bundle
 
@@ -83,7 +83,7 @@ def test_latents_are_draws_from_the_posterior_of_each_image_and_its_mirror(laten
     assert not np.array_equal(train.raw(0), train.raw(12))
     document = json.loads((latent_data / "packed" / "pack.json").read_text())
     assert document["form"] == "latents" and len(document["splits"]["train"]["shards"]) > 1
-    redrawn = data.holding_out(0.25, 0)
+    redrawn = data.with_holdout(0.25, 0)
     held = {sample.tobytes() for sample in map(redrawn.split("val").raw, range(len(redrawn.split("val"))))}
     rows = {train.raw(i).tobytes(): i for i in range(24)}
     places = {rows[one] for one in held}
@@ -105,7 +105,7 @@ def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
 
 
 def test_a_run_on_latents_keeps_their_scale_and_their_autoencoder(latent_data, generator_run):
-    config, bundle = Folder(generator_run).run(), load_bundle(generator_run / "model")
+    config, bundle = RunFolder(generator_run).run(), load_bundle(generator_run / "model")
     assert config.preprocess.mean == (0.25,) * 4 and config.preprocess.std == (2.0,) * 4 and config.views.flip == 0
     assert bundle.task.autoencoder == str(latent_data / "vae") and (generator_run / "samples.png").is_file()
     vitreous.sample(generator_run, latent_data / "made", progress=False, classes=("cat",), steps=2, precision="fp32")
@@ -175,8 +175,10 @@ def test_figures_in_inceptions_space_are_those_of_fid_and_adm(inception, tmp_pat
 def test_moments_of_a_reference_take_the_place_of_images():
     rng = np.random.default_rng(0)
     rows, ours = rng.normal(size=(40, 3)), {"rows": rng.normal(1, 1, (30, 3)).astype(np.float32)}
-    whole = figures(Real("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
-    brief = figures(Real("x.npz", "reference", 0, {}, train=None, moments={"rows": moments(rows)}), ours)
+    whole = compute_generator_metrics(RealImages("x", "test", 40, {"rows": rows}, train=rows[:20]), ours)
+    brief = compute_generator_metrics(
+        RealImages("x.npz", "reference", 0, {}, train=None, moments={"rows": compute_moments(rows)}), ours
+    )
     assert brief["frechet_distance"] == whole["frechet_distance"] == frechet_distance(rows, ours["rows"])
     assert brief["precision"] is brief["copies"] is None and whole["precision"] > 0 and whole["copies"] is not None
 
@@ -204,7 +206,11 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
     ):
         done = ask("evaluate", generator_run, *words, *few)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
-    assert is_inception(inception) and not is_inception(tmp_path / "other.npz") and not is_inception(latent_data)
+    assert (
+        is_inception_file(inception)
+        and not is_inception_file(tmp_path / "other.npz")
+        and not is_inception_file(latent_data)
+    )
     torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match="another Inception network"):
         InceptionSpace(str(tmp_path / "half.pth"), "cpu")

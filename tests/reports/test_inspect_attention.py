@@ -17,17 +17,17 @@ from tests.inspection.made import NARROW, POOLED, made
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import InferenceOptions
 from vitreous.inference.predict import load
-from vitreous.inspection.attention import attention, segments
-from vitreous.inspection.distance import distances, uniform
-from vitreous.inspection.gradient import gradient
-from vitreous.inspection.rollout import Mixing, rollout
+from vitreous.inspection.attention import compute_attention_maps, threshold_attention_mass
+from vitreous.inspection.distance import compute_attention_distances, uniform_attention_distance
+from vitreous.inspection.gradient import compute_relevance
+from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 from vitreous.progress import NullListener
 from vitreous.reports.figures.attention import make_attention, make_distance, make_rollout
 from vitreous.reports.figures.positions import make_positions
-from vitreous.reports.figures.subject import InspectOptions, Scene, open_pictures
+from vitreous.reports.figures.subject import FigureContext, InspectOptions, open_input_images
 from vitreous.reports.inspect import inspect as inspect_run
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
 CLASSES = ("ant", "bee", "cat", "dog", "elk")
@@ -40,7 +40,7 @@ def inspected_models(tmp_path_factory) -> Path:
     inspected_models = tmp_path_factory.mktemp("inspect")
     for kind in ("registers", *NARROW):
         Bundle(made(kind), Classification(CLASSES), ImagePreprocess((16, 20))).save(inspected_models / kind)
-    Bundle(made(num_classes=0), Features(), ImagePreprocess((16, 20))).save(inspected_models / "headless")
+    Bundle(made(num_classes=0), FeatureExtraction(), ImagePreprocess((16, 20))).save(inspected_models / "headless")
     Bundle(made(channels=1, **POOLED), Classification(CLASSES), ImagePreprocess((16, 20), 1, (0.5,), (0.5,))).save(
         inspected_models / "grey"
     )
@@ -74,24 +74,26 @@ def test_numbers_are_those_of_the_functions(inspected_models):
     numbers = {name: np.load(out / one["npz"]) for name, one in found.items()}
     model, x = made(bundle), given(inspected_models, photos)
     prefix = model.config.prefix
-    far = distances(model, [x])
+    far = compute_attention_distances(model, [x])
     assert np.allclose(numbers["distance"]["distance"], far.mean) and np.allclose(
         numbers["distance"]["std"], far.std, atol=1e-6
     )
-    mixed = rollout(model, x, Mixing(0.3, "max", 0.25))
+    mixed = compute_rollout(model, x, RolloutOptions(0.3, "max", 0.25))
     assert np.allclose(numbers["rollout"]["maps"], mixed.maps, atol=1e-6)
     assert np.allclose(numbers["rollout"]["prefix"], mixed.joint[..., :prefix], atol=1e-6)
-    raw = attention(model, x, [1])[1][..., prefix:]
+    raw = compute_attention_maps(model, x, [1])[1][..., prefix:]
     assert np.allclose(numbers["attention"]["maps"], raw.unflatten(-1, (4, 5)), atol=1e-6)
     assert np.allclose(numbers["attention"]["mean"], raw.mean(1).unflatten(-1, (4, 5)), atol=1e-6)
-    assert np.array_equal(numbers["segments"]["kept"], segments(raw, 0.5).unflatten(-1, (4, 5)))
-    speaking = gradient(model, x, torch.tensor([2, 2]))
+    assert np.array_equal(numbers["segments"]["kept"], threshold_attention_mass(raw, 0.5).unflatten(-1, (4, 5)))
+    speaking = compute_relevance(model, x, torch.tensor([2, 2]))
     assert np.allclose(numbers["gradient"]["maps"], speaking.maps, rtol=1e-3, atol=1e-5)
     assert numbers["gradient"]["classes"].tolist() == ["cat", "cat"]
     rows = list(csv.DictReader((out / "distance.csv").open()))
     assert [(row["block"], row["head"]) for row in rows] == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
     assert [float(row["distance_px"]) for row in rows] == pytest.approx(far.mean.flatten().tolist(), abs=1e-4)
-    assert [float(row["uniform_px"]) for row in rows] == pytest.approx([uniform((4, 5), (4, 4))] * 4, abs=1e-4)
+    assert [float(row["uniform_px"]) for row in rows] == pytest.approx(
+        [uniform_attention_distance((4, 5), (4, 4))] * 4, abs=1e-4
+    )
 
 
 def test_layers_heads_and_sizes_are_those_asked_for(inspected_models):
@@ -175,7 +177,7 @@ def labels(figure) -> list[str]:
 
 
 def test_what_is_drawn_counts_from_one(inspected_models):
-    scene = Scene(
+    scene = FigureContext(
         "registers",
         load_bundle(inspected_models / "registers"),
         InspectOptions(device="cpu", precision="fp32"),
@@ -184,7 +186,7 @@ def test_what_is_drawn_counts_from_one(inspected_models):
         pictures=(),
         listener=NullListener(),
     )
-    scene = replace(scene, pictures=tuple(open_pictures([inspected_models / "photo 0.png"], scene.preprocess)))
+    scene = replace(scene, pictures=tuple(open_input_images([inspected_models / "photo 0.png"], scene.preprocess)))
     heads = labels(make_attention(scene)[0].figure)
     assert {"head 1", "head 2", "mean"} <= set(heads) and "head 0" not in heads
     blocks = labels(make_rollout(scene)[1].figure)

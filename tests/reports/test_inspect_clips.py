@@ -10,9 +10,9 @@ from tests.inference.test_clips import save_video_model
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inspection.rollout import rollout
+from vitreous.inspection.rollout import compute_rollout
 from vitreous.progress import NullListener
-from vitreous.reports.figures.subject import InspectOptions, Scene
+from vitreous.reports.figures.subject import FigureContext, InspectOptions
 from vitreous.reports.inspect import inspect
 from vitreous.weights.bundle import load_bundle
 
@@ -33,7 +33,7 @@ def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangem
     else:
         bundle = load_bundle(run)
         pixels = [bundle.preprocess.to_tensor(bundle.preprocess.decode(name)) for name in document["images"]]
-        seen = rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
+        seen = compute_rollout(bundle.model, bundle.preprocess.normalise(torch.stack(pixels)))
         np.testing.assert_allclose(maps, seen.maps[:, -1], atol=1e-6)
     with Image.open(tmp_path / "out" / figure["gif"]) as animation:
         assert animation.n_frames == 4 and animation.size == (2 * 224 + 2, 2 * 224 + 2)
@@ -71,7 +71,9 @@ def test_a_part_of_a_film_is_shown_without_the_rest(tmp_path):
     rows = ["path,label,split,start,end", "film.gif,dark,train,,0.5", "film.gif,light,train,0.5,"]
     (tmp_path / "parts.csv").write_text("\n".join([*rows, *(row.replace("train", "val") for row in rows[1:])]) + "\n")
     bundle = load_bundle(save_video_model(tmp_path / "model", "ViViT-32x2/4x2"))
-    scene = Scene("", bundle, InspectOptions(), bundle.preprocess, device="cpu", pictures=(), listener=NullListener())
+    scene = FigureContext(
+        "", bundle, InspectOptions(), bundle.preprocess, device="cpu", pictures=(), listener=NullListener()
+    )
     shown = dict(scene.readable(open_data(tmp_path / "parts.csv").split("train")))
     assert len(shown) == 2 and all(one.pixels.shape == (3, 4, 16, 16) for one in shown.values())
     assert shown[0].pixels.max() < 100 <= shown[1].pixels.min()

@@ -63,7 +63,7 @@ def saved(home: Path, name: str) -> Path:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(cost, "TURN", 0.0)  # the number of passes is tested in tests/inspection
+    monkeypatch.setattr(cost, "TIMING_SECONDS", 0.0)  # the number of passes is tested in tests/inspection
     model, notes = saved(tmp_path, name), Notes()
     layers = (3,) if name == "detector on windows" else ()  # a block that sees the whole image
     images = tmp_path / "photos"

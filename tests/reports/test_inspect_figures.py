@@ -15,7 +15,7 @@ from tests.contracts import randomise
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.reports.figures.drawing import count_from_one
 from vitreous.reports.figures.subject import InspectOptions
 from vitreous.reports.inspect import inspect
@@ -53,7 +53,7 @@ def place(tmp_path_factory):
         if name == "hybrid":
             changes = changes | {"stem": StemConfig((1, 1), 16)}
         torch.manual_seed(0)
-        made = create(model, **{"image_size": 32, "num_classes": 3, **changes})
+        made = create_untrained_model(model, **{"image_size": 32, "num_classes": 3, **changes})
         channels = made.config.channels
         modality = BandPreprocess if channels == 4 else ImagePreprocess
         preprocess = modality((32, 32), channels, (0.5,) * channels, (0.5,) * channels)
@@ -116,15 +116,23 @@ def test_positions_before_and_after_resizing(place):
 def test_the_colours_of_positions_end_where_the_data_do():
     from matplotlib.figure import Figure
 
-    from vitreous.reports.figures.positions import bar, common_range, spanned, tiles
+    from vitreous.reports.figures.positions import (
+        add_similarity_bar,
+        compute_common_range,
+        draw_similarity_tiles,
+        format_colour_range,
+    )
 
     similar = torch.tensor(np.linspace(0.88, 0.98, 16).reshape(4, 4)).fill_diagonal_(1)
-    ends = common_range([similar, similar - 0.01])
-    assert ends == pytest.approx((0.88 + 0.1 / 15 - 0.01, 0.98 - 0.1 / 15)) and spanned(ends) == "0.877 to 0.973"
+    ends = compute_common_range([similar, similar - 0.01])
+    assert (
+        ends == pytest.approx((0.88 + 0.1 / 15 - 0.01, 0.98 - 0.1 / 15))
+        and format_colour_range(ends) == "0.877 to 0.973"
+    )
     figure = Figure()
     axes = figure.subplots()
-    tiles(axes, similar.reshape(2, 2, 2, 2).numpy(), 1, ends, labels=True)
-    bar(figure, axes, ends, "cosine similarity")
+    draw_similarity_tiles(axes, similar.reshape(2, 2, 2, 2).numpy(), 1, ends, labels=True)
+    add_similarity_bar(figure, axes, ends, "cosine similarity")
     assert axes.images[0].get_clim() == ends
     written = [text.get_text() for text in figure.axes[1].get_yticklabels()]
     assert written[0] == "0.877" and written[-1] == "0.973"
@@ -223,7 +231,7 @@ def test_half_precision_sees_much_the_same(place):
 def test_cost(place, model, monkeypatch):
     from vitreous.reports.figures import layers
 
-    monkeypatch.setattr(layers, "SIZES", (64,))  # beside the model's own 32
+    monkeypatch.setattr(layers, "DEFAULT_IMAGE_SIZES", (64,))  # beside the model's own 32
     one, numbers = looked(place, model, "cost", batch_sizes=(1, 2), data=None)["cost"]
     assert numbers["image"].tolist() == [[32, 32], [64, 64]] and (numbers["images_per_second"] > 0).all()
     assert numbers["memory_bytes"][1] > numbers["memory_bytes"][0] and "an estimate" in one["caption"]

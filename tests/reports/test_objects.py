@@ -15,19 +15,19 @@ from vitreous.cli.main import main
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import DataError, UsageError
-from vitreous.evaluation.coco import objects_function
-from vitreous.inference.open_model import open_bundle, read_task
+from vitreous.evaluation.coco import make_detection_function
+from vitreous.inference.open_model import open_bundle, read_task_type
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.models.detector import Detector
 from vitreous.progress import NullListener
 from vitreous.reports import dense as scenes
-from vitreous.reports.answers import Computing
-from vitreous.reports.compare import compare
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.compare import compare_two_runs
 from vitreous.reports.evaluate import evaluate
 from vitreous.reports.pages import dense as page
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.detections import detect
+from vitreous.tasks.detections import detect_objects
 from vitreous.weights.bundle import Bundle
 
 pytestmark = pytest.mark.drawn
@@ -85,7 +85,7 @@ def painted(monkeypatch):
             masks=model.config.masks,
         )
 
-    monkeypatch.setattr(scenes, "evaluation_engine", make)
+    monkeypatch.setattr(scenes, "build_evaluation_engine", make)
     monkeypatch.setattr(page, "make_engine", make)
 
 
@@ -94,12 +94,12 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     document = evaluate(bundles / "masks", truth, workers=0, report=tmp_path / "page.html")
     split, engine = (
         open_run_data(bundles / "masks", truth, None, labelled=False)[1].split("test"),
-        scenes.evaluation_engine(model, None),
+        scenes.build_evaluation_engine(model, None),
     )
     pairs = []
     for sample in range(6):
         pixels = np.asarray(Image.open(truth.parent / "images" / f"{sample}.png"))[None]
-        pairs.append((detect(objects_function(engine), pixels, engine.preprocess), split.target(sample)))
+        pairs.append((detect_objects(make_detection_function(engine), pixels, engine.preprocess), split.target(sample)))
     for start, kind in (("", "segm"), ("box_", "bbox")):
         wanted, _ = judged_by_pycocotools(pairs, kind, 2)
         figures = [document["test"][start + name] for name in NAMES]
@@ -186,18 +186,18 @@ def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
 
 def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
     truth = write_coco(tmp_path / "data", 5)
-    document = compare(bundles / "boxes", bundles / "masks", truth, computing=Computing(workers=0))
+    document = compare_two_runs(bundles / "boxes", bundles / "masks", truth, computing=EvaluationSettings(workers=0))
     assert (
         document["difference"]["ap"] == 0 and document["interval"]["ap50"] == [0, 0] and "box_ap" not in document["a"]
     )
     assert not document["significant"] and "same AP" in document["verdict"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match=r"finds objects, .* does not"):
-        compare(tmp_path / "images", bundles / "boxes", truth)
+        compare_two_runs(tmp_path / "images", bundles / "boxes", truth)
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
-    assert read_task(bundles / "boxes") is Detection
+    assert read_task_type(bundles / "boxes") is Detection
     with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 

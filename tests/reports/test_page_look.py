@@ -11,14 +11,14 @@ import torch
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.jobs.train import train
-from vitreous.models.zoo import create
-from vitreous.reports.answers import Answered
+from vitreous.models.zoo import create_untrained_model
+from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.inspect import InspectOptions, inspect
 from vitreous.reports.pages.report import write_report
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.classification_metrics import judge
+from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.weights.bundle import Bundle
 
 pytestmark = [pytest.mark.drawn, needs_chromium]
@@ -52,16 +52,16 @@ def pages(tmp_path_factory):
     torch.manual_seed(0)
     names, labels = tuple(f"kind {place}" for place in range(60)), np.arange(60)
     logits = np.eye(60, dtype=np.float32)[np.roll(labels, 1)]
-    model = create("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
-    split = Arrays(np.zeros((60, 16, 16, 3), np.uint8), labels)
+    model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=60, heads=2).eval()
+    split = ArraySplit(np.zeros((60, 16, 16, 3), np.uint8), labels)
     bundle = Bundle(model, Classification(names, False, "softmax"), ImagePreprocess((16, 16)))
-    answers = Answered(
+    answers = SplitPredictions(
         "x", bundle, "sixty", Data("sixty", names, {"test": split}), "test", split, logits, frozenset(), 0.0
     )
-    report = judge(logits, labels, names, answers.readable)
+    report = evaluate_classification(logits, labels, names, answers.readable)
     report.cells[:, 2] = 10_000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("vitreous.reports.pages.report.CELLS", 60)
+        patch.setattr("vitreous.reports.pages.report.MAX_CLASS_MATRIX_SIZE", 60)
         write_report(root / "sixty.html", None, answers, report)
     return {"run": root / "run/report.html", "inside": root / "inside/index.html", "sixty": root / "sixty.html"}
 

@@ -15,19 +15,19 @@ import vitreous
 from tests.conftest import TINY, document, make_folder, picture, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference import features
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.zoo import create
-from vitreous.reports.answers import Computing
-from vitreous.reports.protocols.answer_sets import imagenet_order, normalise_name
+from vitreous.models.zoo import create_untrained_model
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.protocols.answer_sets import map_imagenet_classes, normalise_class_name
 from vitreous.reports.protocols.probes import PROBES
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.classification_metrics import judge_answer_sets
-from vitreous.tasks.features import Features
-from vitreous.tasks.intervals import wilson
+from vitreous.tasks.classification_metrics import evaluate_label_sets
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.tasks.intervals import wilson_interval
 from vitreous.weights.bundle import Bundle
 
 FP32 = ("--precision", "fp32", "--device", "cpu", "--workers", "0")
@@ -82,7 +82,7 @@ def test_knn_is_that_of_scikit_learn(short_run, photos):
     for row in found["figures"]:
         judge = KNeighborsClassifier(row["k"], metric="cosine", weights=lambda distance: np.exp((1 - distance) / 0.07))
         right = int((judge.fit(*train).predict(test[0]) == test[1]).sum())
-        assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson(right, 18)))
+        assert (row["top1"], row["interval"]["top1"]) == (right / 18, list(wilson_interval(right, 18)))
     headline = {name: value for name, value in found["figures"][2].items() if name != "k"}
     assert found["test"] == headline and found["test"]["nll"] is None
     assert found["protocol"] == "knn" and found["classes"] == ["ant", "bee", "cat"] and len(found["confusion"]) == 3
@@ -189,9 +189,11 @@ def test_test_is_judged_with_all_training_images(short_run, tmp_path):
 def test_other_classes_and_models_without_a_head(short_run, tmp_path):
     source = make_folder(tmp_path / "other", {"train": 6, "test": 2}, ("x", "y"))
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), ImagePreprocess((16, 16))).save(
-        tmp_path / "bundle"
-    )
+    Bundle(
+        create_untrained_model("ViT-32x1/8", image_size=16, num_classes=0),
+        FeatureExtraction(),
+        ImagePreprocess((16, 16)),
+    ).save(tmp_path / "bundle")
     for one in (short_run, tmp_path / "bundle"):
         found = judged(one, str(source), "--protocol", "linear")
         assert found["classes"] == ["x", "y"] and found["test"]["top1"] == 1.0
@@ -239,9 +241,15 @@ def test_refusals(short_run, tmp_path):
 def test_data_that_cannot_be_learnt_from(short_run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
     for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
-        data = Data("made", ("a", "b"), {name: Arrays(pixels, labels) for name in splits})
+        data = Data("made", ("a", "b"), {name: ArraySplit(pixels, labels) for name in splits})
         task = ProtocolTask(
-            "run", "made", data, "test", open_bundle(short_run), ProtocolOptions(protocol), Computing(workers=0)
+            "run",
+            "made",
+            data,
+            "test",
+            open_bundle(short_run),
+            ProtocolOptions(protocol),
+            EvaluationSettings(workers=0),
         )
         with pytest.raises(DataError, match=why):
             PROBES[protocol](task)
@@ -256,10 +264,10 @@ def test_sets_of_right_answers_by_hand():
     )
     right = np.zeros((4, 7), bool)
     right[0, [1, 6]], right[1, [6, 0]], right[3, 5] = True, True, True  # second; first; none; sixth
-    report = judge_answer_sets(logits, right, np.ones(4, bool))
+    report = evaluate_label_sets(logits, right, np.ones(4, bool))
     assert (report.images, report.figures["top1"], report.figures["top5"]) == (3, 1 / 3, 2 / 3)
-    assert report.intervals["top1"] == wilson(1, 3)
-    report = judge_answer_sets(logits, right, np.array([True, False, True, True]))
+    assert report.intervals["top1"] == wilson_interval(1, 3)
+    report = evaluate_label_sets(logits, right, np.array([True, False, True, True]))
     assert (report.figures["top1"], report.figures["top5"], report.unreadable) == (0, 1 / 3, 1)
 
 
@@ -267,7 +275,7 @@ def test_sets_of_right_answers_by_hand():
 def thousand(tmp_path_factory):
     """A bundle that answers with 1,000 numbers, of a random head."""
     torch.manual_seed(0)
-    model = create("ViT-32x1/8", image_size=16, num_classes=1000).eval()
+    model = create_untrained_model("ViT-32x1/8", image_size=16, num_classes=1000).eval()
     torch.nn.init.normal_(model.head.weight)
     home = tmp_path_factory.mktemp("thousand") / "model"
     Bundle(model, Classification(tuple(map(str, range(1000)))), ImagePreprocess((16, 16))).save(home)
@@ -363,12 +371,14 @@ def test_faults_of_a_class_map(thousand, tmp_path):
 
 
 def test_which_heads_are_those_of_imagenet():
-    from vitreous.data.layouts.imagenet import torchvision_names
+    from vitreous.data.layouts.imagenet import get_torchvision_names
 
-    assert imagenet_order("m", tuple(map(str, range(1000)))).tolist() == list(range(1000))
-    assert imagenet_order("m", tuple(f"{name}, other" for name in torchvision_names())).tolist() == list(range(1000))
+    assert map_imagenet_classes("m", tuple(map(str, range(1000)))).tolist() == list(range(1000))
+    assert map_imagenet_classes("m", tuple(f"{name}, other" for name in get_torchvision_names())).tolist() == list(
+        range(1000)
+    )
     with pytest.raises(UsageError, match="1,000 classes"):
-        imagenet_order("m", tuple(reversed(torchvision_names())))
+        map_imagenet_classes("m", tuple(reversed(get_torchvision_names())))
     with pytest.raises(UsageError, match="1,000 classes"):
-        imagenet_order("m", ("cat", "dog"))
-    assert normalise_name("Wine-bottle (red)") == "wine_bottle_red"
+        map_imagenet_classes("m", ("cat", "dog"))
+    assert normalise_class_name("Wine-bottle (red)") == "wine_bottle_red"

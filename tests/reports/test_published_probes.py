@@ -15,14 +15,19 @@ import torch.nn.functional as F
 import vitreous
 from tests.conftest import document, make_folder, say
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.zoo import create
-from vitreous.reports.answers import Computing
-from vitreous.reports.pages.report import reading
-from vitreous.reports.protocols.heads import Head, HeadConfig, Reading, TokenReader, best_of, train_heads
-from vitreous.reports.protocols.published import GRID, head_configs, judge_by_published, plan_of
+from vitreous.models.zoo import create_untrained_model
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.pages.report import format_evaluation_line
+from vitreous.reports.protocols.heads import HeadConfig, HeadInput, LinearHead, TokenReader, get_best_index, train_heads
+from vitreous.reports.protocols.published import (
+    DINOV2_LR_GRID,
+    build_head_configs,
+    evaluate_published_probe,
+    plan_probe,
+)
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask
 
 PROBES = ("mae", "dino", "dinov2")
@@ -43,7 +48,7 @@ def bundle(tmp_path_factory):
 
 
 def save(place, **options):
-    model = create("ViT-16x2/8", image_size=16, num_classes=0, **options)
+    model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0, **options)
     vitreous.save(model, place, preprocess=ImagePreprocess((16, 16), 3))
     return place
 
@@ -71,12 +76,14 @@ def stream(steps=30, batch=32, width=12, classes=4):
 
 
 def test_a_grid_trained_together_is_each_head_trained_alone():
-    configs = [HeadConfig(lr, Reading(1)) for lr in GRID] + [HeadConfig(0.1, Reading(1), "lars", normed=True)]
+    configs = [HeadConfig(lr, HeadInput(1)) for lr in DINOV2_LR_GRID] + [
+        HeadConfig(0.1, HeadInput(1), "lars", normed=True)
+    ]
     columns = [list(range(12)), [0, 1, 2, 9, 10, 11]]
-    heads = [Head(config, own, 4, seed=3) for config in configs for own in columns]
+    heads = [LinearHead(config, own, 4, seed=3) for config in configs for own in columns]
     train_heads(heads, stream())
     for number, head in enumerate(heads):
-        alone = Head(head.config, columns[number % 2], 4, seed=3)
+        alone = LinearHead(head.config, columns[number % 2], 4, seed=3)
         before = alone.weight.clone()
         train_heads([alone], stream())
         assert not torch.equal(alone.weight, before)
@@ -88,7 +95,7 @@ def test_a_grid_trained_together_is_each_head_trained_alone():
 @pytest.mark.parametrize("normed", [False, True])
 def test_a_head_learns_as_pytorch_does(normed):
     """Gradients by autograd, the steps written out as in torch.optim.SGD and in MAE's util/lars.py."""
-    head = Head(HeadConfig(0.5, Reading(1), "lars" if normed else "sgd", normed), list(range(12)), 4, seed=0)
+    head = LinearHead(HeadConfig(0.5, HeadInput(1), "lars" if normed else "sgd", normed), list(range(12)), 4, seed=0)
     linear, norm = torch.nn.Linear(12, 4), torch.nn.BatchNorm1d(12, affine=False, eps=1e-6)
     linear.weight.data, linear.bias.data = head.weight.clone(), head.bias.clone()
     momenta = [torch.zeros_like(parameter) for parameter in linear.parameters()]
@@ -109,20 +116,24 @@ def test_a_head_learns_as_pytorch_does(normed):
 
 
 def test_rates_are_in_proportion_to_the_batch():
-    config = create("ViT-16x2/8", image_size=16, num_classes=0).config
-    bases = {"mae": (0.1,), "dino": (0.001,), "dinov2": GRID * 4}
+    config = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config
+    bases = {"mae": (0.1,), "dino": (0.001,), "dinov2": DINOV2_LR_GRID * 4}
     for probe, rates in bases.items():
-        heads = head_configs(probe, config)
+        heads = build_head_configs(probe, config)
         assert tuple(head.lr for head in heads) == rates
         assert [head.rate(1024) for head in heads] == pytest.approx([4 * lr for lr in rates])
-    assert [head.optimizer for probe in PROBES for head in head_configs(probe, config)[:1]] == ["lars", "sgd", "sgd"]
+    assert [head.optimizer for probe in PROBES for head in build_head_configs(probe, config)[:1]] == [
+        "lars",
+        "sgd",
+        "sgd",
+    ]
 
 
 def test_plans_are_the_published_ones():
     """Batch, steps, warm-up, schedule on ImageNet; cut where there are fewer images."""
-    config, images = create("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
+    config, images = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=0).config, 1_281_167
     wide = replace(config, width=768, heads=12, depth=12)
-    mae, dino, dinov2 = (plan_of(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
+    mae, dino, dinov2 = (plan_probe(ProtocolOptions("linear", probe=probe), wide, images) for probe in PROBES)
     assert (mae.batch, mae.steps, mae.warmup) == (16_384, 7038, 782)
     assert mae.factor(391) == pytest.approx(0.5) and mae.factor(782) == 1 and mae.factor(7037) < 1e-6
     assert (dino.batch, dino.steps) == (1024, 125_114)
@@ -131,39 +142,41 @@ def test_plans_are_the_published_ones():
     )
     assert (dinov2.batch, dinov2.steps, len(dinov2.heads)) == (1024, 12_500, 52)
     assert dinov2.factor(6250) == pytest.approx(0.5)
-    assert plan_of(ProtocolOptions("linear", probe="mae"), replace(wide, width=1024, heads=16), images).steps == 3910
-    assert [head.reading for head in dino.heads] == [Reading(1, mean=True)]
-    small = plan_of(ProtocolOptions("linear", probe="dino"), replace(config, depth=12), images)
-    assert [head.reading for head in small.heads] == [Reading(4)]
-    few = plan_of(ProtocolOptions("linear", probe="dinov2"), wide, 500)
+    assert plan_probe(ProtocolOptions("linear", probe="mae"), replace(wide, width=1024, heads=16), images).steps == 3910
+    assert [head.reading for head in dino.heads] == [HeadInput(1, mean=True)]
+    small = plan_probe(ProtocolOptions("linear", probe="dino"), replace(config, depth=12), images)
+    assert [head.reading for head in small.heads] == [HeadInput(4)]
+    few = plan_probe(ProtocolOptions("linear", probe="dinov2"), wide, 500)
     assert (few.batch, few.steps) == (500, 100)
-    asked = plan_of(ProtocolOptions("linear", probe="mae", epochs=3, probe_batch=50), wide, 500)
+    asked = plan_probe(ProtocolOptions("linear", probe="mae", epochs=3, probe_batch=50), wide, 500)
     assert (asked.batch, asked.steps) == (50, 30)
-    assert plan_of(ProtocolOptions("linear", probe="dino", steps=7), wide, 500).steps == 7
+    assert plan_probe(ProtocolOptions("linear", probe="dino", steps=7), wide, 500).steps == 7
     for probe, filter in zip(PROBES, ("bicubic", "bilinear", "bicubic"), strict=True):
-        views = plan_of(ProtocolOptions("linear", probe=probe), wide, 500).views
+        views = plan_probe(ProtocolOptions("linear", probe=probe), wide, 500).views
         assert (views.crop, views.crop_filter, views.flip) == ((0.08, 1.0), filter, 0.5)
-        plain = plan_of(ProtocolOptions("linear", probe=probe, probe_augment=False), wide, 500).views
+        plain = plan_probe(ProtocolOptions("linear", probe=probe, probe_augment=False), wide, 500).views
         assert (plain.crop, plain.flip) == ((1.0, 1.0), 0)
 
 
 def test_tokens_are_those_of_the_model(bundle):
     """Class tokens after the last norm, the last block first; the mean of its patches; each where `columns` says."""
     model, images = open_bundle(bundle, headless=True).model.eval(), torch.randn(2, 3, 16, 16)
-    reader = TokenReader(model, (Reading(1), Reading(2, mean=True)))
+    reader = TokenReader(model, (HeadInput(1), HeadInput(2, mean=True)))
     with torch.inference_mode():
         rows, last = reader(images), model.features(images)
         first = model.encoder.norm(model.features_after(images, [1])[0])
-    assert torch.allclose(rows[:, reader.columns(Reading(1))], last[:, 0])
+    assert torch.allclose(rows[:, reader.columns(HeadInput(1))], last[:, 0])
     assert torch.allclose(
-        rows[:, reader.columns(Reading(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
+        rows[:, reader.columns(HeadInput(1, mean=True))], torch.cat([last[:, 0], last[:, 1:].mean(1)], 1)
     )
     whole = torch.cat([last[:, 0], first[:, 0], last[:, 1:].mean(1)], 1)
-    assert torch.allclose(rows[:, reader.columns(Reading(2, mean=True))], whole)
+    assert torch.allclose(rows[:, reader.columns(HeadInput(2, mean=True))], whole)
 
 
 def test_the_first_of_equal_scores_is_chosen():
-    assert best_of([0.5, None, 0.9, 0.9]) == 2 and best_of([None, 0.0]) == 1 and best_of([None]) == 0
+    assert (
+        get_best_index([0.5, None, 0.9, 0.9]) == 2 and get_best_index([None, 0.0]) == 1 and get_best_index([None]) == 0
+    )
 
 
 # through the command line
@@ -207,8 +220,13 @@ def test_the_page_says_which_probe_and_how_long():
         "images": 9,
         "top1": 0.5,
     }
-    assert reading(line | {"probe": "mae", "steps": 90, "augmented": True})["how"] == "linear, probe mae, steps 90"
-    assert reading(line | {"probe": "mae", "steps": 9, "augmented": False})["how"].endswith("steps 9, without crops")
+    assert (
+        format_evaluation_line(line | {"probe": "mae", "steps": 90, "augmented": True})["how"]
+        == "linear, probe mae, steps 90"
+    )
+    assert format_evaluation_line(line | {"probe": "mae", "steps": 9, "augmented": False})["how"].endswith(
+        "steps 9, without crops"
+    )
 
 
 def test_mistakes_are_answered(bundle, photos, tmp_path):
@@ -232,7 +250,9 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
     windows = tmp_path / "windows"
     torch.manual_seed(0)
     vitreous.save(
-        create("Swin-32x1-1/4", image_size=16, num_classes=0), windows, preprocess=ImagePreprocess((16, 16), 3)
+        create_untrained_model("Swin-32x1-1/4", image_size=16, num_classes=0),
+        windows,
+        preprocess=ImagePreprocess((16, 16), 3),
     )
     assert "has none use --probe mae" in refused(windows, photos, *linear, "dino")
     for model in (plain, windows):
@@ -248,15 +268,15 @@ def made(counts, seed=0, splits=("train", "val", "test"), **facts):
     for name, count in zip(splits, counts, strict=True):
         labels = np.arange(count) % 2
         pixels = random.integers(0, 120, (count, 16, 16, 3)) + 60 * labels[:, None, None, None]
-        parts[name] = Arrays(pixels.astype(np.uint8), labels)
+        parts[name] = ArraySplit(pixels.astype(np.uint8), labels)
     return Data("made", ("dark", "light"), parts, **facts)
 
 
 def result(bundle, data, probe="dinov2", split="test", computing=None, **options):
     options = ProtocolOptions("linear", probe=probe, **{"steps": 8, "probe_batch": 16} | options)
     opened = open_bundle(bundle, headless=True)
-    return judge_by_published(
-        ProtocolTask("run", "made", data, split, opened, options, computing or Computing(workers=0))
+    return evaluate_published_probe(
+        ProtocolTask("run", "made", data, split, opened, options, computing or EvaluationSettings(workers=0))
     )
 
 
@@ -322,7 +342,7 @@ def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
     }
     with pytest.raises(UsageError, match="several labels an image"):
         result(bundle, replace(both, splits=tagged))
-    monkeypatch.setattr(Head, "finite", False)
+    monkeypatch.setattr(LinearHead, "finite", False)
     with pytest.raises(NonFiniteError, match="not finite"):
         result(bundle, both, "mae")
 

@@ -14,10 +14,10 @@ import vitreous
 from tests.conftest import make_folder, picture, say
 from tests.reports.test_report import Heard
 from vitreous.errors import UsageError, WeightsError
-from vitreous.reports.figures.reconstruction import GREY, load_objective
-from vitreous.reports.learned import read_learned, write_learned
+from vitreous.reports.figures.reconstruction import HIDDEN_PATCH_GREY, load_restoring_objective
+from vitreous.reports.learned import read_learned_images, write_learned_images
 from vitreous.reports.pages.report import write_report
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.adopt import open_weights
 
 pytestmark = pytest.mark.drawn
@@ -71,14 +71,14 @@ def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrain
     assert ((patches > 0) == made["predicted"]).mean() > 0.9
     share = 0.75 if SETTINGS[name][0] == "mae" else 0.5
     assert made["predicted"].mean() == share
-    hidden = (seen == GREY).all(-1)
+    hidden = (seen == HIDDEN_PATCH_GREY).all(-1)
     assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
     assert ("true mean" in figure["caption"] or "deviation that it has" in figure["caption"]) == (name == "mae")
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
 
 
 def test_colours_are_painted_where_they_belong(pretrained_runs):
-    objective = load_objective(pretrained_runs / "small-colours")
+    objective = load_restoring_objective(pretrained_runs / "small-colours")
     answers = torch.zeros(1, 1, 16, 512)
     answers[0, 0, 1, 0o705] = 1.0  # the second of the first row: all red, no green, level 5 of blue
     mean, std = (torch.tensor(values)[:, None, None] for values in objective.setting.normalisation)
@@ -104,27 +104,27 @@ def test_what_restores_nothing_says_what_does(pretrained_runs, tmp_path):
         vitreous.inspect(str(pretrained_runs / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
     vitreous.save(vitreous.create("ViT-16x1/4", 16, 0), tmp_path / "bare")
     with pytest.raises(UsageError, match="no decoder"):
-        load_objective(tmp_path / "bare")
+        load_restoring_objective(tmp_path / "bare")
 
 
 def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretrained_runs, tmp_path):
     shutil.copytree(pretrained_runs / "mae" / "model", tmp_path / "bundle")
-    token = load_objective(pretrained_runs / "mae").decoder.mask_token
-    assert torch.equal(load_objective(tmp_path / "bundle").decoder.mask_token, token)
+    token = load_restoring_objective(pretrained_runs / "mae").decoder.mask_token
+    assert torch.equal(load_restoring_objective(tmp_path / "bundle").decoder.mask_token, token)
     file = tmp_path / "bundle" / "objective.safetensors"
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert open_weights(tmp_path / "bundle").bundle().model is not None  # who uses the encoder does not read it
     with pytest.raises(WeightsError, match="was altered"):
-        load_objective(tmp_path / "bundle")
+        load_restoring_objective(tmp_path / "bundle")
     file.unlink()
     with pytest.raises(WeightsError, match="is missing"):
-        load_objective(tmp_path / "bundle")
+        load_restoring_objective(tmp_path / "bundle")
 
 
 def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_runs):
     page = (pretrained_runs / "mae" / "report.html").read_text()
-    learned = read_learned(pretrained_runs / "mae")
+    learned = read_learned_images(pretrained_runs / "mae")
     assert [len(row["pictures"]) for row in learned["restored"]["rows"]] == [3, 3]  # two images were held out
     assert learned["nearest"]["images"] == 22 and len(learned["nearest"]["rows"][0]["near"]) == 6
     for heading in ("Reconstructions", "Attention", "Nearest training images", "Curves", "Data", "Commands"):
@@ -141,7 +141,10 @@ def test_the_page_of_a_run_shows_what_it_restored_and_no_empty_table(pretrained_
 
 
 def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_runs):
-    page, learned = (pretrained_runs / "dino" / "report.html").read_text(), read_learned(pretrained_runs / "dino")
+    page, learned = (
+        (pretrained_runs / "dino" / "report.html").read_text(),
+        read_learned_images(pretrained_runs / "dino"),
+    )
     assert learned["restored"] is None and "Reconstructions" not in page
     heads = learned["attention"]["heads"]
     assert [len(row["pictures"]) for row in learned["attention"]["rows"]] == [1 + heads] * 2 and heads >= 1
@@ -152,12 +155,12 @@ def test_the_page_of_dino_has_its_entropies_and_no_restored_images(pretrained_ru
 
 
 def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_the_page(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.objectives.unlabelled.ONE_DIRECTION", 1e9)
+    monkeypatch.setattr("vitreous.objectives.unlabelled.MIN_RANKME", 1e9)
     photos = make_folder(tmp_path / "photos", {"train": 6, "val": 2}, size=(16, 16))
     words = {f"objective.{key}": value for key, value in SETTINGS["mae"][1].items()}
     vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
-    page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned(tmp_path / "run")
-    assert learned["nearest"]["rows"][0]["label"] in Folder(tmp_path / "run").run().data.classes
+    page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
+    assert learned["nearest"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
     assert "<h2>Warnings</h2>" in page and "Features lie along one direction" in page and "--lr" in page
     assert "k-NN top-1" in page and "validation k-NN top-1" in page and "--protocol knn" in page
 
@@ -168,7 +171,7 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     config = tmp_path / "mae" / "config.yaml"
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
     heard = Heard()
-    write_learned(Folder(tmp_path / "mae"), heard)
+    write_learned_images(RunFolder(tmp_path / "mae"), heard)
     assert "no pictures of what the model learned" in heard.notes[-1]
-    write_report(tmp_path / "page.html", Folder(tmp_path / "mae"))
+    write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
     assert "<h2>Curves</h2>" in (tmp_path / "page.html").read_text()

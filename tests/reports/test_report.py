@@ -18,25 +18,38 @@ from tests.browser import find_chromium, needs_chromium
 from tests.conftest import TINY, make_folder, picture
 from vitreous.apps.server.watch import PANELS
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.jobs.train import train
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.progress import NullListener
-from vitreous.reports.answers import Answered
+from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.evaluate import EvaluateOptions, evaluate
 from vitreous.reports.pages import cards
-from vitreous.reports.pages.cards import SHOWN
-from vitreous.reports.pages.formats import break_name, format_figure, format_flops, format_interval, format_share
-from vitreous.reports.pages.loss_curves import describe_overfitting, loss_panel
+from vitreous.reports.pages.cards import MAX_CARD_IMAGES
+from vitreous.reports.pages.formats import (
+    format_breakable_name,
+    format_flops,
+    format_interval,
+    format_metric_value,
+    format_share,
+)
+from vitreous.reports.pages.loss_curves import build_loss_panel, describe_overfitting
 from vitreous.reports.pages.metric_terms import MetricTerms, explain_metric
-from vitreous.reports.pages.plots import CELL_FONTS, COLOURS, DIGIT_WIDTH, FINE_CELL, compact_count, confusion
-from vitreous.reports.pages.report import CELLS, ROWS, write_report
-from vitreous.reports.pages.thumbnails import heat_map, scale_map
-from vitreous.reports.pages.unlabelled import CURVES, measured_curves, rank_scale
+from vitreous.reports.pages.plots import (
+    CELL_FONTS,
+    DIGIT_WIDTH,
+    FINE_CELL_INCHES,
+    LINE_COLOURS,
+    draw_confusion_plot,
+    format_compact_count,
+)
+from vitreous.reports.pages.report import MAX_CLASS_MATRIX_SIZE, MAX_CLASS_ROWS, write_report
+from vitreous.reports.pages.thumbnails import overlay_heat_map, scale_attention_map
+from vitreous.reports.pages.unlabelled import CURVE_TITLES, draw_logged_curves, get_rankme_scale
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.classification_metrics import judge, rate_images
+from vitreous.tasks.classification_metrics import evaluate_classification, score_images
 from vitreous.tasks.metrics import METRICS
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
 pytestmark = pytest.mark.drawn
@@ -55,20 +68,20 @@ class Heard(NullListener):
 def judged(classes: int, images: int, several: bool = False, names=None, bad=frozenset()):
     """Answers of an untrained model to noise, and what they come to."""
     draw = np.random.default_rng(0)
-    model = create("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
+    model = create_untrained_model("ViT-16x2/8", image_size=16, num_classes=classes, heads=2).eval()
     labels = draw.integers(0, classes, images)
     if several:
         labels = (draw.random((images, classes)) < 0.3).astype(np.float32)
     logits = draw.normal(size=(images, classes)).astype(np.float32)
-    split = Arrays(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
+    split = ArraySplit(draw.integers(0, 255, (images, 16, 16, 3), dtype=np.uint8), labels)
     names = names or tuple(f"class {index}" for index in range(classes))
     bundle = Bundle(
         model, Classification(names, several, "sigmoid" if several else "softmax"), ImagePreprocess((16, 16))
     )
-    found = Answered(
+    found = SplitPredictions(
         "x", bundle, "noise", Data("noise", names, {"test": split}), "test", split, logits, frozenset(bad), 0.0
     )
-    return found, judge(logits, labels, names, found.readable)
+    return found, evaluate_classification(logits, labels, names, found.readable)
 
 
 @pytest.fixture(scope="module")
@@ -98,8 +111,8 @@ def test_train_writes_a_page_with_everything_on_it(reported_run):
     assert json.loads((reported_run / "data.json").read_text())["fingerprint"] in page
     assert json.loads((reported_run / "environment.json").read_text())["torch"] in page
     assert re.search(r"<td>\d[\d.,]* (M|G|T)FLOPs</td>", page) and "exaFLOPs" not in page and "device-hours" not in page
-    assert page.count("data:image/") - page.count("attention rollout over") >= min(SHOWN, 12)
-    assert page.count("attention rollout over") >= min(SHOWN, 12)
+    assert page.count("data:image/") - page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
+    assert page.count("attention rollout over") >= min(MAX_CARD_IMAGES, 12)
     shown = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
     assert shown[:3] == ["training loss and validation loss (NLL)", "validation top-1", "learning rate"]
 
@@ -128,27 +141,27 @@ def test_overfitting_is_named_by_its_rule_and_nothing_else_is():
 
 
 def test_the_losses_are_two_series_of_one_chart():
-    panel = loss_panel(losses(1.0, 0.8, 0.86, 0.9))
+    panel = build_loss_panel(losses(1.0, 0.8, 0.86, 0.9))
     assert panel["title"] == "loss" and panel["overfitting"].startswith("validation loss")
     assert "training loss" in panel["drawing"] and "validation loss (NLL)" in panel["drawing"]
-    for colour in COLOURS[:2]:
+    for colour in LINE_COLOURS[:2]:
         assert (
             len(re.findall(rf'<path d="[^"]+" clip-path="[^"]+" style="[^"]*stroke: {colour}', panel["drawing"])) == 1
         )
-    alone = loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
-    assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and loss_panel([]) is None
+    alone = build_loss_panel([{"epoch": 1.0, "train/loss": 1.0}])
+    assert alone["title"] == "training loss" and "validation" not in alone["drawing"] and build_loss_panel([]) is None
 
 
 def test_the_rank_is_shown_from_zero_to_the_width_with_the_untrained_encoder():
     lines = [{"step": step, "epoch": step / 4, "val/rankme": rank} for step, rank in ((4, 12.0), (8, 9.0))]
     run: Any = SimpleNamespace(model=SimpleNamespace(features=64))
-    assert rank_scale(lines, "val/rankme", run) == {
+    assert get_rankme_scale(lines, "val/rankme", run) == {
         "limits": (0.0, 1.04 * 64), "references": {"feature width, 64": 64.0}
     }  # fmt: skip
     before = {"step": 0, "epoch": 0.0, "val/rankme": 30.25}
-    references = rank_scale([before, *lines], "val/rankme", run)["references"]
+    references = get_rankme_scale([before, *lines], "val/rankme", run)["references"]
     assert references == {"feature width, 64": 64.0, "untrained encoder, 30.2": 30.25}
-    panel = next(one for one in measured_curves([before, *lines], run) if one["title"] == "validation RankMe")
+    panel = next(one for one in draw_logged_curves([before, *lines], run) if one["title"] == "validation RankMe")
     assert ">untrained encoder, 30.2</text>" in panel["drawing"] and ">feature width, 64</text>" in panel["drawing"]
     assert panel["text"] == explain_metric("rankme")
 
@@ -164,7 +177,9 @@ def test_operations_have_the_unit_that_suits_them():
     assert {value: format_flops(value) for value in written} == written
 
 
-@pytest.mark.parametrize("key", sorted({*METRICS, *CURVES, *(key for panel in PANELS for key in panel["series"])}))
+@pytest.mark.parametrize(
+    "key", sorted({*METRICS, *CURVE_TITLES, *(key for panel in PANELS for key in panel["series"])})
+)
 def test_every_metric_of_a_page_is_explained(key):
     text = explain_metric(key)
     assert text.endswith(".") and len(text) < 220
@@ -183,22 +198,22 @@ def test_terms_have_ids_of_their_own_and_escape_labels():
 
 def test_counts_of_sixty_classes_fit_their_cells():
     counts = np.full((60, 60), 10_000)
-    drawing = confusion(counts, [f"class {place}" for place in range(60)])
+    drawing = draw_confusion_plot(counts, [f"class {place}" for place in range(60)])
     sizes = [float(size) for size in re.findall(r'<g class="count">\s*<text style="font-size: ([\d.]+)px', drawing)]
-    assert len(sizes) == 3600 and [compact_count(count) for count in (9999, 10_000, 999_499, 999_500, 12_345_678)] == [
+    assert len(sizes) == 3600 and [format_compact_count(count) for count in (9999, 10_000, 999_499, 999_500, 12_345_678)] == [
         "9999", "10k", "999k", "1.0M", "12M",
     ]  # fmt: skip
     assert drawing.count("<title>label class 3, predicted class 4: 10,000 (1.7 % of 600,000)</title>") == 1
-    assert max(sizes) <= CELL_FONTS[1] and max(sizes) * 3 * DIGIT_WIDTH <= 72 * FINE_CELL
-    assert "class 7, predicted &lt;b&gt;" in confusion(np.eye(2, dtype=int)[::-1], ["class 7", "<b>"])
+    assert max(sizes) <= CELL_FONTS[1] and max(sizes) * 3 * DIGIT_WIDTH <= 72 * FINE_CELL_INCHES
+    assert "class 7, predicted &lt;b&gt;" in draw_confusion_plot(np.eye(2, dtype=int)[::-1], ["class 7", "<b>"])
 
 
 def test_maps_of_attention_span_their_percentiles():
-    scaled = scale_map(np.concatenate([np.linspace(0, 1, 1000), [50.0]]))
+    scaled = scale_attention_map(np.concatenate([np.linspace(0, 1, 1000), [50.0]]))
     assert scaled.min() == 0 and scaled.max() == 1 and scaled[500] == pytest.approx(0.5, abs=0.01)
-    assert scale_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
-    assert scale_map(np.array([[1.0, 1.001]])).max() < 0.02
-    light = np.asarray(heat_map(Image.new("RGB", (8, 8), "white"), np.zeros((2, 2))))
+    assert scale_attention_map(np.full((4, 4), 3.0)).max() == 0  # uniform attention has no contrast
+    assert scale_attention_map(np.array([[1.0, 1.001]])).max() < 0.02
+    light = np.asarray(overlay_heat_map(Image.new("RGB", (8, 8), "white"), np.zeros((2, 2))))
     assert light.mean() > 150  # where nothing is attended to the image stays visible
 
 
@@ -221,12 +236,19 @@ def test_shares_have_two_significant_digits_and_never_say_all_of_what_is_not():
         1.34e-7: "1.3e-5 %",
     }
     assert {share: format_share(share) for share in written} == written
-    assert format_interval("top1", [0.91314, 0.94]) == "91.3 % to 94.0 %" and format_figure("nll", 0.12345) == "0.123"
+    assert (
+        format_interval("top1", [0.91314, 0.94]) == "91.3 % to 94.0 %"
+        and format_metric_value("nll", 0.12345) == "0.123"
+    )
 
 
 def test_names_break_at_their_separators_and_are_text():
-    assert break_name("a/b_c-d.e:f\\g") == "a/<wbr>b_<wbr>c-<wbr>d.<wbr>e:<wbr>f\\<wbr>g"
-    assert break_name("<i>_&") == "&lt;i&gt;_<wbr>&amp;" and break_name("ant") == "ant" and break_name("ant_") == "ant_"
+    assert format_breakable_name("a/b_c-d.e:f\\g") == "a/<wbr>b_<wbr>c-<wbr>d.<wbr>e:<wbr>f\\<wbr>g"
+    assert (
+        format_breakable_name("<i>_&") == "&lt;i&gt;_<wbr>&amp;"
+        and format_breakable_name("ant") == "ant"
+        and format_breakable_name("ant_") == "ant_"
+    )
 
 
 def test_a_table_of_classes_can_be_scrolled_with_keys_and_breaks_its_names(tmp_path):
@@ -283,7 +305,7 @@ def test_names_are_text_and_never_markup(reported_run, tmp_path):
     config = (out / "config.yaml").read_text()
     (out / "config.yaml").write_text(re.sub("source: .*", "source: <script>x</script>", config))
     names = ("<b>$\\frac$</b>", "&amp;", "ant")
-    write_report(out / "report.html", Folder(out), *judged(3, 9, names=names), "evaluate <i>")
+    write_report(out / "report.html", RunFolder(out), *judged(3, 9, names=names), "evaluate <i>")
     page = (out / "report.html").read_text()
     assert "<script" not in page and "&lt;script&gt;x" in page and "<b>$" not in page and "<i>" not in page
     assert "&lt;b&gt;$\\frac$&lt;/b&gt;" in page and "&amp;amp;" in page
@@ -292,8 +314,8 @@ def test_names_are_text_and_never_markup(reported_run, tmp_path):
 def test_ten_thousand_classes_are_sampled(tmp_path):
     write_report(tmp_path / "page.html", None, *judged(10_000, 40))
     page = (tmp_path / "page.html").read_text()
-    assert len(page) < 1_500_000 and page.count("<tr><td>class") <= ROWS and "classes between" in page
-    assert f"The {CELLS} classes with the most errors" in page
+    assert len(page) < 1_500_000 and page.count("<tr><td>class") <= MAX_CLASS_ROWS and "classes between" in page
+    assert f"The {MAX_CLASS_MATRIX_SIZE} classes with the most errors" in page
 
 
 def test_several_labels_and_one_image(tmp_path):
@@ -306,7 +328,7 @@ def test_several_labels_and_one_image(tmp_path):
 
 def test_unreadable_images_are_counted_and_never_shown(tmp_path):
     found, report = judged(3, 12, bad=range(6))
-    shown = cards.cards(found.bundle, found.split, found.logits, found.bad)
+    shown = cards.build_image_cards(found.bundle, found.split, found.logits, found.bad)
     assert {card["name"] for card in shown["unsure"]} == {f"sample {sample}" for sample in range(6, 12)}
     write_report(tmp_path / "page.html", None, found, report)
     assert "6 cannot be read" in (tmp_path / "page.html").read_text()
@@ -315,7 +337,7 @@ def test_unreadable_images_are_counted_and_never_shown(tmp_path):
 def test_the_worst_and_the_least_certain_against_a_loop():
     draw = np.random.default_rng(3)
     logits, labels = draw.normal(size=(50, 5)).astype(np.float32) * 3, draw.integers(0, 5, 50)
-    loss, margin, wrong = rate_images(logits, labels)
+    loss, margin, wrong = score_images(logits, labels)
     for row in range(50):
         p = torch.tensor(logits[row]).double().softmax(0)
         best = p.sort(descending=True).values
@@ -324,10 +346,10 @@ def test_the_worst_and_the_least_certain_against_a_loop():
 
 
 def test_a_model_without_attention_shows_its_images_alone():
-    model = create("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
+    model = create_untrained_model("BiT-R50x1", image_size=32, num_classes=3, blocks=(1,), width=16).eval()
     bundle = Bundle(model, Classification(("a", "b", "c")), ImagePreprocess((32, 32)))
-    split = Arrays(np.stack([np.asarray(picture(seed, (32, 32))) for seed in range(3)]), np.arange(3))
-    found = cards.cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
+    split = ArraySplit(np.stack([np.asarray(picture(seed, (32, 32))) for seed in range(3)]), np.arange(3))
+    found = cards.build_image_cards(bundle, split, np.eye(3, dtype=np.float32)[[1, 1, 1]], frozenset())
     assert [card["attention"] for card in found["worst"]] == [None, None]
 
 
@@ -359,11 +381,11 @@ def test_a_browser_shows_it_without_errors_or_requests(reported_run, width):
         scrolls = page.eval_on_selector(".wide[aria-label=classes]", SCROLLS)
         browser.close()
     assert not said and [url for url in asked if not url.startswith(("file:", "data:"))] == []
-    assert len(images) >= SHOWN and all(images)
+    assert len(images) >= MAX_CARD_IMAGES and all(images)
     assert len(drawings) >= 5 and all(100 < drawn <= width for drawn in drawings)
     assert wide <= width
     small = [side for side in sides if side < (150 if width == 390 else 110)]
-    assert len(sides) >= SHOWN and small == []
+    assert len(sides) >= MAX_CARD_IMAGES and small == []
     assert (
         scrolls["overflow"] == (width == 390)
         and scrolls["focused"]

@@ -11,9 +11,9 @@ from tests.data.annotations.scenery import write_maps, write_objects
 from tests.objectives.test_segmentation import OPTIONS
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.open_model import read_task
-from vitreous.reports.answers import Computing
-from vitreous.reports.compare import compare
+from vitreous.inference.open_model import read_task_type
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.compare import compare_two_runs
 from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.segmentation import Segmentation
@@ -122,13 +122,13 @@ def size_of(home):
 
 
 def test_what_a_run_answers_is_read_from_its_description_alone(scenes_run, tmp_path):
-    assert read_task(scenes_run) is read_task(scenes_run / "model") is Segmentation
-    assert read_task(tmp_path) is read_task("hf:nobody/nothing") is Classification
+    assert read_task_type(scenes_run) is read_task_type(scenes_run / "model") is Segmentation
+    assert read_task_type(tmp_path) is read_task_type("hf:nobody/nothing") is Classification
 
 
 def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
     vitreous.train(str(scenes_run.parent / "data"), out=str(tmp_path / "b"), steps=30, lr=1e-2, **OPTIONS)
-    document = compare(scenes_run, tmp_path / "b", computing=Computing(workers=0))
+    document = compare_two_runs(scenes_run, tmp_path / "b", computing=EvaluationSettings(workers=0))
     alone = [evaluate(one, workers=0)["test"] for one in (scenes_run, tmp_path / "b")]
     for name in ("miou", "dice", "pixel_accuracy"):
         assert document["figures"][name] == [side[name] for side in alone]
@@ -136,7 +136,9 @@ def test_two_runs_are_compared_on_the_same_images(scenes_run, tmp_path):
         low, high = document["interval"][name]
         assert low <= document["difference"][name] <= high
     assert document["significant"] == (document["interval"]["miou"][0] > 0) and "mIoU" in document["verdict"]
-    assert compare(scenes_run, scenes_run / "model", computing=Computing(workers=0))["interval"]["miou"] == [0, 0]
+    assert compare_two_runs(scenes_run, scenes_run / "model", computing=EvaluationSettings(workers=0))["interval"][
+        "miou"
+    ] == [0, 0]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
     with pytest.raises(UsageError, match="does not"):
-        compare(scenes_run, tmp_path / "images")
+        compare_two_runs(scenes_run, tmp_path / "images")

@@ -12,13 +12,13 @@ import torch
 from tests.conftest import document, make_folder, picture, say
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import DataError
-from vitreous.evaluation.vtab import GROUPS, TASKS, classes_of, means
-from vitreous.models.zoo import create
+from vitreous.evaluation.vtab import VTAB_GROUPS, VTAB_TASKS, average_by_group, map_to_task_classes
+from vitreous.models.zoo import create_untrained_model
 from vitreous.reports.protocols import vtab as module
-from vitreous.reports.protocols.vtab import task_data, task_folders
-from vitreous.tasks.features import Features
+from vitreous.reports.protocols.vtab import find_task_folders, prepare_task_data
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
 
@@ -32,9 +32,9 @@ def cache(tmp_path_factory):
 
 def test_there_are_19_tasks_in_three_groups():
     """SPEC-VIT.md part 5.4."""
-    assert [sum(task.group == group for task in TASKS.values()) for group in GROUPS] == [7, 4, 8]
-    unflipped = {name for name, task in TASKS.items() if not task.flip}
-    uncropped = {name for name, task in TASKS.items() if not task.crop}
+    assert [sum(task.group == group for task in VTAB_TASKS.values()) for group in VTAB_GROUPS] == [7, 4, 8]
+    unflipped = {name for name, task in VTAB_TASKS.items() if not task.flip}
+    uncropped = {name for name, task in VTAB_TASKS.items() if not task.crop}
     assert unflipped == {"dsprites_orientation", "smallnorb_azimuth", "dsprites_location"}
     assert uncropped == {"clevr_count", "clevr_distance", "dmlab", "kitti", "dsprites_location"}
 
@@ -50,46 +50,46 @@ def test_there_are_19_tasks_in_three_groups():
     ],
 )
 def test_raw_labels_become_classes(name, raw, classes):
-    rule = TASKS[name].rule
+    rule = VTAB_TASKS[name].rule
     assert rule is not None and rule(np.array(raw, dtype=float)).tolist() == classes
 
 
 def test_division_is_even_and_distances_follow_their_definition():
-    orientation = TASKS["dsprites_orientation"].rule(np.arange(40.0))
+    orientation = VTAB_TASKS["dsprites_orientation"].rule(np.arange(40.0))
     assert set(np.bincount(orientation)) == {2, 3} and len(np.bincount(orientation)) == 16
     for name, edges in (("clevr_distance", (0, 8, 8.5, 9, 9.5, 10, 100)), ("kitti", (-100, 8, 20, 999))):
         for distance in np.random.default_rng(0).uniform(0.01, 99, 50):
             wanted = max(index for index, edge in enumerate(edges) if edge < distance)
-            assert TASKS[name].rule(np.array([distance]))[0] == wanted
+            assert VTAB_TASKS[name].rule(np.array([distance]))[0] == wanted
 
 
 def test_only_raw_labels_are_changed():
-    task = TASKS["dsprites_orientation"]
-    assert classes_of(task, tuple(map(str, range(16)))) is None
-    assert classes_of(task, tuple(f"turn {n}" for n in range(40))) is None
-    assert classes_of(TASKS["dtd"], tuple(map(str, range(60)))) is None
-    assert classes_of(task, tuple(map(str, range(40)))).tolist() == [math.floor(n / 2.5) for n in range(40)]
+    task = VTAB_TASKS["dsprites_orientation"]
+    assert map_to_task_classes(task, tuple(map(str, range(16)))) is None
+    assert map_to_task_classes(task, tuple(f"turn {n}" for n in range(40))) is None
+    assert map_to_task_classes(VTAB_TASKS["dtd"], tuple(map(str, range(60)))) is None
+    assert map_to_task_classes(task, tuple(map(str, range(40)))).tolist() == [math.floor(n / 2.5) for n in range(40)]
 
 
 def test_means_are_of_whole_groups():
-    top1 = {name: index / 100 for index, name in enumerate(TASKS)}
-    found = means(top1)
+    top1 = {name: index / 100 for index, name in enumerate(VTAB_TASKS)}
+    found = average_by_group(top1)
     assert found["natural"] == pytest.approx(0.03) and found["mean"] == pytest.approx(0.09)
     del top1["dtd"]
-    assert means(top1) == {**found, "natural": None, "mean": None}
+    assert average_by_group(top1) == {**found, "natural": None, "mean": None}
 
 
 def test_folders_are_found_by_the_names_of_copies(tmp_path):
     for name in ("cifar", "Oxford_Flowers102", "wds_vtab-clevr_closest_object_distance", "smallnorb_azi", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "dtd").touch()
-    assert list(task_folders(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
+    assert list(find_task_folders(tmp_path)) == ["cifar100", "flowers102", "clevr_distance", "smallnorb_azimuth"]
 
 
 def data(images, classes=3, val=0, name="made"):
     """A data set in memory."""
     splits = {
-        part: Arrays(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
+        part: ArraySplit(np.zeros((count, 2, 2, 3), np.uint8), np.arange(count) % classes)
         for part, count in images.items()
         if count
     }
@@ -97,26 +97,28 @@ def data(images, classes=3, val=0, name="made"):
 
 
 def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
-    task = TASKS["svhn"]
-    found, note = task_data(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
+    task = VTAB_TASKS["svhn"]
+    found, note = prepare_task_data(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
     assert "1000 of 3000 training images drawn here (seed 0)" in note
     again, other = (
-        task_data(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
+        prepare_task_data(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
     )
     assert np.array_equal(found.split("train").labels, again) and not np.array_equal(again, other)
-    whole, note = task_data(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
+    whole, note = prepare_task_data(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
     assert len(whole.split("train")) == 800 and note == ""
-    assert task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
+    assert (
+        prepare_task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
+    )
     with pytest.raises(DataError, match="has no test split"):
-        task_data(task, data({"train": 8}), 0)
+        prepare_task_data(task, data({"train": 8}), 0)
 
 
 def test_raw_labels_of_a_data_set_become_the_task_s():
-    found, _ = task_data(TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
+    found, _ = prepare_task_data(VTAB_TASKS["dsprites_orientation"], data({"train": 400, "val": 80, "test": 80}, 40), 0)
     assert len(found.classes) == 16 and found.split("test").labels.tolist() == [n % 40 * 2 // 5 for n in range(80)]
     with pytest.raises(DataError, match="labels 0 to 62 are not those"):
-        task_data(TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
+        prepare_task_data(VTAB_TASKS["dsprites_location"], data({"train": 400, "val": 80, "test": 80}, 64), 0)
 
 
 def task_folder(home, seed):
@@ -134,9 +136,11 @@ def task_folder(home, seed):
 def bundle(tmp_path):
     """Random weights, always the same."""
     torch.manual_seed(0)
-    Bundle(create("ViT-32x1/8", image_size=16, num_classes=0), Features(), ImagePreprocess((16, 16))).save(
-        tmp_path / "model"
-    )
+    Bundle(
+        create_untrained_model("ViT-32x1/8", image_size=16, num_classes=0),
+        FeatureExtraction(),
+        ImagePreprocess((16, 16)),
+    ).save(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -145,8 +149,10 @@ def test_tasks_are_resumed_one_by_one(bundle, tmp_path, monkeypatch):
     for seed, name in enumerate(("dtd", "pets", "kitti")):
         task_folder(root / name, 100 * seed)
     (root / "kitti" / "test.txt").write_text("missing.png 0\n")
-    computed, judged = [], module.judge_task
-    monkeypatch.setattr(module, "judge_task", lambda name, *rest: (computed.append(name), judged(name, *rest))[1])
+    computed, judged = [], module.evaluate_vtab_task
+    monkeypatch.setattr(
+        module, "evaluate_vtab_task", lambda name, *rest: (computed.append(name), judged(name, *rest))[1]
+    )
 
     def again(*words):
         computed.clear()

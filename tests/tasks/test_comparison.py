@@ -6,11 +6,17 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.comparison import Answers, compare_classifiers, format_p, mcnemar, paired_interval
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.comparison import (
+    ModelOutputs,
+    compare_classifiers,
+    format_p_value,
+    mcnemar_p_value,
+    paired_accuracy_interval,
+)
 
 
-def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> Answers:
+def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: bool = False) -> ModelOutputs:
     """A model whose logits lean towards the label by `sharp`; the labels are those of seed 0."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, classes, images)
@@ -18,14 +24,14 @@ def simulated(images: int, sharp: float, seed: int, classes: int = 4, several: b
     if several:
         target = (generator.random((images, classes)) < 0.4).astype(float)
     logits = np.random.default_rng(seed).normal(size=(images, classes)) + sharp * target
-    return Answers(logits, target.astype(np.float32) if several else labels, np.ones(images, bool))
+    return ModelOutputs(logits, target.astype(np.float32) if several else labels, np.ones(images, bool))
 
 
 @pytest.mark.parametrize("cells", [(0, 0), (1, 0), (3, 3), (5, 14), (40, 12), (700, 610), (30_000, 31_000), (0, 2000)])
 def test_mcnemar_is_the_binomial_test(cells):
     wanted = binomtest(cells[0], sum(cells)).pvalue if sum(cells) else 1.0
-    assert mcnemar(*cells) == pytest.approx(wanted, rel=1e-9)
-    assert mcnemar(*cells) == mcnemar(*cells[::-1])
+    assert mcnemar_p_value(*cells) == pytest.approx(wanted, rel=1e-9)
+    assert mcnemar_p_value(*cells) == mcnemar_p_value(*cells[::-1])
 
 
 def test_counts_and_figures_are_those_of_each_model_alone():
@@ -39,7 +45,7 @@ def test_counts_and_figures_are_those_of_each_model_alone():
         "neither": (~right[0] & ~right[1]).sum(),
     }
     for place, answers in enumerate((a, b)):
-        report = judge(answers.logits, answers.labels, tuple("abcd"))
+        report = evaluate_classification(answers.logits, answers.labels, tuple("abcd"))
         for name in ("top1", "nll", "ece"):
             assert found.figures[name][place] == pytest.approx(report.figures[name]), name
     for name, (before, after) in found.figures.items():
@@ -51,9 +57,9 @@ def test_counts_and_figures_are_those_of_each_model_alone():
 def test_the_bootstrap_of_a_difference_pairs_the_images():
     """A model and the same one with a constant added to each image's loss differ by that constant, in every draw."""
     a = simulated(300, 1.0, 1)
-    wide = Answers(np.hstack([a.logits, np.full((300, 1), -np.inf)]), a.labels, a.readable)
+    wide = ModelOutputs(np.hstack([a.logits, np.full((300, 1), -np.inf)]), a.labels, a.readable)
     # each p is halved
-    flat = Answers(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)
+    flat = ModelOutputs(np.hstack([a.logits, np.logaddexp.reduce(a.logits, 1, keepdims=True)]), a.labels, a.readable)
     low, high = compare_classifiers(wide, flat).intervals["nll"]
     assert low == pytest.approx(np.log(2)) and high == pytest.approx(np.log(2))
 
@@ -71,7 +77,7 @@ def test_the_interval_of_the_difference_covers_about_as_often_as_it_says():
     generator, covered = np.random.default_rng(0), 0
     for _ in range(2000):
         gained, lost, _ = generator.multinomial(150, (0.12, 0.06, 0.82))
-        low, high = paired_interval(gained, lost, 150)
+        low, high = paired_accuracy_interval(gained, lost, 150)
         covered += low <= 0.06 <= high
     assert 0.935 < covered / 2000 < 0.97
 
@@ -81,7 +87,7 @@ def test_several_labels_are_compared_by_map():
     found = compare_classifiers(a, b)
     assert found.p is None and found.counts is None and found.figure == "map" and found.significant
     for place, answers in enumerate((a, b)):
-        report = judge(answers.logits, answers.labels, tuple("abcd"))
+        report = evaluate_classification(answers.logits, answers.labels, tuple("abcd"))
         assert found.figures["map"][place] == pytest.approx(report.figures["map"])
         assert found.figures["nll"][place] == pytest.approx(report.figures["nll"])
     assert "two is better by" in found.verdict("one", "two") and "mAP" in found.verdict("one", "two")
@@ -94,19 +100,19 @@ def test_unreadable_images_are_wrong_and_have_no_loss():
     a, b = simulated(100, 2.0, 1), simulated(100, 2.0, 1)
     readable = np.ones(100, bool)
     readable[:10] = False
-    found = compare_classifiers(a, Answers(b.logits, b.labels, readable))
+    found = compare_classifiers(a, ModelOutputs(b.logits, b.labels, readable))
     hits = a.right[:10].sum()
     assert found.counts["only_a"] == hits and found.counts["only_b"] == 0
     assert found.differences["nll"] == 0 and found.differences["ece"] == 0  # of the ninety images that both could read
-    none = compare_classifiers(a, Answers(b.logits, b.labels, np.zeros(100, bool)))
+    none = compare_classifiers(a, ModelOutputs(b.logits, b.labels, np.zeros(100, bool)))
     assert none.figures["nll"] == (None, None) and none.figures["top1"][1] == 0
 
 
 @pytest.mark.parametrize("images", [1, 40])
 def test_one_image_all_right_all_wrong(images):
     labels, ones = np.zeros(images, np.int64), np.ones(images, bool)
-    right = Answers(np.tile([1.0, 0.0], (images, 1)), labels, ones)
-    wrong = Answers(np.tile([0.0, 1.0], (images, 1)), labels, ones)
+    right = ModelOutputs(np.tile([1.0, 0.0], (images, 1)), labels, ones)
+    wrong = ModelOutputs(np.tile([0.0, 1.0], (images, 1)), labels, ones)
     for pair, difference in (((right, right), 0), ((wrong, wrong), 0), ((wrong, right), 1), ((right, wrong), -1)):
         found = compare_classifiers(*pair)
         low, high = found.intervals["top1"]
@@ -116,4 +122,4 @@ def test_one_image_all_right_all_wrong(images):
 
 
 def test_p_values_are_written_as_people_do():
-    assert [format_p(p) for p in (1.0, 0.0312, 0.00004)] == ["= 1", "= 0.031", "< 0.0001"]
+    assert [format_p_value(p) for p in (1.0, 0.0312, 0.00004)] == ["= 1", "= 0.031", "< 0.0001"]

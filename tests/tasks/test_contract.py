@@ -8,14 +8,14 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import UsageError, WeightsError
 from vitreous.reports.options import EvaluateOptions
 from vitreous.tasks.base import PredictionFormat, PredictionOptions, Task
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.comparison import Answers
+from vitreous.tasks.comparison import ModelOutputs
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.generation import Generation
 from vitreous.tasks.metrics import METRICS
 from vitreous.tasks.regression import Regression
@@ -26,7 +26,7 @@ NAMES = ("ant", "=bee", "cät")
 EXAMPLES = {
     "classification": Classification(NAMES),
     "multilabel": Classification(NAMES, multilabel=True, loss="sigmoid"),
-    "features": Features(),
+    "features": FeatureExtraction(),
     "segmentation": Segmentation(NAMES),
     "detection": Detection(NAMES, masks=True),
     "generation": Generation(NAMES),
@@ -61,7 +61,7 @@ def test_a_task_says_what_it_does(name):
     task = EXAMPLES[name]
     assert task.does.split()[0].endswith("s") and task.summary and task.hub_task.count("-") >= 1
     assert task.evaluate_options <= {field.name for field in fields(EvaluateOptions)}
-    assert task.protocol and METRICS[task.leading_metric].leads
+    assert task.protocol and METRICS[task.leading_metric].is_leading
 
 
 @pytest.mark.parametrize("name", [name for name, task in EXAMPLES.items() if not task.outputs])
@@ -79,7 +79,7 @@ def test_predictions_fit_every_format(name):
     answers = [form.predict(row, f"{number}.png") for number, row in enumerate(rows)]
     answers.append(form.fail("bad.png", "bad.png: no image"))
     for answer in answers:
-        document = json.loads(json.dumps(form.plain(answer)))
+        document = json.loads(json.dumps(form.to_dict(answer)))
         assert document["path"] == answer.path and document["error"] == answer.error
         assert document.items() >= form.to_fields(answer).items()
         cells = form.cells(answer)
@@ -99,7 +99,7 @@ def test_an_evaluation_has_metrics_examples_and_charts(name):
     assert (report.images, report.unreadable, report.figure) == (8, 1, task.leading_metric)
     assert report.figures.keys() <= METRICS.keys() and report.figures[task.leading_metric] is not None
     assert json.loads(json.dumps(report.summary() | report.details))
-    split = Arrays(np.zeros((8, 2, 2), np.uint8), labels)
+    split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     examples = task.choose_examples(OUTPUTS, split, READABLE, 3)
     assert examples.keys() == {"worst", "unsure"} and len(examples["worst"]) == 3
     assert all(task.example_notes[kind] for kind, rows in examples.items() if rows)
@@ -110,8 +110,8 @@ def test_an_evaluation_has_metrics_examples_and_charts(name):
 @pytest.mark.parametrize("name", LABELS)
 def test_a_model_does_not_differ_from_itself(name):
     task, labels = EXAMPLES[name], LABELS[name]
-    side = Answers(OUTPUTS, labels, READABLE)
-    split = Arrays(np.zeros((8, 2, 2), np.uint8), labels)
+    side = ModelOutputs(OUTPUTS, labels, READABLE)
+    split = ArraySplit(np.zeros((8, 2, 2), np.uint8), labels)
     data = Data("x", classes=task.classes, splits={"test": split}, targets=task.label_columns)
     assert task.describe_differences(task) == [] and task.check_comparison(task, ("a", "b")) == ""
     found = task.compare_outputs(task, side, side, data)
@@ -132,6 +132,6 @@ def test_models_of_other_tasks_are_not_compared(name):
 def test_an_export_agrees_with_itself_alone(name):
     task = EXAMPLES[name]
     assert task.measure_agreement(OUTPUTS, OUTPUTS) == 1 > task.measure_agreement(OUTPUTS, -OUTPUTS)
-    hits = task.count_hits(OUTPUTS, LABELS[name])
+    hits = task.count_correct(OUTPUTS, LABELS[name])
     assert hits is None or 0 <= hits <= 8
     assert json.dumps(task.export_metadata)

@@ -6,9 +6,17 @@ import scipy.ndimage
 import torch
 import torch.nn.functional as F
 
-from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
+from vitreous.data.annotations.shapes import mask_to_rle, rle_to_mask
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.tasks.detections import Detections, detect, detections_of, fit_image, joined_runs, paste_runs, runs_within
+from vitreous.tasks.detections import (
+    Detections,
+    decode_detections,
+    detect_objects,
+    encode_placed_mask,
+    fit_image,
+    paste_mask_runs,
+    union_mask_runs,
+)
 from vitreous.tasks.tile_merging import merge_tiles
 
 MODEL = ImagePreprocess((32, 48), 1, (0.25,), (0.5,), filter="bilinear")
@@ -58,7 +66,7 @@ def test_boxes_go_into_the_model_and_back(size):
     boxes = np.concatenate([low, low + draw.uniform(0.1, 0.5, (9, 2)) * size[::-1]], 1)
     inside = boxes * np.array([scale[1], scale[0]] * 2)
     assert (inside[:, 2:] <= [48.001, 32.001]).all()
-    back = detections_of([inside, np.linspace(1, 0.1, 9), np.zeros(9, int)], size, scale)
+    back = decode_detections([inside, np.linspace(1, 0.1, 9), np.zeros(9, int)], size, scale)
     assert np.allclose(back.boxes, boxes, atol=1e-4)
 
 
@@ -82,11 +90,11 @@ def test_boxes_end_at_the_image_and_padding_is_left_out():
         [1, 2, 3, 4],
     ]
     scores, labels = [0.5, 0.9, 0.8, 0.7, 0.6, 0.0, 0.05], [3, 1, 1, 1, 1, 1, 2]
-    answer = detections_of([np.array(boxes), np.array(scores), np.array(labels)], (32, 48))
+    answer = decode_detections([np.array(boxes), np.array(scores), np.array(labels)], (32, 48))
     assert answer.boxes.tolist() == [[40, 20, 48, 32], [0, 0, 10, 10], [1, 2, 3, 4]]
     assert answer.labels.tolist() == [1, 3, 2] and answer.scores.tolist() == pytest.approx([0.9, 0.5, 0.05])
-    assert len(answer.above(0.5)) == 2 and answer.take(np.array([2])).labels.tolist() == [2]
-    assert len(detections_of([np.array(boxes), np.array(scores), np.array(labels)], (32, 48), threshold=0.6)) == 1
+    assert len(answer.filter_by_score(0.5)) == 2 and answer.take(np.array([2])).labels.tolist() == [2]
+    assert len(decode_detections([np.array(boxes), np.array(scores), np.array(labels)], (32, 48), threshold=0.6)) == 1
     with pytest.raises(ValueError, match="highest score"):
         Detections((4, 4), np.zeros((2, 4)), np.zeros(2, int), np.array([0.1, 0.2]))
     with pytest.raises(ValueError, match="labels"):
@@ -109,7 +117,7 @@ def test_masks_are_pasted_as_detectron2_does():
         x0, y0 = draw.uniform(-10, 50), draw.uniform(-10, 35)
         box = np.array([x0, y0, x0 + draw.uniform(0.3, 40), y0 + draw.uniform(0.3, 40)])
         wanted = pasted_by_detectron(probabilities, box, size)
-        mask = mask_of_runs(paste_runs(probabilities, box, size, (0, 0, 60, 40)), size)
+        mask = rle_to_mask(paste_mask_runs(probabilities, box, size, (0, 0, 60, 40)), size)
         sure = np.abs(wanted - 0.5) > 1e-4
         assert np.array_equal(mask[sure], wanted[sure] >= 0.5) and sure.mean() > 0.99
 
@@ -121,9 +129,9 @@ def test_run_lengths_of_a_part_are_those_of_the_whole():
         top, left = draw.integers(0, 6 - height), draw.integers(0, 7 - width)
         part, whole = draw.random((height, width)) < draw.choice([0.2, 0.8, 1.0]), np.zeros(size, bool)
         whole[top : top + height, left : left + width] = part
-        assert runs_within(part, (top, left), size) == runs_of_mask(whole)
+        assert encode_placed_mask(part, (top, left), size) == mask_to_rle(whole)
         masks = [draw.random(size) < draw.choice([0.0, 0.3, 0.9]) for _ in range(3)]
-        assert joined_runs([runs_of_mask(mask) for mask in masks]) == runs_of_mask(np.any(masks, 0))
+        assert union_mask_runs([mask_to_rle(mask) for mask in masks]) == mask_to_rle(np.any(masks, 0))
 
 
 OBJECTS = [
@@ -138,14 +146,14 @@ OBJECTS = [
 @pytest.mark.parametrize("size", [(90, 100), (32, 100), (85, 130), (33, 101)])
 def test_tiles_answer_what_the_whole_image_answers(size):
     pixels = paint(size, *(one for one in OBJECTS if one[3] <= size[0]))
-    whole = detections_of([part[0] for part in painted_model(pixels[None])], size)
-    tiled = detect(painted_model, pixels, MODEL, tiles=True)
+    whole = decode_detections([part[0] for part in painted_model(pixels[None])], size)
+    tiled = detect_objects(painted_model, pixels, MODEL, tiles=True)
     assert listed(tiled) == listed(whole) and len(tiled) >= 2
     for box, runs in zip(tiled.boxes.astype(int), tiled.masks, strict=True):
         wanted = np.zeros(size, bool)
         wanted[box[1] : box[3], box[0] : box[2]] = True
-        assert np.array_equal(mask_of_runs(runs, size), wanted)
-    again = detect(painted_model, pixels, MODEL, tiles=True)
+        assert np.array_equal(rle_to_mask(runs, size), wanted)
+    again = detect_objects(painted_model, pixels, MODEL, tiles=True)
     assert again.boxes.tobytes() == tiled.boxes.tobytes() and again.masks == tiled.masks
 
 
@@ -153,20 +161,22 @@ def test_an_object_is_answered_once_wherever_it_lies():
     for left in range(0, 100, 11):
         for top in range(0, 60, 7):
             pixels = paint((80, 120), (left, top, left + 18, top + 13, 100))
-            assert listed(detect(painted_model, pixels, MODEL, tiles=True)) == [(left, top, left + 18, top + 13, 0)]
+            assert listed(detect_objects(painted_model, pixels, MODEL, tiles=True)) == [
+                (left, top, left + 18, top + 13, 0)
+            ]
 
 
 def test_an_object_larger_than_a_tile_is_joined_from_its_parts():
     pixels = paint((100, 200), (10, 30, 170, 90, 200), (12, 5, 30, 20, 200))
-    answer = detect(painted_model, pixels, MODEL, tiles=True)
+    answer = detect_objects(painted_model, pixels, MODEL, tiles=True)
     assert listed(answer) == [(10, 30, 170, 90, 1), (12, 5, 30, 20, 1)]
     big = int(answer.boxes[:, 2].argmax())
-    assert np.array_equal(mask_of_runs(answer.masks[big], (100, 200))[30:90, 10:170], np.ones((60, 160), bool))
+    assert np.array_equal(rle_to_mask(answer.masks[big], (100, 200))[30:90, 10:170], np.ones((60, 160), bool))
 
 
 def test_neighbours_stay_apart_and_classes_do_not_join():
     objects = [(20, 10, 40, 20, 100), (41, 10, 60, 20, 100), (60, 10, 80, 20, 200), (20, 21, 40, 60, 100)]
-    answer = detect(painted_model, paint((80, 120), *objects), MODEL, tiles=True)
+    answer = detect_objects(painted_model, paint((80, 120), *objects), MODEL, tiles=True)
     assert listed(answer) == sorted((*map(float, one[:4]), one[4] // 100 - 1) for one in objects)
 
 
@@ -180,7 +190,9 @@ def test_answers_of_one_tile_are_never_joined_and_the_better_of_two_stays():
 
 
 def test_a_small_image_is_scaled_up_and_a_large_one_down():
-    small = detect(painted_model, paint((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True)
+    small = detect_objects(
+        painted_model, paint((16, 24), (4, 4, 12, 10, 100)), ImagePreprocess((16, 24), 1), tiles=True
+    )
     assert listed(small) == [(4, 4, 12, 10, 0)]
     pixels = np.repeat(np.repeat(paint((32, 48), (10, 10, 20, 16, 100)), 3, 1), 3, 2)
 
@@ -188,6 +200,6 @@ def test_a_small_image_is_scaled_up_and_a_large_one_down():
         assert tiles.shape == (1, 1, 32, 48)
         return painted_model(np.where(tiles > 50, 100, 0))
 
-    answer = detect(blocks, pixels, MODEL)
+    answer = detect_objects(blocks, pixels, MODEL)
     assert answer.size == (96, 144) and np.abs(answer.boxes - [[30, 30, 60, 48]]).max() <= 1.5
-    assert detect(lambda tiles: painted_model(tiles)[:3], paint((9, 9)), MODEL).masks is None
+    assert detect_objects(lambda tiles: painted_model(tiles)[:3], paint((9, 9)), MODEL).masks is None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from vitreous.cli.console import figures
-from vitreous.reports.pages.formats import SHARES, format_figure
+from vitreous.cli.console import format_split_metrics
+from vitreous.reports.pages.formats import PERCENT_METRICS, format_metric_value
 from vitreous.reports.pages.metric_terms import explain_metric
 from vitreous.tasks.metrics import METRICS
 from vitreous.tasks.report import Report
@@ -15,8 +15,8 @@ from vitreous.tasks.report import Report
 def test_a_row_is_complete(metric):
     assert METRICS[metric.key] is metric and explain_metric(metric.key)
     assert all(key in METRICS for key in metric.secondary or ())
-    assert (metric.key in SHARES) == metric.is_share
-    assert format(0.5, metric.form) and format_figure(metric.key, 0.5)
+    assert (metric.key in PERCENT_METRICS) == metric.is_share
+    assert format(0.5, metric.form) and format_metric_value(metric.key, 0.5)
 
 
 def test_labels_are_distinct():
@@ -24,11 +24,11 @@ def test_labels_are_distinct():
     assert len(set(labels)) == len(labels)
 
 
-@pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.leads], ids=lambda metric: metric.key)
+@pytest.mark.parametrize("metric", [m for m in METRICS.values() if m.is_leading], ids=lambda metric: metric.key)
 def test_a_leading_metric_is_printed_before_its_further_ones(metric):
     values = dict.fromkeys((metric.key, *metric.secondary), 0.25)
     report = Report(3, 0, values, dict.fromkeys(values), [], None, metric.key)
-    text = figures("val", report.summary())
+    text = format_split_metrics("val", report.summary())
     places = [text.index(f"{METRICS[key].label} {0.25:{METRICS[key].form}}") for key in values]
     assert text.startswith(f"val: {metric.label} ") and places == sorted(places)
     assert report.leading_text.startswith(metric.label)

@@ -10,12 +10,18 @@ import pytest
 from scipy.stats import spearmanr
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 
-from vitreous.data.split import Arrays, Data
+from vitreous.data.split import ArraySplit, Data
 from vitreous.errors import DataError, NonFiniteError, UsageError, WeightsError
 from vitreous.tasks.base import PredictionOptions
-from vitreous.tasks.comparison import Answers
+from vitreous.tasks.comparison import ModelOutputs
 from vitreous.tasks.regression import Regression
-from vitreous.tasks.regression_metrics import METRICS, compare_values, measure_errors, rank_values, weigh_errors
+from vitreous.tasks.regression_metrics import (
+    REGRESSION_METRIC_KEYS,
+    compare_values,
+    compute_weighted_errors,
+    evaluate_regression,
+    rank_values,
+)
 from vitreous.tasks.table import task_from_json, task_to_json
 
 TASK = Regression(("age", "height"), (40.0, 1.5), (10.0, 0.25))
@@ -34,7 +40,7 @@ def values(count=60, seed=0):
 def test_metrics_are_those_of_scikit_learn_and_scipy():
     labels, predicted = values()
     readable = np.arange(60) % 11 != 0
-    report = measure_errors(predicted, labels, TASK.targets, readable)
+    report = evaluate_regression(predicted, labels, TASK.targets, readable)
     for place, row in enumerate(report.details["targets"]):
         own = readable & ~np.isnan(labels[:, place])
         y, p = labels[own, place], predicted[own, place]
@@ -44,17 +50,17 @@ def test_metrics_are_those_of_scikit_learn_and_scipy():
         assert row["spearman"] == pytest.approx(spearmanr(y, p).statistic)
         assert all(low <= row[key] <= high for key, (low, high) in row["interval"].items())
     rows = report.details["targets"]
-    assert report.figures == {key: pytest.approx(np.mean([row[key] for row in rows])) for key in METRICS}
+    assert report.figures == {key: pytest.approx(np.mean([row[key] for row in rows])) for key in REGRESSION_METRIC_KEYS}
     assert (report.images, report.unreadable, report.leading) == (60, 6, ("R²", report.figures["r2"]))
-    again = measure_errors(predicted, labels, TASK.targets, readable)
+    again = evaluate_regression(predicted, labels, TASK.targets, readable)
     assert again.summary() == report.summary()  # the bootstrap has a seed of its own
 
 
 def test_weighed_metrics_are_those_of_images_drawn_so_often():
-    """The loop that `weigh_errors` replaces: a draw is its images, one after the other."""
+    """The loop that `compute_weighted_errors` replaces: a draw is its images, one after the other."""
     labels, predicted = np.repeat([3.0, 5, 5, 8, 1, 5], 2), np.array([2.0, 5, 6, 6, 1, 2, 7, 7, 7, 1, 5, 4])
     counts = np.random.default_rng(1).integers(0, 4, (12, 5)).astype(np.float32)
-    found = weigh_errors(labels, predicted, counts)
+    found = compute_weighted_errors(labels, predicted, counts)
     for draw in range(5):
         rows = np.repeat(np.arange(12), counts[:, draw].astype(int))
         y, p = labels[rows], predicted[rows]
@@ -74,7 +80,7 @@ def test_two_models_are_compared_on_the_images_that_both_have():
     labels, predicted = values(40)
     other = predicted + np.random.default_rng(5).normal(0, [1, 0.1], predicted.shape)
     readable = np.arange(40) % 9 != 0, np.arange(40) % 13 != 0
-    sides = [Answers(side, labels, good) for side, good in zip((predicted, other), readable, strict=True)]
+    sides = [ModelOutputs(side, labels, good) for side, good in zip((predicted, other), readable, strict=True)]
     found = compare_values(sides[0], sides[1], TASK.targets)
     for place, row in enumerate(found.details["targets"]):
         own = readable[0] & readable[1] & ~np.isnan(labels[:, place])
@@ -93,7 +99,7 @@ def test_two_models_are_compared_on_the_images_that_both_have():
 
 
 def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
-    side = Answers(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
+    side = ModelOutputs(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
     found = compare_values(side, side, ("age",))
     assert found.figures["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
     assert found.verdict("a", "b") == "no difference can be told: R² is not defined for both on these images"
@@ -101,7 +107,7 @@ def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
 
 def test_large_values_keep_their_digits():
     labels = 1e9 + np.arange(40.0)
-    report = measure_errors(labels[:, None] + 1, labels[:, None], ("time",), np.ones(40, bool))
+    report = evaluate_regression(labels[:, None] + 1, labels[:, None], ("time",), np.ones(40, bool))
     assert report.figures["r2"] == pytest.approx(r2_score(labels - 1e9, labels - 1e9 + 1))
     assert report.figures["mae"] == 1 and report.intervals["mae"] == (1, 1)
 
@@ -111,7 +117,7 @@ def test_large_values_keep_their_digits():
 ])  # fmt: skip
 def test_metrics_that_are_not_defined_are_none(labels, defined):
     table = np.array(labels, np.float64).reshape(-1, 1)
-    report = measure_errors(np.ones_like(table), table, ("a",), np.ones(len(table), bool))
+    report = evaluate_regression(np.ones_like(table), table, ("a",), np.ones(len(table), bool))
     assert {key for key, value in report.figures.items() if value is not None} == set(defined)
     assert json.loads(json.dumps(report.summary())) and report.score[0] == -math.inf
 
@@ -142,8 +148,8 @@ def test_predictions_in_every_format():
     (row,) = TASK.activate(np.array([[1.0, -2.0]], np.float32))
     assert row.tolist() == [50, 1]
     answer, bad = form.predict(row, "=a.png"), form.fail("b.png", "b.png: no image")
-    assert form.plain(answer) == {"path": "=a.png", "values": {"age": 50, "height": 1}, "error": None}
-    assert form.plain(bad) == {"path": "b.png", "values": {}, "error": "b.png: no image"}
+    assert form.to_dict(answer) == {"path": "=a.png", "values": {"age": 50, "height": 1}, "error": None}
+    assert form.to_dict(bad) == {"path": "b.png", "values": {}, "error": "b.png: no image"}
     assert form.head == ["path", "age", "height", "error"]
     assert form.cells(answer) == [["'=a.png", "50", "1", ""]] and form.cells(bad) == [
         ["b.png", "", "", "b.png: no image"]
@@ -162,7 +168,7 @@ def test_options_of_classifiers_are_refused(options):
 
 def data_of(labels, **fields):
     """Black images with these labels as a data set."""
-    return Data("x", splits={"train": Arrays(np.zeros((len(labels), 2, 2), np.uint8), labels)}, **fields)
+    return Data("x", splits={"train": ArraySplit(np.zeros((len(labels), 2, 2), np.uint8), labels)}, **fields)
 
 
 def test_values_are_found_by_name():
@@ -179,7 +185,7 @@ def test_values_are_found_by_name():
 
 def test_worst_images_are_those_of_the_largest_error_in_standard_deviations():
     labels = np.array([[40.0, 1.5], [60, NAN], [40, 1.0], [NAN, NAN], [90, 1.5]])
-    split = Arrays(np.zeros((5, 2, 2), np.uint8), labels)
+    split = ArraySplit(np.zeros((5, 2, 2), np.uint8), labels)
     chosen = TASK.choose_examples(np.zeros((5, 2)), split, np.array([True] * 4 + [False]), 8)
     assert [one.sample for one in chosen["worst"]] == [1, 2, 0] and chosen["unsure"] == []
     first = chosen["worst"][0]
@@ -199,4 +205,4 @@ def test_charts_show_readable_images_with_a_value():
 def test_agreement_of_an_exported_file():
     ours = np.zeros((4, 2))
     assert TASK.measure_agreement(ours, ours + [[0, 0], [0.04, -0.04], [0.06, 0], [0, 0]]) == 0.75
-    assert TASK.count_hits(ours, ours) is None
+    assert TASK.count_correct(ours, ours) is None

@@ -3,24 +3,24 @@
 import numpy as np
 import pytest
 
-from vitreous.data.labels import label_kind
+from vitreous.data.labels import get_label_kind
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.tasks.base import PREDICT_OPTIONS, PredictionOptions
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.generation import Generation
 from vitreous.tasks.metrics import METRICS
 from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
-from vitreous.tasks.table import TASKS, replace_classes, task_from_json, task_keys, task_to_card, task_to_json
+from vitreous.tasks.table import TASKS, list_task_keys, replace_task_classes, task_from_json, task_to_card, task_to_json
 
 NAMES = ("a", "b", "c")
 EVERY = (
     Classification(NAMES),
     Classification(NAMES, True, "sigmoid", 2.0),
-    Features(),
+    FeatureExtraction(),
     Segmentation(NAMES),
     Detection(NAMES, True),
     Generation(NAMES),
@@ -60,7 +60,7 @@ def test_the_table_has_every_task():
 def test_a_task_is_what_its_description_and_its_card_are(task):
     assert task_from_json(task_to_json(task), "model.json") == task
     card = task_to_card(task)
-    assert task_from_json(card, "model.onnx") == task and set(card) <= task_keys(task)
+    assert task_from_json(card, "model.onnx") == task and set(card) <= list_task_keys(task)
     assert ("task" in card) == (task.name != "classification")
 
 
@@ -98,16 +98,16 @@ def test_options_of_predict_that_a_task_lacks_are_refused(task):
 
 
 def test_keywords_that_a_task_lacks_are_refused():
-    Detection(NAMES).check_keywords("ViT", PredictionOptions(threshold=0.5))
+    Detection(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
     with pytest.raises(UsageError) as error:
-        Segmentation(NAMES).check_keywords("ViT", PredictionOptions(threshold=0.5))
+        Segmentation(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
     problem = "predict(threshold=…) is for models that name classes; ViT gives a class to every pixel"
     assert error.value.message == problem
 
 
 @pytest.mark.parametrize(("task", "words"), [
     (Classification, "predict RUN IMAGE …"),
-    (Features, "embed RUN IMAGE …"),
+    (FeatureExtraction, "embed RUN IMAGE …"),
     (Segmentation, "predict RUN IMAGE … --out FOLDER"),
     (Generation, "sample RUN --count 8 --out samples.png"),
 ])  # fmt: skip
@@ -117,25 +117,30 @@ def test_a_trained_run_is_used_by_the_verb_of_its_task(task, words):
 
 def test_a_head_of_other_classes_is_of_another_task_where_it_must():
     several = Classification(NAMES, True, "sigmoid", 2.0)
-    assert replace_classes(several, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
-    assert replace_classes(several, ()) == Features() and replace_classes(Features(), ("x",)) == Classification(("x",))
-    assert replace_classes(Generation(NAMES), ()) == Generation()
-    assert several.with_temperature(1.0).temperature == 1 and Features().with_temperature(3.0) == Features()
+    assert replace_task_classes(several, ("x",)) == Classification(("x",), True, "sigmoid", 2.0)
+    assert replace_task_classes(several, ()) == FeatureExtraction() and replace_task_classes(
+        FeatureExtraction(), ("x",)
+    ) == Classification(("x",))
+    assert replace_task_classes(Generation(NAMES), ()) == Generation()
+    assert (
+        several.with_temperature(1.0).temperature == 1
+        and FeatureExtraction().with_temperature(3.0) == FeatureExtraction()
+    )
 
 
 def test_classes_are_ranked_by_a_metric_of_theirs():
-    leading = [metric for metric in METRICS.values() if metric.leads]
-    assert {metric.key: metric.class_rank for metric in leading if metric.ranks != "f1"} == {
+    leading = [metric for metric in METRICS.values() if metric.is_leading]
+    assert {metric.key: metric.ranking_metric for metric in leading if metric.ranks != "f1"} == {
         "map": ("ap", "AP"),
         "miou": ("iou", "IoU"),
         "ap": ("ap", "AP"),
     }
-    assert METRICS["top1"].class_rank == ("f1", "F1") and METRICS["miou"].counted == "pixels"
+    assert METRICS["top1"].ranking_metric == ("f1", "F1") and METRICS["miou"].counted == "pixels"
 
 
 def test_labels_of_one_class_and_of_several_count_the_same_images():
     numbers = np.array([2, 0, 2, 1])
-    one, several = label_kind(False), label_kind(True)
+    one, several = get_label_kind(False), get_label_kind(True)
     assert one.metric == "top1" and several.metric == "map"
     for kind, labels in ((one, numbers), (several, np.eye(4)[numbers])):
         assert kind.count_classes(labels, 4).tolist() == [1, 1, 2, 0]

@@ -16,7 +16,7 @@ from vitreous.errors import Interrupted, UsageError
 from vitreous.jobs.train import train
 from vitreous.reports.evaluate import evaluate
 from vitreous.tasks.report import Report
-from vitreous.training.best import Best
+from vitreous.training.best import BestEvaluation
 from vitreous.training.session import Session
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
@@ -219,14 +219,14 @@ def test_a_best_checkpoint_that_was_damaged_is_told_and_the_last_weights_are_kep
     photos, tmp_path, scored, monkeypatch
 ):
     notes, out = [], tmp_path / "run"
-    take = Session.take_best
+    take = Session.load_best_weights
 
     def damaged(self, state):
         (out / "checkpoints" / "step-00000006" / "ema.safetensors").write_bytes(b"junk")
         self.listener.note = notes.append
         return take(self, state)
 
-    monkeypatch.setattr(Session, "take_best", damaged)
+    monkeypatch.setattr(Session, "load_best_weights", damaged)
     summary = train(str(photos), out=str(out), **options(keep_best=True))
     assert (summary["selection"]["kept"], summary["selection"]["kept_step"]) == ("last", 12)
     assert any("step 6, the best, is not there or damaged" in note for note in notes)
@@ -261,18 +261,18 @@ def report(top1, nll=None, figure="top1", better="higher", **figures):
 
 
 def test_of_equal_figures_the_lower_nll_is_better():
-    found = Best()
-    assert found.plain() is None and Best.from_plain(None) == found
+    found = BestEvaluation()
+    assert found.to_dict() is None and BestEvaluation.from_dict(None) == found
     for step, (top1, nll) in enumerate([(0.5, 1.0), (0.5, 0.9), (0.5, 0.9), (0.4, 0.1), (0.5, None)], 1):
         found = found.after(report(top1, nll), step, step / 2)
     assert (found.step, found.since, found.evaluations) == (2, 3, 5)
-    assert Best.from_plain(json.loads(json.dumps(found.plain()))) == found
-    several = Best().after(report(None, 1.0, "map", map=0.25), 1, 1.0)
+    assert BestEvaluation.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    several = BestEvaluation().after(report(None, 1.0, "map", map=0.25), 1, 1.0)
     assert (several.figure, several.value) == ("mAP", 0.25)
-    distances = Best()
+    distances = BestEvaluation()
     for step, value in enumerate([30.0, 12.0, 20.0], 1):
         distances = distances.after(report(None, None, "fid", "lower", fid=value), step, 1.0)
-    distances = Best.from_plain(json.loads(json.dumps(distances.plain())))
+    distances = BestEvaluation.from_dict(json.loads(json.dumps(distances.to_dict())))
     assert (distances.step, distances.value, distances.since) == (2, 12.0, 1)
     with pytest.raises(UsageError):
         train("digits", early_stop=0)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from vitreous.errors import ResourceError, WeightsError
-from vitreous.training.checkpoint import MANIFEST, Store, flaw
+from vitreous.training.checkpoint import MANIFEST_NAME, CheckpointStore, find_damage
 
 CONTENT = {"model.bin": b"weights " * 500, "optimizer.bin": b"moments " * 900, "state.json": b'{"step": 1}'}
 
@@ -23,20 +23,20 @@ def writers(step: int):
     }
 
 
-def save(store: Store, *steps: int):
+def save(store: CheckpointStore, *steps: int):
     for step in steps:
         store.save(step, writers(step), size=10_000)
 
 
 def test_newest_is_the_highest_number_whatever_the_clock_says(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 9, 10)
     os.utime(store.place(9), (2e9, 2e9))
     assert store.newest() == store.place(10)
 
 
 def test_the_newest_stay_and_never_fewer_than_two(tmp_path):
-    store = Store(tmp_path, keep=1)
+    store = CheckpointStore(tmp_path, keep=1)
     save(store, 1, 2, 3, 4)
     assert [place.name for place in store.places()] == ["step-00000004", "step-00000003"]
 
@@ -72,7 +72,7 @@ def crash_points(tmp_path: Path, at: int) -> int:
         os.fsync = lambda descriptor: (tick(), real_sync(descriptor))[1]
         Path.write_bytes = torn
         sys.addaudithook(hook)
-        save(Store(tmp_path), 1, 2, 3)
+        save(CheckpointStore(tmp_path), 1, 2, 3)
         os.write(writer, str(count).encode())
         os._exit(0)
     os.close(writer)
@@ -89,10 +89,10 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
     for at in range(1, points + 1):
         home = tmp_path / str(at)
         crash_points(home, at)
-        store = Store(home)
+        store = CheckpointStore(home)
         newest = store.newest()
         published = list(store.places())
-        assert (newest is None and not published) or flaw(newest) is None
+        assert (newest is None and not published) or find_damage(newest) is None
         assert not list(home.glob(".tmp-*")), "strays are swept"
         save(store, 7)
         assert store.newest() == store.place(7)
@@ -117,7 +117,7 @@ def test_every_crash_point_of_a_save_leaves_what_was_published(tmp_path):
 )
 @pytest.mark.parametrize("name", ["model.bin", "optimizer.bin", "state.json"])
 def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 1, 2)
     file = store.place(2) / name
     content = bytearray(file.read_bytes())
@@ -138,24 +138,24 @@ def test_damage_is_found_and_the_one_before_is_used(tmp_path, damage, name):
         file.rename(tmp_path / "elsewhere")
         file.symlink_to(tmp_path / "elsewhere")
     else:
-        (store.place(2) / MANIFEST).write_text("{}" if damage.startswith("empty") else "junk")
+        (store.place(2) / MANIFEST_NAME).write_text("{}" if damage.startswith("empty") else "junk")
     warnings = []
     assert store.newest(warnings.append) == store.place(1)
     assert len(warnings) == 1 and "step-00000002 is not used" in warnings[0]
 
 
 def test_a_manifest_cannot_point_outside(tmp_path):
-    store = Store(tmp_path / "store")
+    store = CheckpointStore(tmp_path / "store")
     save(store, 1)
     (tmp_path / "secret").write_text("x")
-    manifest = json.loads((store.place(1) / MANIFEST).read_text())
+    manifest = json.loads((store.place(1) / MANIFEST_NAME).read_text())
     manifest["../../secret"] = {"bytes": 1, "sha256": ""}
-    (store.place(1) / MANIFEST).write_text(json.dumps(manifest))
-    assert "missing" in flaw(store.place(1))
+    (store.place(1) / MANIFEST_NAME).write_text(json.dumps(manifest))
+    assert "missing" in find_damage(store.place(1))
 
 
 def test_nothing_valid_is_an_error_and_nothing_at_all_is_none(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     assert store.newest() is None
     save(store, 1, 2)
     for place in store.places():
@@ -165,7 +165,7 @@ def test_nothing_valid_is_an_error_and_nothing_at_all_is_none(tmp_path):
 
 
 def test_a_full_disk_keeps_the_old_ones_and_leaves_no_stray(tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 1)
 
     def full(path):
@@ -186,7 +186,7 @@ def test_a_full_disk_keeps_the_old_ones_and_leaves_no_stray(tmp_path, monkeypatc
 
 
 def test_an_invalid_checkpoint_of_the_same_step_is_replaced(tmp_path):
-    store = Store(tmp_path)
+    store = CheckpointStore(tmp_path)
     save(store, 1, 2)
     (store.place(2) / "model.bin").unlink()
     save(store, 2)

@@ -17,7 +17,7 @@ from vitreous.errors import Interrupted, NonFiniteError, ResourceError
 from vitreous.jobs.train import train
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.training import probe
-from vitreous.training.loop import fit
+from vitreous.training.loop import run_training_loop
 from vitreous.training.ranks import SINGLE_PROCESS
 from vitreous.training.session import Session
 
@@ -46,7 +46,7 @@ def test_recomputed_blocks_have_the_same_gradients_and_keep_less(tmp_path):
 
 
 def test_float16_halves_its_scale_where_it_overflows_and_doubles_it_again(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitreous.training.loop.PATIENCE", 4)
+    monkeypatch.setattr("vitreous.training.loop.LOSS_SCALE_GROWTH_STEPS", 4)
     whole = losses(*make(tmp_path, model=STILL))
     session, state = make(tmp_path, model=STILL, precision="fp16")
     assert state.scale == 2.0**16
@@ -58,7 +58,9 @@ def test_float16_halves_its_scale_where_it_overflows_and_doubles_it_again(tmp_pa
                 state.scale = 2.0**40  # a loss of 1 is beyond float16 then
             yield pair
 
-    fit(state, shrink(session.batches(state)), [(1, lambda s: scales.append((s.scale, s.updates, s.skipped)))])
+    run_training_loop(
+        state, shrink(session.batches(state)), [(1, lambda s: scales.append((s.scale, s.updates, s.skipped)))]
+    )
     assert (
         any(after == 2 * before for (before, *_), (after, *_) in pairwise(scales[:6])) and 1 < scales[-1][0] < 2.0**40
     )
@@ -78,11 +80,11 @@ def test_steps_that_are_not_finite_are_skipped_as_often_as_allowed(tmp_path):
             yield step_slice, batch
 
     session, state = make(tmp_path, skip_steps=2)
-    fit(state, poisoned(session.batches(state), (3, 7)))
+    run_training_loop(state, poisoned(session.batches(state), (3, 7)))
     assert (state.step, state.updates, state.skipped) == (21, 19, 2) and torch.isfinite(state.flat.master).all()
     session, state = make(tmp_path, skip_steps=2)
     with pytest.raises(NonFiniteError, match="step 10"):
-        fit(state, poisoned(session.batches(state), (3, 7, 9)))
+        run_training_loop(state, poisoned(session.batches(state), (3, 7, 9)))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +105,7 @@ def test_reproducible_steps_depend_on_neither_batches_nor_cores(tmp_path, model)
                 epochs=1.0,
                 views=Augment(mixup=0.5, shift=0.1),
             )
-            fit(state, session.batches(state))
+            run_training_loop(state, session.batches(state))
             ends.append(torch.cat([state.flat.master, state.flat.average]))
     finally:
         torch.set_num_threads(threads)
@@ -118,17 +120,17 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
         tried.append(size)
         return size <= 3
 
-    monkeypatch.setattr(probe, "fits", fits)
-    run = probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
+    monkeypatch.setattr(probe, "can_compute_batch", fits)
+    run = probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
     assert (
         tried == [8, 4, 2]
         and run.micro_batch == 2
         and (run.batch_size, run.steps) == (session.run.batch_size, session.run.steps)
     )
     assert said == ["2 images at a time fit into memory: batches of 8 are computed in 4 parts"]
-    monkeypatch.setattr(probe, "fits", lambda *_: False)
+    monkeypatch.setattr(probe, "can_compute_batch", lambda *_: False)
     with pytest.raises(ResourceError, match="a single image"):
-        probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
+        probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)
 
 
 def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypatch):
@@ -141,17 +143,17 @@ def test_memory_that_runs_out_is_told_apart_from_other_errors(tmp_path, monkeypa
 
     monkeypatch.setattr("vitreous.training.shards.Shards.backward", run_out)
     with pytest.raises(RuntimeError, match="something else"):
-        probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
+        probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
 
 
 def test_a_cpu_is_asked_for_no_more_than_it_has(tmp_path, monkeypatch):
     session, _ = make(tmp_path, model=STILL)
     one = STILL.count_activations(device="cpu") * 4
-    monkeypatch.setattr(probe, "free_memory", lambda device: int(3.5 * one / probe.SPARE))
-    run = probe.fitted(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
+    monkeypatch.setattr(probe, "get_free_memory", lambda device: int(3.5 * one / probe.ACTIVATION_MEMORY_SHARE))
+    run = probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, lambda text: None)
     assert run.micro_batch == 2
-    assert probe.estimate(replace(session.run, recompute=True)) == pytest.approx(
-        2 * probe.estimate(session.run), rel=0.01
+    assert probe.estimate_max_images(replace(session.run, recompute=True)) == pytest.approx(
+        2 * probe.estimate_max_images(session.run), rel=0.01
     )
 
 

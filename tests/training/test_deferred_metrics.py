@@ -13,7 +13,7 @@ from tests.objectives.sessions import session_of
 from tests.training.test_loop import make
 from vitreous.errors import NonFiniteError
 from vitreous.training import loop
-from vitreous.training.loop import defers_metrics, fit
+from vitreous.training.loop import defers_metrics, run_training_loop
 
 
 class Reads(TorchDispatchMode):
@@ -49,7 +49,7 @@ def test_a_run_that_defers_metrics_ends_in_the_same_bits(name, tmp_path, monkeyp
     def follow(place):
         (begun, state), lines = session(place), []
         figures = lambda s: lines.append([s.step, s.counted, s.norm, s.losses, *s.scalars.values()])  # noqa: E731
-        fit(state, begun.batches(state), [(3, figures)])
+        run_training_loop(state, begun.batches(state), [(3, figures)])
         return state, lines
 
     (tmp_path / "now").mkdir()
@@ -71,7 +71,7 @@ def test_no_number_is_asked_for_between_two_hooks(tmp_path, monkeypatch):
         loop.DeferredMetrics, "read", lambda self: ({"loss": 0.0}, 0.0)
     )  # what waits for the step before
     with Reads() as reads:
-        fit(state, session.batches(state), [(5, lambda s: None)])
+        run_training_loop(state, session.batches(state), [(5, lambda s: None)])
     assert state.step == 21 and reads.count == 0
 
 
@@ -81,7 +81,7 @@ def test_hooks_of_period_1_see_all_steps_and_those_of_period_0_do_not_wait(tmp_p
     counted: dict[int, list[int]] = {0: [], 1: []}
     for period, counts in counted.items():
         session, state = make(tmp_path / str(period))
-        fit(state, session.batches(state), [(period, lambda s, counts=counts: counts.append(s.counted))])
+        run_training_loop(state, session.batches(state), [(period, lambda s, counts=counts: counts.append(s.counted))])
     assert counted[1] == list(range(1, 22))
     assert counted[0] == [*range(20), 21]  # the last step, whose losses the host has not read yet, is missing
 
@@ -99,7 +99,7 @@ def test_a_step_that_is_not_finite_ends_the_run_before_anything_is_saved(saves, 
 
     hooks = [(1, session.save)] if saves else []
     with pytest.raises(NonFiniteError, match="step 5: loss nan") as error:
-        fit(state, poison(session.batches(state)), hooks)
+        run_training_loop(state, poison(session.batches(state)), hooks)
     assert error.value.code == 5 and "nothing was saved" in error.value.message
     assert state.step == (5 if saves else 6)
     if saves:

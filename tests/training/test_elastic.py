@@ -20,7 +20,7 @@ from tests.conftest import TINY
 from tests.training.test_ranks import outcome
 from tests.training.world import free_port
 from vitreous.errors import Interrupted, UsageError
-from vitreous.training.ranks import MEETING, meet
+from vitreous.training.ranks import RENDEZVOUS_KEY, rendezvous_store
 from vitreous.training.session import Session
 
 RUN = {**TINY, "epochs": 8.0, "reproducible": True, "save_every": 4, "workers": 0}
@@ -114,22 +114,22 @@ def children_of(process):
 def test_processes_meet_in_spite_of_what_an_earlier_start_left_behind():
     """The first of them comes late, and its predecessor has answered all."""
     agent = dist.TCPStore("127.0.0.1", free_port(), is_master=True)
-    agent.set(MEETING, "dead")
+    agent.set(RENDEZVOUS_KEY, "dead")
     dead, limit = dist.PrefixStore("dead", agent), timedelta(seconds=30)
     for rank in (1, 2):
         dead.set(f"asked/{rank}", "before")
         dead.set(f"answered/{rank}", "before")
     with ThreadPoolExecutor(3) as pool:
         clients = [dist.TCPStore("127.0.0.1", agent.port, is_master=False) for _ in range(3)]
-        late = [pool.submit(meet, clients[rank], rank, 3, limit) for rank in (1, 2)]
+        late = [pool.submit(rendezvous_store, clients[rank], rank, 3, limit) for rank in (1, 2)]
         time.sleep(0.2)
         assert not any(one.done() for one in late)
-        first = meet(clients[0], 0, 3, limit)
+        first = rendezvous_store(clients[0], 0, 3, limit)
         first.set("address", "here")
         assert [one.result().get("address") for one in late] == [b"here"] * 2
         assert not dead.check(["address"])
     with pytest.raises(RuntimeError, match="waiting for the first process"):
-        meet(agent, 1, 3, timedelta(seconds=0.1))
+        rendezvous_store(agent, 1, 3, timedelta(seconds=0.1))
 
 
 @pytest.mark.slow

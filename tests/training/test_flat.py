@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from vitreous.models.config import SwinAttentionConfig, SwinConfig
-from vitreous.models.zoo import build_model, create
-from vitreous.objectives.supervised import Supervised
-from vitreous.training.flat import Flat
-from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import Optimizer
+from vitreous.models.zoo import build_model, create_untrained_model
+from vitreous.objectives.supervised import SupervisedObjective
+from vitreous.training.flat import FlatParameters
+from vitreous.training.optimizer import FlatOptimizer
+from vitreous.training.run import OptimizerConfig
 
 
 def batch(count=4):
@@ -19,9 +19,9 @@ def batch(count=4):
 
 def objective():
     torch.manual_seed(0)
-    model = create("ViT-mu/8", 16, 3, registers=1)
+    model = create_untrained_model("ViT-mu/8", 16, 3, registers=1)
     nn.init.normal_(model.head.weight, std=0.1)
-    return Supervised(model)
+    return SupervisedObjective(model)
 
 
 def train(ours, flat, optimizers, steps=5, limit=1.0):
@@ -56,11 +56,11 @@ def plain(options, reference, steps=5, limit=1.0):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_flat_training_is_plain_training(name):
-    options = Optimizer(name, lr=1e-2, weight_decay=0.1)
+    options = OptimizerConfig(name, lr=1e-2, weight_decay=0.1)
     ours = objective()
     reference = copy.deepcopy(ours)
-    flat = Flat(ours, torch.float32, torch.device("cpu"))
-    train(ours, flat, Optimizers(options, flat))
+    flat = FlatParameters(ours, torch.float32, torch.device("cpu"))
+    train(ours, flat, FlatOptimizer(options, flat))
     plain(options, reference)
     for (key, a), b in zip(ours.named_parameters(), reference.parameters(), strict=True):
         if name == "adamw" and key.endswith("qkv.bias"):
@@ -69,7 +69,7 @@ def test_flat_training_is_plain_training(name):
 
 
 def test_only_matrices_decay():
-    flat = Flat(objective(), torch.float32, torch.device("cpu"))
+    flat = FlatParameters(objective(), torch.float32, torch.device("cpu"))
     names = {group.kind: found for group, found in flat.names.items()}
     assert names["matrix"] == [
         n for n in flat.parameters if ".blocks." in n and n.endswith("weight") and "norm" not in n
@@ -93,7 +93,7 @@ def test_positions_of_a_swin_do_not_decay(version):
             attention=SwinAttentionConfig(window=2),
         )
     )
-    flat = Flat(Supervised(swin), torch.float32, torch.device("cpu"))
+    flat = FlatParameters(SupervisedObjective(swin), torch.float32, torch.device("cpu"))
     kinds = {name: group.kind for group, names in flat.names.items() for name in names}
     positions = {name for name in kinds if ".position." in name or "logit_scale" in name}
     assert len(positions) == (2 if version == 1 else 8)
@@ -104,8 +104,8 @@ def test_positions_of_a_swin_do_not_decay(version):
 
 def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
     ours = objective()
-    flat = Flat(ours, torch.bfloat16, torch.device("cpu"), ema=0.5)
-    train(ours, flat, Optimizers(Optimizer(lr=1e-2), flat), steps=3)
+    flat = FlatParameters(ours, torch.bfloat16, torch.device("cpu"), ema=0.5)
+    train(ours, flat, FlatOptimizer(OptimizerConfig(lr=1e-2), flat), steps=3)
     master, average = flat.views(flat.master), flat.views(flat.average)
     twin = dict(flat.eval_module.named_parameters())
     for name, parameter in ours.named_parameters():
@@ -118,7 +118,7 @@ def test_the_working_copy_follows_the_masters_and_the_twin_the_average():
 
 def test_the_average_is_polyak_s_with_a_warm_up():
     ours = objective()
-    flat = Flat(ours, torch.float32, torch.device("cpu"), ema=0.5)
+    flat = FlatParameters(ours, torch.float32, torch.device("cpu"), ema=0.5)
     expected = flat.master.clone()
     for step in range(1, 20):
         flat.master.add_(1.0)
@@ -130,7 +130,7 @@ def test_the_average_is_polyak_s_with_a_warm_up():
 
 def test_gradients_of_micro_batches_add_up_in_float32():
     ours = objective()
-    flat = Flat(ours, torch.bfloat16, torch.device("cpu"))
+    flat = FlatParameters(ours, torch.bfloat16, torch.device("cpu"))
     flat.zero()
     for _ in range(3):
         flat.grad.fill_(1.0)
@@ -143,7 +143,7 @@ def test_gradients_of_micro_batches_add_up_in_float32():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_gradients_are_forgotten_collected_or_not(dtype):
     """A backward pass that was broken off leaves nothing to the next step."""
-    flat = Flat(objective(), dtype, torch.device("cpu"), shards=2)
+    flat = FlatParameters(objective(), dtype, torch.device("cpu"), shards=2)
     for collected in (True, False, True):
         flat.zero()
         assert all(not grad.any() for grad in flat.grads) and not flat.master_grad.any()
@@ -161,7 +161,7 @@ def test_gradients_are_forgotten_collected_or_not(dtype):
 
 
 def test_clipping_is_by_the_global_norm():
-    flat = Flat(objective(), torch.float32, torch.device("cpu"))
+    flat = FlatParameters(objective(), torch.float32, torch.device("cpu"))
     flat.master_grad.normal_()
     before = flat.master_grad.clone()
     assert flat.clip(None) == pytest.approx(before.norm().item())
@@ -172,10 +172,10 @@ def test_clipping_is_by_the_global_norm():
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "muon"])
 def test_the_state_of_an_optimiser_comes_back_by_name(name):
-    options = Optimizer(name, lr=1e-2, weight_decay=0.1)
+    options = OptimizerConfig(name, lr=1e-2, weight_decay=0.1)
     ours, theirs = objective(), objective()
-    flat, again = (Flat(o, torch.float32, torch.device("cpu")) for o in (ours, theirs))
-    first, second = Optimizers(options, flat), Optimizers(options, again)
+    flat, again = (FlatParameters(o, torch.float32, torch.device("cpu")) for o in (ours, theirs))
+    first, second = FlatOptimizer(options, flat), FlatOptimizer(options, again)
     train(ours, flat, first, steps=3)
     again.master.copy_(flat.master)
     second.load(first.state())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vitreous.training.folder import Folder, append_line, read_lines
+from vitreous.training.folder import RunFolder, append_line, read_json_lines
 
 LINES = [{"step": 1, "name": "loss", "text": "a }\n"}, {"step": 2, "name": "top1", "text": "é"}]
 
@@ -17,19 +17,23 @@ def test_a_line_after_one_that_was_cut_off_is_read(tmp_path, lost):
     path.write_bytes(path.read_bytes()[:-lost])
     append_line(path, {"step": 3})
     whole = LINES if lost == 1 else LINES[:1]  # of the former, the end of the line alone is lost
-    assert read_lines(path) == [*whole, {"step": 3}]
+    assert read_json_lines(path) == [*whole, {"step": 3}]
 
 
 def test_no_file_has_no_lines(tmp_path):
-    assert read_lines(tmp_path / "none.jsonl") == []
+    assert read_json_lines(tmp_path / "none.jsonl") == []
 
 
 def test_rewinding_leaves_lines_up_to_the_step(tmp_path):
-    folder = Folder(tmp_path)
+    folder = RunFolder(tmp_path)
     for step in (1, 2, 3):
         folder.append({"step": step, "loss": float("nan")})
         folder.append({"step": step, "val/top1": 0.5})
     folder.metrics.write_bytes(folder.metrics.read_bytes()[:-3])
     folder.rewind(2, but='"step": 2, "val/')
-    assert [(line["step"], "loss" in line) for line in read_lines(folder.metrics)] == [(1, True), (1, False), (2, True)]
+    assert [(line["step"], "loss" in line) for line in read_json_lines(folder.metrics)] == [
+        (1, True),
+        (1, False),
+        (2, True),
+    ]
     assert folder.metrics.read_bytes().endswith(b"\n")

@@ -13,11 +13,11 @@ from vitreous.models.config import AttentionConfig, MlpConfig, NormConfig, SAMCo
 from vitreous.models.zoo import build_model
 from vitreous.nn.pyramid import LayerNorm2d
 from vitreous.nn.windows import RelativePositionBias
-from vitreous.objectives.base import Setting
+from vitreous.objectives.base import ObjectiveSetting
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.objectives.segmentation import SegmentationConfig
-from vitreous.training.groups import factor_of, group_of, kind_of
-from vitreous.training.run import Optimizer
+from vitreous.training.groups import choose_group, choose_group_kind, learning_rate_factor
+from vitreous.training.run import OptimizerConfig
 
 VITDET = SAMConfig(
     image=(64, 64), patch=(16, 16), classes=0, width=32, depth=4, heads=2, class_token=False, pool="mean",
@@ -33,7 +33,7 @@ SWIN = SwinConfig(
     heads=(1, 1, 2, 2),
     attention=SwinAttentionConfig(window=2),
 )
-CLASSES = Setting(classes=("a", "b"))
+CLASSES = ObjectiveSetting(classes=("a", "b"))
 
 
 def detector():
@@ -43,7 +43,7 @@ def detector():
 
 def decays(module, rule):
     """Whether each parameter decays, by name."""
-    return {name: kind_of(name, p, rule) != "plain" for name, p in module.named_parameters()}
+    return {name: choose_group_kind(name, p, rule) != "plain" for name, p in module.named_parameters()}
 
 
 def owners(module):
@@ -70,14 +70,14 @@ def test_vitdet_decays_all_but_layer_norms_of_blocks_and_positions():
 
 def test_layer_decay_of_vitdet_does_not_reach_convolutional_propagation():
     """`get_vit_lr_decay_rate` of detectron2: blocks, but not what has `.residual.` in its name."""
-    options, module = Optimizer(layer_decay=0.5), detector()
+    options, module = OptimizerConfig(layer_decay=0.5), detector()
     for name, _ in module.named_parameters():
         layer = VITDET.depth + 1
         if name.startswith(("model.backbone.position", "model.backbone.projection")):
             layer = 0
         elif ".blocks." in name and ".after." not in name:
             layer = 1 + int(name.partition(".blocks.")[2].partition(".")[0])
-        assert factor_of(options, VITDET, module, name) == 0.5 ** (VITDET.depth + 1 - layer), name
+        assert learning_rate_factor(options, VITDET, module, name) == 0.5 ** (VITDET.depth + 1 - layer), name
 
 
 def test_swins_dense_code_decays_biases_but_no_norms_of_the_backbone():
@@ -97,7 +97,7 @@ def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_autho
     config = replace(config, unit_prototypes=False) if "dino" in name else config
     module = config.build(
         build_model(MODEL.with_options(registers=1, positions={"kind": "learned"}, norm={"layer_scale": 0.1})),
-        Setting(),
+        ObjectiveSetting(),
     )
     found = {key: value for key, value in decays(module, "multi-axis").items() if "teacher" not in key}
     for key, value in found.items():
@@ -110,9 +110,11 @@ def test_tokens_positions_and_prototype_lengths_decay_where_they_do_in_the_autho
 
 @pytest.mark.parametrize("name", ["dino", "dinov2-sinkhorn"])
 def test_prototypes_have_groups_of_their_own(name):
-    module = OBJECTIVES[name].build(build_model(MODEL), Setting())
-    options = Optimizer(layer_decay=0.9, rates=(("projection", 0.2),))
-    groups = {key: group_of(options, MODEL, module, key, p) for key, p in module.named_parameters() if p.requires_grad}
+    module = OBJECTIVES[name].build(build_model(MODEL), ObjectiveSetting())
+    options = OptimizerConfig(layer_decay=0.9, rates=(("projection", 0.2),))
+    groups = {
+        key: choose_group(options, MODEL, module, key, p) for key, p in module.named_parameters() if p.requires_grad
+    }
     frozen = {key for key, group in groups.items() if group.starts_frozen}
     assert frozen == {key for key in groups if "prototypes" in key or "lengths" in key}
     assert len({group.text for group in groups.values()}) == len(set(groups.values()))
@@ -122,10 +124,10 @@ def test_prototypes_have_groups_of_their_own(name):
 
 
 def test_a_mask_token_is_clipped_with_the_backbone():
-    from vitreous.training.flat import Flat
+    from vitreous.training.flat import FlatParameters
 
-    module = OBJECTIVES["dinov2"].build(build_model(MODEL), Setting())
-    flat = Flat(module, torch.float32, torch.device("cpu"))
+    module = OBJECTIVES["dinov2"].build(build_model(MODEL), ObjectiveSetting())
+    flat = FlatParameters(module, torch.float32, torch.device("cpu"))
     flat.zero()
     gradients = flat.views(flat.master_grad)
     gradients["mask_token"].fill_(1.0)

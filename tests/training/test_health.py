@@ -11,11 +11,11 @@ import pytest
 from tests.conftest import make_folder
 from tests.training.test_loop import make, synthetic
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError
-from vitreous.tasks.classification_metrics import judge
-from vitreous.training.health import LINES, REMEMBERED, Health
-from vitreous.training.run import Optimizer
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.training.health import NORM_HISTORY, SLOW_LOADING_LINES, HealthMonitor
+from vitreous.training.run import OptimizerConfig
 
 
 @pytest.fixture
@@ -24,43 +24,43 @@ def told():
 
 
 def test_validation_images_that_are_trained_on(told, tmp_path):
-    split, other = synthetic(), Arrays(synthetic().pixels[:10] ^ 1, synthetic().labels[:10])
-    Health(told.append).data(split, other)
+    split, other = synthetic(), ArraySplit(synthetic().pixels[:10] ^ 1, synthetic().labels[:10])
+    HealthMonitor(told.append).data(split, other)
     assert not told
-    Health(told.append).data(split, split)
+    HealthMonitor(told.append).data(split, split)
     assert "all validation images" in told[0]
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 4})
     copied = photos / "val" / "ant" / "copy.png"
     copied.write_bytes((photos / "train" / "bee" / "1.png").read_bytes())
     data = open_data(photos)
-    Health(told.append).data(data.split("train"), data.split("val"))
+    HealthMonitor(told.append).data(data.split("train"), data.split("val"))
     assert "1 of 13 validation images" in told[1] and len(told) == 2
 
 
 def test_a_gradient_far_beyond_what_was_usual_is_told_once(told):
-    health = Health(told.append)
-    run = SimpleNamespace(optimizer=Optimizer(clip=None))
-    for step, norm in enumerate([1.0] * REMEMBERED + [math.inf, 50.0, 150.0, 200.0]):
+    health = HealthMonitor(told.append)
+    run = SimpleNamespace(optimizer=OptimizerConfig(clip=None))
+    for step, norm in enumerate([1.0] * NORM_HISTORY + [math.inf, 50.0, 150.0, 200.0]):
         health.step(SimpleNamespace(step=step, norm=norm, run=run))
     assert len(told) == 1 and "gradient norm 150" in told[0] and "--clip-grad" in told[0]
 
 
 def test_a_loop_that_waits_for_images_names_what_to_change(told):
-    health = Health(told.append)
+    health = HealthMonitor(told.append)
     state = SimpleNamespace(run=SimpleNamespace(data=SimpleNamespace(workers=2)))
-    for waiting in [0.9] * (LINES - 1) + [0.1] + [0.5] * LINES:
+    for waiting in [0.9] * (SLOW_LOADING_LINES - 1) + [0.1] + [0.5] * SLOW_LOADING_LINES:
         health.line(waiting, state, False)
     assert told == ["50% of the time the model waits for images; raise --workers (2 now) or use smaller files"]
 
 
 def test_one_answer_for_everything(told):
-    health, labels = Health(told.append), np.array([0, 1, 2, 2])
-    health.report(judge(np.eye(3)[labels], labels, ("a", "b", "c")), ("a", "b", "c"))
+    health, labels = HealthMonitor(told.append), np.array([0, 1, 2, 2])
+    health.report(evaluate_classification(np.eye(3)[labels], labels, ("a", "b", "c")), ("a", "b", "c"))
     assert not told
-    health.report(judge(np.tile([0.0, 1.0, 0.0], (4, 1)), labels, ("a", "b", "c")), ("a", "b", "c"))
+    health.report(evaluate_classification(np.tile([0.0, 1.0, 0.0], (4, 1)), labels, ("a", "b", "c")), ("a", "b", "c"))
     assert "all 4 validation images are taken for b" in told[0]
 
 
 def test_a_learning_rate_of_zero_is_refused(tmp_path):
     with pytest.raises(UsageError, match="trains nothing"):
-        make(tmp_path, optimizer=Optimizer(lr=0.0))
+        make(tmp_path, optimizer=OptimizerConfig(lr=0.0))

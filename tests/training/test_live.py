@@ -10,19 +10,19 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import TINY, make_folder, say
-from vitreous.progress import Display
-from vitreous.training.live import MARGIN, ROWS, LiveCurves, draw_curve, live_curves
+from vitreous.progress import ProgressDisplay
+from vitreous.training.live import CURVE_LINES, CURVE_MARGIN, LiveCurves, draw_curve, show_live_curves
 
 WIDTH, TOTAL = 60, 400
-ACROSS, DOWN = 2 * (WIDTH - MARGIN), 4 * ROWS
+ACROSS, DOWN = 2 * (WIDTH - CURVE_MARGIN), 4 * CURVE_LINES
 BITS = {(0, 0): 0x01, (1, 0): 0x02, (2, 0): 0x04, (0, 1): 0x08, (1, 1): 0x10, (2, 1): 0x20, (3, 0): 0x40, (3, 1): 0x80}
 
 
 def dots(text: str) -> np.ndarray:
     """The dots (DOWN, ACROSS) bool of a drawing, by the table of Braille patterns in Unicode."""
     canvas = np.zeros((DOWN, ACROSS), bool)
-    for row, line in enumerate(text.splitlines()[1 : 1 + ROWS]):
-        for column, character in enumerate(line[MARGIN:]):
+    for row, line in enumerate(text.splitlines()[1 : 1 + CURVE_LINES]):
+        for column, character in enumerate(line[CURVE_MARGIN:]):
             for (y, x), bit in BITS.items():
                 canvas[4 * row + y, 2 * column + x] = (ord(character) - 0x2800) & bit
     return canvas
@@ -70,7 +70,7 @@ def drawn_at(width: int, curves: LiveCurves) -> str:
 
 
 def test_the_leading_figure_lies_beside_the_loss_where_there_is_room():
-    curves = LiveCurves(10, Display())
+    curves = LiveCurves(10, ProgressDisplay())
     assert drawn_at(120, curves).strip() == ""
     for step in range(1, 6):
         curves.lines.append({"step": step, "epoch": step, "lr": 0.1, "train/loss": 2.0 / step, "gradient_norm": 1.0})
@@ -86,7 +86,7 @@ def test_the_leading_figure_lies_beside_the_loss_where_there_is_room():
 
 
 def test_losses_that_are_not_finite_or_missing_are_left_out():
-    curves = LiveCurves(10, Display())
+    curves = LiveCurves(10, ProgressDisplay())
     curves.lines = [{"step": 1, "lr": 0.1, "train/loss": None}, {"step": 2, "lr": 0.1, "train/loss": float("nan")}]
     assert drawn_at(120, curves).strip() == ""
     curves.lines.append({"step": 3, "lr": 0.1, "train/loss": 1.5})
@@ -101,8 +101,8 @@ def test_curves_go_above_the_bar_and_the_last_ones_stay(monkeypatch):
     monkeypatch.setattr("sys.stderr", stream := Terminal())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    display = Display()
-    with live_curves(4, display) as curves:
+    display = ProgressDisplay()
+    with show_live_curves(4, display) as curves:
         for step in range(1, 5):
             curves.log_line({"step": step, "epoch": step, "lr": 0.1, "train/loss": 4.0 / step})
             display.progress("train", step, 4, f"loss {4 / step}")

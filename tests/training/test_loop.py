@@ -15,16 +15,16 @@ from tests.conftest import TINY, make_folder
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import NonFiniteError, ResourceError, UsageError
 from vitreous.jobs.train import train
 from vitreous.models.config import MlpConfig, RegularizationConfig, ViTConfig
-from vitreous.objectives.progressive import draw_patches, resize_images, sides_at
+from vitreous.objectives.progressive import draw_patches, image_size_at, resize_images
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
-from vitreous.training.loop import fit
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import run_training_loop
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 from vitreous.training.session import Session
 
 GOLDEN = Path(__file__).parent / "golden.json"
@@ -37,7 +37,7 @@ def synthetic(count=48, size=16):
     pixels = generator.integers(0, 128, (count, size, size, 3), dtype=np.uint8)
     for row, label in enumerate(labels):
         pixels[row, ..., label] += 100
-    return Arrays(pixels, labels.astype(np.int64))
+    return ArraySplit(pixels, labels.astype(np.int64))
 
 
 LEARNED = {field.name for field in fields(SupervisedConfig)}
@@ -60,8 +60,8 @@ def make(tmp_path, **changes):
         model=model,
         preprocess=ImagePreprocess((16, 16)),
         views=Augment(shift=0.125, flip=0.5),
-        optimizer=Optimizer(lr=3e-3),
-        schedule=Schedule(2),
+        optimizer=OptimizerConfig(lr=3e-3),
+        schedule=ScheduleConfig(2),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=8,
         epochs=3.4,
@@ -71,14 +71,16 @@ def make(tmp_path, **changes):
     learned = {name: changes.pop(name) for name in LEARNED & changes.keys()}
     run = replace(run, objective=replace(run.objective, **learned), **changes)
     cached = torch.from_numpy(split.pixels.transpose(0, 3, 1, 2).copy())
-    session = Session(run, Inputs(split, split, cached), Folder(tmp_path))
+    session = Session(run, RunInputs(split, split, cached), RunFolder(tmp_path))
     return session, session.build()
 
 
 def losses(session, state):
     """The loss of every step."""
     found = []
-    fit(state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(
+        state, session.batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))]
+    )
     return found
 
 
@@ -87,8 +89,8 @@ def losses(session, state):
 TOLERANCE = {"bf16": 2.5e-3, "muon": 5e-4}
 CURVES = {
     "adamw": {},
-    "sgd": {"optimizer": Optimizer("sgd", lr=0.05)},
-    "muon": {"optimizer": Optimizer("muon", lr=3e-3), "mimetic": True},
+    "sgd": {"optimizer": OptimizerConfig("sgd", lr=0.05)},
+    "muon": {"optimizer": OptimizerConfig("muon", lr=3e-3), "mimetic": True},
     "bf16": {"precision": "bf16"},
     "accumulate": {"batch_size": 4, "accumulate": 2},
     "mixed": {"views": Augment(mixup=0.8, cutmix=1.0), "patch_dropout": 0.5},
@@ -111,7 +113,7 @@ def test_every_picture_is_seen_the_stated_number_of_times(tmp_path):
     session, state = make(tmp_path, batch_size=10, accumulate=2, epochs=3.0, views=Augment())
     seen = torch.cat([batch["samples"] for _, batch in session.batches(state)])
     assert (torch.bincount(seen) == 3).all()
-    fit(state, session.batches(state))
+    run_training_loop(state, session.batches(state))
     assert (state.step, state.images) == (math.ceil(144 / 20), 144)
 
 
@@ -124,7 +126,7 @@ def test_micro_batches_do_not_change_the_gradient(tmp_path):
         for module in state.objective.modules():
             if hasattr(module, "drop_path"):
                 module.drop_path = 0.0
-        fit(state, session.batches(state))
+        run_training_loop(state, session.batches(state))
         assert state.step == 1
         found.append(state.flat.master_grad.clone())
     for other in found[1:]:
@@ -152,7 +154,7 @@ def test_nothing_that_is_not_finite_reaches_the_weights(tmp_path, where):
             yield step_slice, batch
 
     with pytest.raises(NonFiniteError, match="step 5") as error:
-        fit(state, poison(session.batches(state)))
+        run_training_loop(state, poison(session.batches(state)))
     assert error.value.code == 5 and "samples [" in error.value.message
     assert torch.equal(state.flat.master, before["weights"]) and torch.equal(state.flat.average, before["average"])
     after = state.optimizers.state()
@@ -183,10 +185,10 @@ def test_progressive_resolution_grows_by_whole_patches_and_ends_on_time(tmp_path
     assert [batch["keep"].shape[1] for batch in batches if "keep" in batch] == [2] * 6
     image = torch.rand(1, 3, 16, 16)
     run = session.run
-    smallest = sides_at(run.objective, run.model, 0, run.total)
+    smallest = image_size_at(run.objective, run.model, 0, run.total)
     # every pixel counts
     assert resize_images(image, smallest).mean().item() == pytest.approx(image.mean().item(), abs=0.01)
-    assert resize_images(image, sides_at(run.objective, run.model, run.total, run.total)) is image
+    assert resize_images(image, image_size_at(run.objective, run.model, run.total, run.total)) is image
     curve = losses(session, state)
     assert curve[-1] < curve[0]
 

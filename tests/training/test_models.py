@@ -19,7 +19,7 @@ from vitreous.models.config import (
     transformer_config,
 )
 from vitreous.training import throughput
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.training.session import Session
 from vitreous.weights.bundle import load_bundle
 
@@ -75,7 +75,7 @@ MODELS = {
 def session(folder, model, **changes):
     folder.mkdir(parents=True, exist_ok=True)
     made, _ = make(folder, model=model, epochs=1.0, save_every=100, evaluate_every=100, **changes)
-    return Session(made.run, made.inputs, Folder(folder))
+    return Session(made.run, made.inputs, RunFolder(folder))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -113,7 +113,7 @@ def test_models_that_take_whole_grids_leave_no_patch_out(name, tmp_path):
 @pytest.mark.parametrize("name", ["learned at each", "relative", "rotary", "BiT", "hybrid", "Swin", "Swin V2"])
 def test_bfloat16_trains_them_too(name, tmp_path, monkeypatch):
     # half a minute where bfloat16 is emulated
-    monkeypatch.setattr(throughput, "quick_peak", lambda device, precision: 1e12)
+    monkeypatch.setattr(throughput, "measure_peak_flops", lambda device, precision: 1e12)
     found = session(tmp_path, MODELS[name], precision="bf16").train()
     assert 0 < found["train"]["loss"] < 2
 

@@ -7,7 +7,12 @@ import torch
 from torch import nn
 
 from tests.precision import relative_error
-from vitreous.training.update_rules import COEFFICIENTS, batch_by_shape, muon_step, orthogonalize
+from vitreous.training.update_rules import (
+    NEWTON_SCHULZ_COEFFICIENTS,
+    batch_by_shape,
+    muon_step,
+    orthogonalize_newton_schulz,
+)
 
 SHAPES = [(48, 16), (16, 16), (16, 40), (48, 16), (16, 16)]
 pytestmark = pytest.mark.processor
@@ -21,7 +26,7 @@ def exact_step(matrix, grad, momentum):
     tall = x.shape[0] > x.shape[1]
     x = x.mT if tall else x
     x = x / x.norm()
-    a, b, c = COEFFICIENTS
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
@@ -54,7 +59,7 @@ def test_its_steps_are_those_of_the_paper_s_iteration(dtype):
 
 
 def test_singular_values_come_near_one():
-    found = orthogonalize(torch.randn(3, 20, 64), torch.float32)
+    found = orthogonalize_newton_schulz(torch.randn(3, 20, 64), torch.float32)
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5 and values.max() < 1.3
 

@@ -11,24 +11,26 @@ import torch
 
 from tests.training.test_flat import batch, objective, train
 from vitreous.models.config import ViTConfig
-from vitreous.training.flat import Flat
-from vitreous.training.groups import factor_of, group_of
-from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import Optimizer
+from vitreous.training.flat import FlatParameters
+from vitreous.training.groups import choose_group, learning_rate_factor
+from vitreous.training.optimizer import FlatOptimizer
+from vitreous.training.run import OptimizerConfig
 
 CPU = torch.device("cpu")
 
 
 def grouped(module, options):
     """The parameters in groups by `options`."""
-    return Flat(module, torch.float32, CPU, group_of=partial(group_of, options, module.model.config, module))
+    return FlatParameters(
+        module, torch.float32, CPU, group_of=partial(choose_group, options, module.model.config, module)
+    )
 
 
 def ours(options, steps=4):
     """The weights after some steps."""
     module = objective()
     flat = grouped(module, options)
-    train(module, flat, Optimizers(options, flat), steps, limit=None)
+    train(module, flat, FlatOptimizer(options, flat), steps, limit=None)
     return dict(module.named_parameters())
 
 
@@ -52,22 +54,22 @@ def same(found, expected, tolerance=1e-6):
 
 
 def test_the_papers_adam_decays_everything():
-    options = Optimizer("adamw", lr=1e-2, weight_decay=0.3, decay_on="all")
+    options = OptimizerConfig("adamw", lr=1e-2, weight_decay=0.3, decay_on="all")
     same(ours(options), theirs(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2, weight_decay=0.3)))
 
 
 def test_lamb_is_timms():
     from timm.optim.lamb import Lamb
 
-    options = Optimizer("lamb", lr=1e-2, weight_decay=0.1, eps=1e-6, decay_on="all")
+    options = OptimizerConfig("lamb", lr=1e-2, weight_decay=0.1, eps=1e-6, decay_on="all")
     same(ours(options), theirs(lambda m: Lamb(m.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-6, max_grad_norm=None)))
 
 
 def test_lamb_steps_as_far_as_a_parameter_is_large():
     """Without decay it is Adam; with it, a step has the learning rate times the parameter's norm."""
-    plain = Optimizer("lamb", lr=1e-3, weight_decay=0.0)
+    plain = OptimizerConfig("lamb", lr=1e-3, weight_decay=0.0)
     same(ours(plain, 1), theirs(lambda m: torch.optim.Adam(m.parameters(), lr=1e-3), 1))
-    before, after = dict(objective().named_parameters()), ours(Optimizer("lamb", lr=1e-3, weight_decay=0.1), 1)
+    before, after = dict(objective().named_parameters()), ours(OptimizerConfig("lamb", lr=1e-3, weight_decay=0.1), 1)
     name = "model.head.weight"
     assert (after[name] - before[name]).norm().item() == pytest.approx(1e-3 * before[name].norm().item(), rel=1e-4)
 
@@ -91,7 +93,7 @@ class NaiveLars(torch.optim.Optimizer):
 @pytest.mark.parametrize(("decay", "steps"), [(0.0, 4), (0.1, 1)])
 def test_lars_is_a_naive_loops(decay, steps):
     """But for tokens and positions, which have two axes and are not decayed here."""
-    found = ours(Optimizer("lars", lr=0.05, weight_decay=decay), steps)
+    found = ours(OptimizerConfig("lars", lr=0.05, weight_decay=decay), steps)
     expected = theirs(lambda m: NaiveLars(m.parameters(), {"decay": decay}), steps)
     free = ("model.prefix", "model.slots", "model.position.table") if decay else ()
     same(*({name: tensor for name, tensor in one.items() if name not in free} for one in (found, expected)))
@@ -101,7 +103,7 @@ def test_lars_is_a_naive_loops(decay, steps):
 
 @pytest.mark.parametrize("name", ["adamw", "sgd", "lamb", "lars", "muon"])
 def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
-    options = Optimizer(
+    options = OptimizerConfig(
         name, lr=1e-3, matrix_lr=1e-3, weight_decay=0.0, rates=(("projection", 0.2), ("qkv.weight", 0.5))
     )
     before = dict(objective().named_parameters())
@@ -113,7 +115,7 @@ def test_a_rate_of_its_own_moves_a_parameter_so_much_further(name):
 
 
 def test_layer_decay_falls_from_the_head_to_the_patches():
-    options = Optimizer(layer_decay=0.5, rates=(("norm.bias", 3.0),))
+    options = OptimizerConfig(layer_decay=0.5, rates=(("norm.bias", 3.0),))
     model = ViTConfig(image=(8, 8), patch=(4, 4), width=8, heads=2, depth=2)
     expected = {
         "model.head.weight": 1.0,
@@ -126,18 +128,18 @@ def test_layer_decay_falls_from_the_head_to_the_patches():
         "model.prefix": 0.125,
         "model.slots": 0.125,
     }
-    assert {name: factor_of(options, model, objective(), name) for name in expected} == expected
+    assert {name: learning_rate_factor(options, model, objective(), name) for name in expected} == expected
 
 
 def test_the_state_of_every_group_comes_back():
-    options = Optimizer("adamw", lr=1e-2, layer_decay=0.5)
+    options = OptimizerConfig("adamw", lr=1e-2, layer_decay=0.5)
     module = objective()
     flat = grouped(module, options)
-    optimizers = Optimizers(options, flat)
+    optimizers = FlatOptimizer(options, flat)
     train(module, flat, optimizers, 2)
     assert len(flat.groups) > 4
     kept = {name: tensor.clone() for name, tensor in optimizers.state().items()}
-    other = Optimizers(options, flat)
+    other = FlatOptimizer(options, flat)
     other.load(kept)
     assert all(torch.equal(tensor, kept[name]) for name, tensor in other.state().items())
     assert all(float(count) == 2 for name, count in kept.items() if name.startswith("step/"))

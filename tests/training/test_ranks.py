@@ -17,7 +17,7 @@ from vitreous.training.ranks import Ranks
 from vitreous.training.slices import rank_slices, run_slices
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import load_bundle
-from vitreous.weights.sharded import tensors_in
+from vitreous.weights.sharded import load_checkpoint_tensors
 
 #: no chance but that of the weights: what is left differs between numbers of processes in rounding alone
 SAME = {
@@ -101,7 +101,10 @@ def test_two_processes_learn_of_clips_what_one_does(tmp_path, carry_out):
         job(home, tmp_path / "two bits", 2, options=same),
     )
     assert codes == [[0], [0, 0]] * 2, errors
-    one, two = (tensors_in(next((tmp_path / name / "checkpoints").glob("step-*3")), "model") for name in ("one", "two"))
+    one, two = (
+        load_checkpoint_tensors(next((tmp_path / name / "checkpoints").glob("step-*3")), "model")
+        for name in ("one", "two")
+    )
     assert one.keys() == two.keys()
     assert all(torch.allclose(one[name].float(), two[name].float(), atol=1e-5) for name in one)
     first, second = outcome(tmp_path / "one bits"), outcome(tmp_path / "two bits")
@@ -127,17 +130,17 @@ def test_ddp_and_fsdp_agree_with_one_process_and_checkpoints_of_shares_are_read_
         job(folder, tmp_path / "adam in shares", 2, options={**fsdp, "optimizer": "adamw", "lr": 1e-3}),
     )
     assert [code for each in codes for code in each if code] == [143] * 4, errors
-    whole = tensors_in(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
+    whole = load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", "model")
     assert torch.equal(
-        tensors_in(tmp_path / "joined" / "checkpoints" / "step-00000012", "model")["model.head.weight"],
+        load_checkpoint_tensors(tmp_path / "joined" / "checkpoints" / "step-00000012", "model")["model.head.weight"],
         whole["model.head.weight"],
     )
     for name in ("ddp", "ddp in parts", "fsdp", "fsdp in parts", "changed", "at last alone"):
         place = tmp_path / name / "checkpoints" / "step-00000012"
         for part in ("model", "ema", "optimizer"):
             expected, found = (
-                tensors_in(tmp_path / "one" / "checkpoints" / "step-00000012", part),
-                tensors_in(place, part),
+                load_checkpoint_tensors(tmp_path / "one" / "checkpoints" / "step-00000012", part),
+                load_checkpoint_tensors(place, part),
             )
             assert set(found) == set(expected)
             for key, tensor in found.items():

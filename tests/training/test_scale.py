@@ -10,18 +10,18 @@ import torch
 
 from tests.objectives.test_processes import HEADS
 from vitreous.cli.main import main
-from vitreous.jobs.plan import plan
-from vitreous.jobs.scaled import on_no_device, preview_scaled
+from vitreous.jobs.plan import plan_run
+from vitreous.jobs.scaled import build_meta_objective, preview_distributed_run
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.system.machine import DTYPES
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.training.ranks import Ranks
 from vitreous.training.scale import (
     ACCELERATORS,
+    count_device_images,
     count_memory,
     count_traffic,
-    device_images,
     forecast_step,
     measure_sizes,
 )
@@ -42,7 +42,7 @@ SMALL = {
 
 def planned(**changes):
     """A run and its inputs."""
-    _, run, inputs, _ = plan(TrainOptions(**{**SMALL, "precision": "bf16", **changes}), NullListener())
+    _, run, inputs, _ = plan_run(TrainOptions(**{**SMALL, "precision": "bf16", **changes}), NullListener())
     return run, inputs
 
 
@@ -56,7 +56,7 @@ def bytes_of(tensors):
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_state_that_is_planned_is_the_state_that_is_held(optimizer, precision, tmp_path):
     run, inputs = planned(precision=precision, optimizer=optimizer, ema=0.99 if optimizer == "adamw" else None)
-    state = Session(run, inputs, Folder(tmp_path)).build()
+    state = Session(run, inputs, RunFolder(tmp_path)).build()
     flat = state.flat
     terms = count_memory(run, measure_sizes(state.objective), 1, "cpu")
     held = {
@@ -78,7 +78,7 @@ def test_activations_that_are_planned_are_those_that_autograd_keeps(tmp_path):
         image_size=16,
         settings={"objective.patch_dropout": ["0"], "objective.progressive": ["1"]},
     )
-    session = Session(run, inputs, Folder(tmp_path))
+    session = Session(run, inputs, RunFolder(tmp_path))
     state = session.build()
     own, seen = {p.untyped_storage().data_ptr() for p in state.objective.parameters()}, {}
 
@@ -100,8 +100,8 @@ def test_an_objective_without_memory_counts_as_one_with(tmp_path):
     dino = {"recipe": "dino", "model": "ViT-32x2/4", "image_size": 16, "batch_size": 16, "settings": heads}
     for options in ({}, dino):
         run, inputs = planned(**options)
-        objective = Session(run, inputs, Folder(tmp_path)).build().objective
-        empty = on_no_device(run)
+        objective = Session(run, inputs, RunFolder(tmp_path)).build().objective
+        empty = build_meta_objective(run)
         assert {tensor.device.type for tensor in empty.parameters()} == {"meta"}
         with_copies, without = measure_sizes(objective), measure_sizes(empty)
         assert with_copies._replace(held_bytes=0) == without._replace(held_bytes=0)
@@ -109,7 +109,7 @@ def test_an_objective_without_memory_counts_as_one_with(tmp_path):
 
 def test_shares_and_rings():
     run, _ = planned()
-    sizes, b = measure_sizes(on_no_device(run)), DTYPES[run.precision].itemsize
+    sizes, b = measure_sizes(build_meta_objective(run)), DTYPES[run.precision].itemsize
     assert sizes.moving == sum(sizes.blocks) + sizes.root and len(sizes.blocks) == 3
     n = sizes.moving
     for world in (2, 8, 64):
@@ -129,12 +129,12 @@ def test_a_device_computes_what_the_run_gives_it():
         run = replace(planned()[0], **changes)
         for world in (1, 2, 3, 7):
             most = max(p.stop - p.start for rank in range(world) for p in rank_slices(run, Ranks(rank, world), 0))
-            assert device_images(run, world) == min(most, changes.get("micro_batch", most))
+            assert count_device_images(run, world) == min(most, changes.get("micro_batch", most))
 
 
 def test_time_is_compute_and_what_it_does_not_hide():
     run, _ = planned()
-    sizes, device = measure_sizes(on_no_device(run)), ACCELERATORS["h100"]
+    sizes, device = measure_sizes(build_meta_objective(run)), ACCELERATORS["h100"]
     one, many = (forecast_step(run, sizes, world, device, 1e9) for world in (1, 64))
     assert one["compute"] == pytest.approx(64 * many["compute"]) and one["exchange"] == one["exchange_whole"] == 0
     assert many["exchange"] == pytest.approx(max(0, many["exchange_whole"] - many["compute"] * 2 / 3))
@@ -155,11 +155,11 @@ def test_the_plan_is_of_as_many_images_as_it_is_told():
             "optimizer": "adamw",
         }
     )
-    run, document = preview_scaled(options, NullListener())
+    run, document = preview_distributed_run(options, NullListener())
     assert document["images"] == 1_000_000 and document["steps"] == run.steps == math.ceil(1_000_000 / 64)
     assert document["images_at_a_time"] == 4 and document["devices"] == "16 x h100, 2 machines"
     assert document["exaflops"] == pytest.approx(
-        on_no_device(run).flops(type("P", (), {"samples": 0, "total": 1})()) * 1e6 / 1e18, rel=0.01
+        build_meta_objective(run).flops(type("P", (), {"samples": 0, "total": 1})()) * 1e6 / 1e18, rel=0.01
     )
     assert document["hours"] == pytest.approx(document["seconds_per_step"] * run.steps / 3600, rel=0.01)
 
@@ -185,5 +185,5 @@ def test_what_cannot_be_planned_is_said_in_one_message(words, message, capsys):
 
 def test_no_activations_are_planned_of_what_sees_parts_of_images():
     run, _ = planned(recipe="mae", model="ViT-32x2/4", image_size=16)
-    terms = count_memory(run, measure_sizes(on_no_device(run)), 4)
+    terms = count_memory(run, measure_sizes(build_meta_objective(run)), 4)
     assert terms["activations_bytes"] is terms["peak_bytes"] is None and terms["masters_bytes"]

@@ -6,14 +6,14 @@ import torch
 from tests.training.test_flat import batch, objective
 from vitreous.errors import UsageError
 from vitreous.models.config import MlpConfig, ViTConfig
-from vitreous.training.flat import Flat
-from vitreous.training.shards import Shards, default_shards
+from vitreous.training.flat import FlatParameters
+from vitreous.training.shards import Shards, choose_shard_count
 
 
 def gradient(count, rows, dtype=torch.float32):
     """Loss and gradient of a batch, computed in so many shards."""
     whole = objective()
-    flat = Flat(whole, dtype, torch.device("cpu"), shards=count)
+    flat = FlatParameters(whole, dtype, torch.device("cpu"), shards=count)
     flat.zero()
     given = {name: value.to(dtype) if name == "images" else value for name, value in batch(rows).items()}
     loss = Shards(whole, flat).backward(given, 0.5)
@@ -38,7 +38,7 @@ def test_shards_are_the_same_bits_every_time():
 
 def test_shards_see_the_weights_move():
     whole = objective()
-    flat = Flat(whole, torch.bfloat16, torch.device("cpu"), shards=2)
+    flat = FlatParameters(whole, torch.bfloat16, torch.device("cpu"), shards=2)
     shards = Shards(whole, flat)
     flat.master.mul_(0.5)
     flat.sync(1)
@@ -47,9 +47,9 @@ def test_shards_see_the_weights_move():
 
 
 def test_a_gpu_and_a_small_batch_have_one():
-    assert default_shards("cuda:0", 512) == 1
-    assert default_shards("cpu", 8) == 1
-    assert default_shards("cpu", 10_000) == min(8, torch.get_num_threads())
+    assert choose_shard_count("cuda:0", 512) == 1
+    assert choose_shard_count("cpu", 8) == 1
+    assert choose_shard_count("cpu", 10_000) == min(8, torch.get_num_threads())
 
 
 def test_shards_do_not_draw_at_random(tmp_path):
@@ -64,7 +64,7 @@ def test_shards_do_not_draw_at_random(tmp_path):
 
 def test_a_sharded_run_learns_as_a_whole_one(tmp_path):
     from tests.training.test_loop import make
-    from vitreous.training.loop import fit
+    from vitreous.training.loop import run_training_loop
 
     ends, small = (
         [],
@@ -72,6 +72,6 @@ def test_a_sharded_run_learns_as_a_whole_one(tmp_path):
     )
     for shards in (1, 2):
         session, state = make(tmp_path / str(shards), shards=shards, model=small)
-        fit(state, session.batches(state))
+        run_training_loop(state, session.batches(state))
         ends.append(state.flat.master.clone())
     assert (ends[0] - ends[1]).norm() < 1e-3 * ends[0].norm()

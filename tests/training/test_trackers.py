@@ -21,12 +21,12 @@ from tests.conftest import TINY, make_folder, say
 from tests.training import trackers_read as read
 from vitreous.errors import Interrupted, ResourceError
 from vitreous.jobs.train import train
-from vitreous.progress import ABANDONED, NullListener
-from vitreous.training.folder import Folder, read_lines
+from vitreous.progress import ABANDONED_THREADS, NullListener
+from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.trackers import trackers
-from vitreous.training.trackers.base import RunInfo, flatten
-from vitreous.training.trackers.channel import FILE, mark_of
-from vitreous.training.trackers.trackers import Trackers, tracked
+from vitreous.training.trackers.base import RunInfo, flatten_config
+from vitreous.training.trackers.channel import TRACKERS_FILE, line_mark
+from vitreous.training.trackers.trackers import Trackers, run_trackers
 
 MEASURED = {"train/loss", "lr", "val/top1", "val/nll", "gradient_norm", "epoch"}  # the same if a step is made twice
 
@@ -60,7 +60,7 @@ def crash_and_resume(photos, out: Path, names: tuple[str, ...]) -> None:
     patient = {"out": str(out), "log_timeout": 120.0}  # a server on a busy machine
     with pytest.raises(RuntimeError, match="crash"):
         train(str(photos), listener=Notes(crash_at=80), log_to=names, workers=0, **{**TINY, "save_every": 2}, **patient)
-    assert read_lines(Folder(out).metrics)[-1]["step"] == 5
+    assert read_json_lines(RunFolder(out).metrics)[-1]["step"] == 5
     train(listener=Notes(), resume=True, **patient)
 
 
@@ -101,7 +101,7 @@ def test_wandb_off_line_has_each_line_once_and_one_run(resumed):
     assert figures.keys() == expected.keys()
     assert {name: figures[name] for name in MEASURED} == {name: expected[name] for name in MEASURED}
     runs = {record.run.run_id for record in records if record.WhichOneof("record_type") == "run"}
-    assert runs == {json.loads((out / FILE).read_text())["wandb"]["id"]}
+    assert runs == {json.loads((out / TRACKERS_FILE).read_text())["wandb"]["id"]}
     artifacts = [record.artifact for record in records if record.WhichOneof("record_type") == "artifact"]
     requests = [r.request.log_artifact.artifact for r in records if r.request.HasField("log_artifact")]
     files = {entry.path for artifact in artifacts + requests for entry in artifact.manifest.contents}
@@ -115,7 +115,7 @@ def check_mlflow(out: Path) -> None:
     from mlflow import MlflowClient
     from mlflow.artifacts import download_artifacts
 
-    identity = json.loads((out / FILE).read_text())["mlflow"]["id"]
+    identity = json.loads((out / TRACKERS_FILE).read_text())["mlflow"]["id"]
     figures, expected = read.of_mlflow(identity), read.of_folder(out)
     assert figures.keys() == expected.keys()
     assert {name: figures[name] for name in MEASURED} == {name: sorted(expected[name]) for name in MEASURED}
@@ -228,7 +228,7 @@ def exit_process():
 def test_a_tracker_that_fails_in_any_call_is_one_note(tmp_path, monkeypatch, call):
     row, notes = FaultyRow(call, no_space), Notes()
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", row)
-    with tracked(("tensorboard",), config_alone(tmp_path), notes, 10) as opened:
+    with run_trackers(("tensorboard",), config_alone(tmp_path), notes, 10) as opened:
         opened.rewind(0, [])
         opened.log_line({"step": 1, "lr": 0.1})
         opened.log_pictures({}, 1)
@@ -248,16 +248,16 @@ def test_a_run_goes_on_whose_tracker_ends_the_process_or_hangs(photos, tmp_path,
     options = {**TINY, "epochs": 1, "out": str(out), "workers": 0}
     try:
         summary = train(str(photos), listener=notes, log_to=tuple(rows), log_timeout=0.5, **options)
-        lines = read_lines(Folder(out).metrics)
+        lines = read_json_lines(RunFolder(out).metrics)
         assert summary["steps"] == 3 and [line["step"] for line in lines if "lr" in line] == [1, 2, 3]
         first, second = (text for text in notes.texts if "gets no more of this run" in text)
         assert first.startswith("tensorboard ") and "this library ends the process" in first and "\n" not in first
         assert second.startswith("wandb ") and "did not answer in time" in second
         assert (rows["tensorboard"].lines, rows["wandb"].lines) == ([], lines)
-        assert {"tracker wandb"} == ABANDONED
+        assert {"tracker wandb"} == ABANDONED_THREADS
     finally:
         release.set()
-        ABANDONED.clear()
+        ABANDONED_THREADS.clear()
 
 
 def test_the_end_of_a_run_waits_for_all_trackers_together(tmp_path, monkeypatch):
@@ -265,19 +265,19 @@ def test_the_end_of_a_run_waits_for_all_trackers_together(tmp_path, monkeypatch)
     for name in ("tensorboard", "wandb", "mlflow"):
         monkeypatch.setitem(trackers.TRACKERS, name, FaultyRow("start", release.wait))
     folder, notes = config_alone(tmp_path), Notes()
-    with tracked(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
+    with run_trackers(("tensorboard", "wandb", "mlflow"), folder, notes, 0.6) as opened:
         opened.rewind(0, [])
         began = time.monotonic()
     assert time.monotonic() - began < 1.5  # not three times 0.6
     assert len(notes.texts) == 3
     release.set()
-    ABANDONED.clear()
+    ABANDONED_THREADS.clear()
 
 
-def config_alone(path: Path) -> Folder:
+def config_alone(path: Path) -> RunFolder:
     """A run folder with no more than a config."""
     (path / "config.yaml").write_text("seed: 1\n")
-    return Folder(path)
+    return RunFolder(path)
 
 
 def test_a_queue_that_is_full_costs_lines_and_never_waits(tmp_path, monkeypatch):
@@ -294,7 +294,7 @@ def test_a_queue_that_is_full_costs_lines_and_never_waits(tmp_path, monkeypatch)
     (note,) = notes.texts
     assert "1,000 calls wait" in note
     release.set()
-    ABANDONED.clear()
+    ABANDONED_THREADS.clear()
 
 
 def test_a_resumed_run_sends_what_the_tracker_has_not(tmp_path, monkeypatch):
@@ -313,17 +313,17 @@ def test_a_resumed_run_sends_what_the_tracker_has_not(tmp_path, monkeypatch):
     assert row.lines == lines[:3]
     folder.rewind(2)
     second = Trackers(("tensorboard",), folder, Notes())
-    second.rewind(2, read_lines(folder.metrics))
+    second.rewind(2, read_json_lines(folder.metrics))
     for line in lines[2:]:
         second.log_line(line)
     second.close("finished", 10)
     assert row.lines == lines
-    assert json.loads((tmp_path / FILE).read_text()) == {"tensorboard": {"id": "identity", "at": [5, 0]}}
+    assert json.loads((tmp_path / TRACKERS_FILE).read_text()) == {"tensorboard": {"id": "identity", "at": [5, 0]}}
 
 
 def test_lines_are_in_order():
     lines = [{"step": 1, "lr": 0.1}, {"step": 1, "val/top1": 0.5}, {"step": 2, "lr": 0.1}]
-    assert [mark_of(line) for line in lines] == [(1, 0), (1, 1), (2, 0)]
+    assert [line_mark(line) for line in lines] == [(1, 0), (1, 1), (2, 0)]
 
 
 def test_how_a_run_ended_is_told(tmp_path, monkeypatch):
@@ -340,7 +340,7 @@ def test_how_a_run_ended_is_told(tmp_path, monkeypatch):
     folder.summary.write_text('{"steps": 3}')
     for error in (None, Interrupted("stopped"), ResourceError("full")):
         try:
-            with tracked(("tensorboard",), folder, Notes(), 10) as opened:
+            with run_trackers(("tensorboard",), folder, Notes(), 10) as opened:
                 opened.rewind(0, [])
                 if error:
                     raise error
@@ -362,5 +362,5 @@ def test_an_unknown_tracker_is_refused_at_once(photos):
 
 
 def test_a_config_is_flat_by_its_paths():
-    assert flatten({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}
+    assert flatten_config({"a": {"b": 1, "c": {"d": [2]}}, "e": None}) == {"a.b": 1, "a.c.d": [2], "e": None}
     assert RunInfo(Path("runs/pets"), "", 0, {}).name == "pets"

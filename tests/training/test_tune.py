@@ -15,13 +15,13 @@ from vitreous.errors import UsageError
 from vitreous.jobs.train import train
 from vitreous.models.config import BiTConfig, StemConfig, SwinAttentionConfig, SwinConfig, transformer_config
 from vitreous.models.zoo import build_model
-from vitreous.objectives.supervised import Supervised
-from vitreous.training.flat import Flat
-from vitreous.training.loop import State, fit
-from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import FineTune, Optimizer, Run
+from vitreous.objectives.supervised import SupervisedObjective
+from vitreous.training.flat import FlatParameters
+from vitreous.training.loop import TrainingState, run_training_loop
+from vitreous.training.optimizer import FlatOptimizer
+from vitreous.training.run import FineTuneConfig, OptimizerConfig, Run
 from vitreous.training.slices import StepSlice
-from vitreous.training.tune import check, merged, prepare
+from vitreous.training.tune import check_fine_tuning, merge_lora_adapters, prepare_fine_tuning
 
 SMALL = {"image": (16, 16), "patch": (8, 8), "classes": 3, "width": 32, "depth": 3, "heads": 2, "mlp": {"hidden": 64}}
 STAGES = "body.stages.{}.units.{}."
@@ -100,7 +100,7 @@ def run_of(config, tune, **changes):
         tune=tune,
         batch_size=8,
         epochs=1.5,
-        optimizer=Optimizer(lr=1e-2),
+        optimizer=OptimizerConfig(lr=1e-2),
         **changes,
     )
 
@@ -109,11 +109,11 @@ def begun(config, tune, **changes):
     """The state of a run at step 0, as a session makes it."""
     run = run_of(config, tune, **changes)
     made = model(config)
-    prepare(made, tune)
-    objective = Supervised(made)
+    prepare_fine_tuning(made, tune)
+    objective = SupervisedObjective(made)
     dtype = torch.bfloat16 if run.precision == "bf16" else torch.float32
-    flat = Flat(objective, dtype, torch.device("cpu"), run.ema, shards=run.shards)
-    return State(run=run, objective=objective, flat=flat, optimizers=Optimizers(run.optimizer, flat))
+    flat = FlatParameters(objective, dtype, torch.device("cpu"), run.ema, shards=run.shards)
+    return TrainingState(run=run, objective=objective, flat=flat, optimizers=FlatOptimizer(run.optimizer, flat))
 
 
 def batches(state):
@@ -134,7 +134,7 @@ def batches(state):
 def trained(state):
     """The losses of every step."""
     found = []
-    fit(state, batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
+    run_training_loop(state, batches(state), [(1, lambda s: (found.append(s.losses), setattr(s, "losses", 0.0)))])
     return found
 
 
@@ -147,7 +147,7 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
     prefixes = ["head.", "representation.", *(after if last else []), *names[len(names) - last :]]
     if kind == "Swin" and last > 1:  # what merges tokens moves with the block after it
         prefixes.append("stages.1.merge.")
-    said = prepare(made, FineTune(last_blocks=last))
+    said = prepare_fine_tuning(made, FineTuneConfig(last_blocks=last))
     assert moving(made) == {name for name, _ in made.named_parameters() if name.startswith(tuple(prefixes))}
     count = sum(parameter.numel() for parameter in made.parameters() if parameter.requires_grad)
     total = sum(parameter.numel() for parameter in made.parameters())
@@ -159,7 +159,7 @@ def test_what_moves_is_the_head_and_the_last_blocks_with_what_follows_them(kind,
 @pytest.mark.parametrize("kind", MODELS)
 def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
     made = model(MODELS[kind][0])
-    prepare(made, FineTune(last_blocks=1))
+    prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
     grown = []
     for block in made.blocks():
         block.register_forward_hook(lambda block, given, answer: grown.append(answer.requires_grad))
@@ -170,7 +170,7 @@ def test_no_block_before_the_first_that_moves_keeps_a_graph(kind):
 
 def test_frozen_parts_compute_in_training_as_in_use_and_moving_ones_drop():
     made = model(transformer_config(**SMALL, class_token=True, regularization={"dropout": 0.5, "drop_path": 0.5}))
-    prepare(made, FineTune(last_blocks=1))
+    prepare_fine_tuning(made, FineTuneConfig(last_blocks=1))
     made = copy.deepcopy(made)  # as shards and twins are made
     seen = []
     made.encoder.blocks[1].register_forward_hook(lambda block, given, answer: seen.append(answer))
@@ -187,19 +187,21 @@ def frozen_state(objective) -> dict:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "tune", [FineTune(last_blocks=0), FineTune(last_blocks=1), FineTune(lora_rank=2)], ids=["head", "block", "lora"]
+    "tune",
+    [FineTuneConfig(last_blocks=0), FineTuneConfig(last_blocks=1), FineTuneConfig(lora_rank=2)],
+    ids=["head", "block", "lora"],
 )
 def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
     state = begun(MODELS["plain"][0], tune, precision=precision, ema=0.9, shards=2)
     flat = state.flat
-    before = {name: tensor.clone() for name, tensor in flat.held_state().items()}
+    before = {name: tensor.clone() for name, tensor in flat.untrained_state().items()}
     working = {name: tensor.clone() for name, tensor in frozen_state(state.objective).items()}
     masters = flat.master.clone()
     losses = trained(state)
     assert min(losses[1:]) < losses[0]
     assert before.keys() == working.keys() == set(state.objective.state_dict()) - flat.parameters.keys()
     assert {tensor.dtype for tensor in before.values()} == {torch.float32}
-    assert all(torch.equal(tensor, before[name]) for name, tensor in flat.held_state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in flat.untrained_state().items())
     assert all(torch.equal(tensor, working[name]) for name, tensor in frozen_state(state.objective).items())
     whole = model(MODELS["plain"][0]).state_dict()
     assert all(
@@ -212,8 +214,8 @@ def test_frozen_tensors_keep_their_bits_and_the_rest_learns(tune, precision):
 
 def test_everything_moves_where_nothing_is_said():
     made = model(MODELS["plain"][0])
-    assert prepare(made, FineTune()) == "" and not frozen_state(made)
-    assert merged(made) is made
+    assert prepare_fine_tuning(made, FineTuneConfig()) == "" and not frozen_state(made)
+    assert merge_lora_adapters(made) is made
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "BiT"])
@@ -223,7 +225,7 @@ def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kin
     plain, made = model(config).eval(), model(config).eval()
     plain.requires_grad_(False)  # PyTorch picks its products by this too
     count = sum(parameter.numel() for parameter in made.parameters())
-    said = prepare(made, FineTune(lora_rank=4, lora_targets=("qkv", "fc2")))
+    said = prepare_fine_tuning(made, FineTuneConfig(lora_rank=4, lora_targets=("qkv", "fc2")))
     layers = [name for name, part in plain.named_modules() if name.endswith(("qkv", "fc2"))]
     assert said.endswith(f"the head and adapters of rank 4 at {len(layers)} layers (qkv, fc2)")
     assert {name.partition(".lora")[0] for name in moving(made) if ".lora" in name} == set(layers)
@@ -235,7 +237,7 @@ def test_a_fresh_adapter_changes_no_answer_and_a_trained_one_becomes_weights(kin
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             parameter.normal_(std=0.05)
-    whole = merged(made)
+    whole = merge_lora_adapters(made)
     assert whole is not made and sum(parameter.numel() for parameter in whole.parameters()) == count
     assert not torch.allclose(made(images()), answers, atol=1e-3)
     assert torch.allclose(whole(images()), made(images()), atol=1e-5)
@@ -248,9 +250,9 @@ def test_adapters_are_those_of_peft():
 
     config = MODELS["plain"][0]
     ours, theirs = model(config), model(config)
-    tune = FineTune(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
+    tune = FineTuneConfig(lora_rank=3, lora_alpha=6.0, lora_dropout=0.1)
     torch.manual_seed(5)
-    prepare(ours, tune)
+    prepare_fine_tuning(ours, tune)
     torch.manual_seed(5)
     wrapped = peft.get_peft_model(
         theirs, peft.LoraConfig(r=3, lora_alpha=6, lora_dropout=0.1, target_modules=["qkv"], modules_to_save=["head"])
@@ -267,15 +269,17 @@ def test_adapters_are_those_of_peft():
         torch.manual_seed(9)
         module.train()(images()).square().sum().backward()
     assert all(torch.equal(parameter.grad, others[name].grad) for name, parameter in adapters.items())
-    assert torch.allclose(merged(ours).eval()(images()), wrapped.merge_and_unload().eval()(images()), atol=1e-6)
+    assert torch.allclose(
+        merge_lora_adapters(ours).eval()(images()), wrapped.merge_and_unload().eval()(images()), atol=1e-6
+    )
 
 
 def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
-    state = begun(MODELS["plain"][0], FineTune(lora_rank=2), ema=0.9)
+    state = begun(MODELS["plain"][0], FineTuneConfig(lora_rank=2), ema=0.9)
     trained(state)
     twin = state.flat.eval_module
     again = build_model(MODELS["plain"][0]).eval()
-    again.load_state_dict(merged(twin).state_dict())
+    again.load_state_dict(merge_lora_adapters(twin).state_dict())
     assert torch.allclose(again(images()), twin(images()), atol=1e-5)
     assert not torch.equal(again(images()), model(MODELS["plain"][0]).eval()(images()))
     for name, view in state.flat.views(state.flat.average).items():  # the twin itself still computes with the average
@@ -285,26 +289,26 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
 @pytest.mark.parametrize(
     "kind,tune,expected",
     [
-        ("plain", FineTune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("BiT", FineTune(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("plain", FineTune(last_blocks=-1), "use 0 (the head alone) to 3"),
-        ("plain", FineTune(last_blocks=1, lora_rank=2), "use one of them"),
-        ("plain", FineTune(lora_rank=-1), "lora_rank must be at least 0"),
-        ("plain", FineTune(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
+        ("plain", FineTuneConfig(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("BiT", FineTuneConfig(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
+        ("plain", FineTuneConfig(last_blocks=-1), "use 0 (the head alone) to 3"),
+        ("plain", FineTuneConfig(last_blocks=1, lora_rank=2), "use one of them"),
+        ("plain", FineTuneConfig(lora_rank=-1), "lora_rank must be at least 0"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
         (
             "plain",
-            FineTune(lora_rank=2, lora_targets=("qkv", "query")),
+            FineTuneConfig(lora_rank=2, lora_targets=("qkv", "query")),
             "query names no layers\n  the model has fc1, fc2, out, projection, qkv",
         ),
-        ("plain", FineTune(lora_rank=2, lora_targets=("head",)), "head names no layers"),
-        ("plain", FineTune(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
-        ("BiT", FineTune(lora_rank=2), "the model has no linear layers before its head"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head names no layers"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
+        ("BiT", FineTuneConfig(lora_rank=2), "the model has no linear layers before its head"),
     ],
 )
 def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
     made = model(MODELS[kind][0])
     with pytest.raises(UsageError) as error:
-        prepare(made, tune)
+        prepare_fine_tuning(made, tune)
     assert expected in str(error.value)
     assert all(parameter.requires_grad for parameter in made.parameters()), "a refused model stays as it was"
 
@@ -312,8 +316,8 @@ def test_what_cannot_be_tuned_so_is_refused(kind, tune, expected):
 def test_lora_without_peft_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(UsageError, match="peft, which is not installed\n  pip install 'vitreous\\[lora\\]'"):
-        check(MODELS["plain"][0], FineTune(lora_rank=2))
-    check(MODELS["plain"][0], FineTune(last_blocks=1))
+        check_fine_tuning(MODELS["plain"][0], FineTuneConfig(lora_rank=2))
+    check_fine_tuning(MODELS["plain"][0], FineTuneConfig(last_blocks=1))
 
 
 def test_what_cannot_be_tuned_leaves_no_folder_behind(tmp_path):

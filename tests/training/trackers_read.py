@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitreous.training.folder import Folder, read_lines
+from vitreous.training.folder import RunFolder, read_json_lines
 
 Figures = dict[str, list[tuple[int, float]]]
 
@@ -16,7 +16,7 @@ Figures = dict[str, list[tuple[int, float]]]
 def of_folder(folder: Path) -> Figures:
     """The figures of metrics.jsonl."""
     figures: Figures = {}
-    for line in read_lines(Folder(folder).metrics):
+    for line in read_json_lines(RunFolder(folder).metrics):
         for name, value in line.items():
             if value is not None and name != "step":
                 figures.setdefault(name, []).append((line["step"], value))

@@ -31,7 +31,7 @@ import torchvision.transforms.v2  # noqa: F401
 import yaml  # noqa: F401
 
 from tests.objectives import toys  # objectives that only the tests have
-from vitreous.config import adapter_of
+from vitreous.config import get_type_adapter
 from vitreous.errors import VitreousError
 from vitreous.jobs.train import train
 from vitreous.reports.pages import report
@@ -64,7 +64,9 @@ def arm(rank: int, job: dict) -> None:
             yield step_slice, batch
 
     Session.watch, Session.batches = watched, poisoned
-    throughput.quick_peak = lambda device, precision: 1e12  # half a second, for a figure that is no part of an outcome
+    throughput.measure_peak_flops = lambda device, precision: (
+        1e12
+    )  # half a second, for a figure that is no part of an outcome
     report.write_report = lambda *parts, **named: None  # longer than the run that it would tell of
 
 
@@ -125,7 +127,7 @@ def carry_out(job: dict) -> list[int]:
 if __name__ == "__main__":
     PIL.Image.preinit()
     toys.install()
-    adapter_of(Run)
+    get_type_adapter(Run)
     for line in sys.stdin:
         order = json.loads(line)
         errors = os.open(order["errors"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)

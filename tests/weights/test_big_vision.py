@@ -71,7 +71,7 @@ def test_fixed_positions_are_worked_out_for_every_grid(pool, tmp_path):
     """Native, larger, one side native, and oblong: nothing is resized."""
     p = golden(**POOLS[pool])
     found = open_weights(written(tmp_path / "vit.npz", unplaced(p)), {"image": (16, 16)})
-    assert (found.config.positions.kind, found.config.positioned, found.config.image) == (
+    assert (found.config.positions.kind, found.config.prefix_position_count, found.config.image) == (
         "sincos-big-vision",
         0,
         (16, 16),

@@ -10,16 +10,16 @@ import vitreous
 from tests.killing import changes
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, VitreousError, WeightsError
-from vitreous.models.zoo import create
+from vitreous.models.zoo import create_untrained_model
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 from vitreous.weights.bundle import Bundle, load_bundle
 
 
 @pytest.fixture
 def bundle(tmp_path):
-    model = create("ViT-mu/8", 16, 3, registers=1)
+    model = create_untrained_model("ViT-mu/8", 16, 3, registers=1)
     torch.nn.init.normal_(model.head.weight)
     made = Bundle(
         model, Classification(("ant", "bee", "cat")), ImagePreprocess((16, 16), fit="squash"), {"data": "photos"}
@@ -99,14 +99,16 @@ def test_a_folder_without_a_bundle_is_refused(tmp_path):
 
 def test_weights_of_another_architecture_are_listed(bundle, tmp_path):
     with pytest.raises(WeightsError, match=r"encoder.blocks.0.mlp.part.fc1.bias is \(128,\), not \(64,\)"):
-        adopt(create("ViT-mu/8", 16, 3, registers=1, mlp={"hidden": 64}), tmp_path / "model")
+        load_pretrained_weights(
+            create_untrained_model("ViT-mu/8", 16, 3, registers=1, mlp={"hidden": 64}), tmp_path / "model"
+        )
 
 
 def test_a_class_position_is_folded_or_left_at_zero(bundle, tmp_path):
     images = torch.randn(2, 3, 16, 16)
     expected = bundle.model.eval()(images)
-    folded = create("ViT-mu/8", 16, 3, registers=1, positions={"slots": 0})
-    adopt(folded, tmp_path / "model")
+    folded = create_untrained_model("ViT-mu/8", 16, 3, registers=1, positions={"slots": 0})
+    load_pretrained_weights(folded, tmp_path / "model")
     assert torch.allclose(folded.eval()(images), expected, atol=1e-5)
 
 
@@ -130,7 +132,7 @@ def test_a_killed_save_leaves_a_whole_bundle_or_none(bundle, tmp_path):
 def test_a_killed_save_over_a_bundle_leaves_one_of_the_two_but_between_the_renames(bundle, tmp_path):
     """Two files cannot be replaced in one step: between the renames the bundle is refused, and the next save mends it."""
     place, old = tmp_path / "model", contents(tmp_path / "model")
-    other = replace(bundle, model=create("ViT-mu/8", 16, 3, registers=1))
+    other = replace(bundle, model=create_untrained_model("ViT-mu/8", 16, 3, registers=1))
     other.save(tmp_path / "other")
     new, refused = contents(tmp_path / "other"), 0
     (tmp_path / "count").mkdir()
@@ -165,14 +167,14 @@ def test_the_file_of_a_classification_is_what_readers_without_tasks_expect(bundl
 
 
 def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp_path):
-    model = create("ViT-mu/8", 16, 0).eval()
-    Bundle(model, Features(), ImagePreprocess((16, 16))).save(tmp_path / "model")
+    model = create_untrained_model("ViT-mu/8", 16, 0).eval()
+    Bundle(model, FeatureExtraction(), ImagePreprocess((16, 16))).save(tmp_path / "model")
     assert json.loads((tmp_path / "model" / "model.json").read_text())["task"] == {"name": "features"}
     again = load_bundle(tmp_path / "model")
     assert (
-        again.task == Features()
+        again.task == FeatureExtraction()
         and again.classes == ()
-        and open_weights(tmp_path / "model").bundle().task == Features()
+        and open_weights(tmp_path / "model").bundle().task == FeatureExtraction()
     )
     pixels = np.zeros((16, 16, 3), np.uint8)
     with pytest.raises(UsageError, match=r"features, not classes\s+use `vitreous embed`"):
@@ -186,9 +188,11 @@ def test_a_model_of_features_is_saved_loaded_and_embeds_but_does_not_predict(tmp
 
 
 def test_a_bundle_of_features_from_before_tasks_is_one(tmp_path):
-    Bundle(create("ViT-mu/8", 16, 0), Features(), ImagePreprocess((16, 16))).save(tmp_path / "model")
+    Bundle(create_untrained_model("ViT-mu/8", 16, 0), FeatureExtraction(), ImagePreprocess((16, 16))).save(
+        tmp_path / "model"
+    )
     path = tmp_path / "model" / "model.json"
     description = json.loads(path.read_text())
     del description["task"]
     path.write_text(json.dumps(description | {"loss": "softmax", "multilabel": False, "temperature": 1.0}))
-    assert load_bundle(tmp_path / "model").task == Features()
+    assert load_bundle(tmp_path / "model").task == FeatureExtraction()

@@ -140,7 +140,7 @@ def test_what_wrappers_put_inside_of_names_is_taken_out(family, tmp_path):
         config = BiTConfig(image=(32, 32), classes=3, blocks=(1, 2), width=32)
     model = bundle(tmp_path / "a", config)
     made = convert(tmp_path / "a", tmp_path / "b", family)
-    source = files.open_weights(made["out"])
+    source = files.open_weights_file(made["out"])
     renamed = {
         "backbone." + name.replace("blocks.", "blocks.7.")
         if family == "dinov2"

@@ -15,9 +15,9 @@ from tests.contracts import randomise
 from vitreous.errors import WeightsError
 from vitreous.models.configs.dit import DiTConfig
 from vitreous.models.dit import DiT
-from vitreous.nn.position import sincos
+from vitreous.nn.position import sincos_position_table
 from vitreous.tasks.generation import Generation
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 from vitreous.weights.formats.dit import DIFFUSERS, DIT
 
 CONFIG = DiTConfig(image=(8, 8), channels=4, classes=5, width=64, depth=2, heads=1, hidden=256)
@@ -50,7 +50,7 @@ def official(config=CONFIG):
             shapes |= {f"blocks.{i}.{name}.weight": (rows, columns), f"blocks.{i}.{name}.bias": (rows,)}
     torch.manual_seed(0)
     state = {name: torch.randn(shape) for name, shape in shapes.items()}
-    return state | {"pos_embed": sincos(config.grid, d).flatten(0, -2)[None]}
+    return state | {"pos_embed": sincos_position_table(config.grid, d).flatten(0, -2)[None]}
 
 
 def test_the_authors_file_is_read_and_written_bit_for_bit(tmp_path):
@@ -113,10 +113,10 @@ def test_other_classes_get_a_new_table_and_the_same_ones_their_rows(tmp_path):
     torch.save(official(), tmp_path / "DiT.pt")
     weights = replace(open_weights(tmp_path / "DiT.pt"), task=Generation(("a", "b", "c", "d", "e")))
     model = DiT(CONFIG)
-    adopt(model, weights, ("e", "d", "c", "b", "a"))
+    load_pretrained_weights(model, weights, ("e", "d", "c", "b", "a"))
     rows = weights.state()["classes.weight"]
     assert torch.equal(model.classes.weight, rows[[4, 3, 2, 1, 0, 5]])
     fewer = DiT(replace(CONFIG, classes=2))
     before = fewer.classes.weight.clone()
-    adoption = adopt(fewer, weights, ("x", "y"))
+    adoption = load_pretrained_weights(fewer, weights, ("x", "y"))
     assert torch.equal(fewer.classes.weight, before) and "classes are new" in adoption.text()

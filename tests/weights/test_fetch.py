@@ -17,7 +17,7 @@ import pytest
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.weights import download as module
-from vitreous.weights.fetch import fetch
+from vitreous.weights.fetch import fetch_weights
 
 COMMIT, OLD = "c0ffee" + "0" * 34, "0" * 40
 INDEX = json.dumps(
@@ -245,14 +245,14 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
 def test_without_the_hubs_client_the_way_to_it_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(UsageError, match=r"pip install 'vitreous\[hub\]'"):
-        fetch("hf:org/name")
+        fetch_weights("hf:org/name")
 
 
 @pytest.mark.parametrize(
     "name", ["model.safetensors", "runs/a", "C:/weights.pt", "../x", "ftp://host/file", "file:///etc/passwd", "https:x"]
 )
 def test_anything_else_is_a_path(name):
-    assert fetch(name) == Path(name)
+    assert fetch_weights(name) == Path(name)
 
 
 class Heard:
@@ -271,7 +271,7 @@ class Heard:
 @pytest.fixture
 def web(server, tmp_path, monkeypatch) -> str:
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
-    monkeypatch.setattr(module, "PAUSE", 0.001)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(name, raising=False)
     Site.requests.clear()
@@ -280,25 +280,25 @@ def web(server, tmp_path, monkeypatch) -> str:
 
 def test_a_pinned_file_is_downloaded_once(web, tmp_path):
     listener = Heard()
-    path = fetch(f"{web}/a.npz#sha256={HASH.upper()}", listener)
+    path = fetch_weights(f"{web}/a.npz#sha256={HASH.upper()}", listener)
     assert path == tmp_path / "cache" / "vitreous" / "weights" / f"{HASH}.npz"
     assert path.read_bytes() == CONTENT
     assert listener.heard[-1] == ("download", len(CONTENT), len(CONTENT))
-    assert fetch(f"{web}/a.npz#sha256={HASH}") == fetch(f"{web}/b.npz#sha256={HASH}") == path
+    assert fetch_weights(f"{web}/a.npz#sha256={HASH}") == fetch_weights(f"{web}/b.npz#sha256={HASH}") == path
     assert Site.requests == ["GET /web/a.npz"]
     assert {item.name for item in path.parent.iterdir()} == {path.name, f".{path.name}.lock"}
 
 
 def test_a_cached_file_that_was_altered_is_downloaded_again(web):
-    path = fetch(f"{web}/a.npz#sha256={HASH}")
+    path = fetch_weights(f"{web}/a.npz#sha256={HASH}")
     path.write_bytes(CONTENT[:-1] + b"x")
-    assert fetch(f"{web}/a.npz#sha256={HASH}").read_bytes() == CONTENT
+    assert fetch_weights(f"{web}/a.npz#sha256={HASH}").read_bytes() == CONTENT
     assert len(Site.requests) == 2
 
 
 @pytest.mark.parametrize("name", ["moved", "silent.npz", "a.exe"])
 def test_redirects_and_answers_without_a_length_arrive(web, name):
-    path = fetch(f"{web}/{name}#sha256={HASH}")
+    path = fetch_weights(f"{web}/{name}#sha256={HASH}")
     assert (path.suffix, path.read_bytes()) == (".npz" if name.endswith(".npz") else "", CONTENT)
 
 
@@ -317,17 +317,17 @@ def test_redirects_and_answers_without_a_length_arrive(web, name):
 )
 def test_what_does_not_arrive_as_it_should_leaves_nothing_behind(web, tmp_path, name, word):
     with pytest.raises(WeightsError, match=re.escape(word)):
-        fetch(f"{web}/{name}#sha256={'0' * 64}")
+        fetch_weights(f"{web}/{name}#sha256={'0' * 64}")
     files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
     left = [path.name for path in files if path.suffix not in (".json", ".lock")]
     assert left == ([f".{'0' * 64}.npz.part"] if name in ("cut.npz",) else []), "a cut may be gone on with, no more"
 
 
 def test_the_size_is_held_against_what_arrives_too(web, monkeypatch):
-    monkeypatch.setattr(module, "MAX_BYTES", 1 << 20)
-    monkeypatch.setattr(module, "CHUNK", 1 << 16)
+    monkeypatch.setattr(module, "MAX_DOWNLOAD_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "DOWNLOAD_CHUNK_BYTES", 1 << 16)
     with pytest.raises(WeightsError, match="more than 1,048,576"):
-        fetch(f"{web}/silent.npz#sha256={HASH}")
+        fetch_weights(f"{web}/silent.npz#sha256={HASH}")
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_the_size_is_held_against_what_arrives_too(web, monkeypatch):
 )
 def test_an_address_without_a_hash_is_refused_before_anything_is_asked(web, pin):
     with pytest.raises(UsageError, match="not pinned") as caught:
-        fetch(f"{web}/a.npz{pin}")
+        fetch_weights(f"{web}/a.npz{pin}")
     assert "sha256sum" in caught.value.hint
     assert Site.requests == []
 
@@ -343,13 +343,13 @@ def test_an_address_without_a_hash_is_refused_before_anything_is_asked(web, pin)
 @pytest.mark.parametrize("host", ["example.com", "127.0.0.1.example.com", "localhost.example.com", "192.168.0.1", ""])
 def test_plain_http_is_for_this_machine_alone(host):
     with pytest.raises(WeightsError, match="is not https"):
-        fetch(f"http://{host}/a.npz#sha256={HASH}")
+        fetch_weights(f"http://{host}/a.npz#sha256={HASH}")
 
 
 def test_no_network_and_no_place_are_told(web, tmp_path, monkeypatch):
     with pytest.raises(WeightsError, match=r"could not be downloaded .*refused"):
-        fetch(f"http://127.0.0.1:9/a.npz#sha256={HASH}")
+        fetch_weights(f"http://127.0.0.1:9/a.npz#sha256={HASH}")
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "file"))
     with pytest.raises(WeightsError, match="XDG_CACHE_HOME"):
-        fetch(f"{web}/a.npz#sha256={HASH}")
+        fetch_weights(f"{web}/a.npz#sha256={HASH}")

@@ -23,9 +23,9 @@ from safetensors.torch import save
 
 from vitreous.errors import WeightsError
 from vitreous.weights import npz
-from vitreous.weights.entry import Entry
-from vitreous.weights.files import open_weights
-from vitreous.weights.safetensors_file import SAFETENSORS
+from vitreous.weights.entry import TensorInfo
+from vitreous.weights.files import open_weights_file
+from vitreous.weights.safetensors_file import SAFETENSORS_DTYPES
 
 #: run in a fresh process: opens files, and tells what it took. The best of three is the time, since other work on the
 #: machine is no part of it; memory is the peak over all files above what the process had once it had imported the code.
@@ -227,7 +227,7 @@ def test_what_is_no_file_is_refused_without_waiting(tmp_path, name):
     elif name == "pipe":
         os.mkfifo(path)
     with pytest.raises(WeightsError, match=r"no weights at|folder|cannot be opened"):
-        open_weights(path)
+        open_weights_file(path)
 
 
 def sample() -> dict[str, torch.Tensor]:
@@ -248,11 +248,11 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_safetensors_are_read_to_the_bit_whatever_the_name(tmp_path, name):
     path, tensors = tmp_path / name, sample()
     path.write_bytes(save(tensors, {"format": "pt", "note": "ünïcode"}))
-    source = open_weights(path)
+    source = open_weights_file(path)
     assert (source.kind, source.path, source.section) == ("safetensors", path, "")
     assert source.metadata == {"format": "pt", "note": "ünïcode"}
     assert source.entries == {
-        key: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()
+        key: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()
     }
     assert sum(entry.bytes for entry in source.entries.values()) == sum(t.nbytes for t in tensors.values())
     assert source.entries["torch.int8"].elements == 6
@@ -264,7 +264,7 @@ def test_safetensors_are_read_to_the_bit_whatever_the_name(tmp_path, name):
 def test_what_was_read_does_not_change_with_the_file(tmp_path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(save({"a": torch.ones(4)}))
-    tensors = open_weights(path).read()
+    tensors = open_weights_file(path).read()
     path.write_bytes(bytes(path.stat().st_size))
     assert torch.equal(tensors["a"], torch.ones(4))
     tensors["a"].zero_()  # and is writable
@@ -274,7 +274,7 @@ def test_a_padded_header_in_any_order_is_read(tmp_path):
     path = tmp_path / "weights.safetensors"
     header = json.dumps({"b": tensor(4, 8, (1,)), "a": tensor(0, 4, (1,), "I32")}) + " " * 13
     path.write_bytes(framed(header, struct.pack("<if", 7, 0.5)))
-    tensors = open_weights(path).read()
+    tensors = open_weights_file(path).read()
     assert (tensors["a"].item(), tensors["b"].item()) == (7, 0.5)
 
 
@@ -284,7 +284,7 @@ def test_values_that_are_not_finite_are_refused_by_name(tmp_path, value, dtype):
     path, bad = tmp_path / "weights.safetensors", torch.zeros(2, 3, dtype=dtype)
     bad[1, 1] = value
     path.write_bytes(save({"good": torch.ones(3), "bad": bad}))
-    source = open_weights(path)
+    source = open_weights_file(path)
     assert list(source.read(["good"])) == ["good"]
     with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
         source.read()
@@ -294,13 +294,13 @@ def test_a_name_that_is_not_there_gets_the_nearest(tmp_path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(save({"head.weight": torch.ones(3)}))
     with pytest.raises(WeightsError, match=r"no tensor head.weigth\n  did you mean head.weight"):
-        open_weights(path).read(["head.weigth"])
+        open_weights_file(path).read(["head.weigth"])
 
 
 def test_a_file_that_changes_between_looking_and_reading_is_refused(tmp_path):
     path = tmp_path / "weights.safetensors"
     path.write_bytes(save({"a": torch.ones(4), "b": torch.ones(1)}))
-    source = open_weights(path)
+    source = open_weights_file(path)
     path.write_bytes(save({"a": torch.ones(4, dtype=torch.int32), "c": torch.ones(1)}))
     for name in ("a", "b"):
         with pytest.raises(WeightsError, match="changed while it was read"):
@@ -352,7 +352,7 @@ def test_fuzzed_headers_are_refused_or_mean_what_the_formats_library_reads(tmp_p
             content = bytearray(framed(header, bytes(content[-32:])))
         path.write_bytes(content)
         try:
-            source = open_weights(path)
+            source = open_weights_file(path)
         except WeightsError:
             continue
         accepted += 1
@@ -369,7 +369,7 @@ def test_fuzzed_headers_are_refused_or_mean_what_the_formats_library_reads(tmp_p
     assert accepted > 20
 
 
-DTYPES = [getattr(torch, name) for name in SAFETENSORS.values()]
+DTYPES = [getattr(torch, name) for name in SAFETENSORS_DTYPES.values()]
 NAMES = st.text(st.characters(codec="utf-8", categories=("L", "N", "P")), min_size=1, max_size=12).filter(
     lambda name: ".." not in name and name[0] not in "/\\" and name[1:2] != ":" and name != "__metadata__"
 )
@@ -388,7 +388,7 @@ def test_what_is_saved_read_and_saved_again_is_the_same_file(tmp_path_factory, s
     }
     path = tmp_path_factory.getbasetemp() / "round.safetensors"
     path.write_bytes(save(tensors))
-    assert save(open_weights(path).read()) == path.read_bytes()
+    assert save(open_weights_file(path).read()) == path.read_bytes()
 
 
 # npz
@@ -446,7 +446,7 @@ def test_arrays_are_read_to_the_bit(tmp_path):
     for name, write in {"plain.npz": np.savez, "small.npz": np.savez_compressed, "npz.pt": np.savez}.items():
         with open(tmp_path / name, "wb") as file:
             write(file, **arrays)
-        source = open_weights(tmp_path / name)
+        source = open_weights_file(tmp_path / name)
         assert source.kind == "npz"
         assert same(source.read(), {key: torch.from_numpy(np.array(value, order="C")) for key, value in arrays.items()})
         assert all(value.is_contiguous() for value in source.read().values())
@@ -457,13 +457,13 @@ def test_two_bytes_of_anything_are_bfloat16(tmp_path, kind):
     values = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).bfloat16()
     text = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': (4, 3), }}"
     (tmp_path / "a.npz").write_bytes(zipped({"a.npy": header(text, values.view(torch.int16).numpy().tobytes())}))
-    assert torch.equal(open_weights(tmp_path / "a.npz").read()["a"], values)
+    assert torch.equal(open_weights_file(tmp_path / "a.npz").read()["a"], values)
 
 
 def test_all_versions_of_numpys_header_are_read(tmp_path):
     text, data = "{'descr': '<i2', 'fortran_order': False, 'shape': (2L,), }", struct.pack("<2h", 1, 2)
     (tmp_path / "a.npz").write_bytes(zipped({f"{v}.npy": header(text, data, v) for v in (1, 2, 3)}))
-    assert all(value.tolist() == [1, 2] for value in open_weights(tmp_path / "a.npz").read().values())
+    assert all(value.tolist() == [1, 2] for value in open_weights_file(tmp_path / "a.npz").read().values())
 
 
 def test_every_array_that_is_none_is_refused_from_its_header(tmp_path):
@@ -544,7 +544,7 @@ def test_a_flipped_bit_in_an_array_is_noticed(tmp_path):
         content = bytearray((tmp_path / "a.npz").read_bytes())
         content[5000] ^= 4
         (tmp_path / "a.npz").write_bytes(content)
-        source = open_weights(tmp_path / "a.npz")
+        source = open_weights_file(tmp_path / "a.npz")
         with pytest.raises(WeightsError, match=r"checksum|damaged"):
             source.read()
 
@@ -553,7 +553,7 @@ def test_arrays_beyond_the_budget_are_refused(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, a=np.zeros(1000), b=np.zeros(1000))
     with open(path, "rb") as file:
-        archive = npz.Archive(path, file, path.stat().st_size)
-        assert sum(entry.bytes for entry in npz.look(archive, 16_000).values()) == 16_000
+        archive = npz.CheckedZip(path, file, path.stat().st_size)
+        assert sum(entry.bytes for entry in npz.read_npz_infos(archive, 16_000).values()) == 16_000
         with pytest.raises(WeightsError, match="would take 16,000 bytes of memory, more than 15,999"):
-            npz.look(archive, 15_999)
+            npz.read_npz_infos(archive, 15_999)

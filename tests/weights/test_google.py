@@ -16,7 +16,7 @@ import torch
 from tests.weights.peers import difference, images, randomise, timm_bit, timm_hybrid, timm_vit
 from vitreous.models.config import StemConfig
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.formats.google import unscanned
+from vitreous.weights.formats.google import unstack_scanned_blocks
 
 WIDTH, HEADS, HIDDEN, DEPTH, CLASSES, PATCH = 24, 3, 40, 3, 5, 4
 BLOCK = "Transformer/encoderblock_{}/"
@@ -347,10 +347,10 @@ def test_a_deviation_close_to_zero_shows_what_is_added_to_it(tmp_path):
 
 
 def test_a_stack_of_more_blocks_than_can_be_is_not_unstacked():
-    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1)) == [
+    assert unstack_scanned_blocks("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1)) == [
         ("Transformer/encoderblock/LayerNorm_0/scale", (10**12, 1))
     ]
-    assert unscanned("Transformer/encoderblock/LayerNorm_0/scale", ()) == [
+    assert unstack_scanned_blocks("Transformer/encoderblock/LayerNorm_0/scale", ()) == [
         ("Transformer/encoderblock/LayerNorm_0/scale", ())
     ]
 

@@ -9,8 +9,8 @@ from vitreous.errors import WeightsError
 from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.configs.video import ARRANGEMENTS
 from vitreous.models.zoo import build_model
-from vitreous.tasks.features import Features
-from vitreous.weights.adopt import Weights, adopt
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.weights.adopt import PretrainedWeights, load_pretrained_weights
 from vitreous.weights.inflation import inflate_kernel
 
 SMALL = {"classes": 4, "width": 32, "depth": 2, "heads": 2, "mlp": {"hidden": 64}}
@@ -21,7 +21,7 @@ def weights_of(config):
     """A model of this config, random, and its weights as a source."""
     model = peers.randomise(build_model(config))
     preprocess = ImagePreprocess((config.image[-2], config.image[-1]))
-    return model, Weights("somewhere", "a bundle", config, preprocess, Features(), model.state_dict)
+    return model, PretrainedWeights("somewhere", "a bundle", config, preprocess, FeatureExtraction(), model.state_dict)
 
 
 def clip_config(frames, **changes):
@@ -39,7 +39,7 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
     model = build_model(
         clip_config(3, arrangement=arrangement, positions={"kind": position}, inflate=inflate, registers=1)
     )
-    report = adopt(model, source)
+    report = load_pretrained_weights(model, source)
     assert f"patches 8 -> 3x8x8 ({inflate} inflation)" in report.text()
     assert all(name.startswith(("position.time", "temporal.")) or ".time." in name for name in report.new)
     x = torch.randn(2, 3, 3, 16, 24)
@@ -53,7 +53,7 @@ def test_a_clip_of_one_slot_is_answered_as_its_picture(arrangement, position, in
 def test_longer_clips_are_the_mean_of_their_frames_until_something_is_learned_of_time(arrangement):
     image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8), positions={"kind": "sincos"}))
     model = build_model(clip_config(12, arrangement=arrangement))
-    adopt(model, source)
+    load_pretrained_weights(model, source)
     x = torch.randn(2, 3, 12, 16, 24)
     with torch.inference_mode():
         frames = torch.stack([image(x[:, :, t]) for t in range(1, 12, 3)])
@@ -65,7 +65,7 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
     """The projection and the positions alone, at every slot, and at another size of picture."""
     image, source = weights_of(transformer_config(**SMALL, **MEAN, image=(24, 24), patch=(8, 8)))
     model = build_model(clip_config(6, **MEAN, inflate=inflate))
-    assert "positions resized 3 -> 2x2x3" in adopt(model, source).text()
+    assert "positions resized 3 -> 2x2x3" in load_pretrained_weights(model, source).text()
     x = torch.randn(2, 3, 6, 16, 24)
     x = x if inflate == "central" else x[:, :, 1::3].repeat_interleave(3, 2)
     with torch.inference_mode():
@@ -78,12 +78,12 @@ def test_the_tokens_of_a_clip_are_those_of_its_frames(inflate):
 def test_volumes_start_from_pictures_too():
     image, source = weights_of(transformer_config(**SMALL, image=(16, 24), patch=(8, 8)))
     model = build_model(transformer_config(**SMALL, image=(4, 16, 24), patch=(4, 8, 8)))
-    assert not adopt(model, source).new
+    assert not load_pretrained_weights(model, source).new
     x = torch.randn(2, 3, 4, 16, 24)
     with torch.inference_mode():
         assert peers.difference(model.eval()(x), image(x[:, :, 2])) <= 1e-5
     with pytest.raises(WeightsError):
-        adopt(build_model(source.config), weights_of(model.config)[1])
+        load_pretrained_weights(build_model(source.config), weights_of(model.config)[1])
 
 
 def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
@@ -91,7 +91,7 @@ def test_a_bias_of_keys_comes_and_goes_without_a_change_of_answers():
     for before, after in ((False, True), (True, False)):
         first, source = weights_of(VideoConfig().with_options(**(vars(config) | {"no_key_bias": before})))
         second = build_model(VideoConfig().with_options(**(vars(config) | {"no_key_bias": after})))
-        adopt(second, source)
+        load_pretrained_weights(second, source)
         x = torch.randn(2, 3, 3, 16, 24)
         with torch.inference_mode():
             assert peers.difference(second.eval()(x), first(x)) <= 1e-5

@@ -20,9 +20,9 @@ from vitreous.errors import WeightsError
 from vitreous.models.config import BiTConfig, ConvStemConfig, MlpConfig, StemConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.tasks.classification import Classification
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.foreign import writers
+from vitreous.weights.foreign import find_writable_formats
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, mlp=MlpConfig(hidden=96))
 
@@ -33,7 +33,7 @@ def model(config=CONFIG, seed=0):
 
 def tensors(name="timm", config=CONFIG):
     """A model as a format has it, its names without prefix."""
-    written = writers(config)[name].write(config, model(config).state_dict())
+    written = find_writable_formats(config)[name].write(config, model(config).state_dict())
     return {key: tensor.contiguous() for key, tensor in written.items()}
 
 
@@ -286,7 +286,7 @@ CLAIMS = {
 
 
 def folder_of(tmp_path, claims, name="huggingface", config=CONFIG):
-    form = writers(config)[name]
+    form = find_writable_formats(config)[name]
     saved(
         tmp_path,
         {form.prefix(config) + key: tensor for key, tensor in tensors(name, config).items()},
@@ -442,14 +442,14 @@ def test_nothing_is_loaded_where_anything_differs(tmp_path):
     states.append(tensors() | {"norm.bias": torch.full((64,), float("nan"))})
     for state in states:
         with pytest.raises(WeightsError):
-            adopt(target, saved(tmp_path, state))
+            load_pretrained_weights(target, saved(tmp_path, state))
         assert all(torch.equal(tensor, before[name]) for name, tensor in target.state_dict().items())
 
 
 def test_adopting_lists_what_differs(tmp_path):
     path = saved(tmp_path, tensors(config=CONFIG.with_options(mlp={"hidden": 80})))
     with pytest.raises(WeightsError) as caught:
-        adopt(model(), path)
+        load_pretrained_weights(model(), path)
     lines = [line.strip() for line in caught.value.message.split("\n")[1:]]
     part = "encoder.blocks.{}.mlp.part."
     assert lines == sorted(
@@ -466,7 +466,7 @@ def test_adopting_lists_what_differs(tmp_path):
 def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
     path = saved(tmp_path, tensors())
     target = build_model(replace(CONFIG, classes=3))
-    report = adopt(target, path)
+    report = load_pretrained_weights(target, path)
     assert not target.head.weight.any() and not target.head.bias.any()
     assert report.new == ["head.weight", "head.bias"] and sorted(report.unused) == ["head.bias", "head.weight"]
     assert "(kept 31 tensors, new 2, unused 2); the head is new and zero-initialised" in report.text()
@@ -474,14 +474,14 @@ def test_adopting_another_head_leaves_it_at_zero_and_says_so(tmp_path):
     with torch.inference_mode():
         assert torch.equal(target.eval().features(batch), model().features(batch))
     bare = build_model(replace(CONFIG, classes=0))
-    assert sorted(adopt(bare, path).unused) == ["head.bias", "head.weight"]
+    assert sorted(load_pretrained_weights(bare, path).unused) == ["head.bias", "head.weight"]
 
 
 def test_adopting_at_another_size_resizes_by_the_rule_of_the_config(tmp_path):
     path = saved(tmp_path, tensors())
     for how in ("bicubic", "zoom"):
         target = build_model(CONFIG.with_options(image=(48, 40), positions={"resize": how}))
-        assert "; positions resized 4 -> 6x5" in adopt(target, path).text()
+        assert "; positions resized 4 -> 6x5" in load_pretrained_weights(target, path).text()
         source = build_model(CONFIG.with_options(positions={"resize": how})).eval()
         source.load_state_dict(model().state_dict())
         batch = images((48, 40))
@@ -492,11 +492,11 @@ def test_adopting_at_another_size_resizes_by_the_rule_of_the_config(tmp_path):
 def channelled(config, channels, tmp_path):
     """A model of that many channels with the weights of one of three, and that one."""
     source = model(config)
-    form = writers(config)["timm"]
+    form = find_writable_formats(config)["timm"]
     path = saved(tmp_path, form.write(config, source.state_dict()))
     target = build_model(replace(config, channels=channels)).eval()
     settings = {} if isinstance(config, BiTConfig) else {"heads": config.heads}
-    report = adopt(target, open_weights(path, settings))
+    report = load_pretrained_weights(target, open_weights(path, settings))
     assert f"; channels 3 -> {channels}" in report.text() and not report.new
     return source, target
 
@@ -544,7 +544,7 @@ def test_the_first_convolution_is_made_for_other_channels_too(channels, tmp_path
     config = CONFIG.with_options(stem=ConvStemConfig(widths=(8, 16), blocks=(0, 0)))
     source, target = model(config).eval(), build_model(replace(config, channels=channels)).eval()
     Bundle(source, Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "model")
-    assert not adopt(target, tmp_path / "model").new
+    assert not load_pretrained_weights(target, tmp_path / "model").new
     grey = images((32, 32), channels=1)
     with torch.inference_mode():
         assert peers.difference(target(grey.expand(-1, channels, -1, -1)), source(grey.expand(-1, 3, -1, -1))) <= 1e-5
@@ -555,13 +555,13 @@ def test_a_head_for_other_classes_is_left_out_however_many_they_are(tmp_path):
     source = model(config)
     Bundle(source.eval(), Classification(("ant", "bee", "cat")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     same, turned, other = (build_model(config) for _ in range(3))
-    assert not adopt(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
+    assert not load_pretrained_weights(same, tmp_path / "bundle", ("ant", "bee", "cat")).new
     assert torch.equal(same.head.weight, source.head.weight)
-    assert not adopt(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
+    assert not load_pretrained_weights(turned, tmp_path / "bundle", ("cat", "ant", "bee")).new
     assert torch.equal(turned.head.weight, source.head.weight[[2, 0, 1]]) and torch.equal(
         turned.head.bias, source.head.bias[[2, 0, 1]]
     )
-    found = adopt(other, tmp_path / "bundle", ("ant", "bee", "cow"))
+    found = load_pretrained_weights(other, tmp_path / "bundle", ("ant", "bee", "cow"))
     assert sorted(found.new) == ["head.bias", "head.weight"] and "zero-initialised" in found.text()
     assert not other.head.weight.any() and torch.equal(other.projection.weight, source.projection.weight)
 
@@ -570,10 +570,10 @@ def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
     """With what they cost; nothing where the weights have them, or there are none."""
     windowed = CONFIG.with_options(attention={"window": 3, "global_blocks": (1,)})
     Bundle(model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
-    text = adopt(model(windowed), tmp_path / "plain").text()
+    text = load_pretrained_weights(model(windowed), tmp_path / "plain").text()
     assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text
     costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (windowed, CONFIG))
     assert f"trained: {costs} GFLOPs an image of 32 pixels" in text
     Bundle(model(windowed), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "windowed")
-    assert "without which" not in adopt(model(windowed), tmp_path / "windowed").text()
-    assert "without which" not in adopt(model(), tmp_path / "plain").text()
+    assert "without which" not in load_pretrained_weights(model(windowed), tmp_path / "windowed").text()
+    assert "without which" not in load_pretrained_weights(model(), tmp_path / "plain").text()

@@ -17,7 +17,7 @@ from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
 #: models whose options a state dict does not describe
 REFUSED = (
@@ -113,7 +113,7 @@ def test_predict_evaluate_and_init_read_a_state_dict(suffix, tmp_path, monkeypat
     document = vitreous.evaluate(str(path), "digits")
     assert document["test"]["images"] > 0
     other = build_model(replace(model.config, classes=3))
-    adoption = adopt(other, path)
+    adoption = load_pretrained_weights(other, path)
     assert adoption.title == "a state dict of vitreous" and sorted(adoption.new) == ["head.bias", "head.weight"]
     assert torch.equal(other.projection.weight, model.projection.weight)
 

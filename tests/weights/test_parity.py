@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.weights import peers
 from tests.weights.peers import agree, difference, images, opened, timm_vit
-from vitreous.nn.grid import resize
+from vitreous.nn.grid import resize_position_table
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.formats import others
 
@@ -262,11 +262,11 @@ def test_the_rule_of_timm(old, new):
 
     source = table(old)
     theirs = resample_abs_pos_embed(source.flatten(0, 1)[None], list(new), list(old), num_prefix_tokens=0)
-    assert (resize(source, new, "bicubic-antialias").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
+    assert (resize_position_table(source, new, "bicubic-antialias").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
     theirs = resample_abs_pos_embed(
         source.flatten(0, 1)[None], list(new), list(old), 0, interpolation="bilinear", antialias=False
     )
-    assert (resize(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
+    assert (resize_position_table(source, new, "bilinear").flatten(0, 1) - theirs[0]).abs().max() <= 1e-6
 
 
 @pytest.mark.parametrize("kind,how", [("vit", "bicubic"), ("mae", "bicubic"), ("deit", "bicubic"), ("clip", "bicubic")])
@@ -295,7 +295,7 @@ def check_against_transformers(model, how, new):
     count = positions.shape[1] - 16
     arriving = torch.zeros(1, count + new[0] * new[1], positions.shape[2])
     theirs = embeddings.interpolate_pos_encoding(arriving, new[0] * 8, new[1] * 8)
-    ours = resize(positions[0, count:].unflatten(0, (4, 4)), new, how).flatten(0, 1)
+    ours = resize_position_table(positions[0, count:].unflatten(0, (4, 4)), new, how).flatten(0, 1)
     assert (ours - theirs[0, count:]).abs().max() <= 1e-6
 
 
@@ -307,8 +307,8 @@ def test_the_rule_of_dino_scales_by_a_tenth_more(old, new):
         0
     ].permute(1, 2, 0)
     assert theirs.shape[:2] == new
-    assert (resize(source, new, "bicubic-offset") - theirs).abs().max() <= 1e-6
-    assert (resize(source, new, "bicubic") - theirs).abs().max() > 1e-3
+    assert (resize_position_table(source, new, "bicubic-offset") - theirs).abs().max() <= 1e-6
+    assert (resize_position_table(source, new, "bicubic") - theirs).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("old,new", [*GRIDS, ((7, 7), (12, 12)), ((16, 16), (37, 37)), ((3, 3), (5, 5))])
@@ -317,7 +317,7 @@ def test_the_rule_of_google_is_scipys_zoom(old, new):
 
     source = table(old)
     theirs = zoom(source.numpy(), (*(n / o for n, o in zip(new, old, strict=True)), 1), order=1)
-    assert np.abs(resize(source, new, "zoom").numpy() - theirs).max() <= 1e-6
+    assert np.abs(resize_position_table(source, new, "zoom").numpy() - theirs).max() <= 1e-6
 
 
 @pytest.mark.parametrize("old,new", [(28, 48), (28, 14), (8, 26), (24, 22), (32, 31), (28, 42), (14, 24)])
@@ -326,19 +326,21 @@ def test_scipys_zoom_loses_the_last_row_at_some_sizes(old, new):
 
     source = table((old, old), 2)
     theirs = zoom(source.numpy(), (new / old, new / old, 1), order=1)
-    assert np.abs(resize(source, (new, new), "zoom-scipy").numpy() - theirs).max() <= 1e-6
+    assert np.abs(resize_position_table(source, (new, new), "zoom-scipy").numpy() - theirs).max() <= 1e-6
     lost = not theirs[-1].any() and not theirs[:, -1].any()
     assert lost is ((old, new) not in ((28, 42), (14, 24)))
-    assert resize(source, (new, new), "zoom")[-1].all()
+    assert resize_position_table(source, (new, new), "zoom")[-1].all()
 
 
 def test_zoom_of_numbers_worked_out_by_hand():
     small = torch.arange(4.0).reshape(2, 2, 1)
-    assert resize(small, (3, 3), "zoom")[..., 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
-    assert torch.allclose(resize(small, (4, 4), "zoom")[0, :, 0], torch.tensor([0, 1 / 3, 2 / 3, 1]), atol=1e-6)
+    assert resize_position_table(small, (3, 3), "zoom")[..., 0].tolist() == [[0, 0.5, 1], [1, 1.5, 2], [2, 2.5, 3]]
+    assert torch.allclose(
+        resize_position_table(small, (4, 4), "zoom")[0, :, 0], torch.tensor([0, 1 / 3, 2 / 3, 1]), atol=1e-6
+    )
     line = torch.arange(14.0)[:, None]
     expected = torch.tensor([0, 0.56521739, 1.13043478, 1.69565217])
-    assert torch.allclose(resize(line, (24,), "zoom")[:4, 0], expected, atol=1e-6)
+    assert torch.allclose(resize_position_table(line, (24,), "zoom")[:4, 0], expected, atol=1e-6)
 
 
 def full_size():
@@ -427,5 +429,5 @@ def test_the_rule_of_torchvision():
     state = interpolate_embeddings(48, 8, model.state_dict())
     positions = model.encoder.pos_embedding.detach()[0, 1:]
     side = round(len(positions) ** 0.5)
-    ours = resize(positions.unflatten(0, (side, side)), (6, 6), "bicubic-aligned").flatten(0, 1)
+    ours = resize_position_table(positions.unflatten(0, (side, side)), (6, 6), "bicubic-aligned").flatten(0, 1)
     assert (ours - state["encoder.pos_embedding"][0, 1:]).abs().max() <= 1e-6

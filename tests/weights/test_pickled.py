@@ -22,16 +22,16 @@ import torch
 from tests.weights.test_files import Marker, edited, npy, refusals, same, zipped
 from vitreous.errors import WeightsError
 from vitreous.weights import pickled
-from vitreous.weights.entry import Entry
-from vitreous.weights.files import open_weights
+from vitreous.weights.entry import TensorInfo
+from vitreous.weights.files import open_weights_file
 
-RUN_CHILD = pickled.run_child  # which tests/conftest.py replaces
+RUN_CHILD = pickled.run_unpickle_child  # which tests/conftest.py replaces
 
 
 @pytest.fixture
 def own_process(monkeypatch):
     """A child is started as it is outside of the tests."""
-    monkeypatch.setattr(pickled, "run_child", RUN_CHILD)
+    monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
 
 
 def saved(content, zip: bool = True, protocol: int = 2) -> bytes:
@@ -84,7 +84,7 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
         "object.pkl": (b"\x80\2(cos\nsystem\nX\1\0\0\0xo.", "os.system"),
         "extension.pkl": (b"\x80\2\x82\1.", "instruction EXT1"),
         "persistent.pkl": (b"Pxyz\n.", "instruction PERSID"),
-        "second.pt": (pickle.dumps(pickled.MAGIC, 2) + payload, named),
+        "second.pt": (pickle.dumps(pickled.LEGACY_MAGIC, 2) + payload, named),
         "nested in npz.npz": (zipped({"a.npy": npy(np.zeros(2)), "evil.pkl": payload}), "evil.pkl"),
         "array.npz": (zipped({"a.npy": payload}), "no array"),
         "two pickles.pt": (remade(good, {"sub/data.pkl": payload}), "sub/data.pkl"),
@@ -154,9 +154,9 @@ def test_objects_beside_the_weights_are_inert(tmp_path, monkeypatch, zip):
     monkeypatch.setitem(sys.modules, "yacs.config", module)
     content = saved({**beside, "config": settings, "model": {"w": torch.arange(6.0)}}, zip)
     monkeypatch.undo()
-    monkeypatch.setattr(pickled, "run_child", RUN_CHILD)
+    monkeypatch.setattr(pickled, "run_unpickle_child", RUN_CHILD)
     (tmp_path / "a.pth").write_bytes(content)
-    read = open_weights(tmp_path / "a.pth").read()
+    read = open_weights_file(tmp_path / "a.pth").read()
     assert same(read, {"w": torch.arange(6.0)})
 
 
@@ -215,7 +215,9 @@ def checkpoint(*tensors: bytes, storage: bytes = bytes(16), method: int = zipfil
 def malformed() -> dict[str, tuple[bytes, str]]:
     """File name -> a file without code that must not be read, and a word of the refusal."""
     good, legacy = saved({"w": torch.arange(6.0)}), saved({"w": torch.arange(6.0)}, zip=False)
-    start = b"".join(pickle.dumps(value, 2) for value in (pickled.MAGIC, pickled.PROTOCOL, {"little_endian": True}))
+    start = b"".join(
+        pickle.dumps(value, 2) for value in (pickled.LEGACY_MAGIC, pickled.LEGACY_PROTOCOL, {"little_endian": True})
+    )
     deep = b"".join(b"q" + bytes([i]) + b"h" + bytes([i]) + b"\x86" for i in range(200))
     return {
         "stride 0": (saved({"a": torch.zeros(1).expand(10**12)}), "shape 1000000000000 that repeats"),
@@ -286,7 +288,7 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),
         "legacy, no storages": (start + b"\x80\2}." + b"\x80\2]X\1\0\0\0aa.", "lists other storages"),
         "legacy, other version": (
-            pickle.dumps(pickled.MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2),
+            pickle.dumps(pickled.LEGACY_MAGIC, 2) + pickle.dumps(7, 2) + pickle.dumps({}, 2),
             "another version",
         ),
         "legacy, no magic": (pickle.dumps({"w": [1.0, 2.0]}, 2), "not one that torch.save writes"),
@@ -325,7 +327,7 @@ def test_every_prefix_and_many_mutations_of_a_pickle_end_in_a_refusal_or_the_sam
                 made[rng.randrange(len(made))] = rng.choice([rng.randrange(256), *b"}]()tsub.RQhq"])
         path.write_bytes(remade(good, {"data.pkl": bytes(made)}))
         try:
-            source = open_weights(path)
+            source = open_weights_file(path)
         except WeightsError:
             continue
         accepted += 1
@@ -350,7 +352,7 @@ def states() -> dict[str, torch.Tensor]:
 
 def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
     tensors = states()
-    entries = {name: Entry(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
+    entries = {name: TensorInfo(tuple(t.shape), str(t.dtype).removeprefix("torch.")) for name, t in tensors.items()}
     beside = {
         "epoch": 3,
         "args": {"lr": 1e-3, "betas": (0.9, 0.95), "note": None, "list": [True, "a"]},
@@ -360,17 +362,19 @@ def test_plain_and_nested_files_of_every_format_are_seen_as_they_are(tmp_path):
         "optimizer": {"state": {0: {"step": torch.tensor(3.0)}}, "param_groups": [{"params": [0]}]},
         "dtype": torch.float32,
     }
-    contents = {"": OrderedDict(tensors), **{key: {key: tensors, **beside} for key in pickled.SECTIONS}}
+    contents = {"": OrderedDict(tensors), **{key: {key: tensors, **beside} for key in pickled.STATE_DICT_KEYS}}
     for section, content in contents.items():
         for zip in (True, False):
             path = tmp_path / "any"
             path.write_bytes(saved(content, zip))
-            source = open_weights(path)
+            source = open_weights_file(path)
             assert (source.kind, source.section, source.entries) == ("pickle", section, entries)
     path.write_bytes(saved({"student": tensors, "model": {"w": torch.zeros(1)}, "teacher": tensors, "ema": 0.999}))
-    assert open_weights(path).section == "teacher"  # the better weights first; a number called ema is no state dict
+    assert (
+        open_weights_file(path).section == "teacher"
+    )  # the better weights first; a number called ema is no state dict
     path.write_bytes(saved({"w": torch.zeros(1), "model": 3}))
-    assert open_weights(path).section == ""
+    assert open_weights_file(path).section == ""
 
 
 def count_calls(work) -> int:
@@ -394,8 +398,8 @@ def test_the_work_on_a_checkpoint_grows_with_the_number_of_its_tensors(tmp_path)
     for tensors in (250, 1000):
         path = tmp_path / f"{tensors}.pt"
         torch.save({"model": {f"blocks.{i}.weight": torch.zeros(2, 3) for i in range(tensors)}}, path)
-        counts.append(count_calls(lambda path=path: open_weights(path)))
-        assert len(open_weights(path).entries) == tensors
+        counts.append(count_calls(lambda path=path: open_weights_file(path)))
+        assert len(open_weights_file(path).entries) == tensors
     assert counts[1] < 4.5 * counts[0]
 
 
@@ -406,7 +410,7 @@ def test_a_state_dict_is_read_to_the_bit(tmp_path):
     module = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     path = tmp_path / "plain.pt"
     torch.save(module.state_dict(), path)
-    assert same(open_weights(path).read(), dict(module.state_dict()))
+    assert same(open_weights_file(path).read(), dict(module.state_dict()))
 
 
 def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_nothing_behind(
@@ -422,7 +426,7 @@ def test_a_nested_file_with_parameters_and_views_is_read_to_the_bit_and_leaves_n
     )
     (tmp_path / "torch.py").write_text("raise SystemExit('the torch of the working folder')")
     monkeypatch.chdir(tmp_path)
-    source = open_weights(path.name)
+    source = open_weights_file(path.name)
     read = source.read([name for name in source.entries if name != "bad"])
     assert same(read, tensors | {"p": tensors["brain"]})
     assert all(value.is_contiguous() and not value.requires_grad for value in read.values())
@@ -434,7 +438,7 @@ def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
     torch.save(
         {"teacher": states() | {"bad": torch.tensor([1.0, float("nan")])}}, path, _use_new_zipfile_serialization=False
     )
-    source, read = open_weights(path), pickled.read
+    source, read = open_weights_file(path), pickled.read_pickled_tensors
     kept = {}
 
     def once(*arguments):
@@ -442,7 +446,7 @@ def test_a_legacy_file_is_read_to_the_bit_and_nan_is_refused(tmp_path):
         return dict(kept)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pickled, "read", once)
+        patch.setattr(pickled, "read_pickled_tensors", once)
         with pytest.raises(WeightsError, match="a value in bad that is NaN or infinite"):
             source.read()
     del kept["bad"]
@@ -456,7 +460,7 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
     at = content.index(struct.pack("<f", 1.5) * 1000) + 2003
     content[at] ^= 64
     path.write_bytes(content)
-    source = open_weights(path)
+    source = open_weights_file(path)
     with pytest.raises(WeightsError, match=r"checksum of \w+/data/0 is wrong"):
         source.read()
 
@@ -465,17 +469,17 @@ def test_a_flipped_bit_in_a_storage_is_noticed(tmp_path):
 def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkeypatch, own_process):
     path, script = tmp_path / "plain.pt", tmp_path / "child.py"
     torch.save({"w": torch.zeros(3)}, path)
-    monkeypatch.setattr(pickled, "SCRIPT", script)
+    monkeypatch.setattr(pickled, "UNPICKLE_SCRIPT", script)
     script.write_text(f"import sys; sys.path.insert(0, {os.fspath(Path(pickled.__file__).parent)!r})\n" + GREEDY)
     with pytest.raises(WeightsError, match="MemoryError"):
-        open_weights(path).read()
-    monkeypatch.setattr(pickled, "SECONDS", 1)
+        open_weights_file(path).read()
+    monkeypatch.setattr(pickled, "CHILD_TIMEOUT_SECONDS", 1)
     script.write_text("import time; time.sleep(60)")
     with pytest.raises(WeightsError, match="not read within 1 s"):
-        open_weights(path).read()
+        open_weights_file(path).read()
     script.write_text("import os; os.kill(os.getpid(), 9)")
     with pytest.raises(WeightsError, match="ended with code -9"):
-        open_weights(path).read()
+        open_weights_file(path).read()
 
 
 GREEDY = """
@@ -490,13 +494,15 @@ def test_the_child_refuses_what_is_no_plain_tensor(tmp_path, own_process):
     marker, path = tmp_path / "marker", tmp_path / "evil.pt"
     path.write_bytes(saved({"x": Marker(marker)}))
     with pytest.raises(WeightsError, match="cannot be read"):
-        pickled.read(path, "", {"x": Entry((1,), "float32")})
+        pickled.read_pickled_tensors(path, "", {"x": TensorInfo((1,), "float32")})
     assert not marker.exists()
 
 
 def test_every_instruction_that_torch_save_writes_is_known():
     text = zipped_pickle(saved({"model": states(), "l": [1, 2.5, None, {}, []]}))
-    assert not {code.name for code, _, _ in pickletools.genops(text) if not pickled.OPCODES.fullmatch(code.name)}
+    assert not {
+        code.name for code, _, _ in pickletools.genops(text) if not pickled.ALLOWED_OPCODES.fullmatch(code.name)
+    }
 
 
 def test_a_pickle_cannot_call_or_change_what_stands_for_tensors(tmp_path):
@@ -504,7 +510,7 @@ def test_a_pickle_cannot_call_or_change_what_stands_for_tensors(tmp_path):
     path = tmp_path / "evil.pt"
     for text in (b"cos\nsystem\n(X\1\0\0\0xtR.", b"(X\1\0\0\0xios\nsystem\n.", b"\x80\2}}X\5\0\0\0itemsK\1sb."):
         with pytest.raises((WeightsError, TypeError, AttributeError)):
-            pickled.Describer(path, io.BytesIO(text), {}).load()
+            pickled.PickleDescriber(path, io.BytesIO(text), {}).load()
 
 
 def test_looking_starts_no_process(tmp_path):

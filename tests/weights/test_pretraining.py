@@ -15,9 +15,9 @@ from tests.conftest import picture
 from tests.reports.test_report import Heard
 from vitreous.errors import WeightsError
 from vitreous.objectives.dino import DINO, DINOConfig
-from vitreous.reports.figures.reconstruction import load_objective
-from vitreous.weights.adopt import open_weights, parts_of
-from vitreous.weights.objective_parts import adopt_parts
+from vitreous.reports.figures.reconstruction import load_restoring_objective
+from vitreous.weights.adopt import open_objective_state, open_weights
+from vitreous.weights.objective_parts import load_into_objective
 
 #: names of transformers' checkpoints -> those of the original MAE
 ORIGINAL = [
@@ -76,7 +76,7 @@ def theirs(tmp_path_factory):
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
 def test_mae_predicts_what_transformers_does(theirs, layout):
     home, model = theirs
-    objective = load_objective(home / layout)
+    objective = load_restoring_objective(home / layout)
     assert objective.config.normalise is (layout == "full.safetensors")  # which does not tell
     objective.config = replace(objective.config, normalise=False)
     images, noise = torch.randn(3, 3, 32, 32), torch.rand(3, 16)
@@ -93,9 +93,9 @@ def test_mae_predicts_what_transformers_does(theirs, layout):
 
 
 def test_a_decoder_of_other_heads_is_no_start(theirs):
-    parts = parts_of(theirs[0] / "full.safetensors")
-    objective = load_objective(theirs[0] / "full.safetensors")
-    assert adopt_parts(objective, parts.config | {"decoder_heads": 4}, parts).left == ["decoder"]
+    parts = open_objective_state(theirs[0] / "full.safetensors")
+    objective = load_restoring_objective(theirs[0] / "full.safetensors")
+    assert load_into_objective(objective, parts.config | {"decoder_heads": 4}, parts).left == ["decoder"]
 
 
 @pytest.mark.parametrize("layout", ["transformers", "full.safetensors"])
@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_the_decoder(theirs, layout, tmp_path):
         settings={f"objective.{name}": value for name, value in sizes.items()},
     )  # fmt: skip
     assert "mae goes on with its decoder" in heard.notes
-    before, after = parts_of(home / layout), parts_of(tmp_path / "run")
+    before, after = open_objective_state(home / layout), open_objective_state(tmp_path / "run")
     assert before.state.keys() == after.state.keys() and len(before.state) == 31
     assert all(torch.equal(tensor, after.state[name]) for name, tensor in before.state.items())
 
@@ -121,11 +121,11 @@ def test_what_is_not_known_beside_the_encoder_is_listed(theirs, tmp_path):
     state = load_file(home / "full.safetensors")
     save_file({**state, "decoder_extra.weight": torch.zeros(2)}, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match=r"decoder_extra\.weight"):
-        parts_of(tmp_path / "odd.safetensors")
+        open_objective_state(tmp_path / "odd.safetensors")
     del state["decoder_norm.bias"]
     save_file(state, tmp_path / "short.safetensors")
     with pytest.raises(WeightsError, match=r"missing decoder_norm\.bias"):
-        load_objective(tmp_path / "short.safetensors")
+        load_restoring_objective(tmp_path / "short.safetensors")
 
 
 class TheirHead(nn.Module):
@@ -157,7 +157,7 @@ def test_the_head_of_dinos_teacher_answers_as_before(fixed, tmp_path):
         torch.save({"teacher": state, "student": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, file)
     else:
         save_file({name: tensor.contiguous() for name, tensor in state.items()}, file)
-    parts = parts_of(file)
+    parts = open_objective_state(file)
     assert parts.config == {
         "name": "dino", "prototypes": 40, "bottleneck": 16, "head_layers": 3, "head_width": 24,
         "unit_prototypes": fixed,
@@ -165,7 +165,7 @@ def test_the_head_of_dinos_teacher_answers_as_before(fixed, tmp_path):
     assert ("head.lengths" in parts.state) is not fixed
     sizes = {name: value for name, value in parts.config.items() if name != "name"}
     own = DINO(open_weights(file).bundle().model, DINOConfig(**sizes))
-    assert set(adopt_parts(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
+    assert set(load_into_objective(own, parts.config, parts).loaded) == {"head", "teacher_head", *["model"] * fixed}
     images = torch.randn(5, 3, 16, 16)
     expected = head(backbone(images)).detach().numpy()
     for answer in (own.head(own.model.eval()(images)), own.teacher_head(own.teacher.eval()(images))):

@@ -7,20 +7,20 @@ import torch
 from safetensors.torch import load_file
 
 from tests.weights.test_pretraining import ORIGINAL, TheirHead
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import transformer_config
 from vitreous.models.vit import ViT
-from vitreous.objectives.base import Setting
+from vitreous.objectives.base import ObjectiveSetting
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
-from vitreous.tasks.features import Features
-from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.objective_parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveState
 
 SMALL = {"image": (32, 32), "patch": (8, 8), "classes": 0, "width": 64, "depth": 1, "heads": 1, "mlp": {"hidden": 128}}
 HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
@@ -29,17 +29,19 @@ HEAD = {"prototypes": 12, "head_width": 20, "bottleneck": 8}
 def learned(place, config, **fields):
     """Save a bundle as a run of an objective ships it, with random weights; returns the objective."""
     torch.manual_seed(5)
-    objective = config.build(ViT(transformer_config(**{**SMALL, **fields})), Setting())
+    objective = config.build(ViT(transformer_config(**{**SMALL, **fields})), ObjectiveSetting())
     with torch.no_grad():
         for name, tensor in objective.state_dict().items():  # so that a teacher differs from its student
             if tensor.ndim < 3 and "position" not in name:
                 tensor.copy_(torch.randn(tensor.shape) * 0.1)
-    shipped = objective.deployed().eval()
+    shipped = objective.deployed_model().eval()
     kept = {id(tensor) for tensor in shipped.state_dict(keep_vars=True).values()}
     state = objective.state_dict(keep_vars=True)
     parts = {name: tensor.detach() for name, tensor in state.items() if id(tensor) not in kept}
     assert 0 < len(parts) < len(state)
-    Bundle(shipped, Features(), ImagePreprocess((32, 32)), parts=ObjectiveParts(to_plain(config), parts)).save(place)
+    Bundle(
+        shipped, FeatureExtraction(), ImagePreprocess((32, 32)), parts=ObjectiveState(to_builtins(config), parts)
+    ).save(place)
     return objective.eval()
 
 
@@ -91,7 +93,7 @@ def test_the_original_layout_has_the_same_tensors(mae):
 def test_a_bundle_of_others_weights_keeps_the_parts(mae):
     home, objective, _ = mae
     convert(home / "hf", home / "back")
-    parts = parts_of(home / "back")
+    parts = open_objective_state(home / "back")
     assert parts is not None and parts.config["decoder_heads"] == 2 and parts.config["normalise"] is False
     assert all(torch.equal(tensor, objective.state_dict()[name]) for name, tensor in parts.state.items())
 
@@ -134,7 +136,7 @@ def test_the_teachers_file_of_dinov2(tmp_path):
     content = torch.load(made["out"], weights_only=True)["teacher"]
     assert {name.partition(".")[0] for name in content} == {"backbone", "dino_head", "ibot_head"}
     assert torch.equal(content["backbone.mask_token"], objective.mask_token[None])
-    parts = parts_of(made["out"])
+    parts = open_objective_state(made["out"])
     assert parts is not None and torch.equal(parts.state["head.mlp.0.weight"], objective.teacher_head.mlp[0].weight)
     assert parts.config["patch_prototypes"] == 10 and parts.config["patch_bottleneck"] == 6
 
@@ -152,7 +154,7 @@ def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, t
     assert "timm" in caught.value.hint and not (tmp_path / "x").exists()
     told.clear()
     convert(home / "bundle", tmp_path / "grey", channels=1, tell=told.append)
-    assert any("left out" in text for text in told) and parts_of(tmp_path / "grey") is None
+    assert any("left out" in text for text in told) and open_objective_state(tmp_path / "grey") is None
     again = open_weights(tmp_path / "timm.safetensors", {"heads": 1}).bundle().model.eval()
     own = open_weights(home / "bundle").bundle().model.eval()
     images = torch.randn(2, 3, 32, 32)

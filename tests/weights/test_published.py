@@ -22,15 +22,15 @@ import torch
 import vitreous
 from tests.conftest import document, make_folder, picture, say
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.names import NAMES, configure
-from vitreous.nn.grid import RESIZE
+from vitreous.models.names import MODEL_NAMES, config_from_name
+from vitreous.nn.grid import RESIZE_MODES
 from vitreous.weights import download as module
 from vitreous.weights import published
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.convert import convert
-from vitreous.weights.download import download
-from vitreous.weights.fetch import fetch, nothing_at
-from vitreous.weights.published import ROWS, PublishedWeights, published_for, published_row
+from vitreous.weights.download import download_file
+from vitreous.weights.fetch import fetch_weights, missing_source_error
+from vitreous.weights.published import PUBLISHED_WEIGHTS, PublishedWeights, find_published_name, find_published_weights
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
 DIGEST = f"sha256:{hashlib.sha256(CONTENT).hexdigest()}"
@@ -90,8 +90,8 @@ def host(tmp_path, monkeypatch) -> Iterator[str]:
     """A server of its own, and a cache of its own."""
     Host.log, Host.content, Host.etag = [], CONTENT, '"one"'
     monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
-    monkeypatch.setattr(module, "PAUSE", 0.001)
-    monkeypatch.setattr(module, "CHUNK", 1 << 14)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.001)
+    monkeypatch.setattr(module, "DOWNLOAD_CHUNK_BYTES", 1 << 14)
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_HUB_OFFLINE", "VITREOUS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Host)
@@ -103,68 +103,72 @@ def host(tmp_path, monkeypatch) -> Iterator[str]:
 
 
 def test_rows_have_names_models_and_addresses_that_can_be():
-    assert len({row.name for row in ROWS}) == len(ROWS) == len({row.source for row in ROWS})
-    for row in ROWS:
+    assert (
+        len({row.name for row in PUBLISHED_WEIGHTS})
+        == len(PUBLISHED_WEIGHTS)
+        == len({row.source for row in PUBLISHED_WEIGHTS})
+    )
+    for row in PUBLISHED_WEIGHTS:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name), row.name
         size = None if row.model.startswith("VideoMAE") else row.image_size  # clips have three sides
-        assert row.model in NAMES and configure(row.model, size), row.name
+        assert row.model in MODEL_NAMES and config_from_name(row.model, size), row.name
         parts = urlsplit(row.source)
         assert row.source.startswith("hf:") or (parts.scheme == "https" and re.search(r"\.(npz|pth)$", parts.path))
         assert row.digest == "" or re.fullmatch(r"(sha256|md5):[0-9a-f]{6,64}", row.digest)
         assert row.accuracy is None or 0.7 < row.accuracy < 0.9
-        assert row.resize in ("", *RESIZE) and row.licence and row.reference
+        assert row.resize in ("", *RESIZE_MODES) and row.licence and row.reference
 
 
 def test_a_name_stands_for_weights_unless_a_path_of_that_name_is_there(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert published_row("DINOv2-S14").model == "DINOv2-S/14"
-    assert published_row("dinov2-s15") is None and published_for("ViT-B/16") == "vit-b16-augreg"
+    assert find_published_weights("DINOv2-S14").model == "DINOv2-S/14"
+    assert find_published_weights("dinov2-s15") is None and find_published_name("ViT-B/16") == "vit-b16-augreg"
     (tmp_path / "dinov2-s14").mkdir()
-    assert published_row("dinov2-s14") is None and fetch("dinov2-s14") == Path("dinov2-s14")
-    assert "did you mean dinov2-b14?" in nothing_at("dinov2-b-14").hint
+    assert find_published_weights("dinov2-s14") is None and fetch_weights("dinov2-s14") == Path("dinov2-s14")
+    assert "did you mean dinov2-b14?" in missing_source_error("dinov2-b-14").hint
 
 
 def test_a_cut_is_gone_on_with_from_where_it_was(host, tmp_path):
-    download(f"{host}/cuts/a.npz", tmp_path / "a.npz", DIGEST)
+    download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
     assert Host.log == [("cuts", ""), ("cuts", "bytes=100000-"), ("cuts", "bytes=200000-")]
     assert not list(tmp_path.glob(".*.part*"))
 
 
 def test_the_next_run_goes_on_with_what_the_last_one_left(host, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    monkeypatch.setattr(module, "MAX_FAILED_ATTEMPTS", 1)
     with pytest.raises(WeightsError, match="ended after 100,000 of 300,000 bytes") as cut:
-        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
     assert "100,000 bytes are stored, and the same command goes on from there" in cut.value.hint
     with pytest.raises(WeightsError, match="200,000 of 300,000"):
-        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
-    download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+    download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
 def test_a_file_that_changed_meanwhile_is_downloaded_anew(host, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    monkeypatch.setattr(module, "MAX_FAILED_ATTEMPTS", 1)
     with pytest.raises(WeightsError):
-        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
     Host.content, Host.etag = CONTENT[::-1], '"two"'
     with pytest.raises(WeightsError, match="ended after 100,000"):
-        download(f"{host}/cuts/a.npz", tmp_path / "a.npz")
+        download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
     assert (tmp_path / ".a.npz.part").read_bytes() == CONTENT[::-1][:100_000]
     Host.content = b"small"
     (tmp_path / ".a.npz.part").write_bytes(b"x" * 50)
     with pytest.raises(WeightsError, match="changed while"):
-        download(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+        download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
 
 
 def test_a_part_that_was_whole_already_is_taken(host, tmp_path):
     (tmp_path / ".a.npz.part").write_bytes(CONTENT)
-    download(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
+    download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT and Host.log == [("whole", f"bytes={len(CONTENT)}-")]
 
 
 @pytest.mark.parametrize("kind", ["ignores-range", "busy-once", "says-more", "whole"])
 def test_servers_that_get_there_in_the_end(host, tmp_path, kind):
-    download(f"{host}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
+    download_file(f"{host}/{kind}/a.npz", tmp_path / "a.npz", DIGEST)
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
@@ -173,33 +177,33 @@ def test_servers_that_get_there_in_the_end(host, tmp_path, kind):
     [
         ("404", "answers 404", "check the address", 1),
         ("403", "answers 403", "download the file yourself", 1),
-        ("429", "answers 429", "VITREOUS_MIRROR", module.ATTEMPTS),
-        ("500", "answers 500", "try again", module.ATTEMPTS),
+        ("429", "answers 429", "VITREOUS_MIRROR", module.MAX_FAILED_ATTEMPTS),
+        ("500", "answers 500", "try again", module.MAX_FAILED_ATTEMPTS),
         ("page", "serves a web page, not a file", "log in", 1),
         ("says-less", "has the SHA-256", "trust the change", 1),
         ("wrong-part", "serves another part", "try again", None),
-        ("no-validator", "ended after 5 of", "try again", module.ATTEMPTS),
+        ("no-validator", "ended after 5 of", "try again", module.MAX_FAILED_ATTEMPTS),
     ],
 )
 def test_servers_that_never_get_there(host, tmp_path, kind, message, hint, requests):
     digest = "" if kind == "no-validator" else DIGEST
     with pytest.raises(WeightsError, match=message) as refused:
-        download(f"{host}/{kind}/a.npz", tmp_path / "a.npz", digest)
+        download_file(f"{host}/{kind}/a.npz", tmp_path / "a.npz", digest)
     assert hint in refused.value.hint and not (tmp_path / "a.npz").exists()
     assert requests is None or len(Host.log) == requests
 
 
 @pytest.mark.parametrize("digest", ["sha256:00", "md5:00"])
 def test_wrong_bytes_are_refused_and_not_kept(host, tmp_path, digest):
-    with pytest.raises(WeightsError, match=rf"has the {module.NAMES[digest[:-3]]} .*, not 00"):
-        download(f"{host}/whole/a.npz", tmp_path / "a.npz", digest)
+    with pytest.raises(WeightsError, match=rf"has the {module.HASH_NAMES[digest[:-3]]} .*, not 00"):
+        download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", digest)
     assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock") and path.is_file()] == []
 
 
 @pytest.mark.parametrize("digest", ["sha256", "md5"])
 def test_a_digest_may_be_published_in_part(host, tmp_path, digest):
     whole = hashlib.new(digest, CONTENT).hexdigest()
-    download(f"{host}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
+    download_file(f"{host}/whole/a.npz", tmp_path / "a.npz", f"{digest}:{whole[:8]}")
     assert (tmp_path / "a.npz").read_bytes() == CONTENT
 
 
@@ -216,9 +220,9 @@ def test_a_disk_that_is_full_is_told_as_such(host, tmp_path, monkeypatch):
         def __exit__(self, *error: object) -> None: ...
 
     monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
-    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(f"{host}/whole/a.npz"))
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(f"{host}/whole/a.npz"))
     with pytest.raises(WeightsError, match=r"nothing can be stored .*No space left"):
-        fetch("tiny")
+        fetch_weights("tiny")
 
 
 def tiny_row(source: str, **facts: object) -> PublishedWeights:
@@ -256,7 +260,7 @@ def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tm
     Host.content = written["npz"].read_bytes()
     digest = f"md5:{hashlib.md5(Host.content).hexdigest()[:6]}"
     row = tiny_row(f"{host}/cuts/tiny.npz", digest=digest, share=0.5, resize="bicubic", accuracy=0.8)
-    monkeypatch.setitem(published.PUBLISHED, "tiny", row)
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", row)
     weights = open_weights("tiny")
     assert weights.config.positions.resize == "bicubic" and weights.preprocess.share == 0.5
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 2, "test": 2}, size=(32, 32))
@@ -272,17 +276,17 @@ def test_weights_are_opened_by_name_wherever_weights_are_named(host, written, tm
     asked = len(Host.log)
     monkeypatch.setenv("VITREOUS_OFFLINE", "1")
     assert open_weights("tiny").config == weights.config and len(Host.log) == asked
-    cached = fetch("tiny")
+    cached = fetch_weights("tiny")
     cached.write_bytes(cached.read_bytes()[:-1] + b"x")
     with pytest.raises(WeightsError, match="tiny is not in the cache, and VITREOUS_OFFLINE forbids"):
-        fetch("tiny")
+        fetch_weights("tiny")
     monkeypatch.delenv("VITREOUS_OFFLINE")
-    assert fetch("tiny").read_bytes() == Host.content and len(Host.log) > asked
+    assert fetch_weights("tiny").read_bytes() == Host.content and len(Host.log) > asked
 
 
 def test_what_is_downloaded_is_told_with_its_licence(host, written, tmp_path, monkeypatch):
     Host.content = written["safetensors"].read_bytes()
-    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(f"{host}/whole/tiny.safetensors"))
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(f"{host}/whole/tiny.safetensors"))
     picture(0).save(tmp_path / "a.png")
     result = say("predict", "tiny", str(tmp_path / "a.png"))
     assert f"tiny is ViT-32x2/8 from {host}/whole/tiny.safetensors, licence MIT" in result.stderr
@@ -293,24 +297,24 @@ def test_what_is_downloaded_is_told_with_its_licence(host, written, tmp_path, mo
 def test_a_mirror_is_an_address_or_a_folder(host, written, tmp_path, monkeypatch):
     source = "https://example.invalid/models/tiny.npz"
     Host.content = written["npz"].read_bytes()
-    monkeypatch.setitem(published.PUBLISHED, "tiny", tiny_row(source))
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(source))
     monkeypatch.setenv("VITREOUS_MIRROR", f"{host}/whole/")
-    assert fetch("tiny").read_bytes() == Host.content
+    assert fetch_weights("tiny").read_bytes() == Host.content
     mirror = tmp_path / "mirror"
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(mirror))
     pinned = f"{source}#sha256={hashlib.sha256(b'a').hexdigest()}"
     with pytest.raises(WeightsError, match=r"VITREOUS_MIRROR has no .*example\.invalid"):
-        fetch(pinned)
+        fetch_weights(pinned)
     place = mirror / "example.invalid" / "models" / "tiny.npz"
     place.parent.mkdir(parents=True)
     place.write_bytes(b"a")
-    assert fetch(pinned) == place
+    assert fetch_weights(pinned) == place
     place.write_bytes(b"b")
     with pytest.raises(WeightsError, match="has not the digest"):
-        fetch(pinned)
+        fetch_weights(pinned)
     monkeypatch.setenv("VITREOUS_MIRROR", "http://example.invalid")
     with pytest.raises(WeightsError, match="is not https"):
-        fetch(f"{source}#sha256={'0' * 64}")
+        fetch_weights(f"{source}#sha256={'0' * 64}")
 
 
 def test_the_names_are_listed():
@@ -352,7 +356,7 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
     """What the rows say beside the files settles what these leave open: nothing has to be assumed of them."""
     from safetensors.torch import load_file
 
-    row = published.PUBLISHED[name]
+    row = published.PUBLISHED_BY_NAME[name]
     model = vitreous.create(row.model, image_size=row.image_size)
     vitreous.save(model, tmp_path / "bundle")
     written = Path(convert(tmp_path / "bundle", tmp_path / "weights", format)["out"])
@@ -363,7 +367,7 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
     else:
         torch.save({"model": load_file(written)} if name[:4] in ("deit", "mae-", "swin") else load_file(written), place)
     monkeypatch.setenv("VITREOUS_MIRROR", os.fspath(tmp_path / "mirror"))
-    monkeypatch.setitem(published.PUBLISHED, name, replace(row, digest=""))
+    monkeypatch.setitem(published.PUBLISHED_BY_NAME, name, replace(row, digest=""))
     weights = open_weights(name)
     assert weights.config.image == model.config.image and type(weights.config) is type(model.config)
     assert not weights.notes
@@ -373,4 +377,4 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
 
 def test_an_unknown_pattern_is_refused():
     with pytest.raises(UsageError, match="no published weights are called resnet"):
-        published.select_rows("resnet")
+        published.select_published_weights("resnet")

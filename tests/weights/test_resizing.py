@@ -29,11 +29,11 @@ from vitreous.apps.server import start
 from vitreous.errors import UsageError, VitreousError, WeightsError
 from vitreous.inference.predict import load
 from vitreous.models.config import BiTConfig, MlpConfig, ViTConfig
-from vitreous.nn.grid import RESIZE
+from vitreous.nn.grid import RESIZE_MODES
 from vitreous.tasks.classification import Classification
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.foreign import writers
+from vitreous.weights.foreign import find_writable_formats
 from vitreous.weights.formats import google
 from vitreous.weights.options import WeightsSource
 
@@ -299,7 +299,9 @@ def test_the_page_has_a_row_for_each_and_its_rule():
     assert {*ROWS, *FOLDERS} <= rows.keys()
     for cells in table():
         assert len(cells) == 7, cells[0]
-        assert {*re.findall(r"`((?:bicubic|bilinear|zoom)[\w-]*)`", cells[2])} <= RESIZE.keys() and cells[2], cells[0]
+        assert {*re.findall(r"`((?:bicubic|bilinear|zoom)[\w-]*)`", cells[2])} <= RESIZE_MODES.keys() and cells[2], (
+            cells[0]
+        )
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -340,7 +342,7 @@ def test_a_timm_model_under_model_that_neither_deit_nor_mae_has_stays_timms(tmp_
 def test_open_clips_folder_has_open_clips_rule(tmp_path):
     clip = peers.transformers_clip(hidden_size=128, num_attention_heads=2)
     bundle = open_weights(clip.file(tmp_path)).bundle()
-    named = writers(bundle.model.config)["clip"].file(bundle.model.config, bundle.model.state_dict())
+    named = find_writable_formats(bundle.model.config)["clip"].file(bundle.model.config, bundle.model.state_dict())
     alone = open_weights(stored(tmp_path, named))
     assert alone.config.positions.resize == "bicubic" and any(
         "open_clip's: --resize bicubic-antialias" in note for note in alone.notes
@@ -365,7 +367,7 @@ def oblong(folder: Path, kind: str) -> Path:
                 file, **{name: tensor.numpy() for name, tensor in form.file(config, bundle.model.state_dict()).items()}
             )
         return folder / "weights.npz"
-    return stored(folder, writers(config)[kind].file(config, bundle.model.state_dict()))
+    return stored(folder, find_writable_formats(config)[kind].file(config, bundle.model.state_dict()))
 
 
 def made_bundle(config: Any) -> Bundle:
@@ -385,13 +387,13 @@ def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
         open_weights(path)
     assert "--source-size HEIGHT WIDTH" in refused.value.hint
     found = open_weights(WeightsSource(str(path), source_size=(48, 32))).config
-    assert (found.image, found.positioned) == ((48, 32), 1)
+    assert (found.image, found.prefix_position_count) == ((48, 32), 1)
 
 
 def test_six_by_four_positions_of_timm_are_said_to_be_taken_for_five_by_five(tmp_path):
     path = oblong(tmp_path, "timm")
     found = open_weights(path, {"heads": 4})
-    assert (found.config.grid, found.config.positioned) == ((5, 5), 0)
+    assert (found.config.grid, found.config.prefix_position_count) == ((5, 5), 0)
     assert any(
         "5 x 5 patches, images of 40 x 40 pixels, and that the class token has none" in note for note in found.notes
     )

@@ -28,9 +28,14 @@ from vitreous.models.config import (
 )
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.foreign import FORMATS, find, writers
-from vitreous.weights.sidecar import note
-from vitreous.weights.writable import blocking_options, reason, writable_formats, writer
+from vitreous.weights.foreign import FOREIGN_FORMATS, detect_checkpoint, find_writable_formats
+from vitreous.weights.sidecar import config_to_metadata
+from vitreous.weights.writable import (
+    explain_unwritable,
+    find_blocking_options,
+    get_writable_format,
+    list_writable_formats,
+)
 
 SMALL = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=4, mlp=MlpConfig(hidden=128))
 BARE = SMALL.with_options(class_token=False, pool="mean", positions={"slots": 0})
@@ -170,7 +175,7 @@ def store(form, config, tensors, place):
         return path
     if form.describe is None:
         path = place.with_suffix(".safetensors")
-        save_file(tensors, path, metadata=note(config))
+        save_file(tensors, path, metadata=config_to_metadata(config))
         return path
     place.mkdir()
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
@@ -193,12 +198,12 @@ def same(a, b):
 @pytest.mark.parametrize("name", MODELS)
 def test_each_model_has_exactly_these_formats(name):
     config, expected = MODELS[name]
-    assert set(writers(config)) == expected
-    for form in {form.name for form in FORMATS} - expected:
+    assert set(find_writable_formats(config)) == expected
+    for form in {form.name for form in FOREIGN_FORMATS} - expected:
         with pytest.raises(UsageError, match=f"{form} cannot hold"):
-            writer(form, config)
+            get_writable_format(form, config)
     with pytest.raises(UsageError, match="gguf is no format"):
-        writer("gguf", config)
+        get_writable_format("gguf", config)
 
 
 BLOCKED = {
@@ -222,11 +227,11 @@ BLOCKED = {
 @pytest.mark.parametrize("name,form", BLOCKED)
 def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
     config = MODELS[name][0]
-    assert blocking_options(form, config) == BLOCKED[name, form]
+    assert find_blocking_options(form, config) == BLOCKED[name, form]
     with pytest.raises(UsageError) as caught:
-        writer(form, config)
+        get_writable_format(form, config)
     assert (
-        reason(form, config) in caught.value.message
+        explain_unwritable(form, config) in caught.value.message
         and "bundle" in caught.value.hint
         and "export --to onnx" in caught.value.hint
     )
@@ -234,15 +239,15 @@ def test_what_keeps_a_model_out_of_a_format_is_named(name, form):
 
 
 def test_formats_that_can_hold_a_model_are_listed():
-    assert writable_formats(SMALL) == sorted(MODELS["ViT"][1])
-    assert "huggingface" not in writable_formats(MODELS["convolutions"][0])
-    assert reason("huggingface", MODELS["convolutions"][0]).startswith("it has no stem of convolutions")
+    assert list_writable_formats(SMALL) == sorted(MODELS["ViT"][1])
+    assert "huggingface" not in list_writable_formats(MODELS["convolutions"][0])
+    assert explain_unwritable("huggingface", MODELS["convolutions"][0]).startswith("it has no stem of convolutions")
 
 
 @pytest.mark.parametrize("name", [name for name, (_, formats) in MODELS.items() if formats])
 def test_from_one_format_into_another_and_back(name, tmp_path):
     config, formats = MODELS[name]
-    ours, able = fresh(config).state_dict(), writers(config)
+    ours, able = fresh(config).state_dict(), find_writable_formats(config)
     for a in sorted(formats):
         first = write(able[a], config, ours)
         found, from_a = read(able[a], config, store(able[a], config, first, tmp_path / a))
@@ -263,7 +268,7 @@ def test_transformers_opens_the_folder(name, tmp_path):
     config = MODELS[name][0]
     if isinstance(config, BiTConfig):
         config = replace(config, numerics="transformers")
-    model, form = fresh(config), writer("huggingface", config)
+    model, form = fresh(config), get_writable_format("huggingface", config)
     folder = store(form, config, write(form, config, model.state_dict()), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
     options = {"add_pooling_layer": False} if kind in POOLING else {}
@@ -287,7 +292,7 @@ def test_what_transformers_saves_again_is_what_was_written(name, tmp_path):
     """From ours to a folder, through their classes, and back: the same tensors."""
     transformers = pytest.importorskip("transformers")
     config = MODELS[name][0]
-    form, ours = writer("huggingface", config), fresh(config).state_dict()
+    form, ours = get_writable_format("huggingface", config), fresh(config).state_dict()
     folder = store(form, config, write(form, config, ours), tmp_path / "model")
     kind = form.describe(config)["architectures"][0]
     options = {"add_pooling_layer": False} if kind in POOLING else {}
@@ -320,7 +325,7 @@ def test_timm_loads_what_is_written_strictly(name, tmp_path):
     peer = TIMM[name]()
     config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
-    peer.model.load_state_dict(writer("timm", config).write(config, model.state_dict()), strict=True)
+    peer.model.load_state_dict(get_writable_format("timm", config).write(config, model.state_dict()), strict=True)
     peer.logits = peer.logits if config.classes else None
     agree(model, peer)
 
@@ -334,8 +339,8 @@ def test_timms_own_loader_reads_the_npz_that_is_written(name, form, tmp_path):
     peer = TIMM[name]()
     config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
-    written = write(writer(form, config), config, model.state_dict())
-    peer.model.load_pretrained(str(store(writer(form, config), config, written, tmp_path / "written")))
+    written = write(get_writable_format(form, config), config, model.state_dict())
+    peer.model.load_pretrained(str(store(get_writable_format(form, config), config, written, tmp_path / "written")))
     agree(model, peer)
 
 
@@ -344,14 +349,16 @@ def test_torchvision_loads_what_is_written_strictly(representation, tmp_path):
     peer = peers.torchvision_vit(representation)
     config = opened(peer.file(tmp_path), peer.settings).config
     model = fresh(config, seed=1)
-    peer.model.load_state_dict(writer("torchvision", config).write(config, model.state_dict()), strict=True)
+    peer.model.load_state_dict(
+        get_writable_format("torchvision", config).write(config, model.state_dict()), strict=True
+    )
     agree(model, peer)
 
 
 @pytest.mark.parametrize("name", ["DINOv2", "DINOv2, registers", "DINOv2, SwiGLU"])
 def test_the_mask_token_that_dinov2s_code_asks_for_is_written_as_zeros(name, tmp_path):
     config = MODELS[name][0]
-    written = writer("dinov2", config).write(config, fresh(config).state_dict())
+    written = get_writable_format("dinov2", config).write(config, fresh(config).state_dict())
     assert written["mask_token"].shape == (1, config.width) and not written["mask_token"].any()
     save_file({key: tensor.contiguous() for key, tensor in written.items()}, tmp_path / "dino.safetensors")
-    assert find([tmp_path / "dino.safetensors"], {"heads": 4}).unused == ["mask_token"]
+    assert detect_checkpoint([tmp_path / "dino.safetensors"], {"heads": 4}).unused == ["mask_token"]

@@ -15,12 +15,12 @@ from tests.weights.peers import LIMIT, Peer, agree, difference, images, opened, 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import SwinAttentionConfig, SwinConfig
 from vitreous.models.zoo import build_model
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 from vitreous.weights.bundle import load_bundle
 from vitreous.weights.convert import convert, select_classes
-from vitreous.weights.foreign import writers
-from vitreous.weights.sidecar import note
-from vitreous.weights.writable import writer
+from vitreous.weights.foreign import find_writable_formats
+from vitreous.weights.sidecar import config_to_metadata
+from vitreous.weights.writable import get_writable_format
 
 timm = pytest.importorskip("timm")
 transformers = pytest.importorskip("transformers")
@@ -205,7 +205,7 @@ def store(form, config, tensors, place):
 def test_from_each_format_into_each_other_and_back(name, tmp_path):
     """Every tensor of theirs, buffers too, is the same bits after two journeys."""
     config, formats = MODELS[name]
-    able = writers(config)
+    able = find_writable_formats(config)
     assert set(able) == formats
     ours = randomise(build_model(config)).state_dict()
     for a in formats:
@@ -234,12 +234,12 @@ def test_others_load_what_is_written(config, tmp_path):
     wanted = model(batch)
     for name, peer in (("timm", timm_swin(config.version)), ("torchvision", torchvision_swin(config.version))):
         before = peer.model.state_dict()
-        written = writer(name, config).file(config, model.state_dict())
+        written = get_writable_format(name, config).file(config, model.state_dict())
         peer.model.load_state_dict(written, strict=True)
         assert difference(wanted, peer.model(batch)) <= LIMIT
         made = [key for key in before if key.endswith(("index", "coords_table"))]  # their own buffers, and ours
         assert all(torch.equal(written[key], before[key]) for key in made)
-    form = writer("huggingface", config)
+    form = get_writable_format("huggingface", config)
     folder = store(form, config, form.file(config, model.state_dict()), tmp_path / "folder")
     kind = getattr(transformers, f"Swin{'v2' * (config.version == 2)}ForImageClassification")
     theirs, info = kind.from_pretrained(folder, output_loading_info=True)
@@ -263,7 +263,7 @@ def test_another_window_is_read_by_the_rule_of_microsofts_code(tmp_path):
     """Bicubic on the table of offsets, as `load_pretrained` of its utils.py."""
     peer = timm_swin()
     wide = build_model(SMALL.with_options(attention={"window": 8}))
-    found = adopt(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
+    found = load_pretrained_weights(wide, open_weights(peer.file(tmp_path), {"image": (32, 32)}))
     assert found.resized == "4 -> 8"
     theirs = peer.model.layers[1].blocks[1].attn.relative_position_bias_table
     table = theirs.detach().T.reshape(1, 4, 7, 7)
@@ -283,7 +283,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
     with pytest.raises(WeightsError, match="no square window"):
         open_weights(tmp_path / "odd.safetensors")
     with pytest.raises(UsageError, match="huggingface cannot hold"):
-        writer("huggingface", replace(SMALL, image=(32, 48)))
+        get_writable_format("huggingface", replace(SMALL, image=(32, 48)))
     folder = transformers_swin().file(tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"use_absolute_embeddings": True}))
@@ -329,15 +329,15 @@ def test_what_files_of_the_second_version_do_not_tell(tmp_path):
     assert open_weights(place).config.attention.window == 4
     written = tmp_path / "written.safetensors"
     config = V2.with_options(attention={"pretrained_window": (3, 2)})
-    convert_to = writer("timm", config).file(config, build_model(config).state_dict())
-    save_file(convert_to, written, metadata=note(config))
+    convert_to = get_writable_format("timm", config).file(config, build_model(config).state_dict())
+    save_file(convert_to, written, metadata=config_to_metadata(config))
     assert open_weights(written).config.with_options(attention={"pad": "zeros"}) == config
 
 
 def test_a_bias_of_keys_that_torchvision_does_not_use_is_zero(tmp_path):
     peer = torchvision_swin(2)
     weights = open_weights(peer.file(tmp_path))
-    written = writer("torchvision", weights.config).file(weights.config, weights.state())
+    written = get_writable_format("torchvision", weights.config).file(weights.config, weights.state())
     theirs = peer.model.state_dict()
     for name, tensor in theirs.items():
         if name.endswith("qkv.bias"):

@@ -7,8 +7,8 @@ import torch
 from safetensors.torch import save_file
 
 from vitreous.errors import VitreousError, WeightsError
-from vitreous.models.zoo import create
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.models.zoo import create_untrained_model
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
 timm = pytest.importorskip("timm")
 
@@ -120,8 +120,8 @@ def test_gradients_agree_too(ours):
 def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
     reference = theirs("vit_tiny_patch16_224", num_classes=7, dynamic_img_size=True)
     save_file(reference.state_dict(), tmp_path / "vit.safetensors")
-    model = create("ViT-Ti/16", 96, num_classes=3)
-    report = adopt(model, tmp_path / "vit.safetensors")
+    model = create_untrained_model("ViT-Ti/16", 96, num_classes=3)
+    report = load_pretrained_weights(model, tmp_path / "vit.safetensors")
     assert sorted(report.new) == sorted(report.unused) == ["head.bias", "head.weight"]
     assert report.resized == "14 -> 6"
     assert "the head is new and zero-initialised" in report.text()

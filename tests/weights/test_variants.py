@@ -16,9 +16,9 @@ from vitreous.errors import WeightsError
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
-from vitreous.weights.foreign import writers
-from vitreous.weights.formats.variants import only_published
-from vitreous.weights.sidecar import note
+from vitreous.weights.foreign import find_writable_formats
+from vitreous.weights.formats.variants import require_unpublished_tensors
+from vitreous.weights.sidecar import config_to_metadata
 
 CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, heads=1, mlp=MlpConfig(hidden=96))
 
@@ -26,7 +26,7 @@ CONFIG = ViTConfig(image=(32, 32), patch=(8, 8), classes=5, width=64, depth=2, h
 def saved(folder, config=CONFIG, name="timm", without="", beside=None):
     """A file of a random model in a format, less the tensors whose names end as `without` says; `beside` is its
     config.json."""
-    form = writers(config)[name]
+    form = find_writable_formats(config)[name]
     found = {key: one.clone() for key, one in form.file(config, randomise(build_model(config)).state_dict()).items()}
     left = {key: one for key, one in found.items() if not without or not key.endswith(tuple(without.split()))}
     assert len(left) < len(found) or not without
@@ -60,7 +60,7 @@ def test_what_no_published_model_lacks_is_missing(case, tmp_path):
     answers."""
     without, expected = LACKING[case]
     config = replace(CONFIG, classes=0) if case == "last norm" else CONFIG
-    form = writers(config)["timm"]
+    form = find_writable_formats(config)["timm"]
     state = {key: one.clone() for key, one in form.file(config, randomise(build_model(config)).state_dict()).items()}
     for key in [key for key in state if key in without.split() or (without == "qkv.bias" and key.endswith(without))]:
         del state[key]
@@ -122,9 +122,9 @@ def test_the_one_vit_with_a_class_token_that_lacks_them_is_known_by_its_size():
         "depth": 12,
         "patch": (16, 16),
     }
-    assert only_published(fields)["attention.qkv_bias"] is False
-    assert only_published(fields | {"depth": 24})["attention.qkv_bias"] is True
-    assert only_published(fields | {"norm.layer_scale": 1e-5})["attention.qkv_bias"] is True
+    assert require_unpublished_tensors(fields)["attention.qkv_bias"] is False
+    assert require_unpublished_tensors(fields | {"depth": 24})["attention.qkv_bias"] is True
+    assert require_unpublished_tensors(fields | {"norm.layer_scale": 1e-5})["attention.qkv_bias"] is True
 
 
 def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
@@ -132,8 +132,8 @@ def test_what_this_project_writes_is_noted_in_the_file(tmp_path):
     config = CONFIG.with_options(attention={"qkv_bias": False})
     path = saved(tmp_path, config)
     assert "missing blocks.0.attn.qkv.bias" in refusal(path)
-    form, state = writers(config)["timm"], randomise(build_model(config)).state_dict()
-    save_file(form.file(config, state), path, metadata=note(config))
+    form, state = find_writable_formats(config)["timm"], randomise(build_model(config)).state_dict()
+    save_file(form.file(config, state), path, metadata=config_to_metadata(config))
     weights = open_weights(path)
     assert weights.config.attention.qkv_bias is False and not any("is in the file" in text for text in weights.notes)
 
@@ -152,7 +152,7 @@ def test_heads_that_nobody_says_are_a_guess_that_is_said(tmp_path):
 @pytest.mark.parametrize("heads,told", [(2, True), (1, False)])
 def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told, tmp_path):
     config = replace(CONFIG, classes=0)
-    described = writers(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
+    described = find_writable_formats(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
     weights = open_weights(saved(tmp_path, config, "huggingface", beside=described))
     assert weights.config.heads == heads
     assert [one for one in weights.notes if f"config.json says {heads} heads for a width of 64" in one] == (
@@ -164,14 +164,14 @@ def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told
 @pytest.mark.parametrize("family", ["beit", "convnext", "siglip_vision_model", "vit_hybrid", "yolos", 7])
 def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
-    described = writers(config)["huggingface"].describe(config) | {"model_type": family}
+    described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}
     message = refusal(saved(tmp_path, config, "huggingface", beside=described))
     assert f"model_type {family}, a family that is not read" in message and "read are vit, deit" in message
 
 
 def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
     config = replace(CONFIG, classes=0)
-    described = writers(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
+    described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
     assert "says model_type dinov2, and the tensors are those of transformers' ViT" in refusal(
         saved(tmp_path, config, "huggingface", beside=described)
     )
@@ -180,7 +180,11 @@ def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
 @pytest.mark.parametrize("settings", [None, True, "no"])
 def test_biases_that_config_json_does_not_deny_are_missing(settings, tmp_path):
     config = replace(CONFIG, classes=0)
-    described = {key: one for key, one in writers(config)["huggingface"].describe(config).items() if key != "qkv_bias"}
+    described = {
+        key: one
+        for key, one in find_writable_formats(config)["huggingface"].describe(config).items()
+        if key != "qkv_bias"
+    }
     folder = saved(
         tmp_path,
         config,

@@ -14,7 +14,7 @@ from vitreous.models.config import VideoConfig
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.options import WeightsSource
-from vitreous.weights.writable import writer
+from vitreous.weights.writable import get_writable_format
 
 transformers = pytest.importorskip("transformers")
 
@@ -55,7 +55,7 @@ def test_the_same_features_and_logits_as_transformers_and_back(name, tmp_path):
     model = opened(one.file(tmp_path))
     agree(model, one)
     assert isinstance(model.config, VideoConfig) and model.config.image == CLIP
-    form, other = writer("huggingface", model.config), peers.randomise(build_model(model.config), 1)
+    form, other = get_writable_format("huggingface", model.config), peers.randomise(build_model(model.config), 1)
     (tmp_path / "written").mkdir()
     save_file(form.file(model.config, other.state_dict()), tmp_path / "written" / "model.safetensors")
     (tmp_path / "written" / "config.json").write_text(json.dumps(form.describe(model.config)))
@@ -114,7 +114,7 @@ def test_the_authors_fine_tuned_file(tmp_path):
     for section in ("model", "module"):  # as their training saves it, with DeepSpeed too
         torch.save({section: authors(one.model.state_dict())}, tmp_path / "checkpoint.pth")
         assert open_weights(tmp_path / "checkpoint.pth", {"image": CLIP, "heads": 4}).config == weights.config
-    form, config = writer("videomae", weights.config), weights.config
+    form, config = get_writable_format("videomae", weights.config), weights.config
     assert form.file(config, weights.state()).keys() == authors(one.model.state_dict()).keys()
 
 
@@ -131,7 +131,7 @@ def test_the_authors_pre_training_file_and_what_it_does_not_tell(tmp_path):
     untold = open_weights(WeightsSource(str(path), source_size=(16, 24)), {"heads": 4})
     assert untold.config.image == (16, 16, 24)
     assert "assumed 16 frames of 224 x 224 pixels (--source-size FRAMES" in open_weights(path, {"heads": 4}).notes[-1]
-    form = writer("videomae", weights.config)
+    form = get_writable_format("videomae", weights.config)
     assert form.file(weights.config, weights.state()).keys() == authors(encoder, "encoder.").keys()
 
 

@@ -9,19 +9,19 @@ import torch
 
 from tests.weights.peers import randomise
 from tests.weights.test_video import VIDEOMAE, authors, theirs
-from vitreous.config import to_plain
-from vitreous.data.modalities.base import IMAGENET
+from vitreous.config import to_builtins
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.models.config import replace_fields
-from vitreous.objectives.base import Progress
-from vitreous.reports.figures.reconstruction import load_objective
-from vitreous.tasks.features import Features
-from vitreous.weights.adopt import parts_of
+from vitreous.models.config import replace_known_fields
+from vitreous.objectives.base import TrainingProgress
+from vitreous.reports.figures.reconstruction import load_restoring_objective
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.weights.adopt import open_objective_state
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.objective_parts import ObjectiveParts
-from vitreous.weights.pretraining_files import pretraining_format
+from vitreous.weights.objective_parts import ObjectiveState
+from vitreous.weights.pretraining_files import get_pretraining_format
 
 transformers = pytest.importorskip("transformers")
 
@@ -32,7 +32,9 @@ OPTIONS = VIDEOMAE | {f"decoder_{name}": size for name, size in SIZES.items()} |
 def agree(model, objective):
     """The same loss and predictions, with the mask that is drawn here."""
     clips = torch.randn(3, 3, 4, 16, 24)
-    batch = objective.prepare({"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, Progress())
+    batch = objective.prepare(
+        {"images": clips, "positions": torch.arange(3), "samples": torch.arange(3)}, TrainingProgress()
+    )
     assert batch["visible"].shape == (3, 2) and batch["masked"].shape == (3, 10)
     hidden = objective.hidden(batch["masked"])
     with torch.no_grad():
@@ -66,25 +68,28 @@ def videomae_files(tmp_path_factory):
 
 
 def test_the_loss_is_that_of_transformers(videomae_files):
-    objective = load_objective(videomae_files[0] / "hf")
+    objective = load_restoring_objective(videomae_files[0] / "hf")
     assert (objective.config.tubes, objective.config.decoder_heads, objective.config.mask) == (True, 2, 0.9)
     agree(videomae_files[1], objective)
 
 
 def test_the_authors_file_has_the_same_decoder(videomae_files):
-    parts, others = parts_of(videomae_files[0] / "checkpoint.pth"), parts_of(videomae_files[0] / "hf")
+    parts, others = (
+        open_objective_state(videomae_files[0] / "checkpoint.pth"),
+        open_objective_state(videomae_files[0] / "hf"),
+    )
     assert parts.state.keys() == others.state.keys() and len(parts.state) == 6 + 2 * 13
     assert all(torch.equal(tensor, others.state[name]) for name, tensor in parts.state.items())
     assert {**parts.config, "decoder_heads": 2} == others.config  # whose heads are narrower than the encoder's
 
 
 def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
-    objective = load_objective(videomae_files[0] / "hf")
+    objective = load_restoring_objective(videomae_files[0] / "hf")
     randomise(objective, 7)
     state = {name: tensor for name, tensor in objective.state_dict().items() if name.startswith("decoder.")}
-    parts = ObjectiveParts(to_plain(objective.config), state)
-    seen = ClipPreprocess((4, 16, 24), 3, *IMAGENET)
-    Bundle(objective.model, Features(), seen, parts=parts).save(tmp_path / "bundle")
+    parts = ObjectiveState(to_builtins(objective.config), state)
+    seen = ClipPreprocess((4, 16, 24), 3, *IMAGENET_MOMENTS)
+    Bundle(objective.model, FeatureExtraction(), seen, parts=parts).save(tmp_path / "bundle")
     convert(tmp_path / "bundle", tmp_path / "hf", "huggingface-videomae")
     model, info = transformers.VideoMAEForPreTraining.from_pretrained(tmp_path / "hf", output_loading_info=True)
     assert not any(info[name] for name in ("missing_keys", "unexpected_keys", "mismatched_keys"))
@@ -101,14 +106,17 @@ def test_what_is_written_is_read_by_others_and_by_us(videomae_files, tmp_path):
     ("huggingface-videomae", {"norm.final": "none"}, "tokens that are normed"),
 ])  # fmt: skip
 def test_what_a_format_cannot_hold_is_refused(videomae_files, to, changes, problem):
-    parts, config = parts_of(videomae_files[0] / "hf"), load_objective(videomae_files[0] / "hf").model.config
-    config = replace_fields(config, {path: value for path, value in changes.items() if path == "norm.final"})
+    parts, config = (
+        open_objective_state(videomae_files[0] / "hf"),
+        load_restoring_objective(videomae_files[0] / "hf").model.config,
+    )
+    config = replace_known_fields(config, {path: value for path, value in changes.items() if path == "norm.final"})
     parts = replace(parts, config=parts.config | changes)
     with pytest.raises(UsageError, match=f"(?s){problem}"):
-        pretraining_format(to, config, parts, "it")
+        get_pretraining_format(to, config, parts, "it")
 
 
 def test_a_decoder_of_pixels_that_are_not_normalised_is_refused(videomae_files, tmp_path):
     theirs("VideoMAEForPreTraining", OPTIONS | {"norm_pix_loss": False}).save_pretrained(tmp_path / "hf")
     with pytest.raises(WeightsError, match=r"pixels in 0 \.\. 1"):
-        parts_of(tmp_path / "hf")
+        open_objective_state(tmp_path / "hf")

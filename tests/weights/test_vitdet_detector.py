@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import WeightsError
 from vitreous.models.configs.detector import DetectorConfig
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, skip_init
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init
 from vitreous.tasks.detection import Detection
-from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
 from vitreous.weights.formats.vitdet_detector import DETECTOR
@@ -109,13 +109,15 @@ def test_vitdet_b_has_the_names_and_shapes_of_detectron2_and_comes_back_to_the_b
     shapes = backbone() | pyramid() | heads()
     assert len(shapes) == (3 + 12 * 14) + (12 + 8 + 6 + 6) + 8 + (12 + 2 + 4) + (12 + 2 + 2)
     config = DETECTOR.configure(shapes, {})
-    expected = DetectorConfig(backbone=configure("ViTDet-B/16", 1024), classes=80, masks=True, round_anchors=False)
+    expected = DetectorConfig(
+        backbone=config_from_name("ViTDet-B/16", 1024), classes=80, masks=True, round_anchors=False
+    )
     assert config.structure() == expected.structure() and not config.round_anchors
-    written = DETECTOR.file(config, skip_init(config).state_dict())
+    written = DETECTOR.file(config, build_without_init(config).state_dict())
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == shapes
     theirs = {name: torch.empty(shape).normal_() for name, shape in shapes.items()}
     theirs["backbone.net.pos_embed"][:, 0] = 0
-    again = DETECTOR.file(config, DETECTOR.read(config, list(skip_init(config).state_dict()), theirs))
+    again = DETECTOR.file(config, DETECTOR.read(config, list(build_without_init(config).state_dict()), theirs))
     assert all(torch.equal(again[name], tensor) for name, tensor in theirs.items())
 
 
@@ -198,10 +200,13 @@ def test_a_file_is_read_answers_and_is_written_again_to_the_bit(options, tmp_pat
     weights = open_weights(saved(state, tmp_path))
     classes, masks = options.get("classes", 5), options.get("masks", True)
     assert weights.task == Detection(tuple(map(str, range(classes))), masks) and not weights.unused
-    assert (weights.preprocess.mean, weights.preprocess.std) == IMAGENET and weights.preprocess.filter == "bilinear"
+    assert (
+        weights.preprocess.mean,
+        weights.preprocess.std,
+    ) == IMAGENET_MOMENTS and weights.preprocess.filter == "bilinear"
     document = convert(tmp_path / "model_final.safetensors", tmp_path / "bundle")
     assert document["kept"] == len(weights.state())
-    parts = parts_of(tmp_path / "model_final.safetensors")
+    parts = open_objective_state(tmp_path / "model_final.safetensors")
     assert parts and parts.config == {"name": "detection", "classes": list(weights.task.classes)}
     again = convert(tmp_path / "bundle", tmp_path / "again", "vitdet")
     assert again["tensors"] == len(state) and not again["read_there_with"]
@@ -231,7 +236,7 @@ def test_a_detector_trained_here_is_written_and_read_as_it_was(tmp_path):
 
 def bundle_of(model, folder):
     """A bundle of a detector."""
-    preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET[0], std=IMAGENET[1])
+    preprocess = ImagePreprocess((96, 96), channels=3, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     Bundle(model, Detection(tuple("abcdefgh"[: model.config.classes]), model.config.masks), preprocess).save(folder)
     return folder
 
@@ -254,7 +259,7 @@ def test_missing_and_unknown_tensors_are_listed(tmp_path):
 
 
 def test_the_pixels_of_early_files_are_checked(tmp_path):
-    pixels = [255 * torch.tensor(values).reshape(3, 1, 1) for values in IMAGENET]
+    pixels = [255 * torch.tensor(values).reshape(3, 1, 1) for values in IMAGENET_MOMENTS]
     names = ("pixel_mean", "pixel_std")
     weights = open_weights(saved(small() | dict(zip(names, pixels, strict=True)), tmp_path))
     assert sorted(weights.unused) == list(names)

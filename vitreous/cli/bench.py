@@ -51,33 +51,35 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from pathlib import Path
 
     from vitreous.apps.bench import report
-    from vitreous.apps.bench.run import bench
+    from vitreous.apps.bench.run import run_benchmarks
     from vitreous.apps.bench.work import Timing
     from vitreous.errors import ResourceError
-    from vitreous.system.disk import write_text
+    from vitreous.system.disk import write_text_atomic
 
     o = options
     work = (o.tasks, o.models, o.batch_sizes, o.image_size, o.images, o.only)
-    races = bench(*work, Timing(o.rounds, o.seconds, o.profile), o.device, console.progress)
-    document = report.document(races)
+    races = run_benchmarks(*work, Timing(o.rounds, o.seconds, o.profile), o.device, console.progress)
+    document = report.races_to_json(races)
     if options.out:
-        file = Path(options.out) / report.file_name(races)
+        file = Path(options.out) / report.make_report_name(races)
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text(file, report.markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds))
+            write_text_atomic(
+                file, report.render_race_markdown(races, shlex.join(["vitreous", *sys.argv[1:]]), options.rounds)
+            )
         except OSError as error:
             raise ResourceError(f"cannot write {file}: {error.strerror}") from None
-    console.say(document["hardware"])
-    console.say(report.peak_text(document["peak"]))
+    console.print_line(document["hardware"])
+    console.print_line(report.format_peaks(document["peak"]))
     for race in races:
-        console.say()
-        head, rows = report.table(race)
+        console.print_line()
+        head, rows = report.format_race_table(race)
         console.table([race.work.title(), *head[1:]], rows)
         for line in report.describe_withheld_ratios(race):
-            console.say(line)
+            console.print_line(line)
         if options.profile:
-            console.say()
-            console.table(*report.profile_table(race))
+            console.print_line()
+            console.table(*report.format_profile_table(race))
     if options.out:
-        console.note(f"written to {Path(options.out) / report.file_name(races)}")
+        console.note(f"written to {Path(options.out) / report.make_report_name(races)}")
     return document

@@ -23,13 +23,13 @@ class Options:
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the script, and nothing else."""
-    script = write_script(options.shell)
+    script = generate_completion_script(options.shell)
     if console.document_to is None:
-        console.say(script.rstrip("\n"))
+        console.print_line(script.rstrip("\n"))
     return {"shell": options.shell, "script": script}
 
 
-def write_script(shell: str) -> str:
+def generate_completion_script(shell: str) -> str:
     """The script of a shell: that of one command whose subcommands are the verbs."""
     import io
     from contextlib import redirect_stdout, suppress

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from vitreous.errors import Interrupted, VitreousError
-from vitreous.progress import Display, descriptor_of, speaks, write_line
+from vitreous.progress import ProgressDisplay, get_file_descriptor, is_main_process, write_line
 from vitreous.tasks.metrics import METRICS, Metric
 
-NUMBER = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
-REPLACE = "vitreous.replace"  # the name of an error handler of encodings
-PLAIN = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
+ENCODING_ERROR_HANDLER = "vitreous.replace"  # the name of an error handler of encodings
+ASCII_REPLACEMENTS = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
+BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def prepare_streams() -> None:
@@ -28,13 +28,13 @@ def prepare_streams() -> None:
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
-    codecs.register_error(REPLACE, replace_character)
+    codecs.register_error(ENCODING_ERROR_HANDLER, replace_character)
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         stream = getattr(sys, name)
         if mode == "w" and isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
-            stream.reconfigure(errors=REPLACE)
+            stream.reconfigure(errors=ENCODING_ERROR_HANDLER)
 
 
 def replace_character(error: UnicodeError) -> tuple[str, int]:
@@ -42,7 +42,7 @@ def replace_character(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
-    return "".join(PLAIN.get(c, json.dumps(c)[1:-1]) for c in text), error.end
+    return "".join(ASCII_REPLACEMENTS.get(c, json.dumps(c)[1:-1]) for c in text), error.end
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def reserve_stdout() -> Iterator[TextIO]:
     descriptor 1.
     """
     own, saved = sys.stdout, None
-    if descriptor_of(own) == 1:
+    if get_file_descriptor(own) == 1:
         own.flush()
         saved = os.dup(1)
         os.dup2(2, 1)
@@ -70,7 +70,7 @@ def reserve_stdout() -> Iterator[TextIO]:
             stream.close()
 
 
-def as_json(document: Any) -> str:
+def format_json_line(document: Any) -> str:
     """One line of JSON in which every character that cannot be printed is escaped."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
@@ -78,11 +78,11 @@ def as_json(document: Any) -> str:
 
 def readable_bytes(count: float) -> str:
     """Bytes in the largest of B, KiB, MiB, GiB, TiB of which there is one: `1.5 GiB`."""
-    power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(UNITS) - 1)
-    return f"{count / 1024**power:.{int(power > 0)}f} {UNITS[power]}"
+    power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(BYTE_UNITS) - 1)
+    return f"{count / 1024**power:.{int(power > 0)}f} {BYTE_UNITS[power]}"
 
 
-class Console(Display):
+class Console(ProgressDisplay):
     """Hears a run (`note`, `progress`) and prints tables and one document.
 
     `document_to`: the stream that belongs to one JSON document, with `--json`; lines for people then go to stderr.
@@ -97,27 +97,27 @@ class Console(Display):
         self.document_to = document_to
         self.code = 0
 
-    def say(self, text: str = "") -> None:
+    def print_line(self, text: str = "") -> None:
         """Print a line on stdout, or on stderr where stdout belongs to a document."""
         self.close()
-        if speaks():
+        if is_main_process():
             write_line(text, sys.stdout if self.document_to is None else sys.stderr)
 
     def document(self, document: Any) -> None:
         """Print the JSON document, where one was asked for."""
         self.close()
-        if self.document_to is not None and speaks():
-            write_line(as_json(document), self.document_to)
+        if self.document_to is not None and is_main_process():
+            write_line(format_json_line(document), self.document_to)
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
         """Print columns as wide as they need, those of numbers to the right; None is `-`."""
         cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
         columns = []
         for texts in zip(*cells, strict=True):
-            width, numeric = max(map(len, texts)), all(NUMBER.fullmatch(text) for text in texts[1:])
+            width, numeric = max(map(len, texts)), all(NUMBER_CELL.fullmatch(text) for text in texts[1:])
             columns.append([text.rjust(width) if numeric else text.ljust(width) for text in texts])
         for line in zip(*columns, strict=True):
-            self.say("  ".join(line).rstrip())
+            self.print_line("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
         """Print an error's message and hint on stderr. Being stopped by a signal is no error."""
@@ -126,32 +126,32 @@ class Console(Display):
         write_line(f"{start}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
 
 
-def figures(name: str, summary: Mapping[str, Any] | None) -> str:
+def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
     """One line with the figures of a split, from a `Report.summary`: the evaluator's leading one first."""
-    from vitreous.tasks.report import leading_of
+    from vitreous.tasks.report import get_leading_key
 
     if summary is None:
         return f"{name}: not evaluated"
-    leading = leading_of(summary)
-    texts = [figure(summary, leading, "95 % interval ")]
+    leading = get_leading_key(summary)
+    texts = [format_metric(summary, leading, "95 % interval ")]
     secondary = METRICS[leading].secondary if leading in METRICS else None
-    texts += [figure(summary, key) for key in secondary or () if summary.get(key) is not None]
+    texts += [format_metric(summary, key) for key in secondary or () if summary.get(key) is not None]
     return f"{name}: {', '.join(texts)}, {summary['images']} images"
 
 
-def figure(summary: Mapping[str, Any], key: str, prefix: str = "") -> str:
+def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str:
     """A figure's name and value, with its interval where there is one; `prefix` stands before the interval."""
     metric = METRICS.get(key) or Metric(key, key, ".4g")
     value, ends = summary.get(key), summary["interval"].get(key)
     text = "not measured" if value is None else format(value, metric.form)
-    return f"{metric.label} {text}" + interval(ends, metric.short_form, prefix)
+    return f"{metric.label} {text}" + format_interval_suffix(ends, metric.short_form, prefix)
 
 
-def interval(ends: Sequence[float] | None, form: str = ".1%", prefix: str = "") -> str:
+def format_interval_suffix(ends: Sequence[float] | None, form: str = ".1%", prefix: str = "") -> str:
     """An interval in parentheses behind its figure, or nothing where there is none."""
     return f" ({prefix}{ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def format_percentage(value: float | None, digits: int = 1) -> str:
     """A fraction as a percentage, `-` for None."""
     return "-" if value is None else f"{value:.{digits}%}"

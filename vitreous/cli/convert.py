@@ -51,10 +51,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from pathlib import Path
 
     from vitreous.errors import UsageError
-    from vitreous.weights.files import open_weights
+    from vitreous.weights.files import open_weights_file
 
     if Path(options.weights).is_file():
-        open_weights(options.weights)  # what is no weights file is refused before PyTorch is imported
+        open_weights_file(options.weights)  # what is no weights file is refused before PyTorch is imported
     from vitreous.weights.convert import convert
 
     o = options
@@ -87,6 +87,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     size_text = f"{document['tensors']} tensors, {document['bytes']:,} bytes"
     rows.append(("written", f"{document['to']}, {size_text}, read back bit for bit"))
     for label, text in rows:
-        console.say(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
-    console.say(f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"])
+        console.print_line(f"{label:8} {text if len(text) < 400 else text[:400] + ' ...'}")
+    console.print_line(
+        f"next: vitreous predict {document['out']} IMAGE ..." if options.to == "bundle" else document["out"]
+    )
     return document

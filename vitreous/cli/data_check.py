@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 
-MARKS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
+LEVEL_LABELS = {"fails": "FAILS", "warns": "warning", "tells": "note"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Check, print the findings, and write the page of --out. Raises UsageError: there is no such folder."""
     from pathlib import Path
 
-    from vitreous.apps.curation.check import check
-    from vitreous.apps.curation.checks.page import page
+    from vitreous.apps.curation.check import check_dataset
+    from vitreous.apps.curation.checks.page import render_check_page
     from vitreous.errors import UsageError
-    from vitreous.models.names import default_image
-    from vitreous.system.disk import write_output
+    from vitreous.models.names import choose_default_image_size
+    from vitreous.system.disk import write_output_file
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
         raise UsageError(f"no folder {out.absolute().parent}", "make it first")
     if out and out.is_dir():
         raise UsageError(f"{out} is a folder", "name a file: --out report.html")
-    size = default_image if options.image_size is None else options.image_size
-    document, subject = check(
+    size = choose_default_image_size if options.image_size is None else options.image_size
+    document, subject = check_dataset(
         options.data,
         options.split,
         workers=options.workers,
@@ -71,17 +71,17 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         progress=console.progress,
     )
     if out:
-        write_output(out, page(document, subject))
+        write_output_file(out, render_check_page(document, subject))
     print_findings(document, console)
     if out:
-        console.say(f"\n{out} shows it")
+        console.print_line(f"\n{out} shows it")
     return document
 
 
 def print_findings(document: dict[str, Any], console: Console) -> None:
     """Print the splits, the unreadable files, and the findings."""
-    from vitreous.apps.curation.checks.facts import by_reason
-    from vitreous.apps.curation.checks.findings import SHOWN
+    from vitreous.apps.curation.checks.facts import group_by_reason
+    from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
 
     rows = [
         [name, f"{split['images']:,}", f"{split['unreadable']:,}", f"{split['bytes'] / 1e6:,.1f}M"]
@@ -97,25 +97,25 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         sides = f"length {width}" if document["kind"] == "signals" else f"{slices}width {width}; height {height}"
         targets, classes = document["targets"], document["classes"]
         count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} classes"
-        console.say(f"{count}; {sides}")
+        console.print_line(f"{count}; {sides}")
     if (clips := document["clips"]) and clips["frames"]:
         names = {"frames": "frames", "seconds": "seconds", "rate": "frames a second"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]
         texts = [f"{own['min']:.3g} to {own['max']:.3g} {name}, median {own['median']:.3g}" for own, name in spans]
-        console.say("; ".join(texts))
+        console.print_line("; ".join(texts))
     for note in document["notes"]:
         console.note(note)
     shown = 0
-    for reason, bad in by_reason(document["unreadable"]):
-        console.say(f"\n{len(bad):,} x {reason}")
-        for row in bad[: max(SHOWN - shown, 0)]:
-            console.say(f"    {row['path']}")
+    for reason, bad in group_by_reason(document["unreadable"]):
+        console.print_line(f"\n{len(bad):,} x {reason}")
+        for row in bad[: max(MAX_LISTED_NAMES - shown, 0)]:
+            console.print_line(f"    {row['path']}")
         shown += len(bad)
-    if shown > SHOWN:
-        console.say(f"    {SHOWN} of {shown:,} are named here; --json names all")
-    console.say()
+    if shown > MAX_LISTED_NAMES:
+        console.print_line(f"    {MAX_LISTED_NAMES} of {shown:,} are named here; --json names all")
+    console.print_line()
     for finding in document["findings"]:
-        console.say(f"{MARKS[finding['level']]}: {finding['text']}")
+        console.print_line(f"{LEVEL_LABELS[finding['level']]}: {finding['text']}")
         if finding["way"]:
-            console.say(f"    {finding['way']}")
-    console.say("passed" if document["passed"] else "failed")
+            console.print_line(f"    {finding['way']}")
+    console.print_line("passed" if document["passed"] else "failed")

@@ -41,5 +41,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document = convert_annotations(data, Path(options.out), options.to, console)
     rows = [[name, f"{row['images']:,}", f"{row['objects']:,}"] for name, row in document["splits"].items()]
     console.table(["split", "images", "objects"], rows)
-    console.say(f"{len(document['classes'])} classes, as {options.to}: {document['out']}")
+    console.print_line(f"{len(document['classes'])} classes, as {options.to}: {document['out']}")
     return document

@@ -51,13 +51,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Find copies, write the list, and print counts. Raises UsageError for options that cannot be."""
     from pathlib import Path
 
-    from vitreous.apps.curation.copies.listing import listed, remaining
-    from vitreous.apps.curation.dedup import dedup
-    from vitreous.data.exclusions import read_excluded
+    from vitreous.apps.curation.copies.listing import copies_to_csv, remaining_to_csv
+    from vitreous.apps.curation.dedup import find_copies
+    from vitreous.data.exclusions import read_exclusion_list
     from vitreous.data.sources import open_images
     from vitreous.data.split import Data
     from vitreous.errors import UsageError
-    from vitreous.system.disk import write_output
+    from vitreous.system.disk import write_output_file
     from vitreous.system.machine import pick_device
 
     if options.workers is not None and options.workers < 0:
@@ -74,10 +74,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     others = [
         split
         for source in options.against
-        for split in choose_splits(open_images(source), options.against_split, source, console)
+        for split in choose_reference_splits(open_images(source), options.against_split, source, console)
     ]
     embedder = load_embedder(options.model, pick_device(options.device)) if options.model else None
-    document = dedup(
+    document = find_copies(
         own,
         others,
         within=options.within,
@@ -86,15 +86,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         embedder=embedder,
         progress=console.progress,
     )
-    write_output(out, listed(document["copies"]))
+    write_output_file(out, copies_to_csv(document["copies"]))
     if options.apply_to and isinstance(data, Data):
         table = Path(options.apply_to)
-        write_output(table, remaining(data, read_excluded(out), table.absolute().parent))
+        write_output_file(table, remaining_to_csv(data, read_exclusion_list(out), table.absolute().parent))
     for line in document["unreadable"][:20]:
         console.note(f"cannot be read: {line}")
     counts = document["counts"]
     console.table(["copies by", "images"], [[reason, counts.get(reason, 0)] for reason in ("bytes", "pixels", "near")])
-    console.say(
+    console.print_line(
         f"{len(document['copies'])} of {document['images']} images are copies, {len(document['unreadable'])} cannot be "
         f"read: {out}"
     )
@@ -105,7 +105,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     }
 
 
-def choose_splits(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
+def choose_reference_splits(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
     """The splits of `--against-split`, and a note of which they are."""
     from vitreous.data.split import Data
 

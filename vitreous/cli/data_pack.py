@@ -9,7 +9,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+BYTE_FACTORS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,9 +58,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         raise UsageError(f"--shard-size {options.shard_size} is no size", "use bytes, or 64K, 256M, 1G")
     if options.workers is not None and options.workers < 0:
         raise UsageError(f"--workers cannot be {options.workers}")
-    from vitreous.apps.curation.pack import Plan, pack
+    from vitreous.apps.curation.pack import PackPlan, pack_dataset
 
-    size, coder = int(digits) * UNITS["" if unit.isdecimal() else unit], None
+    size, coder = int(digits) * BYTE_FACTORS["" if unit.isdecimal() else unit], None
     if options.latents is not None:
         from vitreous.system.machine import pick_device
         from vitreous.weights.autoencoder import Autoencoder
@@ -68,7 +68,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         coder = Autoencoder(options.latents, pick_device(options.device))
     form = options.to if coder is None else "latents"
     latents = None if coder is None else coder.latents
-    plan = Plan(
+    plan = PackPlan(
         form,
         options.short_side,
         quality=options.quality,
@@ -77,7 +77,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         latents=latents,
         mirror=options.mirror,
     )
-    document = pack(
+    document = pack_dataset(
         options.source,
         options.out,
         plan=plan,
@@ -92,5 +92,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         counts = f"{split['images']:,}", len(split["unreadable"]), len(split["shards"])
         rows.append([name, *counts, f"{size:.1f} MiB"])
     console.table(["split", "images", "unreadable", "shards", "size"], rows)
-    console.say(f"next: vitreous train {document['out']}" + " --recipe dit" * (coder is not None))
+    console.print_line(f"next: vitreous train {document['out']}" + " --recipe dit" * (coder is not None))
     return document

@@ -24,30 +24,32 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print what there is and what it does."""
     if options.fix:
-        return list_missing(console)
-    from vitreous.jobs.doctor import examine
-    from vitreous.system.cores import Neighbours, describe_share
+        return list_missing_extras(console)
+    from vitreous.jobs.doctor import diagnose_machine
+    from vitreous.system.cores import ContentionMonitor, describe_contention
 
-    document = examine(options.device)
+    document = diagnose_machine(options.device)
     rows = [[name.replace("_", " "), value] for name, value in document.items() if name != "engine_choices"]
     console.table(["doctor", ""], rows)
     for line in document["engine_choices"]:
-        console.say(line)
-    if (document["other_work"] or 0) >= Neighbours.SHARE:
-        console.note(describe_share(document["other_work"]))
+        console.print_line(line)
+    if (document["other_work"] or 0) >= ContentionMonitor.SHARE:
+        console.note(describe_contention(document["other_work"]))
     return document
 
 
-def list_missing(console: Console) -> dict[str, Any]:
+def list_missing_extras(console: Console) -> dict[str, Any]:
     """Print each extra, what it lacks and what it is for, and the commands that install what is missing."""
-    from vitreous.jobs.requirements import PURPOSES, commands, missing_requirements
+    from vitreous.jobs.requirements import EXTRA_PURPOSES, build_install_commands, find_missing_requirements
 
-    missing = missing_requirements()
-    lines = commands(missing)
-    rows = [[extra or "-", ", ".join(absent) or "installed", PURPOSES[extra]] for extra, absent in missing.items()]
+    missing = find_missing_requirements()
+    lines = build_install_commands(missing)
+    rows = [
+        [extra or "-", ", ".join(absent) or "installed", EXTRA_PURPOSES[extra]] for extra, absent in missing.items()
+    ]
     console.table(["extra", "missing", "for"], rows)
     for line in lines:
-        console.say(line)
+        console.print_line(line)
     if not lines:
-        console.say("nothing is missing")
+        console.print_line("nothing is missing")
     return {"missing": missing, "commands": lines, "ok": not missing[""]}

@@ -10,12 +10,12 @@ from vitreous.cli.console import Console
 from vitreous.cli.inference import (
     ImageArguments,
     choose_backend,
-    choose_engine,
-    file_settings,
-    open_images_of,
-    print_notes,
-    require_images,
-    write_answers,
+    choose_job_engine,
+    collect_file_settings,
+    open_image_source,
+    print_model_notes,
+    require_image_arguments,
+    write_predictions,
 )
 
 if TYPE_CHECKING:
@@ -43,17 +43,17 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Embed into a file, or into the bundle. Raises UsageError for int8, and without images."""
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
-    from vitreous.inference.rows import Embeddings
+    from vitreous.inference.rows import EmbeddingRows
 
     if options.index:
         return embed_index(options, console)
     if options.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    require_images(options)
+    require_image_arguments(options)
     predictor = load(options.source(options.run), options.how(), (), options.exact, headless=True)
-    source = open_images_of(options, predictor.card.preprocess)
-    choose_engine(options, predictor, source.count, features=True)
-    print_notes(predictor, console)
+    source = open_image_source(options, predictor.card.preprocess)
+    choose_job_engine(options, predictor, source.count, features=True)
+    print_model_notes(predictor, console)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Embedding]]:
         return choose_backend(options, predictor).embeddings(items, options.bad_images)
@@ -62,12 +62,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         "verb": "embed",
         "model": predictor.card.name,
         "version": predictor.card.version,
-        **file_settings(options, predictor),
+        **collect_file_settings(options, predictor),
     }
-    return write_answers(
+    return write_predictions(
         options,
         options.out or "embeddings.npz",
-        kind=Embeddings(),
+        kind=EmbeddingRows(),
         made_by=made_by,
         answers=answers,
         source=source,

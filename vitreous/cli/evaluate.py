@@ -8,23 +8,28 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, arg
 
-from vitreous.cli.console import Console, figures, interval, percent
+from vitreous.cli.console import Console, format_interval_suffix, format_percentage, format_split_metrics
 from vitreous.cli.inference import InferenceArguments, select_options
 from vitreous.errors import UsageError
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
-from vitreous.tasks.metrics import ERRORS as OBJECT_ERRORS
+from vitreous.tasks.metrics import DETECTION_ERRORS as OBJECT_ERRORS
 from vitreous.tasks.metrics import METRICS
 
 #: options of --protocol top1 for one run
-OF_THE_HEAD = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
-OF_GENERATORS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
+HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
+GENERATOR_OPTIONS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
 
 #: options of `evaluate` that are about answers, which a generator gives none of
-OF_ANSWERS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
-OF_GENERATORS += ("size", "frames")
-SHOWN = 20  # classes of a table
-SHOWN_HEADS = 5  # of a grid
-SETTING = {"knn": "k", "linear": "l2", "real": "images", "objectnet": "among"}  # the key by which rows differ
+CLASSIFIER_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
+GENERATOR_OPTIONS += ("size", "frames")
+MAX_LISTED_CLASSES = 20  # classes of a table
+MAX_LISTED_HEADS = 5  # of a grid
+PROTOCOL_SETTING_KEYS = {
+    "knn": "k",
+    "linear": "l2",
+    "real": "images",
+    "objectnet": "among",
+}  # the key by which rows differ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +103,16 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Evaluate, and print the figures. Raises UsageError for options that clash."""
-    if (second := other_run(options)) is not None:
-        return compare_runs(options, second, console)
-    from vitreous.inference.open_model import read_task
+    if (second := get_second_run(options)) is not None:
+        return print_comparison(options, second, console)
+    from vitreous.inference.open_model import read_task_type
 
-    if not read_task(options.run).reads_images:
-        from vitreous.cli.evaluate import evaluate_generator
+    if not read_task_type(options.run).reads_images:
+        from vitreous.cli.evaluate import print_generator_evaluation
 
-        return evaluate_generator(options, console)
-    check_probe(options)
-    if words := [name for name in OF_GENERATORS if getattr(options, name) != getattr(Options, name)]:
+        return print_generator_evaluation(options, console)
+    check_probe_options(options)
+    if words := [name for name in GENERATOR_OPTIONS if getattr(options, name) != getattr(Options, name)]:
         raise UsageError(
             f"--{words[0].replace('_', '-')} is about models that make images",
             f"leave it out: {options.run} makes none",
@@ -115,7 +120,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.reports.evaluate import evaluate
 
     o, by_head = options, options.protocol == "top1"
-    if not by_head and (words := [name for name in OF_THE_HEAD if getattr(o, name)]):
+    if not by_head and (words := [name for name in HEAD_OPTIONS if getattr(o, name)]):
         message = f"--{words[0]} is about the answers of the head, not about --protocol {o.protocol}"
         raise UsageError(message, "leave one of them out")
     ways: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
@@ -127,22 +132,24 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     document: dict[str, Any] = {**evaluate(o.source(o.run), o.data, how=o.how(), listener=console, **ways)}
     judged = None if o.protocol == "vtab" else document[document["split"]]
     if by_head:
-        console.say(figures(document["split"], judged))
+        console.print_line(format_split_metrics(document["split"], judged))
         if document.get("clip_views", "1x1") != "1x1":
-            console.say(f"by the mean of the logits of {document['clip_views']} views of each clip (frames x crops)")
+            console.print_line(
+                f"by the mean of the logits of {document['clip_views']} views of each clip (frames x crops)"
+            )
     else:
-        console.table(*protocol_table(o.protocol, document["figures"]))
+        console.table(*format_protocol_table(o.protocol, document["figures"]))
     if judged and judged["unreadable"]:
-        console.say(f"{judged['unreadable']} images cannot be read and count as wrong")
-    lines = {"vtab": vtab_lines, "linear": candidate_lines}.get(o.protocol, lambda document: ())
-    for line in head_lines(document, console) if by_head else lines(document):
-        console.say(line)
+        console.print_line(f"{judged['unreadable']} images cannot be read and count as wrong")
+    lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
+    for line in print_head_results(document, console) if by_head else lines(document):
+        console.print_line(line)
     if document["report"]:
-        console.say(f"page: {document['report']}")
+        console.print_line(f"page: {document['report']}")
     return document
 
 
-def check_probe(options: Options) -> None:
+def check_probe_options(options: Options) -> None:
     """Raise UsageError for options of a published probe where the head judges, which would not hear of them."""
     lengths = options.epochs, options.steps, options.probe_batch
     if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
@@ -150,96 +157,112 @@ def check_probe(options: Options) -> None:
         raise UsageError(problem, "add --protocol linear, or leave them out")
 
 
-def protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def format_protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Head and rows of a protocol's table: a row for each task of vtab, number of shots, or setting."""
     if protocol == "vtab":
-        cells = [[row["task"], row["group"], bounded(row, "top1"), row["images"], f"{row['l2']:.2g}"] for row in rows]
+        cells = [
+            [row["task"], row["group"], format_share_with_interval(row, "top1"), row["images"], f"{row['l2']:.2g}"]
+            for row in rows
+        ]
         return ["task", "group", "top-1", "images", "l2"], cells
     if protocol == "fewshot":
         return ["shots", "top-1", "std", "of each draw"], [
             [
                 row["shots"],
-                percent(row["top1"]),
+                format_percentage(row["top1"]),
                 None if row["std"] is None else f"{row['std'] * 100:.1f}",
-                " ".join(percent(draw["top1"]) for draw in row["per_seed"]),
+                " ".join(format_percentage(draw["top1"]) for draw in row["per_seed"]),
             ]
             for row in rows
         ]
     names = ["map", "macro_f1"] if "map" in rows[0] else ["top1", "top5"] if rows[0]["top5"] is not None else ["top1"]
-    key = "probe" if "probe" in rows[0] else SETTING[protocol]
+    key = "probe" if "probe" in rows[0] else PROTOCOL_SETTING_KEYS[protocol]
     settings = [f"{row[key]:.3g}" if isinstance(row[key], float) else row[key] for row in rows]
-    cells = [[value, *(bounded(row, name) for name in names)] for value, row in zip(settings, rows, strict=True)]
+    cells = [
+        [value, *(format_share_with_interval(row, name) for name in names)]
+        for value, row in zip(settings, rows, strict=True)
+    ]
     return ["classes" if key == "among" else key, *(METRICS[name].label for name in names)], cells
 
 
-def bounded(row: dict[str, Any], name: str) -> str:
+def format_share_with_interval(row: dict[str, Any], name: str) -> str:
     """A fraction with its interval."""
-    return percent(row[name]) + interval(row["interval"].get(name))
+    return format_percentage(row[name]) + format_interval_suffix(row["interval"].get(name))
 
 
-def vtab_lines(document: dict[str, Any]) -> Iterator[str]:
+def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
     """Means of the groups of tasks, and the tasks that were not judged."""
-    yield "  ".join(f"{part} {percent(document[part])}" for part in ("natural", "specialized", "structured", "mean"))
+    yield "  ".join(
+        f"{part} {format_percentage(document[part])}" for part in ("natural", "specialized", "structured", "mean")
+    )
     if document["missing"]:
         yield f"not there: {', '.join(document['missing'])}"
     for name, why in document["failed"].items():
         yield f"{name} cannot be judged: {why}"
 
 
-def candidate_lines(document: dict[str, Any]) -> Iterator[str]:
+def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
     """The head of a published probe, and the best of those that it was chosen from."""
     if (selection := document.get("selection")) is None:
         return
-    yield f"{document['steps']:,} steps of {document['batch']:,} images; head: {candidate(selection['chosen'])}"
+    yield (
+        f"{document['steps']:,} steps of {document['batch']:,} images; head: "
+        f"{format_probe_candidate(selection['chosen'])}"
+    )
     rows = selection["candidates"]
     if len(rows) > 1:
         yield f"chosen of {len(rows)} heads on {selection['images']} validation images; the best of them:"
         best = sorted(rows, key=lambda row: -1.0 if row["val"] is None else row["val"], reverse=True)
-        yield from (f"  {candidate(row)}" for row in best[:SHOWN_HEADS])
+        yield from (f"  {format_probe_candidate(row)}" for row in best[:MAX_LISTED_HEADS])
 
 
-def candidate(row: dict[str, Any]) -> str:
+def format_probe_candidate(row: dict[str, Any]) -> str:
     """A head as text: its rate, what it reads, its figure on validation images."""
     blocks = {0: "the model's own features", 1: "class token"}.get(row["blocks"], f"{row['blocks']} class tokens")
-    score = "" if row["val"] is None else f", val {percent(row['val'])}"
+    score = "" if row["val"] is None else f", val {format_percentage(row['val'])}"
     return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean'] else ''}{score}"
 
 
-def other_run(options: Options) -> str | None:
+def get_second_run(options: Options) -> str | None:
     """The second run, where there are two. Raises UsageError for what two runs cannot be asked."""
     if options.data is None:
         return None
-    from vitreous.reports.compare import is_run
+    from vitreous.reports.compare import is_run_or_bundle
 
-    if options.more is None and not is_run(options.data):
+    if options.more is None and not is_run_or_bundle(options.data):
         return None
-    if options.more is not None and not is_run(options.data) and ":" not in options.data:
+    if options.more is not None and not is_run_or_bundle(options.data) and ":" not in options.data:
         raise UsageError(f"{options.data} is no run to compare {options.run} with", "vitreous evaluate RUN RUN DATA")
-    own = [name for name in OF_THE_HEAD if getattr(options, name)] + ["protocol"] * (options.protocol != "top1")
+    own = [name for name in HEAD_OPTIONS if getattr(options, name)] + ["protocol"] * (options.protocol != "top1")
     if own:
         raise UsageError(f"--{own[0]} is for one run", "leave it out, or name one run")
     return options.data
 
 
-def compare_runs(options: Options, second: str, console: Console) -> dict[str, Any]:
+def print_comparison(options: Options, second: str, console: Console) -> dict[str, Any]:
     """Compare two runs, and print how they differ."""
-    from vitreous.reports.answers import Computing
-    from vitreous.reports.compare import compare, is_run
+    from vitreous.reports.answers import EvaluationSettings
+    from vitreous.reports.compare import compare_two_runs, is_run_or_bundle
 
-    computing = Computing(options.batch_size, options.workers, options.how(), options.bad_images, listener=console)
+    computing = EvaluationSettings(
+        options.batch_size, options.workers, options.how(), options.bad_images, listener=console
+    )
     runs = (options.run, second)  # --resize and --source-size are about foreign weights, if only one is foreign
-    first, other = (path if is_run(path) and not all(map(is_run, runs)) else options.source(path) for path in runs)
-    document = compare(first, other, options.more, options.split, computing)
+    first, other = (
+        path if is_run_or_bundle(path) and not all(map(is_run_or_bundle, runs)) else options.source(path)
+        for path in runs
+    )
+    document = compare_two_runs(first, other, options.more, options.split, computing)
     for side in (document["a"], document["b"]):
-        console.say(figures(side["run"], side))
+        console.print_line(format_split_metrics(side["run"], side))
     if counts := document["counts"]:
         right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the"
-        console.say(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
+        console.print_line(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
     if len(rows := document.get("targets", [])) > 1:
-        console.table(*target_differences(rows[:SHOWN]))
+        console.table(*target_differences(rows[:MAX_LISTED_CLASSES]))
     if signs := [*describe_changes(document)]:
-        console.say(f"second less first: {', '.join(signs)}")
-    console.say(document["verdict"])
+        console.print_line(f"second less first: {', '.join(signs)}")
+    console.print_line(document["verdict"])
     return document
 
 
@@ -248,8 +271,9 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
     changes, ends = document["difference"], document["interval"]
     for name in (name for name, change in changes.items() if change is not None and name in METRICS):
         metric = METRICS[name]
-        if not metric.is_share and not metric.leads:
-            yield f"{metric.label} {changes[name]:+{metric.form}}{interval(ends[name], '+' + metric.form)}"
+        if not metric.is_share and not metric.is_leading:
+            suffix = format_interval_suffix(ends[name], "+" + metric.form)
+            yield f"{metric.label} {changes[name]:+{metric.form}}{suffix}"
 
 
 def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
@@ -261,32 +285,37 @@ def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list
         for metric in metrics:
             change, ends = row["difference"][metric.key], row["interval"][metric.key]
             form = "+" + metric.form
-            cell.append("-" if change is None else format(change, form) + interval(ends, form))
+            cell.append("-" if change is None else format(change, form) + format_interval_suffix(ends, form))
         cells.append(cell)
     return ["second less first", "images", *(metric.label for metric in metrics)], cells
 
 
-def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
+def print_head_results(document: dict[str, Any], console: Console) -> Iterator[str]:
     """Print the table of the worst classes, or of the targets, and return the lines below it."""
     if document["targets"]:
-        console.table(*targets_table(document["targets"]))
+        console.table(*format_targets_table(document["targets"]))
         return
-    from vitreous.tasks.report import leading_of
+    from vitreous.tasks.report import get_leading_key
 
-    metric, objects = METRICS[leading_of(document[document["split"]])], document.get("objects")
-    rank, name = metric.class_rank
+    metric, objects = METRICS[get_leading_key(document[document["split"]])], document.get("objects")
+    rank, name = metric.ranking_metric
     rows = sorted(document["per_class"], key=lambda row: row[rank] if row[rank] is not None else 2.0)
     columns = metric.class_columns(rows)
     last = ["taken_for"] if any("taken_for" in row for row in rows) else []
     console.table(
         ["class", "images", *(column.label for column in columns), *["most confused with"] * len(last)],
         [
-            [row["class"], row["images"], *(percent(row[column.key]) for column in columns), *map(row.get, last)]
-            for row in rows[:SHOWN]
+            [
+                row["class"],
+                row["images"],
+                *(format_percentage(row[column.key]) for column in columns),
+                *map(row.get, last),
+            ]
+            for row in rows[:MAX_LISTED_CLASSES]
         ],
     )
-    if len(rows) > SHOWN:
-        yield f"… and {len(rows) - SHOWN} classes with a better {name}"
+    if len(rows) > MAX_LISTED_CLASSES:
+        yield f"… and {len(rows) - MAX_LISTED_CLASSES} classes with a better {name}"
     if objects:
         costs = sorted(objects["errors"].items(), key=lambda pair: -pair[1])
         named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
@@ -300,11 +329,11 @@ def head_lines(document: dict[str, Any], console: Console) -> Iterator[str]:
             for pair in pairs[:5]
         )
         yield f"most confused pairs: {', '.join(named)}"
-    yield from calibration_lines(document)
-    yield from outlier_lines(document)
+    yield from format_calibration_lines(document)
+    yield from format_outlier_lines(document)
 
 
-def targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+def format_targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Head and rows of the table of a regression: a row for each target, its metrics in its unit."""
     metrics = [METRICS[key] for key in rows[0]["interval"]]
     cells = [
@@ -314,7 +343,7 @@ def targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]
     return ["target", "images", *(metric.label for metric in metrics)], cells
 
 
-def calibration_lines(document: dict[str, Any]) -> Iterator[str]:
+def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
     """The temperature with what it changes, and what abstaining gains."""
     if calibration := document["calibration"]:
         on = calibration["fitted_on"]
@@ -328,12 +357,12 @@ def calibration_lines(document: dict[str, Any]) -> Iterator[str]:
                 yield f"  {name}: {', '.join(changes)}"
     if abstain := document["abstain"]:
         top1 = abstain["top1"]
-        right = "" if top1 is None else f": top-1 {top1:.2%}{interval(abstain['interval'])} on them"
+        right = "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
         answered = f"{abstain['answered']} images answered ({abstain['coverage']:.1%}){right}"
         yield f"below {abstain['below']:g} it is unsure: {answered}; AURC {abstain['aurc']:.2g}"
 
 
-def outlier_lines(document: dict[str, Any]) -> Iterator[str]:
+def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
     """The images least like the training images, and the suspect labels."""
     if outliers := document["outliers"]:
         scores = f"{outliers['median']:.1f} (median; theirs {outliers['training_median']:.1f})"
@@ -350,14 +379,14 @@ def outlier_lines(document: dict[str, Any]) -> Iterator[str]:
             yield f"  {row['path']}: labelled {row['label']}; {verdict}"
 
 
-def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
+def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]:
     """Make images, compare them with those of a split, and print the figures; the options are those of `evaluate`.
     Raises UsageError for those that are about answers."""
     from vitreous.reports.evaluate import evaluate
     from vitreous.reports.generated import GenerationOptions
 
     o = options
-    if words := [name for name in OF_ANSWERS if getattr(o, name)]:
+    if words := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
         raise UsageError(f"--{words[0]} is about answers, and {o.run} makes images", "leave it out")
     asked = GenerationOptions(**{field.name: getattr(o, field.name) for field in fields(GenerationOptions)})
     ways: dict[str, Any] = {
@@ -369,20 +398,24 @@ def evaluate_generator(options: Any, console: Console) -> dict[str, Any]:
     compared = f"{judged['images']:,} {document['split']} images" if judged["images"] else document["data"]
     where = f"{compared} by {judged['features']} ({judged['dimensions']} numbers)"
     manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.say(f"{judged['samples']:,} samples of {judged['size']} ({manner}) beside {where}")
+    console.print_line(f"{judged['samples']:,} samples of {judged['size']} ({manner}) beside {where}")
     train = judged["frechet_distance_of_train"]
     beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
-    console.say(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")
+    console.print_line(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")
     if judged.get("fid") is not None:
         spatial = "" if judged["sfid"] is None else f", sFID {judged['sfid']:.2f}"
         score = f"Inception score {judged['inception_score']:.2f}"
-        console.say(f"FID {judged['fid']:.2f}{spatial}, {score}, of {judged['samples']:,} samples")
+        console.print_line(f"FID {judged['fid']:.2f}{spatial}, {score}, of {judged['samples']:,} samples")
     if judged["precision"] is not None:
-        shares = {name: percent(judged[name]) for name in ("precision", "recall")}
-        shares |= {"density": f"{judged['density']:.3f}", "coverage": percent(judged["coverage"])}
+        shares = {name: format_percentage(judged[name]) for name in ("precision", "recall")}
+        shares |= {"density": f"{judged['density']:.3f}", "coverage": format_percentage(judged["coverage"])}
         console.table(list(shares), [list(shares.values())])
     if judged["recognised"] is not None:
-        console.say(f"recognised: {percent(judged['recognised'])} of the samples, by the model of the features")
+        console.print_line(
+            f"recognised: {format_percentage(judged['recognised'])} of the samples, by the model of the features"
+        )
     if judged["copies"] is not None:
-        console.say(f"near copies of training images: {percent(judged['copies'])} of the samples (chance: 1 %)")
+        console.print_line(
+            f"near copies of training images: {format_percentage(judged['copies'])} of the samples (chance: 1 %)"
+        )
     return document

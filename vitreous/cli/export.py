@@ -64,18 +64,18 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**written}
     for row in document["exports"]:
-        for label, text in lines(row):
-            console.say(f"{label:9} {text}")
+        for label, text in format_export_lines(row):
+            console.print_line(f"{label:9} {text}")
     return document
 
 
-def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """Labels and texts of the lines that describe one file."""
     if not row["images"]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
     judged = ("judged", f"on {row['images']} images: {row['judged_on']}")
     rows = (
-        [judged, *object_lines(row)]
+        [judged, *format_object_lines(row)]
         if row["outputs"] == "objects"
         else [
             judged,
@@ -98,7 +98,7 @@ def lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def object_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
+def format_object_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
     """How the objects of an exported detector compare with those of the original."""
     if not row["objects"]:
         return [("objects", "none on these images")]

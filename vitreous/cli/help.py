@@ -18,9 +18,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional, Suppress
 
-MAX_WIDTH = 100  # characters of a line
-COLUMN = 26  # where descriptions begin
-MAX_CHOICES = 40  # characters of choices that stand beside the option; more are listed after its description
+MAX_LINE_WIDTH = 100  # characters of a line
+DESCRIPTION_COLUMN = 26  # where descriptions begin
+MAX_INLINE_CHOICES = 40  # characters of choices that stand beside the option; more are listed after its description
 FIRST_SECTION = "Options"
 #: type of a value -> its placeholder
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
@@ -48,7 +48,7 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
     positional = [entry for entry in entries if entry.is_positional]
     options = [entry for entry in entries if not entry.is_positional]
     common = getattr(options_type, "COMMON", ())
-    width = min(MAX_WIDTH, shutil.get_terminal_size((MAX_WIDTH, 24)).columns)
+    width = min(MAX_LINE_WIDTH, shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns)
     usage = " ".join(("usage: vitreous", verb, "[OPTIONS]", *(entry.label for entry in positional)))
     parts = [
         usage,
@@ -86,13 +86,15 @@ def format_section(title: str, entries: Sequence[OptionHelp], width: int) -> str
     """The lines of a section: label and description of each entry."""
     lines = [f"{title}:"]
     for entry in entries:
-        wrapped = textwrap.wrap(entry.description, width - COLUMN, break_on_hyphens=False, break_long_words=False)
+        wrapped = textwrap.wrap(
+            entry.description, width - DESCRIPTION_COLUMN, break_on_hyphens=False, break_long_words=False
+        )
         label = f"  {entry.label}"
-        if len(label) > COLUMN - 2:
+        if len(label) > DESCRIPTION_COLUMN - 2:
             lines.append(label)
             label = ""
-        lines.append(f"{label:{COLUMN}}{wrapped[0] if wrapped else ''}".rstrip())
-        lines += [" " * COLUMN + line for line in wrapped[1:]]
+        lines.append(f"{label:{DESCRIPTION_COLUMN}}{wrapped[0] if wrapped else ''}".rstrip())
+        lines += [" " * DESCRIPTION_COLUMN + line for line in wrapped[1:]]
     return "\n".join(lines)
 
 
@@ -103,7 +105,7 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
     section = FIRST_SECTION
     for field in fields(options_type):
         section = sections.get(field.name, section)
-        marks = read_marks(hints[field.name])
+        marks = get_annotation_markers(hints[field.name])
         if not any(mark in get_args(Suppress[int]) for mark in marks):
             is_positional = any(mark in get_args(Positional[int]) for mark in marks)
             label, choices = format_label(field, hints[field.name], marks, is_positional)
@@ -142,7 +144,7 @@ def read_sections(options_type: type[Any]) -> dict[str, str]:
     return sections
 
 
-def read_marks(hint: Any) -> tuple[Any, ...]:
+def get_annotation_markers(hint: Any) -> tuple[Any, ...]:
     """The marks in all levels of `Annotated`."""
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
@@ -158,7 +160,7 @@ def format_label(field: Field[Any], hint: Any, marks: Sequence[Any], is_position
     if is_flag(hint):
         return (spelled if field.default is False else f"{spelled}, --no-{name}"), ""
     placeholder = metavar or format_type(hint)
-    if len(placeholder) > MAX_CHOICES:
+    if len(placeholder) > MAX_INLINE_CHOICES:
         return f"{spelled} NAME", f"One of {placeholder.strip('{}').replace(',', ', ')}."
     return f"{spelled} {placeholder}", ""
 

@@ -11,22 +11,22 @@ from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
 from vitreous.inference.options import InferenceOptions
-from vitreous.weights.options import ReadingOptions
+from vitreous.weights.options import InferenceWeightsOptions
 
 if TYPE_CHECKING:
     from vitreous.data.modalities.base import Preprocess
     from vitreous.inference.predict import Predictor
-    from vitreous.inference.ray_backend import Remote
-    from vitreous.inference.rows import Kind
-    from vitreous.inference.sources import Item, Source
+    from vitreous.inference.ray_backend import RayPredictor
+    from vitreous.inference.rows import RowFormat
+    from vitreous.inference.sources import ImageSource, Item
 
 T = TypeVar("T")
-SHOWN = 20  # unreadable images that are named
-UNREADABLE = 3  # the exit code where there are some
+MAX_LISTED_UNREADABLE = 20  # unreadable images that are named
+UNREADABLE_EXIT_CODE = 3  # the exit code where there are some
 
 
 @dataclass(frozen=True, kw_only=True)
-class InferenceArguments(InferenceOptions, ReadingOptions):
+class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
     """How a model is computed, and what happens to images that cannot be read."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"bad_images": "Images"}
@@ -72,7 +72,7 @@ class ImageArguments(InferenceArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AnswerArguments(ImageArguments):
+class PredictionArguments(ImageArguments):
     """Which answers, and what they are written to."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"threshold": "Predictions"}
@@ -96,51 +96,51 @@ class AnswerArguments(ImageArguments):
     """Also write the printed predictions to this CSV file: one row per top class or object."""
 
 
-def require_images(options: ImageArguments) -> None:
+def require_image_arguments(options: ImageArguments) -> None:
     """Raise UsageError for options that name no images, and DataError for files that are not there, as soon as that can
     be said: what folders hold is listed once, when it is known what the model takes."""
     from vitreous.errors import UsageError
-    from vitreous.inference.sources import ADVICE, require_words
+    from vitreous.inference.sources import SOURCE_HINT, check_words_exist
 
     if not options.images and not options.list:
-        raise UsageError("no images", ADVICE)
-    require_words(options.images)
+        raise UsageError("no images", SOURCE_HINT)
+    check_words_exist(options.images)
 
 
-def open_images_of(options: ImageArguments, preprocess: Preprocess | None = None) -> Source:
+def open_image_source(options: ImageArguments, preprocess: Preprocess | None = None) -> ImageSource:
     """The images that the options name, as the `preprocess` of a model reads them. Raises DataError for what is not
     there."""
-    from vitreous.inference.sources import source
+    from vitreous.inference.sources import resolve_image_source
 
-    return source(options.images, options.column, options.list, *([preprocess] if preprocess else []))
+    return resolve_image_source(options.images, options.column, options.list, *([preprocess] if preprocess else []))
 
 
-def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | Remote:
+def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | RayPredictor:
     """Return the predictor, or a cluster in its place, on which `--engine auto` is PyTorch. Raises UsageError for int8
     on a cluster."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
-    from vitreous.inference.ray_backend import Remote
+    from vitreous.inference.ray_backend import RayPredictor
 
     if options.precision == "int8":
         message = "int8 is calibrated by one process, not by a cluster's"
         raise UsageError(message, "use --precision fp32, or leave --ray out")
-    return Remote(options.ray, options.source(options.run), options.how(), options.exact)
+    return RayPredictor(options.ray, options.source(options.run), options.how(), options.exact)
 
 
-def file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
+def collect_file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
     """Return the settings that a file of predictions depends on, next to model and images. Precision and engine are
     those in use."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
-    asked |= {"engine": engine_name(predictor, options)}
+    asked |= {"engine": get_engine_name(predictor, options)}
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
     names = ("resize", "source_size", "native_aspect", "tokens")
     known = {name: value for name in names if (value := getattr(options, name)) not in (None, False)}
     return {**asked, "precision": predictor.engine.precision, **more, **known}
 
 
-class Meter:
+class ProgressMeter:
     """Counts answers as they pass, and shows how far the job is. `bad` has the first messages of unreadable images."""
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
@@ -159,26 +159,26 @@ class Meter:
         self.done += len(rows)
         errors = [row.error for row in rows if row.error is not None]
         self.unreadable += len(errors)
-        self.bad += errors[: SHOWN - len(self.bad)]
+        self.bad += errors[: MAX_LISTED_UNREADABLE - len(self.bad)]
         self.console.progress(self.label, self.done, self.total, f"{self.rate:,.1f} images/s")
 
 
-def write_answers(
+def write_predictions(
     options: ImageArguments,
     out: str,
-    kind: Kind,
+    kind: RowFormat,
     made_by: dict[str, Any],
     answers: Callable[[Iterator[Item]], Iterator[Sequence[Any]]],
-    source: Source,
+    source: ImageSource,
     console: Console,
 ) -> dict[str, Any]:
     """Write answers to a file as they come, and return the verb's document. No answer is kept in memory."""
-    from vitreous.inference.sinks import AnswerFile
+    from vitreous.inference.sinks import OutputFile
 
-    job = AnswerFile(out, kind, made_by, options.resume)
+    job = OutputFile(out, kind, made_by, options.resume)
     try:
         items = iter(source) if job.finished else job.remaining(iter(source))
-        meter = Meter("images", source.count, console, job.rows)
+        meter = ProgressMeter("images", source.count, console, job.rows)
         if job.finished:
             console.note(f"{out} is finished: {job.rows:,} images")
         else:
@@ -197,19 +197,21 @@ def write_answers(
     return document | {"unreadable": job.bad, "images_per_second": meter.rate}
 
 
-def engine_name(predictor: Predictor, options: InferenceArguments) -> str:
+def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
     """Return the engine in use: of exported files and clusters the one that was requested."""
     chosen = getattr(predictor.engine, "options", None)
     return chosen.engine if chosen is not None and getattr(options, "ray", None) is None else options.engine
 
 
-def choose_engine(options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False) -> None:
+def choose_job_engine(
+    options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False
+) -> None:
     """Have `--engine auto` choose for a job of so many images (None: unknown, which is not measured)."""
     if options.ray is None:
         predictor.choose_engine(images or 0, features)
 
 
-def print_notes(predictor: Predictor, console: Console) -> None:
+def print_model_notes(predictor: Predictor, console: Console) -> None:
     """Print what was assumed of foreign weights whose files do not tell it, and which engine was chosen."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
@@ -219,9 +221,9 @@ def print_notes(predictor: Predictor, console: Console) -> None:
 
 def describe_unreadable(path: str, error: str) -> str:
     """The cell of a table for an image that could not be read; the path is in another one."""
-    from vitreous.errors import printable
+    from vitreous.errors import escape_unprintable
 
-    text = error.removeprefix(f"{printable(path)}: ")
+    text = error.removeprefix(f"{escape_unprintable(path)}: ")
     return text if text.startswith("cannot be read") else f"cannot be read: {text}"
 
 
@@ -229,7 +231,7 @@ def print_unreadable(console: Console, messages: Sequence[str], bad: int, total:
     """Count images that could not be read, with the first `messages` where no table names them, and have the command
     exit with 3."""
     if bad:
-        listing = "".join(f"\n  {message}" for message in messages[:SHOWN])
+        listing = "".join(f"\n  {message}" for message in messages[:MAX_LISTED_UNREADABLE])
         more = f"\n  and {bad - len(messages)} more" if messages and bad > len(messages) else ""
         console.note(f"{bad:,} of {total:,} images could not be read{':' * bool(messages)}{listing}{more}")
-        console.code = UNREADABLE
+        console.code = UNREADABLE_EXIT_CODE

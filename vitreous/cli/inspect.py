@@ -43,5 +43,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(
         ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
     )
-    console.say(f"all on one page: {document['page']}")
+    console.print_line(f"all on one page: {document['page']}")
     return document

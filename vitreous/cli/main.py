@@ -15,15 +15,22 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NoReturn
 
-from vitreous.cli.console import Console, as_json, prepare_streams, reserve_stdout
+from vitreous.cli.console import Console, format_json_line, prepare_streams, reserve_stdout
 from vitreous.cli.help import format_help, wants_help
-from vitreous.errors import Interrupted, UsageError, VitreousError, nearest, out_of_memory, printable
-from vitreous.progress import ABANDONED, discard, speaks, write_line
-from vitreous.system.cores import bound_threads
+from vitreous.errors import (
+    Interrupted,
+    UsageError,
+    VitreousError,
+    escape_unprintable,
+    is_out_of_memory,
+    suggest_nearest,
+)
+from vitreous.progress import ABANDONED_THREADS, is_main_process, redirect_to_null, write_line
+from vitreous.system.cores import limit_thread_pools
 
-ANSWERS_ABOUT_IMAGES = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
-LONGER = ("predict", "embed", "sample", "push")  # verbs that need more than a model
-SHOWN = 3  # words after the model that a hint repeats
+IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
+VERBS_WITH_MORE_ARGUMENTS = ("predict", "embed", "sample", "push")  # verbs that need more than a model
+MAX_HINT_WORDS = 3  # words after the model that a hint repeats
 
 #: verb -> (module, summary); the module has a frozen dataclass `Options` and a function `run(options, console)`
 VERBS = {
@@ -50,7 +57,7 @@ VERBS = {
     "completion": ("vitreous.cli.completion", "shell completion script"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and supports"),
 }
-WAYS = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
+OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
 
 
 def needs_model(kind: type[Any]) -> bool:
@@ -61,37 +68,37 @@ def needs_model(kind: type[Any]) -> bool:
 def require_model(verb: str, kind: type[Any], words: list[str]) -> None:
     """Raise UsageError for a verb that needs a model, where no word names one."""
     if not words and needs_model(kind):
-        raise no_model(verb, "", [])
+        raise make_missing_model_error(verb, "", [])
 
 
-def refuse_images(verb: str, options: Any) -> None:
+def check_model_argument(verb: str, options: Any) -> None:
     """Raise UsageError where images stand in the place of the model."""
-    from vitreous.weights.model_paths import holds_images, is_run
+    from vitreous.weights.model_paths import is_finished_run, is_image_source
 
-    if not needs_model(type(options)) or is_run(run := options.run) or not holds_images(run):
+    if not needs_model(type(options)) or is_finished_run(run := options.run) or not is_image_source(run):
         return
     others = [*getattr(options, "images", ()), *filter(None, (getattr(options, "data", None),))]
-    if verb in ANSWERS_ABOUT_IMAGES:
-        if named := next((word for word in others if is_run(word)), None):
+    if verb in IMAGE_VERBS:
+        if named := next((word for word in others if is_finished_run(word)), None):
             words = shlex.join(["vitreous", verb, named, run])
-            raise UsageError(f"the model comes first, and {printable(run)} holds images", f"try {words}")
-        raise no_model(verb, run, [run, *others])
-    raise no_model(verb, run, [])
+            raise UsageError(f"the model comes first, and {escape_unprintable(run)} holds images", f"try {words}")
+        raise make_missing_model_error(verb, run, [run, *others])
+    raise make_missing_model_error(verb, run, [])
 
 
-def no_model(verb: str, path: str, others: list[str]) -> UsageError:
+def make_missing_model_error(verb: str, path: str, others: list[str]) -> UsageError:
     """The refusal of a command without a model: `path` stands in its place, `others` are the words after it."""
     from vitreous.weights.model_paths import find_newest_run
 
     problem = "no model given"
     if path:
-        problem += f": {printable(path)} {'holds images' if os.path.isdir(path) else 'names images'}"
+        problem += f": {escape_unprintable(path)} {'holds images' if os.path.isdir(path) else 'names images'}"
     if not (newest := find_newest_run()):
         hint = f"name one: vitreous {verb} RUN …; there is no run below this folder, and vitreous train DATA makes one"
         return UsageError(problem, hint)
-    shown = [printable(word) for word in others[:SHOWN]]
+    shown = [escape_unprintable(word) for word in others[:MAX_HINT_WORDS]]
     words = shlex.join(["vitreous", verb, newest, *shown]) + " …" * (
-        len(others) > SHOWN or (verb in LONGER and not others)
+        len(others) > MAX_HINT_WORDS or (verb in VERBS_WITH_MORE_ARGUMENTS and not others)
     )
     return UsageError(problem, f"try {words}; {newest} is the newest run here")
 
@@ -100,56 +107,56 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
-    bound_threads()
+    limit_thread_pools()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
     try:
-        code = command(words)
+        code = run_command(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        code = fail(Interrupted("stopped"), words, 130)
+        code = print_error(Interrupted("stopped"), words, 130)
     except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
-        discard(sys.stdout)
+        redirect_to_null(sys.stdout)
         code = 0
     except VitreousError as error:
-        code = fail(error, words, error.code)
+        code = print_error(error, words, error.code)
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         message = f"{place}{error.strerror or error}"
-        code = fail(VitreousError(message, "free some space, or use another place"), words, 6)
+        code = print_error(VitreousError(message, "free some space, or use another place"), words, 6)
     except (MemoryError, RuntimeError) as error:
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
-        code = fail(VitreousError("out of memory", WAYS), words, 6)
+        code = print_error(VitreousError("out of memory", OUT_OF_MEMORY_HINT), words, 6)
     sys.stdout.flush()
-    if any(thread.name in ABANDONED for thread in threading.enumerate()):
+    if any(thread.name in ABANDONED_THREADS for thread in threading.enumerate()):
         sys.stderr.flush()
         os._exit(code)  # all is saved, and the library of a tracker that does not answer would wait for it for minutes
     sys.exit(code)
 
 
-def command(words: list[str]) -> int:
+def run_command(words: list[str]) -> int:
     """Run one verb. Returns the exit code: 1 for a check that failed, 3 for unreadable images."""
     if not words or words[0] in ("-h", "--help", "help"):
-        print(overview())
+        print(format_overview())
         return 0 if words else 2
     if words[0] in ("-V", "--version"):
         from vitreous.version import __version__
 
         print(f"vitreous {__version__}")
         return 0
-    verb, arguments = verb_of(words)
+    verb, arguments = split_verb(words)
     module = import_module(VERBS[verb][0])
     if wants_help(arguments):
         print(format_help(module.Options, verb, "--help-all" in arguments))
         return 0
     rest, settings = split_settings(arguments) if "settings" in module.Options.__dataclass_fields__ else (arguments, {})
     require_model(verb, module.Options, [word for word in rest if word != "--json"])
-    options, documented = parse(module.Options, verb, rest)
+    options, documented = parse_options(module.Options, verb, rest)
     if settings:
         options = dataclasses.replace(options, settings=settings)
     with reserve_stdout() if documented else nullcontext() as stream:
         console = Console(stream)
-        refuse_images(verb, options)
+        check_model_argument(verb, options)
         document = module.run(options, console)
         console.close()
         if document is not None:
@@ -157,7 +164,7 @@ def command(words: list[str]) -> int:
     return console.code or int(isinstance(document, dict) and document.get("passed") is False)
 
 
-def verb_of(words: list[str]) -> tuple[str, list[str]]:
+def split_verb(words: list[str]) -> tuple[str, list[str]]:
     """The verb, of one word or two (`data check`), and the words after it. Raises UsageError for an unknown one."""
     for count in (2, 1):
         verb = " ".join(words[:count])
@@ -167,7 +174,9 @@ def verb_of(words: list[str]) -> tuple[str, list[str]]:
     if family and (len(words) == 1 or words[1] in ("-h", "--help")):
         raise UsageError(f"{words[0]} what?", f"there are {', '.join(family)}")
     named = " ".join(words[: 2 if family else 1])
-    raise UsageError(f"unknown verb {named}", nearest(named, VERBS) or f"there are {', '.join(family or VERBS)}")
+    raise UsageError(
+        f"unknown verb {named}", suggest_nearest(named, VERBS) or f"there are {', '.join(family or VERBS)}"
+    )
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -187,7 +196,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
     return rest, settings
 
 
-def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
+def parse_options(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
     """Parse a verb's options, and whether `--json` was given. Exits with 2 and a suggestion for bad ones."""
     import tyro
     from tyro.conf import DisallowNone
@@ -200,7 +209,7 @@ def parse(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
         return options, documented
     except SystemExit as end:
         if documented and end.code == 2:
-            print_refusal("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)
+            print_json_error("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)
         raise
 
 
@@ -219,22 +228,22 @@ def hide_empty_defaults(kind: type[Any]) -> None:
     }
 
 
-def overview() -> str:
+def format_overview() -> str:
     """The text that `vitreous` alone prints."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
     advice = "`vitreous VERB --help` shows the options of a verb. To start: `vitreous train digits`"
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n{advice}"
 
 
-def print_refusal(message: str, hint: str, code: int) -> None:
+def print_json_error(message: str, hint: str, code: int) -> None:
     """Print the document of a command that failed."""
-    write_line(as_json({"error": {"message": message, "hint": hint, "code": code}}), sys.stdout)
+    write_line(format_json_line({"error": {"message": message, "hint": hint, "code": code}}), sys.stdout)
 
 
-def fail(error: VitreousError, words: list[str], code: int) -> int:
+def print_error(error: VitreousError, words: list[str], code: int) -> int:
     """Print an error: two lines on stderr and, for `--json`, a document on stdout; only the leading process does."""
-    if speaks():
+    if is_main_process():
         Console().error(error)
         if "--json" in words:
-            print_refusal(error.message, error.hint, code)
+            print_json_error(error.message, error.hint, code)
     return code

@@ -31,31 +31,31 @@ class Options:
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table; multiply-adds count as two operations. Raises UsageError: no model has that name."""
     if options.weights:
-        return list_weights(options, console)
+        return list_published_weights(options, console)
     import math
     from contextlib import suppress
     from fnmatch import fnmatchcase
 
-    from vitreous.errors import UsageError, nearest
-    from vitreous.models.names import NAMES, configure
-    from vitreous.models.zoo import skip_init
+    from vitreous.errors import UsageError, suggest_nearest
+    from vitreous.models.names import MODEL_NAMES, config_from_name
+    from vitreous.models.zoo import build_without_init
     from vitreous.nn.sizes import format_size
 
-    names = [name for name in NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
+    names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
     if not names and not set("*?[") & set(options.pattern):  # a model of any sizes, by its name
         with suppress(UsageError):
-            configure(options.pattern, options.image_size)
+            config_from_name(options.pattern, options.image_size)
             names = [options.pattern]
     if not names:
         message = f"no model is called {options.pattern}"
-        raise UsageError(message, nearest(options.pattern, NAMES) or "try `vitreous models`")
+        raise UsageError(message, suggest_nearest(options.pattern, MODEL_NAMES) or "try `vitreous models`")
     rows = []
     for name in names:
         try:
-            config = configure(name, options.image_size)
+            config = config_from_name(name, options.image_size)
             if options.num_classes is not None:
                 config = config.with_options(classes=options.num_classes)
-            count = sum(p.numel() for p in skip_init(config).parameters())
+            count = sum(p.numel() for p in build_without_init(config).parameters())
         except UsageError as error:
             if len(names) == 1:
                 raise
@@ -71,28 +71,30 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             [name, image, f"{count:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
         )
     console.table(["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"], cells)
-    console.say("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
-    console.say("MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32.")
+    console.print_line("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
+    console.print_line(
+        "MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32."
+    )
     return {"models": rows}
 
 
-def list_weights(options: Options, console: Console) -> dict[str, Any]:
+def list_published_weights(options: Options, console: Console) -> dict[str, Any]:
     """Print the published weights. Raises UsageError: none has that name, or an option is about models alone."""
     from dataclasses import asdict
 
     from vitreous.errors import UsageError
-    from vitreous.weights.published import select_rows
+    from vitreous.weights.published import select_published_weights
 
     for name in ("image_size", "num_classes"):
         if getattr(options, name) is not None:
             message = f"--{name.replace('_', '-')} is about models, and --weights lists what was published"
             raise UsageError(message, "leave one of the two out")
-    rows = select_rows(options.pattern)
+    rows = select_published_weights(options.pattern)
     cells = []
     for row in rows:
         accuracy = None if row.accuracy is None else f"{row.accuracy:.1%} {row.measure}"
         cells.append([row.name, row.model, row.image_size, row.licence, row.digest.partition(":")[0] or None, accuracy])
     console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
-    console.say("digest: what a download is held against; where none is published, its size alone.")
-    console.say("--json has the addresses, and the pages that the figures are from.")
+    console.print_line("digest: what a download is held against; where none is published, its size alone.")
+    console.print_line("--json has the addresses, and the pages that the figures are from.")
     return {"weights": [asdict(row) for row in rows]}

@@ -9,48 +9,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitreous.cli.console import Console
-from vitreous.cli.inference import Meter, describe_unreadable, file_settings, print_unreadable, write_answers
+from vitreous.cli.inference import (
+    ProgressMeter,
+    collect_file_settings,
+    describe_unreadable,
+    print_unreadable,
+    write_predictions,
+)
 
 if TYPE_CHECKING:
-    from vitreous.cli.inference import AnswerArguments
+    from vitreous.cli.inference import PredictionArguments
     from vitreous.inference.objects import DetectOptions, ImageObjects
     from vitreous.inference.predict import Predictor
-    from vitreous.inference.sources import Item, Source
+    from vitreous.inference.sources import ImageSource, Item
 
-Form = Literal["table", "coco", "yolo", "masks"]
-TABLES = (".jsonl", ".csv", ".parquet")
-NAMED = 8  # objects of an image that the table on the terminal names
+ObjectFormat = Literal["table", "coco", "yolo", "masks"]
+OBJECT_TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
+MAX_LISTED_OBJECTS = 8  # objects of an image that the table on the terminal names
 
 
-def predict_objects(options: AnswerArguments, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+def predict_objects(
+    options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console
+) -> dict[str, Any]:
     """Find the objects on images; print a table or write files. Raises UsageError for options that clash."""
     from vitreous.errors import UsageError
-    from vitreous.inference.class_maps import common_root
-    from vitreous.inference.object_files import CocoResults, ObjectFolder, ObjectRows, Placed, check_target
-    from vitreous.inference.objects import THRESHOLD, DetectOptions
+    from vitreous.inference.class_maps import find_common_root
+    from vitreous.inference.object_files import (
+        CocoResults,
+        ObjectFolder,
+        ObjectRows,
+        PlannedOutputPaths,
+        check_overwrite,
+    )
+    from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions
 
-    form, card = choose_form(options, predictor), predictor.card
+    form, card = choose_object_format(options, predictor), predictor.card
     if options.threshold is None:  # whoever judges results wants all of them
-        asked = DetectOptions(0.0 if form == "coco" else THRESHOLD, options.tiles)
+        asked = DetectOptions(0.0 if form == "coco" else DEFAULT_THRESHOLD, options.tiles)
     else:
         asked = DetectOptions(options.threshold, options.tiles)
     for folder in filter(None, (options.overlay, options.out if form in ("yolo", "masks") else None)):
-        check_folder(folder, options.resume)
+        check_output_folder(folder, options.resume)
     if options.overlay and options.overlay == options.out:
         raise UsageError("--overlay and --out are one folder", "name two: their files have the same names")
-    root = common_root([*options.images, *(f"@{name}" for name in options.list)])
-    placed = Placed(source, root, ".txt" if form == "yolo" else ".png")
+    root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
+    placed = PlannedOutputPaths(source, root, ".txt" if form == "yolo" else ".png")
     if options.out is None:
         return print_objects(
-            options, predictor, placed.source, console, Finding(predictor, asked, options, placed.places)
+            options, predictor, placed.source, console, ObjectFinder(predictor, asked, options, placed.places)
         )
     made_by = {"verb": "predict", "model": card.name, "version": card.version}
-    made_by |= file_settings(options, predictor, threshold=asked.threshold, tiles=asked.tiles, overlay=options.overlay)
+    made_by |= collect_file_settings(
+        options, predictor, threshold=asked.threshold, tiles=asked.tiles, overlay=options.overlay
+    )
     made_by |= {"to": form, "coco_ids": options.coco_ids}
     if form in ("yolo", "masks"):
         folder = ObjectFolder(options.out, form, card.task.classes, placed.places)
-        finding = Finding(predictor, asked, options, placed.places, folder=folder)
-        document = write_answers(
+        finding = ObjectFinder(predictor, asked, options, placed.places, folder=folder)
+        document = write_predictions(
             options,
             folder.index,
             kind=folder,
@@ -61,17 +77,17 @@ def predict_objects(options: AnswerArguments, predictor: Predictor, source: Sour
         )
         return document | {"out": options.out}
     if form == "coco":
-        check_target(options.out, options.resume)
+        check_overwrite(options.out, options.resume)
     kind = CocoResults(card.task.classes, root, options.coco_ids) if form == "coco" else ObjectRows()
-    finding = Finding(predictor, asked, options, placed.places)
-    return write_answers(
+    finding = ObjectFinder(predictor, asked, options, placed.places)
+    return write_predictions(
         options, options.out, kind=kind, made_by=made_by, answers=finding.chunks, source=placed.source, console=console
     )
 
 
-def choose_form(options: AnswerArguments, predictor: Predictor) -> Form:
+def choose_object_format(options: PredictionArguments, predictor: Predictor) -> ObjectFormat:
     """How answers are written: as --to says, or as the name of --out does. Raises UsageError where both disagree."""
-    from vitreous.errors import UsageError, printable
+    from vitreous.errors import UsageError, escape_unprintable
 
     suffix = os.path.splitext(options.out)[1].lower() if options.out else ""
     masks = predictor.card.task.masks
@@ -79,97 +95,103 @@ def choose_form(options: AnswerArguments, predictor: Predictor) -> Form:
         if options.to is not None:
             raise UsageError(f"--to {options.to} writes files", "name where: --out FILE or FOLDER")
         return "table"
-    form: Form = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
+    form: ObjectFormat = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
     if form == "masks" and not masks:
-        message = f"{options.run} has learned boxes alone, and {printable(options.out)} is a folder of masks"
+        message = f"{options.run} has learned boxes alone, and {escape_unprintable(options.out)} is a folder of masks"
         raise UsageError(message, "use --to yolo, or end --out in .json, .jsonl, .csv or .parquet")
-    wanted = {"coco": (".json",), "table": TABLES}.get(form, ("",))
+    wanted = {"coco": (".json",), "table": OBJECT_TABLE_SUFFIXES}.get(form, ("",))
     if suffix not in wanted:
         ends = f"a file that ends in {' or '.join(wanted)}" if wanted[0] else "a folder"
-        raise UsageError(f"--to {form} writes {ends}, and --out is {printable(options.out)}", "name another place")
+        raise UsageError(
+            f"--to {form} writes {ends}, and --out is {escape_unprintable(options.out)}", "name another place"
+        )
     if options.coco_ids is not None and form != "coco":
         raise UsageError("--coco-ids is for COCO's results", "write them: --out results.json")
     return form
 
 
-def check_folder(folder: str, resume: bool) -> None:
+def check_output_folder(folder: str, resume: bool) -> None:
     """Raise UsageError for a folder that has files in it, unless they are continued, and for a file in its place."""
-    from vitreous.errors import UsageError, printable
+    from vitreous.errors import UsageError, escape_unprintable
 
     if os.path.isfile(folder):
-        raise UsageError(f"{printable(folder)} is no folder", "name a folder: a file is written for each image")
+        raise UsageError(
+            f"{escape_unprintable(folder)} is no folder", "name a folder: a file is written for each image"
+        )
     if not resume and os.path.isdir(folder) and os.listdir(folder):
-        message = f"{printable(folder)} has files in it, and none is overwritten"
+        message = f"{escape_unprintable(folder)} has files in it, and none is overwritten"
         raise UsageError(message, "name a new folder, or --resume it")
 
 
-class Finding:
+class ObjectFinder:
     """Answers for items, in order; files of their own are written as they come, and pictures and masks let go of."""
 
     def __init__(
         self,
         predictor: Predictor,
         asked: DetectOptions,
-        options: AnswerArguments,
+        options: PredictionArguments,
         places: dict[str, Path],
         *,
         folder: Any = None,
     ) -> None:
-        from vitreous.inference.objects import THRESHOLD
+        from vitreous.inference.objects import DEFAULT_THRESHOLD
 
         self.predictor, self.asked, self.bad_images = predictor, asked, options.bad_images
         self.overlays, self.places, self.folder = options.overlay, places, folder
-        self.drawn_from = asked.threshold if options.threshold is not None else THRESHOLD  # results.json has all
+        self.drawn_from = (
+            asked.threshold if options.threshold is not None else DEFAULT_THRESHOLD
+        )  # results.json has all
 
     def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
         """The answers."""
         from vitreous.inference.class_maps import save_png
-        from vitreous.inference.objects import image_objects
+        from vitreous.inference.objects import iterate_image_objects
 
         card, engine, pictures = self.predictor.card, self.predictor.engine, self.overlays is not None
-        for answer in image_objects(
+        for answer in iterate_image_objects(
             card, engine, items=items, options=self.asked, bad_images=self.bad_images, pictures=pictures
         ):
             if self.folder is not None:
                 answer = self.folder.write(answer)
             if self.overlays is not None and answer.detections is not None:
                 place = Path(self.overlays) / self.places[answer.path].with_suffix(".png")
-                shown = replace(answer, detections=answer.detections.above(self.drawn_from))
-                save_png(shown.over_image(), place)
+                shown = replace(answer, detections=answer.detections.filter_by_score(self.drawn_from))
+                save_png(shown.draw_overlay(), place)
                 answer = replace(answer, image=None, overlay=os.fspath(place))
             yield answer
 
     def chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
-        """The answers as `write_answers` takes them."""
+        """The answers as `write_predictions` takes them."""
         for answer in self.answers(items):
             yield [answer]
 
 
 def print_objects(
-    options: AnswerArguments, predictor: Predictor, source: Source, console: Console, finding: Finding
+    options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console, finding: ObjectFinder
 ) -> dict[str, Any]:
     """Print the objects of each image, write the file of --csv, and return the document."""
-    from vitreous.errors import printable
+    from vitreous.errors import escape_unprintable
     from vitreous.inference.object_files import ObjectRows
-    from vitreous.system.disk import write_output
-    from vitreous.system.tables import as_csv
+    from vitreous.system.disk import write_output_file
+    from vitreous.system.tables import format_csv
 
-    meter, kind, rows, cells, document = Meter("predict", source.count, console), ObjectRows(), [], [], []
+    meter, kind, rows, cells, document = ProgressMeter("predict", source.count, console), ObjectRows(), [], [], []
     for answer in finding.answers(iter(source)):
         meter.count([answer])
-        cell = describe_unreadable(answer.path, answer.error) if answer.error else summary(answer)
-        rows.append([printable(answer.path), cell])
+        cell = describe_unreadable(answer.path, answer.error) if answer.error else describe_best_objects(answer)
+        rows.append([escape_unprintable(answer.path), cell])
         cells += kind.cells(answer) if options.csv else []
-        document.append(kind.plain(answer))
+        document.append(kind.to_dict(answer))
     if options.csv:
-        write_output(options.csv, as_csv([kind.head, *cells]))
+        write_output_file(options.csv, format_csv([kind.head, *cells]))
     console.table(["image", f"objects of a score from {finding.asked.threshold:g} on"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}
 
 
-def summary(answer: ImageObjects) -> str:
+def describe_best_objects(answer: ImageObjects) -> str:
     """The best objects of an image with their scores, and how many more there are."""
-    named = zip(answer.names[:NAMED], answer.scores[:NAMED], strict=True)
-    more = f"  and {len(answer) - NAMED} more" if len(answer) > NAMED else ""
+    named = zip(answer.names[:MAX_LISTED_OBJECTS], answer.scores[:MAX_LISTED_OBJECTS], strict=True)
+    more = f"  and {len(answer) - MAX_LISTED_OBJECTS} more" if len(answer) > MAX_LISTED_OBJECTS else ""
     return "  ".join(f"{name} {score:.0%}" for name, score in named) + more or "none"

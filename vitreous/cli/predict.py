@@ -6,35 +6,35 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vitreous.cli.class_maps import write_maps
+from vitreous.cli.class_maps import predict_class_maps
 from vitreous.cli.console import Console
 from vitreous.cli.inference import (
-    AnswerArguments,
     ImageArguments,
-    Meter,
+    PredictionArguments,
+    ProgressMeter,
     choose_backend,
-    choose_engine,
+    choose_job_engine,
+    collect_file_settings,
     describe_unreadable,
-    engine_name,
-    file_settings,
-    open_images_of,
-    print_notes,
+    get_engine_name,
+    open_image_source,
+    print_model_notes,
     print_unreadable,
-    require_images,
-    write_answers,
+    require_image_arguments,
+    write_predictions,
 )
 from vitreous.cli.objects import predict_objects
 
 if TYPE_CHECKING:
     from vitreous.inference.predict import Predictor
-    from vitreous.inference.sources import Item, Source
+    from vitreous.inference.sources import ImageSource, Item
     from vitreous.tasks.base import PredictionFormat
 
-EXAMPLES = 512  # images that int8 may be calibrated on
+MAX_PREDICT_CALIBRATION_IMAGES = 512  # images that int8 may be calibrated on
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(AnswerArguments):
+class Options(PredictionArguments):
     """Predict classes, masks, objects or values for images.
 
     Example: vitreous predict runs/pets new/*.jpg --top 3
@@ -64,7 +64,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
 
-    require_images(options)
+    require_image_arguments(options)
     if options.top is not None and options.top < 1:
         raise UsageError(f"--top must be at least 1, not {options.top}")
     if options.threshold is not None and not 0 <= options.threshold < 1:
@@ -74,16 +74,16 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.resume and not options.out:
         raise UsageError("--resume continues the file of --out", "name it")
     warn_of_emulation(options, console)
-    predictor = load(options.source(options.run), options.how(), calibration_images(options), options.exact)
-    source = open_images_of(options, predictor.card.preprocess)
-    choose_engine(options, predictor, source.count)
-    print_notes(predictor, console)
+    predictor = load(options.source(options.run), options.how(), read_calibration_images(options), options.exact)
+    source = open_image_source(options, predictor.card.preprocess)
+    choose_job_engine(options, predictor, source.count)
+    print_model_notes(predictor, console)
     task = predictor.card.task
     task.check_predict_options(options.run, vars(options))
-    return WRITERS.get(task.endpoint, predict_outputs)(options, predictor, source, console)
+    return TASK_PREDICTORS.get(task.endpoint, predict_outputs)(options, predictor, source, console)
 
 
-def predict_outputs(options: Options, predictor: Predictor, source: Source, console: Console) -> dict[str, Any]:
+def predict_outputs(options: Options, predictor: Predictor, source: ImageSource, console: Console) -> dict[str, Any]:
     """Predict by a head that gives numbers for a whole image; print a table or write a file. Raises UsageError for
     options that the task does not have."""
     form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
@@ -93,23 +93,23 @@ def predict_outputs(options: Options, predictor: Predictor, source: Source, cons
 
     if options.out:
         made_by = {"verb": "predict", "model": predictor.card.name, "version": predictor.card.version}
-        made_by |= file_settings(options, predictor, **form.settings)
-        return write_answers(
+        made_by |= collect_file_settings(options, predictor, **form.settings)
+        return write_predictions(
             options, options.out, kind=form, made_by=made_by, answers=answers, source=source, console=console
         )
     return {
         "model": options.run,
         "precision": predictor.engine.precision,
-        "engine": engine_name(predictor, options),
+        "engine": get_engine_name(predictor, options),
         "predictions": print_predictions(options, form, answers, source=source, console=console),
     }
 
 
 #: what predicts by tasks whose outputs are not K numbers for a whole image, by the task's endpoint
-WRITERS: dict[str, Callable[..., dict[str, Any]]] = {"detect": predict_objects, "segment": write_maps}
+TASK_PREDICTORS: dict[str, Callable[..., dict[str, Any]]] = {"detect": predict_objects, "segment": predict_class_maps}
 
 
-def calibration_images(options: Options) -> Iterator[str | bytes]:
+def read_calibration_images(options: Options) -> Iterator[str | bytes]:
     """The first images, to calibrate int8 on where there are no training images. Raises UsageError for stdin."""
     from contextlib import suppress
     from itertools import islice
@@ -121,7 +121,7 @@ def calibration_images(options: Options) -> Iterator[str | bytes]:
             "without training images at hand int8 is calibrated on those asked about, and a list on stdin is read once",
             "name a file: @list.txt",
         )
-    for item in islice(open_images_of(options), EXAMPLES):
+    for item in islice(open_image_source(options), MAX_PREDICT_CALIBRATION_IMAGES):
         with suppress(DataError):
             yield item.content()
 
@@ -129,29 +129,31 @@ def calibration_images(options: Options) -> Iterator[str | bytes]:
 def warn_of_emulation(options: ImageArguments, console: Console) -> None:
     """Print a note where the device only emulates the precision."""
     if options.precision == "bf16":
-        from vitreous.system.machine import pick_device, warning
+        from vitreous.system.machine import describe_emulation, pick_device
 
-        if slow := warning(options.precision, pick_device(options.device)):
+        if slow := describe_emulation(options.precision, pick_device(options.device)):
             console.note(slow)
 
 
 def print_predictions(
-    options: Options, form: PredictionFormat, answers: Any, source: Source, console: Console
+    options: Options, form: PredictionFormat, answers: Any, source: ImageSource, console: Console
 ) -> list[dict[str, Any]]:
     """Write the file of --csv, print the table, and return the rows of the document."""
-    from vitreous.errors import printable
-    from vitreous.system.disk import write_output
-    from vitreous.system.tables import as_csv
+    from vitreous.errors import escape_unprintable
+    from vitreous.system.disk import write_output_file
+    from vitreous.system.tables import format_csv
 
-    meter, all_rows, rows = Meter("predict", source.count, console), [], []
+    meter, all_rows, rows = ProgressMeter("predict", source.count, console), [], []
     for chunk in answers(iter(source)):
         meter.count(chunk)
         all_rows += chunk
     for answer in all_rows:
         cell = describe_unreadable(answer.path, answer.error) if answer.error else form.describe(answer)
-        rows.append([printable(answer.path), cell])
+        rows.append([escape_unprintable(answer.path), cell])
     if options.csv:
-        write_output(options.csv, as_csv([form.head, *(row for answer in all_rows for row in form.cells(answer))]))
+        write_output_file(
+            options.csv, format_csv([form.head, *(row for answer in all_rows for row in form.cells(answer))])
+        )
     console.table(["image", form.column], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
-    return [form.plain(answer) for answer in all_rows]
+    return [form.to_dict(answer) for answer in all_rows]

@@ -57,11 +57,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**pushed}
     if o.dry_run:
-        console.say(document["card"])
+        console.print_line(document["card"])
     console.table(["file", "size"], [[name, readable_bytes(size)] for name, size in document["files"].items()])
     if o.dry_run:
-        console.say(f"nothing was sent{f'; it lies in {o.out}' if o.out else ''}; without --dry-run: {document['url']}")
+        console.print_line(
+            f"nothing was sent{f'; it lies in {o.out}' if o.out else ''}; without --dry-run: {document['url']}"
+        )
     else:
-        console.say(f"{document['url']}, commit {document['commit'][:12]}")
-        console.say(f'next: vitreous predict {o.to} IMAGE ..., or vitreous.load("{o.to}")')
+        console.print_line(f"{document['url']}, commit {document['commit'][:12]}")
+        console.print_line(f'next: vitreous predict {o.to} IMAGE ..., or vitreous.load("{o.to}")')
     return document

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from tyro.conf import Positional
 
 from vitreous.cli.console import Console
-from vitreous.tasks.metrics import label_metric
+from vitreous.tasks.metrics import get_metric_label
 
 if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
     from vitreous.training.run import Run
 
 #: fields of a run that are printed for every recipe, those of each optimiser that mean nothing, and the decay of others
-PRINTED = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
-UNUSED = {
+ALWAYS_PRINTED_SETTINGS = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
+UNUSED_OPTIMIZER_FIELDS = {
     "adamw": ("matrix_lr", "momentum"),
     "lamb": ("matrix_lr", "momentum"),
     "lars": ("matrix_lr", "betas", "eps"),
@@ -24,8 +24,8 @@ UNUSED = {
     "muon": ("momentum",),
 }
 #: the figure that published results are of, by what the objective needs to know of places
-LEADING = {"": "top1", "classes": "miou", "objects": "ap"}
-OF_DECAY = {"milestones": "steps", "timescale": "rsqrt"}
+LEADING_METRICS = {"": "top1", "classes": "miou", "objects": "ap"}
+DECAY_FIELDS = {"milestones": "steps", "timescale": "rsqrt"}
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,21 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     """Print the table, or the one recipe of that name."""
     from fnmatch import fnmatchcase
 
-    from vitreous.recipes.names import NAMES, known
+    from vitreous.recipes.names import RECIPE_NAMES, check_recipe_name
 
-    names = [name for name in NAMES if fnmatchcase(name, options.pattern.lower())]
+    names = [name for name in RECIPE_NAMES if fnmatchcase(name, options.pattern.lower())]
     if not names:
-        known(options.pattern)
-    if options.pattern.lower() in NAMES:
+        check_recipe_name(options.pattern)
+    if options.pattern.lower() in RECIPE_NAMES:
         return print_recipe(names[0], console)
-    from vitreous.recipes.registry import RECIPES, example
+    from vitreous.recipes.registry import RECIPES, build_example_run
 
-    rows = [describe_recipe(RECIPES[name], example(name)) for name in names]
+    rows = [describe_recipe(RECIPES[name], build_example_run(name)) for name in names]
     console.table(
         ["name", "for", "source", "batch", "length", "lr"],
-        [[r["name"], r["about"], r["source"], r["batch_size"], length(r), f"{r['lr']:g}"] for r in rows],
+        [[r["name"], r["about"], r["source"], r["batch_size"], format_length(r), f"{r['lr']:g}"] for r in rows],
     )
-    console.say(
+    console.print_line(
         "`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95."
     )
     return {"recipes": rows}
@@ -81,7 +81,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
     }
 
 
-def length(row: dict[str, Any]) -> str:
+def format_length(row: dict[str, Any]) -> str:
     """Epochs or steps, for the table; a range where the number of images decides."""
     if row["epochs_range"]:
         return "{:g} to {:g} epochs".format(*row["epochs_range"])
@@ -90,14 +90,14 @@ def length(row: dict[str, Any]) -> str:
 
 def print_recipe(name: str, console: Console) -> dict[str, Any]:
     """Print one recipe, and return its document."""
-    from vitreous.config import to_plain
+    from vitreous.config import to_builtins
     from vitreous.nn.sizes import format_size
-    from vitreous.recipes.registry import RECIPES, example
+    from vitreous.recipes.registry import RECIPES, build_example_run
 
-    recipe, run = RECIPES[name], example(name)
+    recipe, run = RECIPES[name], build_example_run(name)
     row = describe_recipe(recipe, run) | {"grid": list(recipe.grid), "hold_out": recipe.hold_out}
-    models = [(model or run.model.name(), example(name, model)) for model in recipe.models or (None,)]
-    console.say(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
+    models = [(model or run.model.name(), build_example_run(name, model)) for model in recipe.models or (None,)]
+    console.print_line(f"{name}: {recipe.about} ({recipe.source})\n\n{recipe.text}\n")
     cells = []
     for model, r in models:
         m, lr = r.model, f"{r.optimizer.lr:g}"
@@ -113,57 +113,60 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
             ]
         )
     console.table(["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"], cells)
-    console.say(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
+    console.print_line(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
     for kind, length in recipe.lengths:
-        console.say(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
-    console.say()
-    console.table(["setting", "value"], [[path, value] for path, value in decided_settings(run)])
+        console.print_line(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
+    console.print_line()
+    console.table(["setting", "value"], [[path, value] for path, value in list_recipe_settings(run)])
     grid = " ".join(map(str, recipe.grid))
-    console.say(
-        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {held_out(recipe)} of the training images "
+    console.print_line(
+        f"\nlearning rate and batch: {recipe.rule}; --lr-grid: {grid}, with {format_hold_out(recipe)} of the "
+        f"training images "
         "held out"
     )
     if recipe.published:
-        console.say("\npublished, not measured here:")
-        console.table(["model", "data", label_metric(LEADING[recipe.objective.annotated])], recipe.published)
+        console.print_line("\npublished, not measured here:")
+        console.table(
+            ["model", "data", get_metric_label(LEADING_METRICS[recipe.objective.annotated])], recipe.published
+        )
     published = [{"model": model, "data": data, "figure": figure} for model, data, figure in recipe.published]
     variants = [
         {"model": m, "image": format_size(r.model.image), "epochs": r.epochs, "steps": r.steps, "lr": r.optimizer.lr}
         for m, r in models
     ]
-    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_plain(run), "published": published}
+    return {"recipe": row, "text": recipe.text, "models": variants, "run": to_builtins(run), "published": published}
 
 
-def held_out(recipe: Recipe) -> str:
+def format_hold_out(recipe: Recipe) -> str:
     """The share of the training images on which --lr-grid chooses, in words."""
-    from vitreous.recipes.recipe import SHARES
+    from vitreous.recipes.recipe import HOLD_OUT_SHARES
 
     if recipe.hold_out is not None:
         return f"{recipe.hold_out:.0%}"
-    *small, (_, rest) = SHARES
+    *small, (_, rest) = HOLD_OUT_SHARES
     return ", ".join(f"{share:.0%} (below {images:,})" for images, share in small) + f" or {rest:.0%}"
 
 
-def decided_settings(run: Run) -> list[tuple[str, str]]:
+def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
     """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
-    from vitreous.config import to_plain
+    from vitreous.config import to_builtins
     from vitreous.data.augmentation.augment import Augment
     from vitreous.objectives.supervised import SupervisedConfig
 
-    whole = to_plain(run)
+    whole = to_builtins(run)
     rows = [(f"{part}.{key}", value) for part in ("optimizer", "schedule") for key, value in whole[part].items()]
-    usual, learned = to_plain(Augment()), to_plain(SupervisedConfig()) | {"name": None, "loss": None}
+    usual, learned = to_builtins(Augment()), to_builtins(SupervisedConfig()) | {"name": None, "loss": None}
     rows += [(f"views.{key}", value) for key, value in whole["views"].items() if value != usual.get(key)]
     rows += [(f"objective.{key}", value) for key, value in whole["objective"].items() if value != learned.get(key)]
     rows += [(key, whole[key]) for key in ("batch_size", "ema")]
-    rows += [(f"{part}.{key}", whole[part][key]) for part, key in PRINTED]
-    hidden = {f"optimizer.{key}" for key in UNUSED[run.optimizer.name]}
-    hidden |= {f"schedule.{key}" for key, decay in OF_DECAY.items() if decay != run.schedule.decay}
-    return [(path, format_value(value)) for path, value in rows if path not in hidden]
+    rows += [(f"{part}.{key}", whole[part][key]) for part, key in ALWAYS_PRINTED_SETTINGS]
+    hidden = {f"optimizer.{key}" for key in UNUSED_OPTIMIZER_FIELDS[run.optimizer.name]}
+    hidden |= {f"schedule.{key}" for key, decay in DECAY_FIELDS.items() if decay != run.schedule.decay}
+    return [(path, format_setting(value)) for path, value in rows if path not in hidden]
 
 
-def format_value(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """A value as `--path` takes it."""
     if isinstance(value, list):
-        return " ".join(map(format_value, value)) or "none"
+        return " ".join(map(format_setting, value)) or "none"
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

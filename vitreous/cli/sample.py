@@ -81,7 +81,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     noun = ("image" if is_picture else "clip") + "s" * (count > 1)
     length = "" if is_picture else f" of {document['frames']} frames"
     length += f" at {'x'.join(document['size'].split('x')[-2:])} pixels"
-    console.say(f"{options.out}: {count:,} {noun}{length} in {rate}")
+    console.print_line(f"{options.out}: {count:,} {noun}{length} in {rate}")
     if len(files) > 1:
-        console.say(f"{files[0]} … {files[-1]}")
+        console.print_line(f"{files[0]} … {files[-1]}")
     return document

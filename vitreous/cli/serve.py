@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NoReturn
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.weights.options import ReadingOptions
+from vitreous.weights.options import InferenceWeightsOptions
 
 if TYPE_CHECKING:
     from vitreous.apps.server.server import Server
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(ReadingOptions):
+class Options(InferenceWeightsOptions):
     """Serve a model as a web page and an HTTP API; only this machine can connect without --public.
 
     Example: vitreous serve runs/pets
@@ -71,24 +71,24 @@ def run(options: Options, console: Console) -> NoReturn:
     import os
     import sys
 
-    from vitreous.apps.server.start import serve, settings_of
-    from vitreous.cli.inference import print_notes
+    from vitreous.apps.server.start import parse_server_options, serve
+    from vitreous.cli.inference import print_model_notes
     from vitreous.errors import Interrupted
     from vitreous.inference.options import InferenceOptions
 
-    settings, token = settings_of(options)
+    settings, token = parse_server_options(options)
     how = InferenceOptions(options.device, options.precision, options.engine)
 
     def up(server: Server) -> None:
         card = server.service.served.predictor.card
-        print_notes(server.service.served.predictor, console)
+        print_model_notes(server.service.served.predictor, console)
         document = {"address": server.address, "model": card.name, "version": card.version}
         console.document(document | ({"token": token} if token else {}))
         if console.document_to is not None:
             return
-        console.say(f"serving {card.name} ({card.version}) at {server.address}")
+        console.print_line(f"serving {card.name} ({card.version}) at {server.address}")
         if token:
-            console.say(f"token {token}")
+            console.print_line(f"token {token}")
 
     code = serve(
         options.source(options.run),

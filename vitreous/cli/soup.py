@@ -37,10 +37,10 @@ class Options(InferenceArguments):
 
 def run(options: Options, console: Console) -> dict[str, Any]:
     """Average, and print a table of the ingredients."""
-    from vitreous.cli.console import figures
+    from vitreous.cli.console import format_split_metrics
     from vitreous.jobs.soup import soup
     from vitreous.tasks.metrics import METRICS
-    from vitreous.tasks.report import leading_of
+    from vitreous.tasks.report import get_leading_key
 
     o = options
     averaged = soup(
@@ -56,7 +56,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     )
     document: dict[str, Any] = {**averaged}
     judged = document.get(options.split)
-    leading = leading_of(judged) if judged else "top1"
+    leading = get_leading_key(judged) if judged else "top1"
     form = METRICS[leading].form
     rows = []
     for row in document["ingredients"]:
@@ -64,6 +64,6 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         rows.append([row["run"], *texts, "yes" if row["kept"] else "no"])
     console.table(["ingredient", f"{options.split} {METRICS[leading].label}", "soup with it", "kept"], rows)
     if judged:
-        console.say(figures(options.split, judged))
-    console.say(f"next: vitreous predict {document['bundle']} IMAGE ...")
+        console.print_line(format_split_metrics(options.split, judged))
+    console.print_line(f"next: vitreous predict {document['bundle']} IMAGE ...")
     return document

@@ -18,25 +18,25 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         if options != Options():
             raise UsageError("no study is named", "vitreous study NAME; `vitreous study` lists them")
         return list_studies(console)
-    from vitreous.apps.studies.registry import find
+    from vitreous.apps.studies.registry import get_study
 
-    study = find(options.name)  # what cannot be is refused before PyTorch is imported
-    from vitreous.apps.studies.conduct import conduct
+    study = get_study(options.name)  # what cannot be is refused before PyTorch is imported
+    from vitreous.apps.studies.conduct import execute_study
 
     if options.dry_run:
-        return print_plan(conduct(options, console), console)
-    document = conduct(options, console)
-    from vitreous.apps.studies.page import points
-    from vitreous.reports.pages.formats import format_figure
+        return print_study_plan(execute_study(options, console), console)
+    document = execute_study(options, console)
+    from vitreous.apps.studies.page import format_difference
+    from vitreous.reports.pages.formats import format_metric_value
 
     def text(value: float | None) -> str:
-        return "-" if value is None else format_figure(document["figure"], value)
+        return "-" if value is None else format_metric_value(document["figure"], value)
 
     rows = [
         [
             *row["place"],
             text(row["mean"] and row["mean"]["mean"]),
-            "-" if row["difference"] is None else points(document["figure"], row["difference"]["mean"]),
+            "-" if row["difference"] is None else format_difference(document["figure"], row["difference"]["mean"]),
             row["verdict"],
             row["published"] or "-",
         ]
@@ -44,28 +44,28 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     ]
     console.table([*study.axes, document["figure"], "difference", "verdict", "published"], rows)
     for sentence in (document["conclusion"] or {}).get("sentences", ()):
-        console.say(sentence)
-    console.say(f"next: read {document['page']}")
+        console.print_line(sentence)
+    console.print_line(f"next: read {document['page']}")
     return document
 
 
 def list_studies(console: Console) -> dict[str, Any]:
     """Print every study with what it costs at each scale."""
-    from vitreous.apps.studies.planning import cost_text, counted_cost
+    from vitreous.apps.studies.planning import estimate_study_cost, format_study_cost
     from vitreous.apps.studies.registry import STUDIES
     from vitreous.apps.studies.study import SCALES
 
     listed, rows = [], []
     for study in STUDIES.values():
-        scales = [counted_cost(study, scale) for scale in SCALES.values()]
+        scales = [estimate_study_cost(study, scale) for scale in SCALES.values()]
         listed.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
-        rows.append([study.name, study.source, *map(cost_text, scales)])
+        rows.append([study.name, study.source, *map(format_study_cost, scales)])
     console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
-    console.say("`vitreous study NAME --dry-run` says the hours that one takes here; EFLOP is 10^18 operations.")
+    console.print_line("`vitreous study NAME --dry-run` says the hours that one takes here; EFLOP is 10^18 operations.")
     return {"studies": listed}
 
 
-def print_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
+def print_study_plan(document: dict[str, Any], console: Console) -> dict[str, Any]:
     """Print the plan of --dry-run."""
     from vitreous.cli.console import readable_bytes
 

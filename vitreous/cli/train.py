@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from vitreous.cli.console import Console, figures
-from vitreous.errors import UsageError, printable
+from vitreous.cli.console import Console, format_split_metrics
+from vitreous.errors import UsageError, escape_unprintable
 from vitreous.recipes.options import TrainOptions as Options
 from vitreous.tasks.metrics import METRICS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from vitreous.training.run import Run
 
 __all__ = ["Options", "run"]
-SHOWN = 10  # classes that the header names
+MAX_HEADER_CLASSES = 10  # classes that the header names
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
@@ -23,52 +23,52 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     one."""
     from pathlib import Path
 
-    from vitreous.models.names import configure
-    from vitreous.recipes.names import known
-    from vitreous.weights.files import open_weights
+    from vitreous.models.names import config_from_name
+    from vitreous.recipes.names import check_recipe_name
+    from vitreous.weights.files import open_weights_file
 
-    options.check_data()
+    options.require_data_source()
     if not options.dry_run and (options.world, options.images) != (None, None):
         raise UsageError(
             "--world and --images plan a run, and train none", "add --dry-run; torchrun starts several processes"
         )
     if options.model:
-        configure(options.model)  # what cannot be is refused before PyTorch is imported
+        config_from_name(options.model)  # what cannot be is refused before PyTorch is imported
     if options.recipe:
-        known(options.recipe)
+        check_recipe_name(options.recipe)
     if options.init and Path(options.init).is_file():
-        open_weights(options.init)
-    from vitreous.jobs.train import launch
+        open_weights_file(options.init)
+    from vitreous.jobs.train import launch_training
 
     if options.dry_run:
-        return plan(options, console)
+        return print_train_plan(options, console)
 
     def begin(run: Run, data: Data) -> None:
         print_header(run, data, console)
 
-    summary = launch(options, console, begin)
+    summary = launch_training(options, console, begin)
     for name, key in (("validation", "val"), ("test", "test")):
         if summary[key] is not None:
-            console.say(figures(name, summary[key]))
-    for line in selection(summary):
-        console.say(line)
+            console.print_line(format_split_metrics(name, summary[key]))
+    for line in format_checkpoint_selection(summary):
+        console.print_line(line)
     minutes = summary["wall_seconds"] / 60
-    console.say(
+    console.print_line(
         f"{summary['model']}, {summary['parameters']:,} parameters, trained in {minutes:.1f} minutes: {summary['run']}"
     )
-    console.say(f"next: {next_command(summary['run'])}, or read {summary['run']}/report.html")
+    console.print_line(f"next: {get_next_command(summary['run'])}, or read {summary['run']}/report.html")
     return summary
 
 
-def next_command(run: str) -> str:
+def get_next_command(run: str) -> str:
     """The command that puts a trained model to use."""
     from pathlib import Path
 
-    from vitreous.inference.open_model import read_task
-    from vitreous.training.folder import Folder
+    from vitreous.inference.open_model import read_task_type
+    from vitreous.training.folder import RunFolder
 
-    folder = Folder(Path(run))
-    return read_task(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
+    folder = RunFolder(Path(run))
+    return read_task_type(run).example_command(run, folder.config.is_file() and folder.run().preprocess.is_animated)
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:
@@ -76,7 +76,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
-    names = list(run.data.outputs[:SHOWN]) + ["…"] * (len(run.data.outputs) > SHOWN)
+    names = list(run.data.outputs[:MAX_HEADER_CLASSES]) + ["…"] * (len(run.data.outputs) > MAX_HEADER_CLASSES)
     solid, seen = len(run.model.image) != 2, run.preprocess
     sides = format_size(run.model.image)
     sides = "x".join(map(str, run.model.image)) if solid else "x".join([sides] * (1 + ("x" not in sides)))
@@ -84,11 +84,13 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     noun = "images" if seen.is_browsable else seen.noun
     if not seen.stacks:
         least = getattr(run.views, "fewest_tokens", 0)
-        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.most_tokens} patches"
+        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.max_image_tokens} patches"
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
-        "targets" if run.data.targets else "classes": f"{len(run.data.outputs):,} ({', '.join(map(printable, names))})",
+        "targets"
+        if run.data.targets
+        else "classes": f"{len(run.data.outputs):,} ({', '.join(map(escape_unprintable, names))})",
         "model": f"{run.model.name()} at {pixels}, {2 * run.model.macs() / 1e9:.3g} GFLOPs "
         + ("each" if solid else "an image")
         + (f", from {run.init}" if run.init else ", from scratch"),
@@ -101,7 +103,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
         console.line(f"{name:9}  {text}")
 
 
-def selection(summary: dict[str, Any]) -> Iterator[str]:
+def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     """Lines that say which weights were kept, and whether the run ended early."""
     chosen = summary.get("selection")
     if not chosen:
@@ -119,16 +121,16 @@ def selection(summary: dict[str, Any]) -> Iterator[str]:
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 
-def plan(options: Options, console: Console) -> dict[str, Any]:
+def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
     """The plan: model, resolution, parameters, cost, memory, time from a few timed steps; or of many devices, from
     counts alone. Writes nothing."""
     from vitreous.cli.console import readable_bytes
-    from vitreous.config import to_plain
+    from vitreous.config import to_builtins
 
     if options.world is None:
-        from vitreous.jobs.preview import preview as look
+        from vitreous.jobs.preview import preview_run as look
     else:
-        from vitreous.jobs.scaled import preview_scaled as look
+        from vitreous.jobs.scaled import preview_distributed_run as look
     run, document = look(options, console)
     shown = {
         name.removesuffix("_bytes"): readable_bytes(value) if name.endswith("_bytes") and value is not None else value
@@ -138,4 +140,4 @@ def plan(options: Options, console: Console) -> dict[str, Any]:
         ["plan", ""],
         [[name.replace("_", " "), f"{v:,}" if isinstance(v, int) else str(v)] for name, v in shown.items()],
     )
-    return document | {"run": to_plain(run)}
+    return document | {"run": to_builtins(run)}

@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
-from vitreous.errors import check_installed
+from vitreous.errors import require_installed
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,12 @@ class Options:
 
 def run(options: Options, console: Console) -> None:
     """Show the page until Ctrl-C or SIGTERM."""
-    check_installed(("starlette", "uvicorn"), "serve")
-    from vitreous.apps.server.watch import watch
+    require_installed(("starlette", "uvicorn"), "serve")
+    from vitreous.apps.server.watch import watch_run
 
     def report_address(address: str) -> None:
         console.document({"run": options.run, "address": address})
         if console.document_to is None:
-            console.say(f"watching {options.run} at {address}; Ctrl-C ends it")
+            console.print_line(f"watching {options.run} at {address}; Ctrl-C ends it")
 
-    watch(options.run, options.port, report_address, console.note)
+    watch_run(options.run, options.port, report_address, console.note)

@@ -11,11 +11,11 @@ from typing import Any
 Batch = dict[str, Any]
 
 
-def batch_size(batch: Batch) -> int:
+def count_batch_samples(batch: Batch) -> int:
     """The number of samples."""
     return len(next(iter(batch.values())))
 
 
-def rows(batch: Batch, start: int, stop: int) -> Batch:
+def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
     """The samples [start, stop) of a batch; tensors are views."""
     return {name: entry[start:stop] for name, entry in batch.items()}

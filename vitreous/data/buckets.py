@@ -14,21 +14,23 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.decoding.decode import decode, upright_size
+from vitreous.data.decoding.decode import decode_to_pillow, read_upright_size
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.loader import in_workers
+from vitreous.data.loader import map_in_workers
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.nn.sizes import nearby
+from vitreous.nn.sizes import nearest_divisible_size
 
-RATIOS = [2 ** (step / 4) for step in range(-6, 7)]  # width / height of the buckets that are chosen: 0.35 to 2.83
-LEAST_SHARE = 0.03  # of the samples that a chosen bucket has; those of a rarer one go to the nearest other
-MOST = 64  # buckets of a run
-TOGETHER = 64  # samples that a worker measures at a time
+BUCKET_ASPECT_RATIOS = [
+    2 ** (step / 4) for step in range(-6, 7)
+]  # width / height of the buckets that are chosen: 0.35 to 2.83
+MIN_BUCKET_SHARE = 0.03  # of the samples that a chosen bucket has; those of a rarer one go to the nearest other
+MAX_BUCKETS = 64  # buckets of a run
+FORMS_CHUNK_SIZE = 64  # samples that a worker measures at a time
 
 
-def assign(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int = 0) -> np.ndarray:
+def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int = 0) -> np.ndarray:
     """Forms (n, 3) int64 -> the bucket of each, (n,) int64: the longest ones that the clip fills, or the shortest, of
     these the nearest aspect ratio, of these the nearest area.
 
@@ -53,38 +55,41 @@ def assign(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int 
 
 def assign_buckets(forms: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     """Forms (n, 3) int64 -> which of `preprocess.buckets` each sample is read at, (n,) int64."""
-    return assign(forms, preprocess.buckets, preprocess.stride)
+    return find_nearest_buckets(forms, preprocess.buckets, preprocess.stride)
 
 
-def rows_at_own_size(split: Split, preprocess: Preprocess, workers: int = 0) -> np.ndarray:
+def find_samples_at_model_size(split: Split, preprocess: Preprocess, workers: int = 0) -> np.ndarray:
     """The positions (m,) int64 of the samples that are read at `preprocess.image`: all, where there are no buckets."""
     if not preprocess.has_buckets:
         return np.arange(len(split))
     own = preprocess.buckets.index(preprocess.image)
-    return np.flatnonzero(assign_buckets(measure_forms(split, workers), preprocess) == own)
+    return np.flatnonzero(assign_buckets(measure_sample_forms(split, workers), preprocess) == own)
 
 
 def choose_buckets(
     forms: np.ndarray, image: tuple[int, ...], patch: tuple[int, ...], stride: int = 0
 ) -> tuple[tuple[int, ...], ...]:
     """Forms (n, 3) int64 -> buckets, the one with most samples first: of about the area of `image`, in the aspect
-    ratios of `RATIOS`, and of clips as long as it, half as long and so on. Each has `LEAST_SHARE` of the samples, if
-    any has."""
+    ratios of `BUCKET_ASPECT_RATIOS`, and of clips as long as it, half as long and so on. Each has `MIN_BUCKET_SHARE` of
+    the samples, if any has."""
     area, cell = math.prod(image[-2:]), patch[-2:]
-    planes = [nearby((round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))), cell) for ratio in RATIOS]
-    times = [(length,) for length in lengths(image[0], patch[0])] if len(image) == 3 else [()]
+    planes = [
+        nearest_divisible_size((round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))), cell)
+        for ratio in BUCKET_ASPECT_RATIOS
+    ]
+    times = [(length,) for length in list_clip_lengths(image[0], patch[0])] if len(image) == 3 else [()]
     buckets = list(dict.fromkeys((*length, *plane) for length, plane in product(times, planes)))
     kinds, counts = np.unique(forms, axis=0, return_counts=True)
     while True:
-        shown = np.bincount(assign(kinds, tuple(buckets), stride), counts, len(buckets))
+        shown = np.bincount(find_nearest_buckets(kinds, tuple(buckets), stride), counts, len(buckets))
         rarest = int(shown.argmin())
-        if shown[rarest] >= LEAST_SHARE * len(forms) or len(buckets) == 1:
+        if shown[rarest] >= MIN_BUCKET_SHARE * len(forms) or len(buckets) == 1:
             order = sorted(range(len(buckets)), key=lambda one: (-shown[one], buckets[one]))
             return tuple(buckets[one] for one in order)
         del buckets[rarest]
 
 
-def lengths(frames: int, patch: int) -> list[int]:
+def list_clip_lengths(frames: int, patch: int) -> list[int]:
     """Lengths of clips: `frames`, half of them and so on, down to one patch."""
     halves = [frames]
     while halves[-1] > patch:
@@ -101,20 +106,22 @@ def parse_buckets(words: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], .
         if len(parts) != axes or not all(part.isdecimal() and 0 < int(part) < 1 << 20 for part in parts):
             raise UsageError(f"--buckets cannot be {word}", f"a bucket of these data is {form}")
         sizes.append(tuple(map(int, parts)))
-    if len(set(sizes)) > MOST:
-        raise UsageError(f"{len(set(sizes))} buckets are too many", f"name at most {MOST}")
+    if len(set(sizes)) > MAX_BUCKETS:
+        raise UsageError(f"{len(set(sizes))} buckets are too many", f"name at most {MAX_BUCKETS}")
     return tuple(dict.fromkeys(sizes))
 
 
-def measure_forms(split: Split, workers: int = 0) -> np.ndarray:
+def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
     """The form of each sample, (n, 3) int64, of files by their headers where these say it; 0 where it cannot be
     read."""
-    places = [list(range(low, min(low + TOGETHER, len(split)))) for low in range(0, len(split), TOGETHER)]
-    measured = in_workers(Forms(split), places, workers, np.array, 2 if workers else None)
+    places = [
+        list(range(low, min(low + FORMS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), FORMS_CHUNK_SIZE)
+    ]
+    measured = map_in_workers(SampleFormDataset(split), places, workers, np.array, 2 if workers else None)
     return np.concatenate([np.zeros((0, 3), np.int64), *measured])
 
 
-class Forms(Dataset):
+class SampleFormDataset(Dataset):
     """A sample -> its form; zeros where it cannot be read."""
 
     def __init__(self, split: Split) -> None:
@@ -122,18 +129,18 @@ class Forms(Dataset):
 
     def __getitem__(self, sample: int) -> tuple[int, int, int]:
         try:
-            return form_of(open_sample(self.split, sample), self.split.name(sample))
+            return read_sample_form(open_sample(self.split, sample), self.split.name(sample))
         except DataError:
             return 0, 0, 0
 
 
-def form_of(raw: Any, name: str) -> tuple[int, int, int]:
+def read_sample_form(raw: Any, name: str) -> tuple[int, int, int]:
     """The form of an opened clip, a file's bytes, or pixels (H, W[, C]). Raises DataError."""
     if isinstance(raw, Clip):
         return len(raw), *raw.size
     if isinstance(raw, np.ndarray):
         return 1, raw.shape[0], raw.shape[1]
-    width, height = upright_size(raw, name)
+    width, height = read_upright_size(raw, name)
     if not width:
-        width, height = decode(raw, 3, name).size
+        width, height = decode_to_pillow(raw, 3, name).size
     return 1, height, width

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from vitreous.data.annotations.painted import Prepared
+from vitreous.data.annotations.painted import TargetSplitWrapper
 from vitreous.data.annotations.target import Target
 from vitreous.data.layouts.imagenet import is_ilsvrc2012
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
 
-def class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
+def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     """Return the index of each class of the data among the model's, (K,) int64: by its name, or by a unique title.
 
     A title is also known by its first words (`tench` of `tench, Tinca tinca`). Heads with numbers for classes fit the
@@ -44,7 +44,7 @@ def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel:
 
     Raises DataError for a class the model does not know.
     """
-    order = class_indices(data, classes)
+    order = find_class_indices(data, classes)
     labels = np.zeros((len(split), len(classes)), dtype=np.float32)
     if split.labels.ndim == 2:
         labels[:, order] = split.labels
@@ -56,7 +56,7 @@ def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel:
 
 
 @dataclass(frozen=True, eq=False)
-class Renumbered(Prepared):
+class RelabelledSplit(TargetSplitWrapper):
     """A split whose objects of class k have the label `order[k]`, (K,) int64, of `count` classes."""
 
     order: np.ndarray

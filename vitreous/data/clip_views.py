@@ -17,8 +17,8 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError
 
-ONE = "1x1"  # view: the middle one, of which nothing is the mean
-MOST = 100  # views of a clip
+SINGLE_VIEW = "1x1"  # view: the middle one, of which nothing is the mean
+MAX_CLIP_VIEWS = 100  # views of a clip
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClipViews:
         across = places / (self.crops - 1) if self.crops > 1 else np.array([0.5])
         views = []
         for draw in draws:
-            frames = clip.read(preprocess.frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
+            frames = clip.read(preprocess.choose_frame_numbers(len(clip), np.full(preprocess.image[0], draw)))
             views += [preprocess.fit_frames(frames, float(place)) for place in across]
         return np.stack(views)
 
@@ -61,14 +61,17 @@ class ClipViews:
         return over_views
 
 
-def clip_views_of(words: str, preprocess: Preprocess) -> ClipViews | None:
+def parse_clip_views(words: str, preprocess: Preprocess) -> ClipViews | None:
     """The views that `words` (`4x3`) ask for; None for one, which is read without them.
 
     Raises UsageError for other words, for a model that takes no clips, and for crops of one that sees whole frames.
     """
     match = re.fullmatch(r"([1-9]\d?\d?)[xX×]([1-9]\d?\d?)", words)
-    if match is None or int(match[1]) * int(match[2]) > MOST:
-        problem = f"--clip-views {words} is not a number of sets of frames and of crops, at most {MOST} views together"
+    if match is None or int(match[1]) * int(match[2]) > MAX_CLIP_VIEWS:
+        problem = (
+            f"--clip-views {words} is not a number of sets of frames and of crops, "
+            f"at most {MAX_CLIP_VIEWS} views together"
+        )
         raise UsageError(problem, "use 4x3, or 4x1 for whole frames")
     if (views := ClipViews(int(match[1]), int(match[2]))) == ClipViews(1, 1):
         return None

@@ -10,12 +10,12 @@ import numpy as np
 
 from vitreous.data.split import Data, Split
 from vitreous.data.text_files import read_text
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
 
-def read_excluded(path: str | os.PathLike[str]) -> frozenset[str]:
+def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
     """Read the names of the copies in a list, as `Split.name` gives them. Raises DataError, with the row, otherwise."""
-    name, hint = printable(path), "make it with `vitreous data dedup`"
+    name, hint = escape_unprintable(path), "make it with `vitreous data dedup`"
     try:
         rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
     except csv.Error as error:
@@ -30,12 +30,12 @@ def read_excluded(path: str | os.PathLike[str]) -> frozenset[str]:
     return frozenset(row[column].removeprefix("'") for row in rows[1:] if row)
 
 
-def kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
+def find_kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
     """The positions of a split's samples whose names are not in a list, (n,) int64."""
     return np.array([sample for sample in range(len(split)) if split.name(sample) not in names], dtype=np.int64)
 
 
-def undrawn_splits(data: Data) -> dict[str, Split]:
+def restore_original_splits(data: Data) -> dict[str, Split]:
     """The splits before a part of the training images was drawn for validation."""
     if data.whole is None:
         return dict(data.splits)

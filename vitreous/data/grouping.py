@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.split import Data, Files, Split, held_out
-from vitreous.errors import DataError, UsageError, first_names, printable
+from vitreous.data.split import Data, FileSplit, Split, hold_out_val
+from vitreous.errors import DataError, UsageError, escape_unprintable, format_first_names
 
-PARTED = "groups are in more than one split"  # what a table with such groups notes
-SHOWN = 5  # groups that a message names
+SHARED_GROUPS_NOTE = "groups are in more than one split"  # what a table with such groups notes
+MAX_GROUPS_IN_MESSAGE = 5  # groups that a message names
 
 
-def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
+def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
     """The data with no group on both sides of a split: `val` is drawn by groups where it is drawn here.
 
     `group_by` is the column of a table by which it was opened, or a regular expression with one group in parentheses
@@ -27,17 +27,17 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
     groups.
     """
     if group_by == data.group_column:
-        if note := next((note for note in data.notes if PARTED in note), None):
+        if note := next((note for note in data.notes if SHARED_GROUPS_NOTE in note), None):
             raise DataError(f"{data.name}: {note}", "mend the splits, or leave out --group-by")
         return data
-    pattern = expression(group_by)
+    pattern = compile_group_pattern(group_by)
     splits = data.splits
     if data.whole is not None:
         splits = {"train": data.whole, **{name: split for name, split in splits.items() if name == "test"}}
-    keys = {name: keys_of(split, pattern, source) for name, split in splits.items()}
-    if shared := straddling(keys):
+    keys = {name: extract_group_keys(split, pattern, source) for name, split in splits.items()}
+    if shared := find_shared_groups(keys):
         problems = (
-            f"{len(words)} groups are in {one} and in {other} ({first_names(words, SHOWN)})"
+            f"{len(words)} groups are in {one} and in {other} ({format_first_names(words, MAX_GROUPS_IN_MESSAGE)})"
             for (one, other), words in shared.items()
         )
         raise DataError(f"{data.name}: {'; '.join(problems)}", "mend the splits, or leave out --group-by")
@@ -45,13 +45,13 @@ def grouped(data: Data, group_by: str, source: str | os.PathLike[str], split_see
     groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
     if data.whole is None:
         return replace(data, groups=groups)
-    drawn, news = held_out(data.whole, split_seed, groups)
+    drawn, news = hold_out_val(data.whole, split_seed, groups)
     notes = [note for note in data.notes if not note.startswith("held out ")]
     drawn |= {name: split for name, split in splits.items() if name == "test"}
     return replace(data, splits=drawn, groups=groups, notes=[*notes, news])
 
 
-def expression(text: str) -> re.Pattern[str]:
+def compile_group_pattern(text: str) -> re.Pattern[str]:
     """A regular expression with one group. Raises UsageError for another."""
     try:
         pattern = re.compile(text)
@@ -66,35 +66,35 @@ def expression(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def keys_of(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
+def extract_group_keys(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
     """The group of each sample. Raises DataError for one that the pattern does not match."""
     keys: dict[str, str] = {}  # a group's name is kept once
     groups = []
-    for word in words(split, source):
+    for word in iterate_group_texts(split, source):
         match = pattern.search(word)
         if match is None or match[1] is None:
-            problem = f"--group-by {pattern.pattern} does not match {printable(word)}"
+            problem = f"--group-by {pattern.pattern} does not match {escape_unprintable(word)}"
             raise DataError(problem, "every image needs a group")
         groups.append(keys.setdefault(match[1], match[1]))
     return groups
 
 
-def words(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
+def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
     """The texts in which the pattern is searched for: the path of each file relative to the source, or to the folder of
     a table; else the name."""
-    if not isinstance(split, Files):
+    if not isinstance(split, FileSplit):
         yield from (split.name(sample) for sample in range(len(split)))
         return
     home = Path(source) if Path(source).is_dir() else Path(source).parent
     starts = [os.path.join(os.fsencode(place), b"") for place in (home, home.absolute())]
     for sample in range(len(split)):
-        word = split.paths.word(sample)
+        word = split.paths.encoded_path(sample)
         for start in starts:
             word = word.removeprefix(start)
         yield os.fsdecode(word).replace(os.sep, "/")
 
 
-def straddling(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
+def find_shared_groups(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
     """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the
     second."""
     known = {name: set(words) for name, words in keys.items()}

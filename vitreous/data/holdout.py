@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 
 
-def hold_out(
+def draw_stratified_splits(
     labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
@@ -22,13 +22,13 @@ def hold_out(
     if labels.ndim == 2 and (not labels.shape[1] or labels.dtype == np.float64):  # values
         labels = np.zeros(len(labels), dtype=np.int64)
     if groups is not None:
-        return hold_out_groups(labels, groups, seed, shares)
+        return draw_group_splits(labels, groups, seed, shares)
     if labels.ndim == 2:
-        return hold_out_of_all(labels, seed, shares)
+        return draw_multilabel_splits(labels, seed, shares)
     rows: dict[str, list[np.ndarray]] = {name: [] for name in ("train", *shares)}
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        members = members[np.argsort(key(seed, label, np.arange(len(members))), kind="stable")]
+        members = members[np.argsort(derive_keys(seed, label, np.arange(len(members))), kind="stable")]
         for name, share in shares.items():
             count = min(round(share * len(labels[labels == label])), len(members) - 1)
             rows[name].append(members[:count])
@@ -37,14 +37,14 @@ def hold_out(
     return {name: np.sort(np.concatenate(parts)) for name, parts in rows.items()}
 
 
-def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
+def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
     """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a
     class."""
     wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
     left = labels.sum(0)
     drawn: dict[str, list[int]] = {name: [] for name in shares}
     rest = []
-    for row in np.argsort(key(seed, np.arange(len(labels))), kind="stable"):
+    for row in np.argsort(derive_keys(seed, np.arange(len(labels))), kind="stable"):
         if wanted and (left[labels[row] > 0] > 1).all():
             drawn[wanted.pop()].append(row)
             left -= labels[row]
@@ -53,7 +53,7 @@ def hold_out_of_all(labels: np.ndarray, seed: int, shares: dict[str, float]) -> 
     return {name: np.sort(np.array(rows, dtype=np.int64)) for name, rows in (("train", rest), *drawn.items())}
 
 
-def hold_out_groups(
+def draw_group_splits(
     labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]
 ) -> dict[str, np.ndarray]:
     """Row numbers of `train` and of each held-out split, in the original order; no group is in two of them.
@@ -74,7 +74,7 @@ def hold_out_groups(
     owners, classes = np.divmod(cells, max(width, 1))
     total = np.bincount(classes, counts)
     bounds = np.searchsorted(owners, np.arange(len(labels) + 1))
-    order = np.argsort(key(seed, np.arange(number.max(initial=-1) + 1)), kind="stable")
+    order = np.argsort(derive_keys(seed, np.arange(number.max(initial=-1) + 1)), kind="stable")
     left, place = total.copy(), np.zeros(len(order), dtype=np.int64)
     for split, share in enumerate(shares.values(), 1):
         lacking = share * total

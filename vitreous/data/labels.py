@@ -12,7 +12,7 @@ import numpy as np
 
 from vitreous.errors import UsageError
 
-LEAST_SHARE = 1e-30  # of votes, so that its logarithm is a number
+MIN_VOTE_SHARE = 1e-30  # of votes, so that its logarithm is a number
 
 
 class LabelKind(ABC):
@@ -22,7 +22,7 @@ class LabelKind(ABC):
     least_classes: ClassVar[int]  # that a classifier needs images of
     is_exclusive: ClassVar[bool]  # a classifier has one softmax, and not a sigmoid for each class
 
-    def require_one_label(self, problem: str, hint: str) -> None:  # noqa: B027
+    def require_single_label(self, problem: str, hint: str) -> None:  # noqa: B027
         """Raise UsageError where an image may have several labels."""
 
     def choose_loss(self, loss: str, named: str | None, source: str) -> str:
@@ -51,7 +51,7 @@ class LabelKind(ABC):
         """(n, K) shares of votes -> (n, K) logits whose probabilities they are."""
 
 
-class OneLabel(LabelKind):
+class SingleLabelKind(LabelKind):
     """Labels (n,) int64; probabilities are a softmax over the classes."""
 
     metric = "top1"
@@ -74,17 +74,17 @@ class OneLabel(LabelKind):
 
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
         """(n, K) shares -> (n, K) logarithms."""
-        return np.log(np.clip(shares, LEAST_SHARE, 1.0))
+        return np.log(np.clip(shares, MIN_VOTE_SHARE, 1.0))
 
 
-class SeveralLabels(LabelKind):
+class MultilabelKind(LabelKind):
     """Labels (n, K) in {0, 1}; probabilities are a sigmoid for each class."""
 
     metric = "map"
     least_classes = 0
     is_exclusive = False
 
-    def require_one_label(self, problem: str, hint: str) -> None:
+    def require_single_label(self, problem: str, hint: str) -> None:
         """Raise UsageError."""
         raise UsageError(problem, hint)
 
@@ -115,13 +115,13 @@ class SeveralLabels(LabelKind):
 
     def shares_to_logits(self, shares: np.ndarray) -> np.ndarray:
         """(n, K) shares -> (n, K) log-odds."""
-        shares = np.clip(shares, LEAST_SHARE, 1.0)
-        return np.log(shares) - np.log(np.clip(1 - shares, LEAST_SHARE, 1.0))
+        shares = np.clip(shares, MIN_VOTE_SHARE, 1.0)
+        return np.log(shares) - np.log(np.clip(1 - shares, MIN_VOTE_SHARE, 1.0))
 
 
-ONE_LABEL, SEVERAL_LABELS = OneLabel(), SeveralLabels()
+SINGLE_LABEL, MULTILABEL = SingleLabelKind(), MultilabelKind()
 
 
-def label_kind(multilabel: bool) -> LabelKind:
+def get_label_kind(multilabel: bool) -> LabelKind:
     """The kind of labels: of several classes an image if `multilabel`."""
-    return SEVERAL_LABELS if multilabel else ONE_LABEL
+    return MULTILABEL if multilabel else SINGLE_LABEL

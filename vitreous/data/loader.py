@@ -17,29 +17,29 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from vitreous.data.annotations.target import AnnotatedSplit, Target
-from vitreous.data.augmentation.augment import Views
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.augment import ViewAugmentation
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.clip_views import ClipViews
-from vitreous.data.decoding.spectral import Picture
-from vitreous.data.keys import key, one_key
+from vitreous.data.decoding.spectral import DecodedSample
+from vitreous.data.keys import derive_key, derive_keys
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
-from vitreous.data.sampling import Order, repeat_factors, stream
-from vitreous.data.shared_memory import usable_workers
+from vitreous.data.sampling import SampleOrder, compute_repeat_factors, get_stream_samples
+from vitreous.data.shared_memory import limit_workers
 from vitreous.data.split import Split, is_labelled
 from vitreous.data.worker_deaths import WORKER_DEATHS, worker_error
 from vitreous.errors import DataError
-from vitreous.system.children import obey_parent_only, stop_signals_blocked
-from vitreous.system.machine import free_memory
+from vitreous.system.children import block_stop_signals, ignore_group_signals
+from vitreous.system.machine import get_free_memory
 
-HANG = 120.0  # seconds after which a worker that sends nothing is given up
-AHEAD = 4  # batches that a worker makes before they are asked for, where memory allows it
-SHARE = 0.25  # of the memory that is free, for batches that wait
+WORKER_TIMEOUT = 120.0  # seconds after which a worker that sends nothing is given up
+MAX_PREFETCH_BATCHES = 4  # batches that a worker makes before they are asked for, where memory allows it
+PREFETCH_MEMORY_SHARE = 0.25  # of the memory that is free, for batches that wait
 
-MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
+SCENE_CACHE_MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class TrainLoader:
 
     `cached`: the images in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
     every class as often as any other, `repeat-factor` images of classes that less than the share `repeat_threshold` of
-    the images has more often; `repeats` is how often an image is shown in an epoch, in so many views (`Order`
+    the images has more often; `repeats` is how often an image is shown in an epoch, in so many views (`SampleOrder`
     has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
     memory. `buckets`, (n,) int64: which of the sizes `preprocess.buckets` a sample is read at; images of one stand
     together in the batches of `batch` that the stream is cut to, and a span that is asked for has images of one. Raises
@@ -57,7 +57,7 @@ class TrainLoader:
 
     split: Split
     preprocess: Preprocess
-    views: Views
+    views: ViewAugmentation
     seed: int
     _: KW_ONLY
     workers: int = 0
@@ -74,14 +74,18 @@ class TrainLoader:
         _ = self.order
 
     @cached_property
-    def order(self) -> Order:
+    def order(self) -> SampleOrder:
         """Which image stands at which position."""
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
-            return Order(
-                len(self.split), self.seed, None, self.repeats, factors=repeat_factors(labels, self.repeat_threshold)
+            return SampleOrder(
+                len(self.split),
+                self.seed,
+                None,
+                self.repeats,
+                factors=compute_repeat_factors(labels, self.repeat_threshold),
             )
-        return Order(
+        return SampleOrder(
             len(self.split),
             self.seed,
             labels=labels,
@@ -100,7 +104,7 @@ class TrainLoader:
     def annotated(self) -> bool:
         """Whether views are drawn together with what is where."""
         volumes = isinstance(self.views, VolumeViews) and isinstance(self.split, AnnotatedSplit)
-        return volumes or isinstance(self.views, Scenes)
+        return volumes or isinstance(self.views, SceneViews)
 
     @cached_property
     def scenes(self) -> SceneReader:
@@ -119,25 +123,27 @@ class TrainLoader:
         are workers; it may have no end.
         """
         if self.cached is not None:
-            return (self.from_memory(*span) for span in spans)
-        return self.from_files(spans)
+            return (self.load_memory_batch(*span) for span in spans)
+        return self.load_file_batches(spans)
 
-    def from_memory(self, start: int, stop: int) -> Batch:
+    def load_memory_batch(self, start: int, stop: int) -> Batch:
         """One batch of images in memory, augmented as a whole."""
         assert self.cached is not None
-        samples, epochs, views = stream(self.order, start, stop)
+        samples, epochs, views = get_stream_samples(self.order, start, stop)
         pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch number by number
-        images = self.views.batch(pixels, key(self.seed, epochs, samples, views))
+        images = self.views.batch(pixels, derive_keys(self.seed, epochs, samples, views))
         return self.batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
-    def from_files(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
+    def load_file_batches(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
         """Batches of files, decoded and augmented by the workers. Raises the first DataError."""
-        places = (list(zip(*(part.tolist() for part in stream(self.order, *span)), strict=True)) for span in spans)
-        for samples, images in load(self, places, self.workers, self.pin):
+        places = (
+            list(zip(*(part.tolist() for part in get_stream_samples(self.order, *span)), strict=True)) for span in spans
+        )
+        for samples, images in load_batches(self, places, self.workers, self.pin):
             if not isinstance(images, Tensor):
                 if errors := [image for image in images if isinstance(image, DataError)]:
                     raise errors[0]
-                if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
+                if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
                     yield {**self.views.collate(images, self.preprocess), "samples": samples}
                     continue
                 images = self.preprocess.collate(images)
@@ -155,11 +161,11 @@ class TrainLoader:
         return batch
 
     def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
-        """One decoded and augmented image, (C, *image) uint8; of `Scenes` with what is known of its places."""
+        """One decoded and augmented image, (C, *image) uint8; of `SceneViews` with what is known of its places."""
         preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
-        own = one_key(self.seed, epoch, sample, view)
-        if isinstance(self.views, Scenes | VolumeViews) and self.annotated:
-            return self.views.scene(*self.scenes.read(sample), preprocess, own)
+        own = derive_key(self.seed, epoch, sample, view)
+        if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
+            return self.views.augment_scene(*self.scenes.read(sample), preprocess, own)
         raw, name = open_sample(self.split, sample), self.split.name(sample)
         return self.views.picture(
             preprocess.open_view(raw, name, self.exact, self.views.takes_regions), preprocess, own
@@ -179,7 +185,7 @@ class EvalLoader:
         """Sample numbers and, for each, its (C, *image) uint8 image, its views (V, C, *image), or why there is none."""
         count = len(self.split)
         places = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
-        for samples, images in load(self, places, self.workers):
+        for samples, images in load_batches(self, places, self.workers):
             yield samples, list(images)
 
     def one(self, sample: int) -> Tensor:
@@ -192,7 +198,7 @@ class EvalLoader:
         return self.preprocess.to_tensor(self.preprocess.decode(open_sample(split, sample), split.name(sample)))
 
 
-class Decoding(Dataset):
+class DecodingDataset(Dataset):
     """(sample, epoch, view), or (sample,) -> the sample, and its image or the DataError that stands for it."""
 
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
@@ -205,21 +211,21 @@ class Decoding(Dataset):
             return place[0], error
 
 
-class Joined(NamedTuple):
+class ConcatenatedTensors(NamedTuple):
     """Tensors of these `shapes`, the numbers of one after those of the other, (n,)."""
 
     numbers: Tensor
     shapes: list[torch.Size]
 
-    def apart(self) -> list[Tensor]:
+    def split_tensors(self) -> list[Tensor]:
         """The tensors, which share memory."""
         parts = self.numbers.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
-def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Joined | list[Any]]:
-    """Rows of `Decoding` -> samples, and the images: (B, C, *image), joined where they differ in size, or a list where
-    one is missing.
+def collate_samples(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | ConcatenatedTensors | list[Any]]:
+    """Rows of `DecodingDataset` -> samples, and the images: (B, C, *image), joined where they differ in size, or a list
+    where one is missing.
 
     One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each: more files
     than a process may have open.
@@ -231,13 +237,13 @@ def collate(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Joined | list
         return torch.tensor(samples), list(images)
     if all(image.shape == images[0].shape for image in images):
         return torch.tensor(samples), torch.stack(images)
-    joined = Joined(torch.cat([image.flatten() for image in images]), [image.shape for image in images])
+    joined = ConcatenatedTensors(torch.cat([image.flatten() for image in images]), [image.shape for image in images])
     return torch.tensor(samples), joined
 
 
-def start_worker(worker: int) -> None:
+def init_worker(worker: int) -> None:
     """In a worker process: leave stop signals to the main process, which saves and then ends its workers."""
-    obey_parent_only()
+    ignore_group_signals()
     sys.excepthook = ignore_closed_connection
 
 
@@ -247,10 +253,10 @@ def ignore_closed_connection(kind: type[BaseException], error: BaseException, tr
         sys.__excepthook__(kind, error, trace)
 
 
-def load(
+def load_batches(
     reader: TrainLoader | EvalLoader, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
-    """Decode lists of places in order, in `workers` processes -> samples (B,) int64 and images, see `collate`.
+    """Decode lists of places in order, in `workers` processes -> samples (B,) int64 and images, see `collate_samples`.
 
     Raises ResourceError where a worker dies or hangs.
     """
@@ -261,15 +267,15 @@ def load(
         places = chain([first], places) if first else places
         views = reader.views.count if isinstance(reader, EvalLoader) and reader.views else 1
         size = len(first) * views * reader.preprocess.nbytes
-        workers = usable_workers(workers, size)
-        prefetch = ahead(size, workers) if workers else None
-    for samples, images in in_workers(
-        Decoding(reader), places, workers=workers, collate=collate, prefetch=prefetch, pin=pin
+        workers = limit_workers(workers, size)
+        prefetch = choose_prefetch_factor(size, workers) if workers else None
+    for samples, images in map_in_workers(
+        DecodingDataset(reader), places, workers=workers, collate=collate_samples, prefetch=prefetch, pin=pin
     ):
-        yield samples, images.apart() if isinstance(images, Joined) else images
+        yield samples, images.split_tensors() if isinstance(images, ConcatenatedTensors) else images
 
 
-def in_workers(
+def map_in_workers(
     items: Any,
     places: Iterable[Any],
     workers: int,
@@ -281,12 +287,12 @@ def in_workers(
 
     `prefetch`: lists that each process makes before they are asked for; of no use without processes.
     """
-    workers = usable_workers(workers)
+    workers = limit_workers(workers)
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
     if workers:
-        options |= {"timeout": HANG, "prefetch_factor": prefetch, "worker_init_fn": start_worker}
+        options |= {"timeout": WORKER_TIMEOUT, "prefetch_factor": prefetch, "worker_init_fn": init_worker}
     try:
-        with stop_signals_blocked():  # also for the moment before a worker has started
+        with block_stop_signals():  # also for the moment before a worker has started
             batches = iter(DataLoader(items, batch_sampler=places, **options))
         yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
@@ -295,15 +301,19 @@ def in_workers(
         raise worker_error(error) from None
 
 
-def ahead(size: int, workers: int) -> int:
+def choose_prefetch_factor(size: int, workers: int) -> int:
     """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to
     AHEAD. They wait in shared memory, which a container may have little of."""
-    room = free_memory("cpu")
+    room = get_free_memory("cpu")
     if os.path.isdir("/dev/shm"):
         shared = os.statvfs("/dev/shm")
         free = shared.f_bavail * shared.f_frsize
         room = min(room or free, free)
-    return max(1, min(AHEAD, int(SHARE * room) // max(1, size * workers))) if room else AHEAD
+    return (
+        max(1, min(MAX_PREFETCH_BATCHES, int(PREFETCH_MEMORY_SHARE * room) // max(1, size * workers)))
+        if room
+        else MAX_PREFETCH_BATCHES
+    )
 
 
 class SceneReader:
@@ -311,10 +321,10 @@ class SceneReader:
 
     def __init__(self, split: AnnotatedSplit, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
-        self.scenes: dict[int, tuple[Picture, Target]] = {}
-        self.left = MEMORY_SHARE * (free_memory("cpu") or 0)  # bytes
+        self.scenes: dict[int, tuple[DecodedSample, Target]] = {}
+        self.left = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)  # bytes
 
-    def read(self, sample: int) -> tuple[Picture, Target]:
+    def read(self, sample: int) -> tuple[DecodedSample, Target]:
         """Read an image, and what is on it: its class map alone, where it has one. Raises DataError."""
         if sample in self.scenes:
             return self.scenes[sample]
@@ -322,7 +332,7 @@ class SceneReader:
         picture, target = self.preprocess.decode(self.split.raw(sample), name), self.split.target(sample)
         if target.classes is not None:
             target = target.without_masks().take(np.zeros(0, np.int64))
-        size = picture_bytes(picture) + target.nbytes
+        size = count_decoded_bytes(picture) + target.nbytes
         if size <= self.left:
             self.left -= size
             self.scenes[sample] = picture, target
@@ -333,7 +343,7 @@ class SceneReader:
         return self.__dict__ | {"scenes": {}}
 
 
-def picture_bytes(picture: Picture) -> int:
+def count_decoded_bytes(picture: DecodedSample) -> int:
     """Bytes of a decoded image, or of one for each channel."""
     if isinstance(picture, np.ndarray):
         return picture.nbytes

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import decode
-from vitreous.data.split import Arrays, Data, Files, Split, Stored, no_labels
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.split import ArraySplit, Data, FileSplit, Split, StoreSplit, create_empty_labels
 from vitreous.errors import UsageError
 
-NAME = "memory"  # what such data are called in a run's config
+MEMORY_SOURCE_NAME = "memory"  # what such data are called in a run's config
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class ImageStore:
             digest.update(np.ascontiguousarray(self.images[row]).tobytes())
 
 
-def data_in_memory(
+def create_memory_data(
     images: np.ndarray | Sequence[Any],
     labels: np.ndarray | None = None,
     classes: Sequence[str] = (),
@@ -49,25 +49,27 @@ def data_in_memory(
     `labels` (n,) int64 are positions in `classes`, or (n, T) float64 values of `targets`; None: there are none. Raises
     UsageError for a list of anything else.
     """
-    labels = no_labels(len(images)) if labels is None else labels
-    return Data(NAME, tuple(classes), {"train": split_in_memory(images, labels)}, targets=tuple(targets))
+    labels = create_empty_labels(len(images)) if labels is None else labels
+    return Data(
+        MEMORY_SOURCE_NAME, tuple(classes), {"train": create_memory_split(images, labels)}, targets=tuple(targets)
+    )
 
 
-def split_in_memory(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
+def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
     """The split of these images and labels, (n,) int64, (n, K) float32 or (n, T) float64. Raises UsageError as
-    `data_in_memory`."""
+    `create_memory_data`."""
     if isinstance(images, np.ndarray):
-        return Arrays(images, labels)
+        return ArraySplit(images, labels)
     if all(isinstance(image, str | os.PathLike) for image in images):
-        return Files(images, labels)
+        return FileSplit(images, labels)
     arrays = []
     for number, image in enumerate(images):
         if isinstance(image, Image.Image):
-            image = np.array(decode(image, 1 if image.mode in ("1", "L") else 3, f"image {number}"))
+            image = np.array(decode_to_pillow(image, 1 if image.mode in ("1", "L") else 3, f"image {number}"))
         if not isinstance(image, np.ndarray):
             problem = f"image {number} is a {type(image).__name__}"
             raise UsageError(problem, "give arrays (H, W[, C]), PIL images or paths, and one kind of them")
         arrays.append(image)
     if len({(array.shape, array.dtype) for array in arrays}) == 1:
-        return Arrays(np.stack(arrays), labels)
-    return Stored(ImageStore(tuple(arrays)), np.arange(len(arrays)), labels)
+        return ArraySplit(np.stack(arrays), labels)
+    return StoreSplit(ImageStore(tuple(arrays)), np.arange(len(arrays)), labels)

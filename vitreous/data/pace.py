@@ -9,24 +9,24 @@ import time
 import numpy as np
 import torch
 
-from vitreous.data.augmentation.augment import Views
+from vitreous.data.augmentation.augment import ViewAugmentation
 from vitreous.data.loader import TrainLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.system.cores import cores
-from vitreous.system.machine import free_memory
+from vitreous.system.cores import count_usable_cores
+from vitreous.system.machine import get_free_memory
 
-TRIED = 12  # images whose time stands for all
-SECONDS = 2.0  # after which no more are tried
-SPARE = 1.25  # times the decoders that would just keep up with a GPU: images differ
-WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
+MAX_TIMED_IMAGES = 12  # images whose time stands for all
+MAX_TIMING_SECONDS = 2.0  # after which no more are tried
+DECODER_HEADROOM = 1.25  # times the decoders that would just keep up with a GPU: images differ
+MAX_WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
 
 
-def workers_for(
+def choose_worker_count(
     split: Split,
     preprocess: Preprocess,
-    views: Views,
+    views: ViewAugmentation,
     rate: float | None = None,
     shares_cores: bool = True,
     exact: bool = False,
@@ -37,37 +37,41 @@ def workers_for(
     `shares_cores`: it computes on the same cores. A few images are decoded to see what they cost.
     """
     feed = TrainLoader(split, preprocess, views, 0, exact=exact)
-    return balanced(decode_seconds(feed), rate, cores(), shares_cores, free_memory("cpu"))
+    return balance_workers(
+        measure_decode_seconds(feed), rate, count_usable_cores(), shares_cores, get_free_memory("cpu")
+    )
 
 
-def decode_seconds(feed: TrainLoader) -> float:
+def measure_decode_seconds(feed: TrainLoader) -> float:
     """Seconds of one core for an image of the feed, by the median of a few; 0 where none can be read."""
     threads, began, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
-        for sample in np.linspace(0, len(feed.split) - 1, min(TRIED + 1, len(feed.split))).astype(int).tolist():
+        for sample in (
+            np.linspace(0, len(feed.split) - 1, min(MAX_TIMED_IMAGES + 1, len(feed.split))).astype(int).tolist()
+        ):
             started = time.perf_counter()
             try:
                 feed.one(sample, 0, 0)
             except DataError:
                 continue
             seconds_each.append(time.perf_counter() - started)
-            if time.perf_counter() - began > SECONDS:
+            if time.perf_counter() - began > MAX_TIMING_SECONDS:
                 break
     finally:
         torch.set_num_threads(threads)
     return statistics.median(seconds_each[1:] or seconds_each or [0.0])  # the first one loads libraries
 
 
-def balanced(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
+def balance_workers(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
     """`seconds` of a core for an image, the model's images a second, and the machine -> processes, at least 1.
 
     Where model and decoders share the cores, an image costs cores / rate of them for the one and `seconds` for the
     other; with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it.
     `room`, bytes of free memory, 0 if unknown, bounds both.
     """
-    most = min(cores, max(1, room // (2 * WORKER_BYTES))) if room else cores
+    most = min(cores, max(1, room // (2 * MAX_WORKER_BYTES))) if room else cores
     if rate is None:
         return most
-    wanted = seconds * cores / (cores / rate + seconds) if shares_cores else seconds * rate * SPARE
+    wanted = seconds * cores / (cores / rate + seconds) if shares_cores else seconds * rate * DECODER_HEADROOM
     return max(1, min(most, math.ceil(wanted)))

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitreous.config import from_plain, read_yaml
-from vitreous.data.annotations.target import kind_of
-from vitreous.data.keys import permutation
+from vitreous.config import from_builtins, read_yaml
+from vitreous.data.annotations.target import get_sample_noun
+from vitreous.data.keys import draw_permutation
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.data.options import DataOptions
-from vitreous.data.sources import open_data, open_data_of_run
+from vitreous.data.sources import open_data, open_run_source
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import DataError, ResourceError, UsageError
 
@@ -49,7 +49,7 @@ def open_run_data(
         problem = f"{run} is a bundle without a run: there are no data to judge it on"
         raise UsageError(problem, "name a data set after it")
     opened = (
-        open_data_of_run(
+        open_run_source(
             run,
             source,
             split_seed=split_seed,
@@ -64,7 +64,7 @@ def open_run_data(
     )
     if labelled:
         require_labels(opened)
-    opened = opened.holding_out(share, split_seed)
+    opened = opened.with_holdout(share, split_seed)
     return source, as_test_split(opened) if data is not None and opened.unsplit and split in (None, "test") else opened
 
 
@@ -74,7 +74,9 @@ def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[D
     document = read_yaml(config.read_text("utf-8"))
     if not isinstance(document, dict) or not {"data", "preprocess"} <= set(document):
         raise UsageError(f"{config} has no data and preprocess sections", "restore the file")
-    return from_plain(DataOptions, document["data"]), preprocess or from_plain(AnyPreprocess, document["preprocess"])
+    return from_builtins(DataOptions, document["data"]), preprocess or from_builtins(
+        AnyPreprocess, document["preprocess"]
+    )
 
 
 def open_for_model(
@@ -90,7 +92,7 @@ def open_for_model(
     axes, opened = preprocess.array_axes if preprocess is not None else None, None
     try:
         opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
-        if axes is None or kind_of(next(iter(opened.splits.values()))) != "images":
+        if axes is None or get_sample_noun(next(iter(opened.splits.values()))) != "images":
             return opened
         return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
     except DataError:
@@ -114,10 +116,10 @@ def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> 
     return "val"
 
 
-def sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
+def iterate_sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
     """Yield pictures (C, *image) to calibrate int8 on, in a fixed random order, of train if there is one."""
     split = data.splits.get("train") or next(iter(data.splits.values()))
-    for sample in permutation(len(split), 0, 0):
+    for sample in draw_permutation(len(split), 0, 0):
         try:
             yield preprocess.to_tensor(preprocess.decode(open_sample(split, int(sample)), split.name(int(sample))))
         except DataError:
@@ -134,13 +136,13 @@ def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) 
     return opened if "train" in opened.splits and len(opened.splits) > 1 else None
 
 
-def calibration_images(
+def iterate_calibration_images(
     run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
 ) -> Iterator[Tensor]:
     """Yield pictures (C, *image) to calibrate int8 on: training images of the run, so that answers do not depend on the
     data judged; those of `others` where they cannot be opened."""
     data = open_training_data(run)
-    yield from others() if data is None else sample_images(data, preprocess)
+    yield from others() if data is None else iterate_sample_images(data, preprocess)
 
 
 def as_test_split(data: Data) -> Data:

@@ -12,25 +12,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from vitreous.data.keys import key, permutation, uniform
+from vitreous.data.keys import derive_keys, draw_permutation, draw_uniform
 from vitreous.errors import UsageError
 
 #: the last part of the keys of a class's own order, of the classes' order in a block, and of showings
-_TURNS, _BLOCKS, _SHOWINGS = 1, 2, 3
-ROWS = 4096  # of labels that are looked at together
+_TURN_PART, _BLOCK_PART, _SHOWING_PART = 1, 2, 3
+LABEL_CHUNK_SIZE = 4096  # of labels that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class SampleOrder:
     """The order of `samples` images in every epoch. Every image once is what `repeats` 1 without `labels` means.
 
     `labels`, (samples,) int64: balanced. Each block of C positions shows each of the C classes that have images once,
     in a random order, and the k-th showing of a class is the k-th of its own order; a short class goes round again, in
     a new order and as another view. `repeats` r > 1 is repeated augmentation (arXiv:1902.05509, arXiv:2012.12877): the
     epoch is cut after ceil(samples / r) images, and each of them stands r times in a row, as r views. `factors`,
-    (samples,) float64 of at least 1: how much more often an image is shown than one of factor 1, as `repeated` has it.
-    `buckets`, (samples,) int64: images of one bucket stand together in batches of `batch`, as `bucketed` has it.
-    Raises UsageError for labels that are not one class to an image, or fewer than one repeat.
+    (samples,) float64 of at least 1: how much more often an image is shown than one of factor 1, as
+    `draw_repeat_factor_order` has it. `buckets`, (samples,) int64: images of one bucket stand together in batches of
+    `batch`, as `draw_bucket_order` has it. Raises UsageError for labels that are not one class to an image, or fewer
+    than one repeat.
     """
 
     samples: int
@@ -52,22 +53,22 @@ class Order:
         """Samples and views of one epoch, (samples,) int64 each."""
         distinct = -(-self.samples // self.repeats)
         if self.factors is not None:
-            order, views = repeated(self.factors, self.seed, number, distinct)
+            order, views = draw_repeat_factor_order(self.factors, self.seed, number, distinct)
         elif self.buckets is not None:
-            order = bucketed(self.buckets, self.batch, self.seed, number)
+            order = draw_bucket_order(self.buckets, self.batch, self.seed, number)
             views = np.zeros_like(order)
         elif self.labels is None:
-            order = permutation(self.samples, self.seed, number)[:distinct]
+            order = draw_permutation(self.samples, self.seed, number)[:distinct]
             views = np.zeros_like(order)
         else:
-            order, views = balanced(self.labels, self.seed, number, distinct)
+            order, views = draw_balanced_order(self.labels, self.seed, number, distinct)
         if self.repeats > 1:
             order = np.repeat(order, self.repeats)[: self.samples]
             views = (views[:, None] * self.repeats + np.arange(self.repeats)).ravel()[: self.samples]
         return order, views
 
 
-def stream(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def get_stream_samples(order: SampleOrder, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Positions [start, stop) of the stream -> their samples, epochs and views, int64 each.
 
     for position in range(start, stop): samples[position % n], position // n, views[position % n], of that epoch
@@ -76,20 +77,20 @@ def stream(order: Order, start: int, stop: int) -> tuple[np.ndarray, np.ndarray,
     parts = []
     for epoch in range(start // order.samples, -(-stop // order.samples)):
         first = epoch * order.samples
-        parts.append([part[max(start - first, 0) : stop - first] for part in _epoch(order, epoch)])
+        parts.append([part[max(start - first, 0) : stop - first] for part in _cached_epoch(order, epoch)])
     samples, views = (np.concatenate(part) for part in zip(*parts, strict=True)) if parts else (epochs, epochs)
     return samples, epochs, views
 
 
-def cuts(order: Order, start: int, stop: int) -> list[int]:
+def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[int]:
     """Where parts of one bucket of the positions [start, stop) begin and end."""
     if order.buckets is None:
         return [start, stop]
-    own = order.buckets[stream(order, start, stop)[0]]
+    own = order.buckets[get_stream_samples(order, start, stop)[0]]
     return [start, *(start + 1 + np.flatnonzero(np.diff(own))).tolist(), stop]
 
 
-def bucketed(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
+def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
     """Buckets (n,) -> samples (n,), each once, such that most batches, [k batch, (k + 1) batch) of the stream, have
     samples of one bucket. Of one bucket alone that is the order without buckets.
 
@@ -98,7 +99,7 @@ def bucketed(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarr
         cut what is left of each bucket to blocks of `batch`, the last one shorter
         lead, then whole blocks, then shorter ones, both by the place of their first sample in the order
     """
-    order = permutation(len(buckets), seed, epoch)
+    order = draw_permutation(len(buckets), seed, epoch)
     own = buckets[order]
     first = np.full(own.max(initial=0) + 1, len(order))
     np.minimum.at(first, own, np.arange(len(order)))
@@ -110,7 +111,7 @@ def bucketed(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarr
     return order[np.concatenate([lead, *blocks])]
 
 
-def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Labels (n,) -> `length` samples of all classes alike, and their views: how often the class has gone round."""
     classes, counts = np.unique(labels, return_counts=True)
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
@@ -118,16 +119,16 @@ def balanced(labels: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np
     samples, views = np.empty((blocks, len(classes)), np.int64), np.empty((blocks, len(classes)), np.int64)
     for column, own in enumerate(members):
         turns = np.arange(-(-blocks // len(own)))
-        orders = np.argsort(key(seed, epoch, own[None], turns[:, None], _TURNS), axis=1)
+        orders = np.argsort(derive_keys(seed, epoch, own[None], turns[:, None], _TURN_PART), axis=1)
         samples[:, column] = own[orders].ravel()[:blocks]
         views[:, column] = np.repeat(turns, len(own))[:blocks]
-    places = np.argsort(key(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCKS), axis=1)
+    places = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
     return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[
         :length
     ]
 
 
-def repeated(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[np.ndarray, np.ndarray]:
     """Factors (n,) of at least 1 -> `length` samples, at most n, and their views: repeat-factor sampling (LVIS,
     arXiv:1908.03195, appendix B.2). The list of an epoch, of which the rest is left out, is in a random order:
 
@@ -136,15 +137,15 @@ def repeated(factors: np.ndarray, seed: int, epoch: int, length: int) -> tuple[n
             the list gets (image, view) for view in range(showings)
     """
     samples = np.arange(len(factors))
-    chance = uniform(key(seed, epoch, samples, _SHOWINGS), 1)[:, 0]
+    chance = draw_uniform(derive_keys(seed, epoch, samples, _SHOWING_PART), 1)[:, 0]
     showings = np.floor(factors).astype(np.int64) + (chance < factors - np.floor(factors))
     order = np.repeat(samples, showings)
     views = np.arange(len(order)) - np.repeat(np.cumsum(showings) - showings, showings)
-    places = np.argsort(key(seed, epoch, order, views, _SHOWINGS), kind="stable")[:length]
+    places = np.argsort(derive_keys(seed, epoch, order, views, _SHOWING_PART), kind="stable")[:length]
     return order[places], views[places]
 
 
-def repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
+def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     """Labels (n,) int64 of classes, or (n, K) float32 with 1 for each class on an image -> (n,) float64 of at least 1,
     how often an image is shown (LVIS, arXiv:1908.03195, appendix B.2); f is the share of the images that have a class.
 
@@ -159,8 +160,8 @@ def repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     rates = np.sqrt(threshold * len(labels) / np.maximum(counts, 1))
     if labels.ndim == 1:
         return np.maximum(1.0, rates[labels])
-    parts = (labels[low : low + ROWS] > 0 for low in range(0, len(labels), ROWS))
+    parts = (labels[low : low + LABEL_CHUNK_SIZE] > 0 for low in range(0, len(labels), LABEL_CHUNK_SIZE))
     return np.concatenate([np.where(part, rates, 1.0).max(1, initial=1.0) for part in parts])
 
 
-_epoch = lru_cache(maxsize=2)(Order.epoch)
+_cached_epoch = lru_cache(maxsize=2)(SampleOrder.epoch)

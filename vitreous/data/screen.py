@@ -8,23 +8,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.decoding.spectral import NO_DATA
+from vitreous.data.decoding.spectral import NO_DATA_REASON
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
-from vitreous.errors import DataError, EmptyImageError, first_lines
+from vitreous.errors import DataError, EmptyImageError, format_first_lines
 
 # a data set that is smaller than this at the model's size, and has no larger images, stays in memory
-CACHE_BYTES = 2**30
-PROBED = 64  # images whose size stands for all
+MAX_CACHE_BYTES = 2**30
+MAX_SIZE_PROBES = 64  # images whose size stands for all
 
 
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
     input."""
-    if not preprocess.is_cacheable or len(split) * preprocess.nbytes > CACHE_BYTES:
+    if not preprocess.is_cacheable or len(split) * preprocess.nbytes > MAX_CACHE_BYTES:
         return False
-    for sample in np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int):
+    for sample in np.linspace(0, len(split) - 1, min(MAX_SIZE_PROBES, len(split))).astype(int):
         try:
             decoded = preprocess.decode(split.raw(int(sample)))
         except DataError:
@@ -34,7 +34,7 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
     return True
 
 
-def screen(
+def screen_images(
     split: Split, preprocess: Preprocess, workers: int, keep: bool
 ) -> tuple[Tensor | None, dict[int, DataError]]:
     """Decode every image once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
@@ -53,7 +53,7 @@ def screen(
     return pixels, bad
 
 
-def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
+def find_readable_samples(split: Split, bad: dict[int, DataError]) -> np.ndarray:
     """The positions (m,) int64 of a split's readable images. Raises DataError if there are none."""
     good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
     if not len(good):
@@ -62,21 +62,21 @@ def readable(split: Split, bad: dict[int, DataError]) -> np.ndarray:
     return good
 
 
-def stop_at_unreadable(bad: Mapping[int, DataError], total: int, bad_images: str) -> None:
+def check_unreadable_images(bad: Mapping[int, DataError], total: int, bad_images: str) -> None:
     """Raise DataError for unreadable images among `total` where `bad_images` is stop. Images without a pixel that has
     data are left out either way."""
     faults = {sample: error for sample, error in bad.items() if not isinstance(error, EmptyImageError)}
     if faults and bad_images == "stop":
-        raise refuse(faults, total)
+        raise unreadable_images_error(faults, total)
 
 
-def as_error(reason: str) -> DataError:
+def error_from_message(reason: str) -> DataError:
     """The error that was stored as its message."""
-    return (EmptyImageError if reason.endswith(NO_DATA) else DataError)(reason)
+    return (EmptyImageError if reason.endswith(NO_DATA_REASON) else DataError)(reason)
 
 
-def refuse(bad: dict[int, DataError], total: int) -> DataError:
+def unreadable_images_error(bad: dict[int, DataError], total: int) -> DataError:
     """The error that names unreadable images: the first twenty, and how many there are."""
-    listing = first_lines((error.message for error in bad.values()), len(bad))
+    listing = format_first_lines((error.message for error in bad.values()), len(bad))
     problem = f"{len(bad)} of {total} images cannot be read:{listing}"
     return DataError(problem, "mend or remove them, or use --bad-images skip")

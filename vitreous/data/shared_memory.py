@@ -7,32 +7,33 @@ import os
 import sys
 from functools import cache
 
-from vitreous.progress import speaks, write_line
+from vitreous.progress import is_main_process, write_line
 
-SHARED = "/dev/shm"
-WAITING = 2  # batches of a worker in shared memory at least: one that is made, one that is read
+SHARED_MEMORY_FOLDER = "/dev/shm"
+MIN_QUEUED_BATCHES = 2  # batches of a worker in shared memory at least: one that is made, one that is read
 
 
-def usable_workers(workers: int, batch_bytes: int = 0) -> int:
+def limit_workers(workers: int, batch_bytes: int = 0) -> int:
     """Return how many of `workers` processes can hand over batches of that size; 0 where the system has no locks for
     them. Fewer than asked for are noted on stderr, once."""
     if not workers:
         return 0
-    if not has_locks():
-        note_once(f"{SHARED} cannot be written, so images are read without worker processes")
+    if not can_share_locks():
+        print_note_once(f"{SHARED_MEMORY_FOLDER} cannot be written, so images are read without worker processes")
         return 0
-    free = free_bytes()
-    room = workers if free is None or not batch_bytes else free // (WAITING * batch_bytes)
+    free = get_free_shared_memory()
+    room = workers if free is None or not batch_bytes else free // (MIN_QUEUED_BATCHES * batch_bytes)
     if room < workers:
-        note_once(
-            f"{SHARED} has {(free or 0) / 1e6:.1f} MB free, so {room} of {workers} worker processes are started; "
+        print_note_once(
+            f"{SHARED_MEMORY_FOLDER} has {(free or 0) / 1e6:.1f} MB free, so {room} of {workers} worker processes "
+            f"are started; "
             "enlarge it (docker run --shm-size 1g)"
         )
     return min(workers, room)
 
 
 @cache
-def has_locks() -> bool:
+def can_share_locks() -> bool:
     """Whether processes can share a lock, which a read-only or missing /dev/shm forbids."""
     try:
         multiprocessing.Lock()
@@ -41,17 +42,17 @@ def has_locks() -> bool:
     return True
 
 
-def free_bytes() -> int | None:
+def get_free_shared_memory() -> int | None:
     """Free bytes of shared memory; None where the system has no such folder."""
     try:
-        shared = os.statvfs(SHARED)
+        shared = os.statvfs(SHARED_MEMORY_FOLDER)
     except (OSError, AttributeError):
         return None
     return shared.f_bavail * shared.f_frsize
 
 
 @cache
-def note_once(text: str) -> None:
+def print_note_once(text: str) -> None:
     """Print a note on stderr, once in a process."""
-    if speaks():
+    if is_main_process():
         write_line(f"note: {text}", sys.stderr)

@@ -7,43 +7,43 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from vitreous.data.annotations.box_table import box_table, is_box_table
-from vitreous.data.annotations.coco import coco, has_class_folders, is_coco
-from vitreous.data.annotations.labelme import is_labelme, labelme
-from vitreous.data.annotations.mask_places import folders_in
-from vitreous.data.annotations.masks import are_masks, are_sibling_masks, masks
-from vitreous.data.annotations.panoptic import is_panoptic, panoptic
-from vitreous.data.annotations.unread import find_unread_annotations
-from vitreous.data.annotations.voc import is_voc, voc
-from vitreous.data.annotations.volumes import are_volumes, volumes
-from vitreous.data.annotations.yolo import has_config, is_yolo, yolo
-from vitreous.data.grouping import grouped
-from vitreous.data.layouts.arrow import hub, is_parquet, parquet
-from vitreous.data.layouts.folder import LAYOUT, folder, images_below, list_images
-from vitreous.data.layouts.imagenet import imagenet, is_imagenet
-from vitreous.data.layouts.lists import are_lists, lists
-from vitreous.data.layouts.named import digits, named
-from vitreous.data.layouts.packed import is_pack, packed
+from vitreous.data.annotations.box_table import is_box_table, open_box_table
+from vitreous.data.annotations.coco import has_class_folders, is_coco, open_coco
+from vitreous.data.annotations.labelme import is_labelme, open_labelme
+from vitreous.data.annotations.mask_places import list_subfolders
+from vitreous.data.annotations.masks import has_mask_folders, has_sibling_masks, open_masks
+from vitreous.data.annotations.panoptic import is_panoptic, open_panoptic
+from vitreous.data.annotations.unread import find_unused_annotations
+from vitreous.data.annotations.voc import is_voc, open_voc
+from vitreous.data.annotations.volumes import has_volume_masks, open_volume_masks
+from vitreous.data.annotations.yolo import has_config, is_yolo, open_yolo
+from vitreous.data.grouping import split_by_groups
+from vitreous.data.layouts.arrow import is_parquet_source, open_hub_data, open_parquet_data
+from vitreous.data.layouts.folder import FOLDER_LAYOUT_HINT, iterate_images, list_images, open_image_folder
+from vitreous.data.layouts.imagenet import is_imagenet, open_imagenet
+from vitreous.data.layouts.lists import has_image_lists, open_image_lists
+from vitreous.data.layouts.named import open_digits, open_torchvision
+from vitreous.data.layouts.packed import is_pack, open_pack
 from vitreous.data.layouts.split_names import find_split_folders
-from vitreous.data.layouts.table import table
-from vitreous.data.layouts.tars import COMPRESSED, are_tars, tars
-from vitreous.data.layouts.video import are_clips, frames_note, hold_clips, videos
+from vitreous.data.layouts.table import open_table
+from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES, has_tar_archives, open_webdataset
+from vitreous.data.layouts.video import frames_note, has_clips, has_only_clips, open_clip_folder
 from vitreous.data.modalities.table import MODALITIES
-from vitreous.data.split import Data, Files, no_labels
+from vitreous.data.split import Data, FileSplit, create_empty_labels
 from vitreous.data.values import with_targets
-from vitreous.errors import DataError, UsageError, nearest, printable
+from vitreous.errors import DataError, UsageError, escape_unprintable, suggest_nearest
 
-SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
-MAX_HEADER = 10_000  # characters of the first line of a table
-NAMED = ("hf:", "torchvision:")
+MAX_SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
+MAX_TABLE_HEADER_CHARS = 10_000  # characters of the first line of a table
+NAMED_SOURCE_PREFIXES = ("hf:", "torchvision:")
 
 #: layouts of folders with annotations of objects: whether a folder is one, and what opens it; COCO's may hold PNG files
 #: beside `images` as masks do, and are asked for before these
-COCO = ((is_panoptic, panoptic), (is_coco, coco))
-MASKS = ((are_volumes, volumes), (are_masks, masks))
-OBJECTS = ((is_voc, voc), (is_yolo, yolo), (is_labelme, labelme))
+COCO_LAYOUTS = ((is_panoptic, open_panoptic), (is_coco, open_coco))
+MASK_LAYOUTS = ((has_volume_masks, open_volume_masks), (has_mask_folders, open_masks))
+OBJECT_LAYOUTS = ((is_voc, open_voc), (is_yolo, open_yolo), (is_labelme, open_labelme))
 #: masks in folders or files of other names, which files of annotations may lie beside
-SIBLINGS = ((are_sibling_masks, masks),)
+SIBLING_MASK_LAYOUTS = ((has_sibling_masks, open_masks),)
 
 
 def open_data(
@@ -55,7 +55,7 @@ def open_data(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
+    """Open a data set: `open_digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
     Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
     them.
@@ -69,7 +69,7 @@ def open_data(
     data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
     class that only a held-out split has; UsageError for an unknown name.
     """
-    data = detect_layout(
+    data = open_by_layout(
         os.fspath(source),
         split_seed,
         group_by=group_by,
@@ -79,7 +79,7 @@ def open_data(
         targets=targets,
     )
     data = with_targets(data, targets, split_seed)
-    return data if group_by is None else grouped(data, group_by, source, split_seed)
+    return data if group_by is None else split_by_groups(data, group_by, source, split_seed)
 
 
 def resolve_source(source: str | os.PathLike[str]) -> str:
@@ -90,16 +90,16 @@ def resolve_source(source: str | os.PathLike[str]) -> str:
 
 
 def is_on_disk(source: str) -> bool:
-    """Whether a data set's name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
-    return source != "digits" and not source.startswith(NAMED)
+    """Whether a data set's name is a path or a pattern of paths, rather than `open_digits` or `hf:org/name`."""
+    return source != "digits" and not source.startswith(NAMED_SOURCE_PREFIXES)
 
 
-def public_name(source: str) -> str:
+def get_public_name(source: str) -> str:
     """A data set's name without the folders above it, for what is shipped to others: `pets` for `/home/me/pets`."""
     return Path(source).name if is_on_disk(source) else source
 
 
-def open_data_of_run(
+def open_run_source(
     run: str | os.PathLike[str],
     source: str,
     split_seed: int = 0,
@@ -118,17 +118,20 @@ def open_data_of_run(
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
-        hint = f"name the data where they are now, as in `vitreous evaluate {printable(run)} DATA`, or put them back"
-        problem = f"{printable(run)} was trained on {printable(source)}"
+        hint = (
+            f"name the data where they are now, as in `vitreous evaluate "
+            f"{escape_unprintable(run)} DATA`, or put them back"
+        )
+        problem = f"{escape_unprintable(run)} was trained on {escape_unprintable(source)}"
         if not os.path.isabs(source):
-            problem += f", a relative path that does not exist below {printable(os.getcwd())}"
+            problem += f", a relative path that does not exist below {escape_unprintable(os.getcwd())}"
             raise DataError(problem, f"go to the folder it starts from, or {hint}") from None
         parent = next(folder for folder in Path(source).parents if folder.exists())
-        problem += f", which is not there any more: of its path only {printable(parent)} exists"
+        problem += f", which is not there any more: of its path only {escape_unprintable(parent)} exists"
         raise DataError(problem + (f" ({error.message})" if "{" in source else ""), hint) from None
 
 
-def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -> Data | Files:
+def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -> Data | FileSplit:
     """A data set, with `targets` as `open_data` has them; or, where it has neither labels nor splits of its own, or
     cannot be opened as one, every image below the folder. Raises DataError where there are none."""
     try:
@@ -137,18 +140,18 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
         paths = list_images(Path(source)) if os.path.isdir(source) else []
         if not paths:
             raise
-        return Files(paths, no_labels(len(paths)))
+        return FileSplit(paths, create_empty_labels(len(paths)))
     whole = data.whole or data.split("train")
-    return whole if data.unsplit and not data.labelled and isinstance(whole, Files) else data
+    return whole if data.unsplit and not data.labelled and isinstance(whole, FileSplit) else data
 
 
-def refuse_local_digits() -> None:
-    """Raise UsageError where `digits` may also mean a folder of images in the working directory."""
+def check_digits_folder() -> None:
+    """Raise UsageError where `open_digits` may also mean a folder of images in the working directory."""
     home = Path("digits")
     if not home.is_dir() or (home / "config.yaml").exists():  # the latter is a run
         return
-    if next(images_below(home), None):
-        problem = f"digits is the embedded data set, and a folder of images in {printable(os.getcwd())}"
+    if next(iterate_images(home), None):
+        problem = f"digits is the embedded data set, and a folder of images in {escape_unprintable(os.getcwd())}"
         raise UsageError(problem, "write ./digits for the folder, or change to another directory for the embedded set")
 
 
@@ -156,25 +159,27 @@ def check_ignore_index(path: Path, ignore_index: int) -> None:
     """Raise UsageError for a negative number, and for data without class maps in files."""
     if ignore_index < 0:
         raise UsageError(f"--ignore-index cannot be {ignore_index}", "name a number that masks have, such as 100")
-    if not path.is_dir() or not any(fits(path) for fits, _ in (*MASKS, *SIBLINGS)):
-        problem = f"--ignore-index is for class maps, and {printable(path)} has none beside its images"
+    if not path.is_dir() or not any(fits(path) for fits, _ in (*MASK_LAYOUTS, *SIBLING_MASK_LAYOUTS)):
+        problem = f"--ignore-index is for class maps, and {escape_unprintable(path)} has none beside its images"
         raise UsageError(problem, "leave it out, or name a folder with images/ and masks/")
 
 
-def open_folder(path: Path, split_seed: int) -> Data:
+def open_unannotated_folder(path: Path, split_seed: int) -> Data:
     """Open a folder of images without annotations. Where it is none, or its images have no labels, errors name a data
-    set inside it. Raises DataError as `folder`."""
+    set inside it. Raises DataError as `open_image_folder`."""
     try:
-        data = folder(path, split_seed)
+        data = open_image_folder(path, split_seed)
     except DataError as error:
-        if error.hint != LAYOUT or (inner := find_inner_source(path)) is None:
+        if error.hint != FOLDER_LAYOUT_HINT or (inner := find_inner_source(path)) is None:
             raise
-        raise DataError(error.message, f"did you mean {printable(inner)}?") from None
+        raise DataError(error.message, f"did you mean {escape_unprintable(inner)}?") from None
     if data.labelled:
-        unread = find_unread_annotations(path) or find_inner_source(path, annotated=True)
-        data = replace(data, unread_annotations=unread and printable(unread))
+        unread = find_unused_annotations(path) or find_inner_source(path, annotated=True)
+        data = replace(data, unread_annotations=unread and escape_unprintable(unread))
     elif data.unlabelled is not None and (inner := find_inner_source(path)) is not None:
-        data = replace(data, unlabelled=DataError(data.unlabelled.message, f"did you mean {printable(inner)}?"))
+        data = replace(
+            data, unlabelled=DataError(data.unlabelled.message, f"did you mean {escape_unprintable(inner)}?")
+        )
     return replace(data, notes=[*data.notes, *frames_note(data)])
 
 
@@ -184,23 +189,25 @@ def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
     level = [root]
     for _ in range(3):
         for home in level:
-            if not annotated and (table_file := find_table(home)) is not None:
+            if not annotated and (table_file := find_label_table(home)) is not None:
                 return table_file
-            if home != root and (is_annotated(home) or (not annotated and has_classes(home))):
+            if home != root and (is_annotated(home) or (not annotated and has_class_layout(home))):
                 return home
-        level = [inner for home in level for inner in folders_in(home)[:SEARCHED_FOLDERS]][: SEARCHED_FOLDERS**2]
+        level = [inner for home in level for inner in list_subfolders(home)[:MAX_SEARCHED_FOLDERS]][
+            : MAX_SEARCHED_FOLDERS**2
+        ]
     return None
 
 
 def is_annotated(home: Path) -> bool:
     """Whether a folder has images with annotations in one of the layouts, also one that is refused."""
     try:
-        return any(fits(home) for fits, _ in (*COCO, *MASKS, *OBJECTS, *SIBLINGS))
+        return any(fits(home) for fits, _ in (*COCO_LAYOUTS, *MASK_LAYOUTS, *OBJECT_LAYOUTS, *SIBLING_MASK_LAYOUTS))
     except DataError:
         return True
 
 
-def has_classes(home: Path) -> bool:
+def has_class_layout(home: Path) -> bool:
     """Whether a folder, or a folder of a split in it, has at least two folders of images that may be classes."""
     try:
         return any(map(has_class_folders, (home, *find_split_folders(home).values())))
@@ -208,12 +215,12 @@ def has_classes(home: Path) -> bool:
         return False
 
 
-def find_table(home: Path) -> Path | None:
+def find_label_table(home: Path) -> Path | None:
     """Return the first CSV file directly in a folder with the columns path and label; None without one."""
     for place in sorted(home.glob("*.csv")):
         try:
             with open(place, encoding="utf-8-sig") as file:
-                columns = file.readline(MAX_HEADER).strip().split(",")
+                columns = file.readline(MAX_TABLE_HEADER_CHARS).strip().split(",")
         except (OSError, UnicodeDecodeError):
             continue
         if {"path", "label"} <= set(columns):
@@ -221,7 +228,7 @@ def find_table(home: Path) -> Path | None:
     return None
 
 
-def detect_layout(
+def open_by_layout(
     name: str,
     split_seed: int,
     group_by: str | None = None,
@@ -236,46 +243,62 @@ def detect_layout(
     if ignore_index is not None:
         check_ignore_index(Path(name), ignore_index)
     if name == "digits":
-        refuse_local_digits()
-        return digits(split_seed)
-    if name.startswith(NAMED):
-        return hub(name, split_seed, targets) if name.startswith("hf:") else named(name, split_seed)
+        check_digits_folder()
+        return open_digits(split_seed)
+    if name.startswith(NAMED_SOURCE_PREFIXES):
+        return (
+            open_hub_data(name, split_seed, targets) if name.startswith("hf:") else open_torchvision(name, split_seed)
+        )
     path = Path(name)
     if axes not in (None, 1, 2, 3):
         raise UsageError(f"--axes cannot be {axes}", "1 are signals, 2 pictures, 3 volumes")
     asked = next((one for one in MODALITIES.values() if one.array_axes == axes), None) if axes is not None else None
-    if asked is not None and path.is_dir() and not (axes == 3 and are_volumes(path)):
+    if asked is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
         opened = asked.open_folder(path, split_seed, is_asked=True)
         if opened is not None:
             return opened
     if path.is_dir() and is_pack(path):
-        return packed(path, split_seed)
-    if is_parquet(name):
-        return parquet(name, split_seed, targets)
+        return open_pack(path, split_seed)
+    if is_parquet_source(name):
+        return open_parquet_data(name, split_seed, targets)
     if path.is_dir():
-        listed = () if has_config(path) else ((are_lists, lists),)
-        moving = (hold_clips, partial(videos, stills=True)) if stills else (are_clips, videos)
+        listed = () if has_config(path) else ((has_image_lists, open_image_lists),)
+        moving = (has_clips, partial(open_clip_folder, stills=True)) if stills else (has_only_clips, open_clip_folder)
         maps, siblings = (
             tuple((fits, partial(read, ignore_index=ignore_index)) for fits, read in kinds)
-            for kinds in (MASKS, SIBLINGS)
+            for kinds in (MASK_LAYOUTS, SIBLING_MASK_LAYOUTS)
         )
-        kinds = ((are_tars, tars), *listed, (is_imagenet, imagenet), *COCO, *maps, *OBJECTS, *siblings, moving)
+        kinds = (
+            (has_tar_archives, open_webdataset),
+            *listed,
+            (is_imagenet, open_imagenet),
+            *COCO_LAYOUTS,
+            *maps,
+            *OBJECT_LAYOUTS,
+            *siblings,
+            moving,
+        )
         if reader := next((read for fits, read in kinds if fits(path)), None):
             return reader(path, split_seed)
         opened = (modality.open_folder(path, split_seed) for modality in MODALITIES.values() if axes is None)
-        return next((data for data in opened if data is not None), None) or open_folder(path, split_seed)
-    if path.name.lower().endswith((".tar", *COMPRESSED)) and (os.path.lexists(path) or "{" in name):
-        return tars(path, split_seed)
+        return next((data for data in opened if data is not None), None) or open_unannotated_folder(path, split_seed)
+    if path.name.lower().endswith((".tar", *COMPRESSED_SUFFIXES)) and (os.path.lexists(path) or "{" in name):
+        return open_webdataset(path, split_seed)
     if path.suffix.lower() == ".json" and path.is_file():
-        return (panoptic if is_panoptic(path) else coco)(path, split_seed)
+        return (open_panoptic if is_panoptic(path) else open_coco)(path, split_seed)
     if path.suffix.lower() == ".csv" and os.path.lexists(path):
         if is_box_table(path):
-            return box_table(path, split_seed)
-        return table(path, split_seed, group_by, axes, targets)
+            return open_box_table(path, split_seed)
+        return open_table(path, split_seed, group_by, axes, targets)
     if path.exists():
-        raise DataError(f"{printable(path)} is a file, not a data set", LAYOUT)
-    if "/" not in name and os.sep not in name and nearest(name, ["digits"]):
-        raise DataError(f"no folder and no data set named {printable(name)}", nearest(name, ["digits"]))
+        raise DataError(f"{escape_unprintable(path)} is a file, not a data set", FOLDER_LAYOUT_HINT)
+    if "/" not in name and os.sep not in name and suggest_nearest(name, ["digits"]):
+        raise DataError(
+            f"no folder and no data set named {escape_unprintable(name)}", suggest_nearest(name, ["digits"])
+        )
     if ":" in name:
-        raise UsageError(f"data source {name} is not supported yet", LAYOUT)
-    raise DataError(f"no such {'file' if path.suffix.lower() == '.csv' else 'folder'}: {printable(path)}", LAYOUT)
+        raise UsageError(f"data source {name} is not supported yet", FOLDER_LAYOUT_HINT)
+    raise DataError(
+        f"no such {'file' if path.suffix.lower() == '.csv' else 'folder'}: {escape_unprintable(path)}",
+        FOLDER_LAYOUT_HINT,
+    )

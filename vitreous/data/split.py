@@ -15,11 +15,11 @@ from typing import Any, Generic, Protocol, Self, TypeVar, overload
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import decode, read_regular
-from vitreous.data.holdout import hold_out
-from vitreous.data.labels import LabelKind, label_kind
+from vitreous.data.decoding.decode import decode_to_pillow, read_input_file
+from vitreous.data.holdout import draw_stratified_splits
+from vitreous.data.labels import LabelKind, get_label_kind
 from vitreous.data.latents import Latents
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
 
 class Split(Protocol):
@@ -56,14 +56,14 @@ def is_labelled(split: Split) -> bool:
     return split.labels.ndim == 1 or split.labels.shape[1] > 0
 
 
-def has_values(labels: np.ndarray) -> bool:
+def has_target_values(labels: np.ndarray) -> bool:
     """Whether labels are values of targets, (n, T) float64, not classes."""
     return labels.dtype == np.float64
 
 
-def picture_of(split: Split, sample: int, channels: int) -> Image.Image:
+def decode_sample(split: Split, sample: int, channels: int) -> Image.Image:
     """The decoded image of one sample, `RGB` for 3 channels and `L` for 1. Raises DataError."""
-    return decode(split.raw(sample), channels, split.name(sample))
+    return decode_to_pillow(split.raw(sample), channels, split.name(sample))
 
 
 class Paths(Sequence[Path]):
@@ -95,19 +95,19 @@ class Paths(Sequence[Path]):
         places = range(len(self))[index]
         return Path(self.text(places)) if isinstance(places, int) else [self[place] for place in places]
 
-    def word(self, index: int) -> bytes:
+    def encoded_path(self, index: int) -> bytes:
         """A path as the system has it."""
         return self._bytes[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
     def text(self, index: int) -> str:
         """A path as text; to make a `Path` takes as long as to open the file."""
-        return os.fsdecode(self.word(index))
+        return os.fsdecode(self.encoded_path(index))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Paths) and self._bytes == other._bytes and np.array_equal(self._ends, other._ends)
 
 
-def relative(paths: list[str]) -> list[str]:
+def strip_common_folder(paths: list[str]) -> list[str]:
     """Paths relative to the innermost folder that holds them all: `os.path.commonpath`, in less time and memory."""
     if os.sep != "/" or any(mark in f"{path}/" for path in paths for mark in ("//", "/./", "/../")):
         root = os.path.commonpath(paths)
@@ -119,7 +119,7 @@ def relative(paths: list[str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Files:
+class FileSplit:
     """Image files with labels (n,) int64 or (n, K) float32; `paths` becomes a `Paths`."""
 
     paths: Any
@@ -134,26 +134,26 @@ class Files:
 
     def raw(self, sample: int) -> bytes | np.ndarray:
         """The bytes of a file. Raises DataError."""
-        return read_regular(self.path(sample))
+        return read_input_file(self.path(sample))
 
     def name(self, sample: int) -> str:
-        return printable(self.path(sample))
+        return escape_unprintable(self.path(sample))
 
     def path(self, sample: int) -> str:
         """The path as text."""
         return self.paths.text(sample)
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        paths = Paths(self.paths.word(int(row)) for row in rows)
+        paths = Paths(self.paths.encoded_path(int(row)) for row in rows)
         return type(self)(paths, self.labels[rows] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
         words = [self.path(sample) for sample in range(len(self))]
-        digest.update("\n".join(relative(words)).encode("utf-8", "surrogateescape"))
+        digest.update("\n".join(strip_common_folder(words)).encode("utf-8", "surrogateescape"))
 
 
 @dataclass(frozen=True)
-class Arrays:
+class ArraySplit:
     """Images in memory, (n, H, W) or (n, H, W, C), with labels (n,) int64 or (n, K) float32."""
 
     pixels: np.ndarray
@@ -169,8 +169,8 @@ class Arrays:
     def name(self, sample: int) -> str:
         return f"sample {sample}"
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Arrays:
-        return Arrays(self.pixels[rows], self.labels[rows] if labels is None else labels)
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> ArraySplit:
+        return ArraySplit(self.pixels[rows], self.labels[rows] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
         digest.update(self.pixels.tobytes())
@@ -194,7 +194,7 @@ S = TypeVar("S", bound=Store)
 
 
 @dataclass(frozen=True, eq=False)
-class Stored(Generic[S]):
+class StoreSplit(Generic[S]):
     """Some images of a store: rows (n,) int64, and their labels (n,) int64 or (n, K) float32."""
 
     store: S
@@ -211,8 +211,8 @@ class Stored(Generic[S]):
     def name(self, sample: int) -> str:
         return self.store.name(int(self.rows[sample]))
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Stored[S]:
-        return Stored(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoreSplit[S]:
+        return StoreSplit(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
 
     def update(self, digest: Any) -> None:
         self.store.update(digest, self.rows)
@@ -263,9 +263,9 @@ class Data:
     @property
     def label_kind(self) -> LabelKind:
         """What differs between labels of one class an image and of several."""
-        return label_kind(self.multilabel)
+        return get_label_kind(self.multilabel)
 
-    def holding_out(self, share: float | None, split_seed: int) -> Data:
+    def with_holdout(self, share: float | None, split_seed: int) -> Data:
         """The data with that share of all training images as `val`, drawn within each class; None: as they are.
 
         What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the
@@ -276,7 +276,7 @@ class Data:
         train, notes, groups = self.whole or self.split("train"), self.notes, self.groups
         drawn: dict[str, Split] = {"train": train}
         if share:
-            parts = hold_out(train.labels, split_seed, {"val": share}, groups)
+            parts = draw_stratified_splits(train.labels, split_seed, {"val": share}, groups)
             drawn = {name: train.take(rows) for name, rows in parts.items()}
             groups = groups[parts["train"]] if groups is not None else None
             notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
@@ -300,7 +300,7 @@ class Data:
         return digest.hexdigest()
 
 
-def no_labels(count: int) -> np.ndarray:
+def create_empty_labels(count: int) -> np.ndarray:
     """The labels of `count` samples without labels, (count, 0) float32."""
     return np.zeros((count, 0), np.float32)
 
@@ -315,25 +315,26 @@ def require_labels(data: Data) -> None:
         raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
 
 
-def with_val(
+def ensure_val_split(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """Order splits; leave out those that `leave_out_unusable` names; draw a missing `val` from `train`, with a note,
+    """Order splits; leave out those that `drop_unusable_splits` names; draw a missing `val` from `train`, with a note,
     and then return that whole `train` too. `groups`, (n,) int64, are never drawn apart. Raises DataError where `train`
     has no images."""
-    splits, whole = leave_out_unusable(splits, notes), None
+    splits, whole = drop_unusable_splits(splits, notes), None
     if "val" not in splits:
         whole = splits["train"]
-        drawn, note = held_out(whole, seed, groups)
+        drawn, note = hold_out_val(whole, seed, groups)
         splits = splits | drawn
         notes.append(note)
     return {name: splits[name] for name in ("train", "val", "test") if name in splits}, whole
 
 
-def leave_out_unusable(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
+def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
     """The splits without those that nothing can be measured on, each with a note: a split without images, and one
     without labels where `train` has labels. A layout gives a split of which no image has a label the labels
-    `no_labels`; this is the one place that decides what becomes of it. Raises DataError where `train` has no images."""
+    `create_empty_labels`; this is the one place that decides what becomes of it. Raises DataError where `train` has no
+    images."""
     if not len(splits["train"]):
         others = ", ".join(name for name, split in splits.items() if len(split))
         problem = f"the train split has no images{f', {others} has' if others else ''}"
@@ -349,9 +350,9 @@ def leave_out_unusable(splits: dict[str, Split], notes: list[str]) -> dict[str, 
     return usable
 
 
-def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
+def hold_out_val(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
     """Hold out a tenth of the training images, in groups (n,) if given -> `train` and `val`, and a note."""
-    parts = hold_out(whole.labels, seed, {"val": 0.1}, groups)
+    parts = draw_stratified_splits(whole.labels, seed, {"val": 0.1}, groups)
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"
     note = f"held out {len(parts['val'])} of {len(whole)} training images for validation (split seed {seed})"
@@ -362,7 +363,7 @@ def held_out(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple
 
 def hash_file_times(split: Split, digest: Any) -> None:
     """Feed a digest of hashlib with the sizes and times of a split's files, where it is made of files."""
-    if isinstance(split, Files):
+    if isinstance(split, FileSplit):
         for path in split.paths:
             try:
                 status = os.stat(path)

@@ -6,21 +6,25 @@ import numpy as np
 from PIL import Image
 from torch.utils.data import Dataset
 
-from vitreous.data.decoding.spectral import void_of
+from vitreous.data.decoding.spectral import get_void_mask
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.loader import in_workers
+from vitreous.data.loader import map_in_workers
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-MOST = 10_000  # images, spread over the split, that stand for all
-ROUNDING = 1e-7  # of the mean: a deviation below is that of float32
-TOGETHER = 64  # images that a worker measures at a time
+MAX_MOMENTS_IMAGES = 10_000  # images, spread over the split, that stand for all
+STD_TOLERANCE = 1e-7  # of the mean: a deviation below is that of float32
+MOMENTS_CHUNK_SIZE = 64  # images that a worker measures at a time
 
-Moments = tuple[int, np.ndarray, np.ndarray]  # pixels, and of each channel (C,) their mean and their sum of squares
+ChannelMoments = tuple[
+    int, np.ndarray, np.ndarray
+]  # pixels, and of each channel (C,) their mean and their sum of squares
 
 
-def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def measure_channel_statistics(
+    split: Split, preprocess: Preprocess, workers: int = 0
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of
     workers.
 
@@ -28,11 +32,13 @@ def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[
     cannot be read and pixels without data are left out; a channel that never changes has deviation 1. Raises DataError
     where nothing can be read.
     """
-    if len(split) > MOST:
-        split = split.take(np.linspace(0, len(split) - 1, MOST).astype(np.int64))
+    if len(split) > MAX_MOMENTS_IMAGES:
+        split = split.take(np.linspace(0, len(split) - 1, MAX_MOMENTS_IMAGES).astype(np.int64))
     count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
-    places = [list(range(low, min(low + TOGETHER, len(split)))) for low in range(0, len(split), TOGETHER)]
-    for rows in in_workers(Measured(split, preprocess), places, workers, list, 2 if workers else None):
+    places = [
+        list(range(low, min(low + MOMENTS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), MOMENTS_CHUNK_SIZE)
+    ]
+    for rows in map_in_workers(MomentsDataset(split, preprocess), places, workers, list, 2 if workers else None):
         for row in rows:
             if isinstance(row, DataError):
                 error = error or row
@@ -47,28 +53,28 @@ def statistics(split: Split, preprocess: Preprocess, workers: int = 0) -> tuple[
     if not count:
         raise error or DataError("there are no pictures to measure channels on")
     deviation = np.sqrt(spread / count)
-    deviation = np.where(deviation > ROUNDING * np.abs(mean), deviation, 1.0)
+    deviation = np.where(deviation > STD_TOLERANCE * np.abs(mean), deviation, 1.0)
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
-class Measured(Dataset):
+class MomentsDataset(Dataset):
     """A sample -> the moments of its channels, or the DataError that stands for them."""
 
     def __init__(self, split: Split, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
 
-    def __getitem__(self, sample: int) -> Moments | DataError:
+    def __getitem__(self, sample: int) -> ChannelMoments | DataError:
         try:
-            return measure_moments(self.split, self.preprocess, sample)
+            return measure_sample_moments(self.split, self.preprocess, sample)
         except DataError as error:
             return error
 
 
-def measure_moments(split: Split, preprocess: Preprocess, sample: int) -> Moments:
+def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) -> ChannelMoments:
     """Measure the channels of an image at the model's size, without the pixels that have no data and those that
     resampling mixes with them. Raises DataError."""
     picture = preprocess.decode(open_sample(split, sample), split.name(sample))
-    image, void = preprocess.to_array(picture), void_of(picture)
+    image, void = preprocess.to_array(picture), get_void_mask(picture)
     pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
     if void is not None:
         shown = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))

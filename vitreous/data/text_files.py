@@ -10,8 +10,8 @@ import codecs
 import os
 from pathlib import Path
 
-from vitreous.data.decoding.decode import read_regular
-from vitreous.errors import DataError, printable
+from vitreous.data.decoding.decode import read_input_file
+from vitreous.errors import DataError, escape_unprintable
 
 BYTE_ORDER_MARK = "\ufeff"
 ENCODINGS = {  # byte-order mark -> encoding; that of UTF-16 LE begins that of UTF-32 LE
@@ -31,7 +31,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
     place = Path(path)
     if place.is_file() and not place.stat().st_size:
         return ""
-    return decode_text(read_regular(path), printable(path))
+    return decode_text(read_input_file(path), escape_unprintable(path))
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -41,7 +41,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 def contains_word(path: str | os.PathLike[str], word: str) -> bool:
     """Whether a file contains an ASCII word in UTF-8, UTF-16 or UTF-32. Raises DataError for an unreadable file."""
-    content = read_regular(path)
+    content = read_input_file(path)
     return any(
         word.encode(encoding) in content for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
     )
@@ -64,14 +64,14 @@ def decode_text(content: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         if encoding != "UTF-8":
             raise DataError(f"{name} is not valid {encoding} ({error.reason})", SAVE_AS_UTF8) from None
-        raise wrong_encoding(content, name, error.start) from None
+        raise wrong_encoding_error(content, name, error.start) from None
     if "\0" in text:
-        raise wrong_encoding(content, name, content.index(b"\0"))
+        raise wrong_encoding_error(content, name, content.index(b"\0"))
     # files that were joined have a mark at the start of a later line
     return text.replace("\n" + BYTE_ORDER_MARK, "\n").removeprefix(BYTE_ORDER_MARK)
 
 
-def wrong_encoding(content: bytes, name: str, position: int) -> DataError:
+def wrong_encoding_error(content: bytes, name: str, position: int) -> DataError:
     """Return the error for bytes that are not UTF-8 from `position` on; it names the likely encoding."""
     line = content.count(b"\n", 0, position) + 1
     zeros = [

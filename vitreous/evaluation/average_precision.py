@@ -12,25 +12,25 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitreous.evaluation.matching import (
-    AREAS,
-    MOST,
-    THRESHOLDS,
-    Column,
-    Error,
-    Part,
-    columns_of,
-    from_bits,
+    AREA_RANGES,
+    IOU_THRESHOLDS,
+    MAX_DETECTIONS_PER_CLASS,
+    DetectionError,
+    MatchColumn,
+    RegionColumn,
     rank_in_class,
+    select_region_columns,
+    unpack_match_bits,
 )
 
-RECALLS = np.linspace(0, 1, 101)  # at which precision is read
-FREQUENCIES = ("rare", "common", "frequent")
-CAPS = (1, 10, 100)  # answers of a class on an image, those of the highest scores
-TOGETHER = 10_000_000  # numbers in memory at a time
+RECALL_LEVELS = np.linspace(0, 1, 101)  # at which precision is read
+LVIS_FREQUENCIES = ("rare", "common", "frequent")
+MAX_DETECTIONS_PER_IMAGE = (1, 10, 100)  # answers of a class on an image, those of the highest scores
+MAX_ELEMENTS_IN_MEMORY = 10_000_000  # numbers in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
-class ClassPairs:
+class ClassMatches:
     """Answers of one class and its objects. `scores`, `images`, `ranks` (m,): of answers by falling score, their image,
     and how many of the class are in front on it. `hits` and `ignored` (A, T, m) bool: which have an object, and which
     do not count. `objects` (A, n) float32: those of each image that count."""
@@ -46,7 +46,7 @@ class ClassPairs:
         """(n, D) draws -> (D,) average precision, nan where a draw has no object."""
         rows = np.flatnonzero(~self.ignored[area, threshold])
         hits, images = self.hits[area, threshold, rows], self.images[rows]
-        return average_precision(hits, images, self.objects[area], weights)
+        return compute_coco_average_precision(hits, images, self.objects[area], weights)
 
     def recall(self, area: int, cap: int, weights: np.ndarray) -> np.ndarray:
         """(n, D) draws -> (D,) recall of at most `cap` answers an image, the mean over the thresholds; nan as above."""
@@ -57,7 +57,9 @@ class ClassPairs:
         return np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
 
 
-def average_precision(hits: np.ndarray, images: np.ndarray, objects: np.ndarray, weights: np.ndarray) -> np.ndarray:
+def compute_coco_average_precision(
+    hits: np.ndarray, images: np.ndarray, objects: np.ndarray, weights: np.ndarray
+) -> np.ndarray:
     """Average precision of m answers by falling score: (D,), nan where a draw has no object.
 
     `hits` (m,) bool, `images` (m,) int64, `objects` (n,) of each image, `weights` (n, D) how often it is drawn.
@@ -72,7 +74,7 @@ def average_precision(hits: np.ndarray, images: np.ndarray, objects: np.ndarray,
     result = np.where(total > 0, 0.0, np.nan)
     if not len(places):
         return result
-    step = max(1, TOGETHER // (int(places[-1]) + 1))
+    step = max(1, MAX_ELEMENTS_IN_MEMORY // (int(places[-1]) + 1))
     starts = np.append(0, places[:-1] + 1)
     for low in range(0, weights.shape[1], step):
         part = weights[:, low : low + step]
@@ -80,30 +82,35 @@ def average_precision(hits: np.ndarray, images: np.ndarray, objects: np.ndarray,
         right = part[images[places]].cumsum(0, dtype=np.float64)
         precision = np.maximum.accumulate((right / (seen + np.spacing(1)))[::-1])[::-1]
         recall = right / np.maximum(total[low : low + step], 1)
-        reached = np.searchsorted(RECALLS, recall.ravel(), side="right").reshape(recall.shape)
-        area = (precision * np.diff(reached, axis=0, prepend=0)).sum(0) / len(RECALLS)
+        reached = np.searchsorted(RECALL_LEVELS, recall.ravel(), side="right").reshape(recall.shape)
+        area = (precision * np.diff(reached, axis=0, prepend=0)).sum(0) / len(RECALL_LEVELS)
         result[low : low + step] = np.where(total[low : low + step] > 0, area, np.nan)
     return result
 
 
-def class_pairs(table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int) -> list[ClassPairs]:
-    """Rows of all images (m, columns) as `matching.Column` has them, and the image (m,) of each, of `count` -> the
+def group_matches_by_class(
+    table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
+) -> list[ClassMatches]:
+    """Rows of all images (m, columns) as `matching.MatchColumn` has them, and the image (m,) of each, of `count` -> the
     pairs of each class, for the regions of number `kind`."""
-    part, answer = columns_of(table, kind), table[:, Column.TRUTH] == 0
+    part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
     pairs = []
     for label in range(classes):
-        own = table[:, Column.LABEL] == label
+        own = table[:, MatchColumn.LABEL] == label
         rows = np.flatnonzero(own & answer)
         ranks = rank_in_class(images[rows])  # the answers of an image are by falling score
-        order = np.argsort(-table[rows, Column.SCORE], kind="stable")
+        order = np.argsort(-table[rows, MatchColumn.SCORE], kind="stable")
         rows, ranks = rows[order], ranks[order]
         truth = np.flatnonzero(own & ~answer)
-        counted = ~from_bits(part[truth, Part.IGNORED])[:, 0]
+        counted = ~unpack_match_bits(part[truth, RegionColumn.IGNORED])[:, 0]
         objects = np.stack([np.bincount(images[truth[row]], minlength=count) for row in counted]).astype(np.float32)
-        hits, ignored = from_bits(part[rows, Part.MATCHED]), from_bits(part[rows, Part.IGNORED])
+        hits, ignored = (
+            unpack_match_bits(part[rows, RegionColumn.MATCHED]),
+            unpack_match_bits(part[rows, RegionColumn.IGNORED]),
+        )
         pairs.append(
-            ClassPairs(
-                table[rows, Column.SCORE],
+            ClassMatches(
+                table[rows, MatchColumn.SCORE],
                 images[rows],
                 ranks=ranks,
                 hits=hits & ~ignored,
@@ -114,74 +121,81 @@ def class_pairs(table: np.ndarray, images: np.ndarray, count: int, kind: int, cl
     return pairs
 
 
-def figures_of(
-    pairs: list[ClassPairs], weights: np.ndarray, frequency: Sequence[str] = ()
+def compute_coco_metrics(
+    pairs: list[ClassMatches], weights: np.ndarray, frequency: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
     """COCO's figures by name, (D,) each, for (n, D) draws: means over the classes that have objects, nan without any.
 
     `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of so many answers an image. Where each
-    class has a `frequency`, of `FREQUENCIES`, there is also the mean over those of each.
+    class has a `frequency`, of `LVIS_FREQUENCIES`, there is also the mean over those of each.
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
-        table = np.stack([by_threshold(one, area, weights) for one in pairs])  # (K, T, D)
-        yield f"ap{name}", mean_of(table.reshape(-1, weights.shape[1]))
+        table = np.stack([compute_ap_per_threshold(one, area, weights) for one in pairs])  # (K, T, D)
+        yield f"ap{name}", compute_nan_mean(table.reshape(-1, weights.shape[1]))
         if not area:
-            yield "ap50", mean_of(table[:, 0])
-            yield "ap75", mean_of(table[:, 5])
-            for group in FREQUENCIES if frequency else ():
+            yield "ap50", compute_nan_mean(table[:, 0])
+            yield "ap75", compute_nan_mean(table[:, 5])
+            for group in LVIS_FREQUENCIES if frequency else ():
                 own = table[[label for label, name in enumerate(frequency) if name == group]]
-                yield f"ap_{group}", mean_of(own.reshape(-1, weights.shape[1]))
-    for cap in CAPS:
-        yield f"ar{cap}", mean_of(np.stack([one.recall(0, cap, weights) for one in pairs]))
+                yield f"ap_{group}", compute_nan_mean(own.reshape(-1, weights.shape[1]))
+    for cap in MAX_DETECTIONS_PER_IMAGE:
+        yield f"ar{cap}", compute_nan_mean(np.stack([one.recall(0, cap, weights) for one in pairs]))
     for area, name in enumerate(names[1:], 1):
-        yield f"ar{name}", mean_of(np.stack([one.recall(area, MOST, weights) for one in pairs]))
+        yield (
+            f"ar{name}",
+            compute_nan_mean(np.stack([one.recall(area, MAX_DETECTIONS_PER_CLASS, weights) for one in pairs])),
+        )
 
 
-def by_threshold(pairs: ClassPairs, area: int, weights: np.ndarray) -> np.ndarray:
+def compute_ap_per_threshold(pairs: ClassMatches, area: int, weights: np.ndarray) -> np.ndarray:
     """(n, D) draws -> (T, D) average precisions of a class."""
-    return np.stack([pairs.average_precision(area, level, weights) for level in range(len(THRESHOLDS))])
+    return np.stack([pairs.average_precision(area, level, weights) for level in range(len(IOU_THRESHOLDS))])
 
 
-def mean_of(values: np.ndarray) -> np.ndarray:
+def compute_nan_mean(values: np.ndarray) -> np.ndarray:
     """(m, D) -> (D,) means of what is not nan; nan where all are."""
     known = ~np.isnan(values)
     counts = known.sum(0)
     return np.divide(np.where(known, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
-def ap50_mended(table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int) -> dict[str, float]:
-    """What each kind of `Error` costs: AP50 of (m, columns) rows after it is mended, less AP50 (arXiv:2008.08115).
+def compute_tide_ap50_gains(
+    table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
+) -> dict[str, float]:
+    """What each kind of `DetectionError` costs: AP50 of (m, columns) rows after it is mended, less AP50
+    (arXiv:2008.08115).
 
     An answer of the wrong class or place gets the right one, unless another one has that object, when it is left out
     like one of another kind; objects that are missed are not counted. 0 for no objects.
     """
-    part, answer = columns_of(table, kind), table[:, Column.TRUTH] == 0
-    counted = ~from_bits(part[:, Part.IGNORED])[0, 0]
+    part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
+    counted = ~unpack_match_bits(part[:, RegionColumn.IGNORED])[0, 0]
     weights = np.ones((count, 1), np.float32)
 
     def ap50(rows: np.ndarray, labels: np.ndarray, hits: np.ndarray) -> float:
         values = []
         for label in range(classes):
             own = np.flatnonzero((labels == label) & rows & answer)
-            own = own[np.argsort(-table[own, Column.SCORE], kind="stable")]
+            own = own[np.argsort(-table[own, MatchColumn.SCORE], kind="stable")]
             truth = (labels == label) & rows & ~answer
             objects = np.bincount(images[truth], minlength=count).astype(np.float32)
-            values.append(average_precision(hits[own], images[own], objects, weights))
-        return float(np.nan_to_num(mean_of(np.stack(values))[0]))
+            values.append(compute_coco_average_precision(hits[own], images[own], objects, weights))
+        return float(np.nan_to_num(compute_nan_mean(np.stack(values))[0]))
 
-    labels, hits = table[:, Column.LABEL], from_bits(part[:, Part.MATCHED])[0, 0]
+    labels, hits = table[:, MatchColumn.LABEL], unpack_match_bits(part[:, RegionColumn.MATCHED])[0, 0]
     before, costs = ap50(counted, labels, hits), {}
-    for error in Error:
-        wrong = part[:, Part.ERROR] == error
-        mended = wrong & answer & (part[:, Part.MENDED] >= 0)
-        after = np.where(mended, part[:, Part.MENDED], labels)
+    for error in DetectionError:
+        wrong = part[:, RegionColumn.ERROR] == error
+        mended = wrong & answer & (part[:, RegionColumn.MENDED] >= 0)
+        after = np.where(mended, part[:, RegionColumn.MENDED], labels)
         costs[error.name.lower()] = ap50(counted & ~(wrong & ~mended), after, hits | mended) - before
     return costs
 
 
-def precision_recall(pairs: list[ClassPairs], threshold: int) -> list[np.ndarray | None]:
-    """Precision at `RECALLS` (101,) of each class at a threshold of IoU, by number; None for one without objects."""
+def compute_precision_curves(pairs: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
+    """Precision at `RECALL_LEVELS` (101,) of each class at a threshold of IoU, by number; None for one without
+    objects."""
     curves: list[np.ndarray | None] = []
     for one in pairs:
         rows = np.flatnonzero(~one.ignored[0, threshold])
@@ -191,9 +205,17 @@ def precision_recall(pairs: list[ClassPairs], threshold: int) -> list[np.ndarray
             continue
         right = hits.cumsum()
         precision = np.maximum.accumulate((right / np.arange(1, len(hits) + 1))[::-1])[::-1]
-        place = np.searchsorted(right / total, RECALLS, side="left")
+        place = np.searchsorted(right / total, RECALL_LEVELS, side="left")
         curves.append(np.where(place < len(hits), np.append(precision, 0.0)[place], 0.0))
     return curves
 
 
-__all__ = ["AREAS", "ClassPairs", "ap50_mended", "average_precision", "class_pairs", "figures_of", "precision_recall"]
+__all__ = [
+    "AREA_RANGES",
+    "ClassMatches",
+    "compute_tide_ap50_gains",
+    "compute_coco_average_precision",
+    "group_matches_by_class",
+    "compute_coco_metrics",
+    "compute_precision_curves",
+]

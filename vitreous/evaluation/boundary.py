@@ -10,12 +10,14 @@ import math
 import numpy as np
 import scipy.ndimage
 
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.target import IGNORE_INDEX
 
-TOLERANCE = 0.008  # of the diagonal of an image, rounded up to whole pixels: DAVIS
+BOUNDARY_TOLERANCE = 0.008  # of the diagonal of an image, rounded up to whole pixels: DAVIS
 
 
-def boundary_counts(classes: np.ndarray, answer: np.ndarray, count: int, tolerance: float = TOLERANCE) -> np.ndarray:
+def count_boundary_pixels(
+    classes: np.ndarray, answer: np.ndarray, count: int, tolerance: float = BOUNDARY_TOLERANCE
+) -> np.ndarray:
     """(H, W) or (D, H, W) int true and answered classes -> (K, 4) float64 of each class: answered boundary pixels that
     are near a true one, all of them, true ones that are near an answered one, all of them.
 
@@ -24,19 +26,19 @@ def boundary_counts(classes: np.ndarray, answer: np.ndarray, count: int, toleran
     takes two distance transforms of each class on the image, on the part where the class is: about 15 ms for a class of
     256 x 256 pixels, 60 ms for one of 512 x 512.
     """
-    counts, known = np.zeros((count, 4)), classes != IGNORE
+    counts, known = np.zeros((count, 4)), classes != IGNORE_INDEX
     reach = math.ceil(tolerance * math.hypot(*classes.shape))
     for label in np.union1d(np.unique(classes[known]), np.unique(answer[known])):
-        sides = [boundary_of(part == label, known) for part in (answer, classes)]
-        place = around(sides[0] | sides[1], reach)
+        sides = [find_boundary_pixels(part == label, known) for part in (answer, classes)]
+        place = get_padded_mask_box(sides[0] | sides[1], reach)
         first, second = (side[place] for side in sides)
         row = counts[int(label)]
-        row[0], row[1] = (first & near(second, reach)).sum(), first.sum()
-        row[2], row[3] = (second & near(first, reach)).sum(), second.sum()
+        row[0], row[1] = (first & dilate_mask(second, reach)).sum(), first.sum()
+        row[2], row[3] = (second & dilate_mask(first, reach)).sum(), second.sum()
     return counts
 
 
-def boundary_of(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
+def find_boundary_pixels(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
     """(H, W) bool: pixels of a mask beside one, along an axis, that is not of it; both are `known`."""
     boundary = np.zeros_like(mask)
     for axis in range(mask.ndim):
@@ -48,19 +50,19 @@ def boundary_of(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
     return boundary
 
 
-def around(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
+def get_padded_mask_box(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
     """The smallest box around a mask (H, W) bool, and `reach` pixels more on every side."""
     boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
     place = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
     return tuple(slice(max(0, side.start - reach), side.stop + reach) for side in place)
 
 
-def near(mask: np.ndarray, reach: int) -> np.ndarray:
+def dilate_mask(mask: np.ndarray, reach: int) -> np.ndarray:
     """(H, W) bool: pixels whose distance from one of a mask is at most `reach`."""
     return np.asarray(scipy.ndimage.distance_transform_edt(~mask)) <= reach if mask.any() else mask
 
 
-def boundary_f(counts: np.ndarray) -> float | None:
+def compute_boundary_f(counts: np.ndarray) -> float | None:
     """(K, 4) counts, of one image or of all -> the mean over the classes that have a boundary in either map of F, the
     harmonic mean of precision and recall; None where none has."""
     present = counts[:, 1] + counts[:, 3] > 0

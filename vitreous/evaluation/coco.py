@@ -12,30 +12,43 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from vitreous.data.annotations.target import AnnotatedSplit, Target, no_objects
+from vitreous.data.annotations.target import AnnotatedSplit, Target, create_empty_target
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
 from vitreous.evaluation.average_precision import (
-    RECALLS,
-    ClassPairs,
-    ap50_mended,
-    by_threshold,
-    class_pairs,
-    figures_of,
-    mean_of,
-    precision_recall,
+    RECALL_LEVELS,
+    ClassMatches,
+    compute_ap_per_threshold,
+    compute_coco_metrics,
+    compute_nan_mean,
+    compute_precision_curves,
+    compute_tide_ap50_gains,
+    group_matches_by_class,
 )
-from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
-from vitreous.evaluation.matching import Column, Part, check_library, columns_of, match_image
+from vitreous.evaluation.evaluator import Evaluator, Ragged, SplitOutputs
+from vitreous.evaluation.matching import (
+    MatchColumn,
+    RegionColumn,
+    match_image,
+    require_mask_library,
+    select_region_columns,
+)
 from vitreous.inference.engine import ModelEngine
 from vitreous.inference.outputs import unpack_outputs
-from vitreous.tasks.detections import Compute, Detections, detect
-from vitreous.tasks.intervals import DRAWS, FEWEST, Figures, Interval, bootstrap, percentile_interval
-from vitreous.tasks.metrics import BOXES
+from vitreous.tasks.detections import Detections, DetectorFunction, detect_objects
+from vitreous.tasks.intervals import (
+    DEFAULT_BOOTSTRAP_DRAWS,
+    MIN_BOOTSTRAP_DRAWS,
+    Interval,
+    MetricFunction,
+    bootstrap_metrics,
+    percentile_interval,
+)
+from vitreous.tasks.metrics import BOX_PREFIX
 from vitreous.tasks.report import Report
 
-BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
-LARGEST = 200  # classes of a confusion matrix that is written down
+COCO_BOOTSTRAP_BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
+MAX_COCO_CONFUSION_CLASSES = 200  # classes of a confusion matrix that is written down
 
 
 class CocoEvaluator(Evaluator):
@@ -53,12 +66,12 @@ class CocoEvaluator(Evaluator):
     ) -> None:
         self.classes, self.masks, self.tiles, self.frequency = classes, masks, tiles, frequency
         if masks:
-            check_library()
+            require_mask_library()
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """What the names of figures begin with for each kind of region, the leading one first."""
-        return ("", BOXES) if self.masks else ("",)
+        return ("", BOX_PREFIX) if self.masks else ("",)
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
@@ -68,47 +81,51 @@ class CocoEvaluator(Evaluator):
         assert isinstance(reader.split, AnnotatedSplit), "only annotated data have such evaluators"
         tables: list[np.ndarray] = []
         split, bad = reader.split, {}
-        for sample, (picture, truth) in enumerate(read_ahead(reader)):
+        for sample, (picture, truth) in enumerate(prefetch_samples(reader)):
             if isinstance(truth, DataError):
                 raise truth
             if self.masks and len(truth) and truth.layers is None:
                 raise DataError(f"{split.name(sample)} has boxes, no masks", "masks are judged by masks")
             if isinstance(picture, DataError):
-                bad[sample], answers = picture, no_answers(truth.size[:2], self.masks)
+                bad[sample], answers = picture, make_empty_detections(truth.size[:2], self.masks)
             else:
-                answers = detect(objects_function(engine), picture, engine.preprocess, self.tiles)
+                answers = detect_objects(make_detection_function(engine), picture, engine.preprocess, self.tiles)
             tables.append(match_image(answers, truth, self.masks))
             on_images(1)
-        tables.append(match_image(no_answers((1, 1), self.masks), no_objects((1, 1)), self.masks))  # their columns
+        tables.append(
+            match_image(make_empty_detections((1, 1), self.masks), create_empty_target((1, 1)), self.masks)
+        )  # their columns
         lengths = np.array([len(table) for table in tables[:-1]], np.int64)
         return Ragged(np.concatenate(tables), lengths), bad
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """COCO's twelve figures of each kind of region, 95 % intervals by a bootstrap over images, each class's own.
 
         None for a figure without objects. `details["objects"]` has what is wrong, by `Error`, as AP50 that it costs;
         curves of precision; and the confusion of classes above the score at which F1 is highest.
         """
         rows: Ragged = outputs.rows
-        sides = sides_of(rows, len(self.classes))
-        figures = object_figures(sides, self.frequency)
+        sides = group_matches_by_region(rows, len(self.classes))
+        figures = make_coco_metric_function(sides, self.frequency)
         once = figures(np.ones((len(rows), 1), np.float32))
         values = {name: None if np.isnan(value[0]) else float(value[0]) for name, value in once.items()}
-        intervals = intervals_of(figures, rows) if len(rows) > 1 else dict.fromkeys(values)
-        threshold = best_threshold(sides[0])
-        matrix = confusion_of(rows.table, threshold, len(self.classes))
+        intervals = bootstrap_coco_intervals(figures, rows) if len(rows) > 1 else dict.fromkeys(values)
+        threshold = find_best_f1_threshold(sides[0])
+        matrix = compute_detection_confusion(rows.table, threshold, len(self.classes))
         details = {
             "threshold": threshold,
             "tiles": self.tiles,
             "errors": {
                 start + name: cost
                 for kind, start in enumerate(self.kinds)
-                for name, cost in ap50_mended(rows.table, rows.images, len(rows), kind, len(self.classes)).items()
+                for name, cost in compute_tide_ap50_gains(
+                    rows.table, rows.images, len(rows), kind, len(self.classes)
+                ).items()
             },
-            "confusion": matrix.tolist() if len(self.classes) <= LARGEST else None,
-            "curves": curves_of(sides[0], self.classes),
+            "confusion": matrix.tolist() if len(self.classes) <= MAX_COCO_CONFUSION_CLASSES else None,
+            "curves": build_precision_curves(sides[0], self.classes),
         }
-        table = class_table(sides, self, rows, matrix, threshold)
+        table = build_coco_class_table(sides, self, rows, matrix, threshold)
         unreadable = int((~outputs.readable).sum())
         return Report(
             len(rows),
@@ -124,34 +141,36 @@ class CocoEvaluator(Evaluator):
     def paired_intervals(self, rows: Ragged, other: CocoEvaluator, other_rows: Ragged) -> dict[str, Interval | None]:
         """Of all metrics."""
         sides = ((rows, self), (other_rows, other))
-        first, second = (object_figures(sides_of(table, len(own.classes))) for table, own in sides)
-        return paired_object_differences(first, second, rows)
+        first, second = (
+            make_coco_metric_function(group_matches_by_region(table, len(own.classes))) for table, own in sides
+        )
+        return bootstrap_coco_differences(first, second, rows)
 
 
-class Loaded(NamedTuple):
+class LoadedSample(NamedTuple):
     """An image as (C, H, W) pixels at its own size and what is on it, or why either cannot be read."""
 
     picture: np.ndarray | DataError
     truth: Target | DataError
 
 
-def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
+def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
     """Read the images of a split in order, some ahead, by as many threads as the reader has workers."""
-    from vitreous.tasks.tiles import native_pixels
+    from vitreous.tasks.tiles import to_native_array
 
     split, preprocess = reader.split, reader.preprocess
     assert isinstance(split, AnnotatedSplit), "only annotated data have objects"
 
-    def load(sample: int) -> Loaded:
+    def load(sample: int) -> LoadedSample:
         try:
-            picture = native_pixels(preprocess.decode(split.raw(sample), split.name(sample)))
+            picture = to_native_array(preprocess.decode(split.raw(sample), split.name(sample)))
         except DataError as error:
             picture = error
         try:
             truth = split.target(sample)
         except DataError as error:
-            truth = no_objects((1, 1)) if isinstance(picture, DataError) else error
-        return Loaded(picture, truth)
+            truth = create_empty_target((1, 1)) if isinstance(picture, DataError) else error
+        return LoadedSample(picture, truth)
 
     if not reader.workers:
         yield from map(load, range(len(split)))
@@ -165,38 +184,43 @@ def read_ahead(reader: EvalLoader) -> Iterator[Loaded]:
         yield from (one.result() for one in waiting)
 
 
-def objects_function(engine: ModelEngine) -> Compute:
+def make_detection_function(engine: ModelEngine) -> DetectorFunction:
     """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
     return lambda pixels: unpack_outputs(engine(torch.from_numpy(pixels)).numpy())
 
 
-def no_answers(size: tuple[int, ...], masks: bool) -> Detections:
+def make_empty_detections(size: tuple[int, ...], masks: bool) -> Detections:
     """Nothing answered for an image of `size` (H, W)."""
     none = np.zeros(0, np.float32)
     return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, masks=() if masks else None)
 
 
-def sides_of(rows: Ragged, classes: int) -> list[list[ClassPairs]]:
+def group_matches_by_region(rows: Ragged, classes: int) -> list[list[ClassMatches]]:
     """The pairs of each class for each kind of regions."""
-    kinds = (rows.table.shape[1] - Column.KINDS) // Part.WIDTH
-    return [class_pairs(rows.table, rows.images, len(rows), kind, classes) for kind in range(kinds)]
+    kinds = (rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
+    return [group_matches_by_class(rows.table, rows.images, len(rows), kind, classes) for kind in range(kinds)]
 
 
-def object_figures(sides: list[list[ClassPairs]], frequency: tuple[str, ...] = ()) -> Figures:
-    """A function of how often each image is drawn, (n, D), that returns each figure, (D,), from `sides_of` rows."""
-    starts = ("", BOXES)[: len(sides)]
+def make_coco_metric_function(sides: list[list[ClassMatches]], frequency: tuple[str, ...] = ()) -> MetricFunction:
+    """A function of how often each image is drawn, (n, D), that returns each figure, (D,), from
+    `group_matches_by_region` rows."""
+    starts = ("", BOX_PREFIX)[: len(sides)]
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
         pairs = zip(starts, sides, strict=True)
-        return {start + name: value for start, side in pairs for name, value in figures_of(side, counts, frequency)}
+        return {
+            start + name: value
+            for start, side in pairs
+            for name, value in compute_coco_metrics(side, counts, frequency)
+        }
 
     return figures
 
 
-def intervals_of(figures: Figures, rows: Ragged) -> dict[str, Interval | None]:
+def bootstrap_coco_intervals(figures: MetricFunction, rows: Ragged) -> dict[str, Interval | None]:
     """95 % intervals of figures (D,) by a bootstrap over images, of the draws that have it; None where more than one in
     ten has no object that it is about."""
-    values = bootstrap(figures, len(rows), draw_count(rows))
+    values = bootstrap_metrics(figures, len(rows), choose_coco_bootstrap_draws(rows))
     known = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
         name: percentile_interval(draw) if len(draw) >= 0.9 * len(values[name]) else None
@@ -204,9 +228,11 @@ def intervals_of(figures: Figures, rows: Ragged) -> dict[str, Interval | None]:
     }
 
 
-def paired_object_differences(first: Figures, second: Figures, rows: Ragged) -> dict[str, Interval | None]:
-    """95 % intervals of the second model's figures less the first's, of `object_figures`, by a bootstrap over the same
-    images; `rows` are those of one of them. None for fewer than two images."""
+def bootstrap_coco_differences(
+    first: MetricFunction, second: MetricFunction, rows: Ragged
+) -> dict[str, Interval | None]:
+    """95 % intervals of the second model's figures less the first's, of `make_coco_metric_function`, by a bootstrap
+    over the same images; `rows` are those of one of them. None for fewer than two images."""
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
         """(n, D) how often each image is drawn -> each difference (D,)."""
@@ -215,16 +241,21 @@ def paired_object_differences(first: Figures, second: Figures, rows: Ragged) -> 
 
     if len(rows) < 2:
         return dict.fromkeys(figures(np.ones((len(rows), 1), np.float32)))
-    return intervals_of(figures, rows)
+    return bootstrap_coco_intervals(figures, rows)
 
 
-def draw_count(rows: Ragged) -> int:
+def choose_coco_bootstrap_draws(rows: Ragged) -> int:
     """How many draws the bootstrap makes: fewer where there are many answers."""
-    kinds = (rows.table.shape[1] - Column.KINDS) // Part.WIDTH
-    return int(max(FEWEST, min(DRAWS, BUDGET // max(1, 40 * kinds * len(rows.table)))))
+    kinds = (rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
+    return int(
+        max(
+            MIN_BOOTSTRAP_DRAWS,
+            min(DEFAULT_BOOTSTRAP_DRAWS, COCO_BOOTSTRAP_BUDGET // max(1, 40 * kinds * len(rows.table))),
+        )
+    )
 
 
-def best_threshold(pairs: list[ClassPairs]) -> float:
+def find_best_f1_threshold(pairs: list[ClassMatches]) -> float:
     """The score from which answers of all classes together have the highest F1 at an IoU of 0.5; 0 if none is right."""
     counted = [~one.ignored[0, 0] for one in pairs]
     scores = np.concatenate([one.scores[rows] for one, rows in zip(pairs, counted, strict=True)])
@@ -237,31 +268,31 @@ def best_threshold(pairs: list[ClassPairs]) -> float:
     return float(scores[order][np.where(last, f1, -1).argmax()])
 
 
-def confusion_of(table: np.ndarray, threshold: float, classes: int) -> np.ndarray:
+def compute_detection_confusion(table: np.ndarray, threshold: float, classes: int) -> np.ndarray:
     """(m, columns) rows -> (K + 1, K + 1) int64 counts of objects by class and the class answered; the last of either
     is nothing: a false answer, an object that is missed. Answers and objects are paired at an IoU of 0.5 whatever their
     classes, crowds left out; answers below `threshold` are none."""
-    truth, label = table[:, Column.TRUTH] == 1, table[:, Column.LABEL].astype(np.int64)
-    shown = table[:, Column.SCORE] >= threshold
-    ignored = columns_of(table, 0)[:, Part.IGNORED] % 2 == 1  # of an object: it is a crowd
-    partner = table[:, Column.PARTNER].astype(np.int64)
+    truth, label = table[:, MatchColumn.TRUTH] == 1, table[:, MatchColumn.LABEL].astype(np.int64)
+    shown = table[:, MatchColumn.SCORE] >= threshold
+    ignored = select_region_columns(table, 0)[:, RegionColumn.IGNORED] % 2 == 1  # of an object: it is a crowd
+    partner = table[:, MatchColumn.PARTNER].astype(np.int64)
     answers, missed = ~truth & shown & (~ignored | (partner >= 0)), truth & ~shown & ~ignored
     codes = np.where(partner < 0, classes, partner)[answers] * (classes + 1) + label[answers]
     codes = np.concatenate([codes, label[missed] * (classes + 1) + classes])
     return np.bincount(codes, minlength=(classes + 1) ** 2).reshape(classes + 1, classes + 1)
 
 
-def curves_of(pairs: list[ClassPairs], classes: tuple[str, ...]) -> dict[str, Any]:
+def build_precision_curves(pairs: list[ClassMatches], classes: tuple[str, ...]) -> dict[str, Any]:
     """Precision at 101 recalls of each class that has objects, at an IoU of 0.5, and their mean."""
-    curves = precision_recall(pairs, 0)
+    curves = compute_precision_curves(pairs, 0)
     known = {name: curve for name, curve in zip(classes, curves, strict=True) if curve is not None}
     rows = {name: np.round(curve, 4).tolist() for name, curve in known.items()}
-    mean = np.mean(list(known.values()), 0) if known else np.zeros(len(RECALLS))
-    return {"iou": 0.5, "recall": RECALLS.tolist(), "mean": np.round(mean, 4).tolist(), "classes": rows}
+    mean = np.mean(list(known.values()), 0) if known else np.zeros(len(RECALL_LEVELS))
+    return {"iou": 0.5, "recall": RECALL_LEVELS.tolist(), "mean": np.round(mean, 4).tolist(), "classes": rows}
 
 
-def class_table(
-    sides: list[list[ClassPairs]], evaluator: CocoEvaluator, rows: Ragged, matrix: np.ndarray, threshold: float
+def build_coco_class_table(
+    sides: list[list[ClassMatches]], evaluator: CocoEvaluator, rows: Ragged, matrix: np.ndarray, threshold: float
 ) -> list[dict[str, object]]:
     """A row for each class: images and objects, AP, AP50 of each kind, recall, precision and F1 of answers from the
     threshold on, and the class it is most often taken for. `matrix` (K + 1, K + 1)."""
@@ -275,8 +306,8 @@ def class_table(
         others[label] = 0
         row: dict[str, object] = {"class": name, "images": int((lead.objects[0] > 0).sum()), "objects": objects}
         for start, side in zip(evaluator.kinds, sides, strict=True):
-            values = by_threshold(side[label], 0, weights)[:, 0]
-            row[f"{start}ap"] = float(mean_of(values[:, None])[0]) if objects else None
+            values = compute_ap_per_threshold(side[label], 0, weights)[:, 0]
+            row[f"{start}ap"] = float(compute_nan_mean(values[:, None])[0]) if objects else None
             row[f"{start}ap50"] = float(values[0]) if objects else None
         row["recall"] = right / objects if objects else None
         row["precision"] = right / answers if answers else None

@@ -12,23 +12,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.keys import key, normal
+from vitreous.data.keys import derive_keys, draw_normal
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
-from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.generation.noising import Gaussian, Line
+from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
+from vitreous.generation.noising import GaussianDiffusion, RectifiedFlow
 from vitreous.generation.process import Diffusion, Process
-from vitreous.inference.engine import CHUNK, ModelEngine, chunks
+from vitreous.inference.engine import ENGINE_CHUNK, ModelEngine, regroup_batches
 from vitreous.tasks.report import Report
 
-TIMES = 8  # at which images are judged
-ANSWERS = 4096  # of the model: of more images than a `TIMES`-th, each is judged at some of the times
-_NOISE = 0x64656E6F  # sets its draws apart
+NUM_TIMES = 8  # at which images are judged
+MAX_MODEL_INPUTS = 4096  # of the model: of more images than a `NUM_TIMES`-th, each is judged at some of the times
+_NOISE_SEED = 0x64656E6F  # sets its draws apart
 
 
 class DenoisingEvaluator(Evaluator):
-    """The mean squared error of what a model is asked for, at `TIMES` times from noise to image, with noise that is a
-    function of the image: the same for every model of one process, and for any number of processes.
+    """The mean squared error of what a model is asked for, at `NUM_TIMES` times from noise to image, with noise that is
+    a function of the image: the same for every model of one process, and for any number of processes.
 
     Of many images each is judged at some of the times, in turn by its number, so that a look at a large split costs
     little more than one answer for each image.
@@ -40,7 +40,7 @@ class DenoisingEvaluator(Evaluator):
     better = "lower"
 
     def __init__(self, process: Process, labelled: bool) -> None:
-        self.noising = Gaussian(process) if isinstance(process, Diffusion) else Line(process)
+        self.noising = GaussianDiffusion(process) if isinstance(process, Diffusion) else RectifiedFlow(process)
         self.labelled = labelled
 
     def without_labels(self) -> DenoisingEvaluator | None:
@@ -53,12 +53,12 @@ class DenoisingEvaluator(Evaluator):
         """(n, TIMES) float32 squared errors, NaN at times at which an image is not judged, and the unreadable images by
         position."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
-        rows, bad = [np.zeros((0, TIMES), np.float32)], {}
-        for samples, images in chunks(reader.batches(CHUNK), CHUNK):
+        rows, bad = [np.zeros((0, NUM_TIMES), np.float32)], {}
+        for samples, images in regroup_batches(reader.batches(ENGINE_CHUNK), ENGINE_CHUNK):
             bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
             pixels = torch.stack([blank if isinstance(image, DataError) else image for image in images])
             labels = torch.from_numpy(reader.split.labels[np.asarray(samples)]) if self.labelled else None
-            rows.append(self.errors(engine, pixels, labels, times_of(np.asarray(samples), len(reader.split))))
+            rows.append(self.errors(engine, pixels, labels, assign_times(np.asarray(samples), len(reader.split))))
             on_images(len(images))
         return np.concatenate(rows), bad
 
@@ -69,24 +69,28 @@ class DenoisingEvaluator(Evaluator):
         labels = None if labels is None else labels.to(engine.device)
         sums = pixels.flatten(1).double().sum(1).long().numpy()
         errors = np.full(judged.shape, np.nan, np.float32)
-        for number in range(TIMES):
+        for number in range(NUM_TIMES):
             places = np.flatnonzero(judged[:, number])
             if not len(places):
                 continue
             own, given = images[places], None if labels is None else labels[places]
-            noise = torch.from_numpy(normal(key(_NOISE, sums[places], number), tuple(own.shape[1:]))).to(own)
-            noised = self.noising.noised(own, noise, self.noising.moment((number + 0.5) / TIMES, len(own)))
+            noise = torch.from_numpy(
+                draw_normal(derive_keys(_NOISE_SEED, sums[places], number), tuple(own.shape[1:]))
+            ).to(own)
+            noised = self.noising.make_noisy_batch(
+                own, noise, self.noising.moment((number + 0.5) / NUM_TIMES, len(own))
+            )
             answer = engine.model(noised.images.to(engine.input_dtype), noised.time, given)
             squares = (answer[:, : own.shape[1]].float() - noised.target).square().flatten(1).mean(1)
             errors[places, number] = squares.cpu().numpy()
         return errors
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """The mean error, each time counted alike, and that at each time, of the readable images."""
         rows = outputs.rows[outputs.readable]
         counts, sums = (~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64)
-        mean = np.divide(sums, counts, out=np.full(TIMES, np.nan), where=counts > 0)
-        names = [f"denoising_error_{(number + 0.5) / TIMES:.2f}" for number in range(TIMES)]
+        mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
+        names = [f"denoising_error_{(number + 0.5) / NUM_TIMES:.2f}" for number in range(NUM_TIMES)]
         figures = {self.name: float(mean.mean()), **dict(zip(names, mean.tolist(), strict=True))}
         shown = {name: value if np.isfinite(value) else None for name, value in figures.items()}
         unreadable = len(outputs.rows) - len(rows)
@@ -102,7 +106,7 @@ class DenoisingEvaluator(Evaluator):
         )
 
 
-def times_of(samples: np.ndarray, count: int) -> np.ndarray:
+def assign_times(samples: np.ndarray, count: int) -> np.ndarray:
     """(n,) numbers of images, of so many -> (n, TIMES) bool: at which times each is judged; all where they are few."""
-    period = min(TIMES, max(1, -(-count * TIMES // ANSWERS)))
-    return (samples[:, None] + np.arange(TIMES)) % period == 0
+    period = min(NUM_TIMES, max(1, -(-count * NUM_TIMES // MAX_MODEL_INPUTS)))
+    return (samples[:, None] + np.arange(NUM_TIMES)) % period == 0

@@ -15,11 +15,11 @@ import numpy as np
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.inference.engine import ModelEngine, logits_of, readable_mask
-from vitreous.system.cores import default_workers
+from vitreous.inference.engine import ModelEngine, build_readable_mask, compute_split_logits
+from vitreous.system.cores import default_worker_count
 from vitreous.tasks.base import Task
 from vitreous.tasks.intervals import Interval
-from vitreous.tasks.report import Better, Report
+from vitreous.tasks.report import MetricDirection, Report
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class Ragged:
 
 
 @dataclass(frozen=True)
-class Outputs:
+class SplitOutputs:
     """Outputs of a model for every image of `split`, in its order: `rows` (n, K) float32, or `Ragged` of an evaluator
     that needs any number of them, and `readable` (n,) bool.
 
@@ -64,7 +64,7 @@ class Evaluator(ABC):
     """
 
     name: str
-    better: Better = "higher"
+    better: MetricDirection = "higher"
 
     def splits(self, split: Split) -> tuple[Split, ...]:
         """The splits whose outputs `report` takes: the judged one first."""
@@ -81,14 +81,14 @@ class Evaluator(ABC):
 
         `on_images` gets the number of images of every step. No images give (0, K).
         """
-        return logits_of(engine, reader, on_images=on_images)
+        return compute_split_logits(engine, reader, on_images=on_images)
 
     def paired_intervals(self, rows: Any, other: Self, other_rows: Any) -> dict[str, Interval | None]:
         """95 % intervals of another model's figures less this one's, from the outputs of both for the same images."""
         raise NotImplementedError(f"{self.name} has no paired intervals")
 
     @abstractmethod
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """The figures from the outputs of `splits`, whole and in that order."""
 
     def __call__(self, engine: ModelEngine, split: Split, workers: int | None = None) -> Report:
@@ -102,13 +102,15 @@ class TaskEvaluator(Evaluator):
     def __init__(self, task: Task) -> None:
         self.task, self.name = task, task.leading_metric
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """The metrics of the task."""
         return self.task.evaluate(outputs.rows, outputs.split.labels, outputs.readable)
 
 
-def compute_outputs(evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None) -> Outputs:
+def compute_outputs(
+    evaluator: Evaluator, engine: ModelEngine, split: Split, workers: int | None = None
+) -> SplitOutputs:
     """Return the outputs of a model for a whole split, computed by this process."""
-    reader = EvalLoader(split, engine.preprocess, default_workers() if workers is None else workers)
+    reader = EvalLoader(split, engine.preprocess, default_worker_count() if workers is None else workers)
     rows, bad = evaluator.outputs(engine, reader)
-    return Outputs(split, rows, readable_mask(len(split), bad))
+    return SplitOutputs(split, rows, build_readable_mask(len(split), bad))

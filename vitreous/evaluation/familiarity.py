@@ -17,11 +17,11 @@ from typing import NamedTuple
 import numpy as np
 
 from vitreous.errors import DataError
-from vitreous.evaluation.knn import neighbours
+from vitreous.evaluation.knn import find_nearest_neighbours
 
-CHUNK = 4096  # images in memory at a time
-K = 10  # neighbours
-CONFIDENT = 0.5  # probability, and share of the neighbours, that another class than the label's must have
+CHUNK_IMAGES = 4096  # images in memory at a time
+NUM_NEIGHBOURS = 10  # neighbours
+MIN_SUSPECT_CONFIDENCE = 0.5  # probability, and share of the neighbours, that another class than the label's must have
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,16 @@ class MahalanobisDetector:
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """(n, d) -> (n,) float64 scores; without classes, the squared distance from the mean of all."""
-        parts = [features[start : start + CHUNK].astype(np.float64) for start in range(0, len(features), CHUNK)]
+        parts = [
+            features[start : start + CHUNK_IMAGES].astype(np.float64) for start in range(0, len(features), CHUNK_IMAGES)
+        ]
         classes, scores = self.classes, [self.whole.distances(part) for part in parts]
         if classes is not None:
             scores = [classes.distances(part) - whole for part, whole in zip(parts, scores, strict=True)]
         return np.concatenate(scores) if scores else np.zeros(0)
 
 
-def fit_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
+def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
     """(n, d) features and (n,) or (n, K) labels of training images -> the detector.
 
     Raises DataError for fewer than two images.
@@ -74,7 +76,7 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> Gaus
     """
     count, width = features.shape
     sums, sizes = np.zeros((classes, width)), np.bincount(labels, minlength=classes)
-    places = [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    places = [slice(start, start + CHUNK_IMAGES) for start in range(0, count, CHUNK_IMAGES)]
     for rows in places:
         np.add.at(sums, labels[rows], features[rows])
     means = sums / np.maximum(sizes, 1)[:, None]
@@ -92,7 +94,7 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> Gaus
     return GaussianStats(means[sizes > 0], np.linalg.inv(np.linalg.cholesky(covariance)))
 
 
-def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
+def compute_outlier_separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
     """Return how well scores of usual images (n,) and others (m,) are told apart.
 
     `auroc`: the probability that one of the others scores higher, ties count half. `fpr95`: the share of the others
@@ -108,7 +110,7 @@ def separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
     }
 
 
-class Suspect(NamedTuple):
+class SuspectLabel(NamedTuple):
     """An image whose label is probably wrong; classes are positions.
 
     `score`, 0 to 1: mean of how far probability and share of the named classes are above those of the label.
@@ -123,35 +125,41 @@ class Suspect(NamedTuple):
     score: float
 
 
-def find_suspects(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[Suspect]:
+def find_suspect_labels(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
     """(n, K) probabilities, (n, K) shares of the neighbours and (n,) labels -> the suspects, the surest first.
 
-    A label is suspect where both name another class, each with `CONFIDENT` at least; they may name different ones.
+    A label is suspect where both name another class, each with `MIN_SUSPECT_CONFIDENCE` at least; they may name
+    different ones.
     """
     rows = np.arange(len(labels))
     answer, neighbour = p.argmax(1), shares.argmax(1)
     probability, share = p[rows, answer], shares[rows, neighbour]
-    suspicious = (answer != labels) & (neighbour != labels) & (probability >= CONFIDENT) & (share >= CONFIDENT)
+    suspicious = (
+        (answer != labels)
+        & (neighbour != labels)
+        & (probability >= MIN_SUSPECT_CONFIDENCE)
+        & (share >= MIN_SUSPECT_CONFIDENCE)
+    )
     score = (probability - p[rows, labels] + share - shares[rows, labels]) / 2
     order = np.array([s for s in np.argsort(-score, kind="stable") if suspicious[s]], dtype=np.int64)
     columns = (order, *(part[order] for part in (labels, answer, probability, neighbour, share, score)))
-    return [Suspect(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+    return [SuspectLabel(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
-def neighbour_shares(
+def compute_neighbour_shares(
     features: np.ndarray,
     memory: np.ndarray,
     labels: np.ndarray,
     classes: int,
     own: np.ndarray | None = None,
-    k: int = K,
+    k: int = NUM_NEIGHBOURS,
 ) -> np.ndarray:
     """(n, d) features, (m, d) training features and their (m,) labels -> (n, K) class shares of the k nearest.
 
     Nearest is by cosine. `own` (n,): the position of each image among the training images, -1 for none; it is no
     neighbour of its own. With fewer than k others, all of them count; shares are 0 where there is none.
     """
-    _, rows = neighbours(memory, features, min(k + 1, len(memory)))
+    _, rows = find_nearest_neighbours(memory, features, min(k + 1, len(memory)))
     itself = rows == (np.full(len(features), -1) if own is None else own)[:, None]
     near = np.take_along_axis(rows, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]  # the image itself comes last
     counted = np.arange(near.shape[1])[None] < np.minimum(k, rows.shape[1] - itself.sum(1))[:, None]

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Moments = tuple[np.ndarray, np.ndarray]  # mean (d,) and covariance (d, d) of features
-NEIGHBOURS = 3  # of precision and recall (arXiv:1904.06991, section 3)
-DENSE = 5  # of density and coverage (arXiv:2002.09797, section 4)
-ROWS = 1024  # of a table of distances that are in memory at a time
-COPY = 0.01  # quantile of distances among training images below which an image is near to be a copy
+FeatureMoments = tuple[np.ndarray, np.ndarray]  # mean (d,) and covariance (d, d) of features
+PRECISION_NEIGHBOURS = 3  # of precision and recall (arXiv:1904.06991, section 3)
+DENSITY_NEIGHBOURS = 5  # of density and coverage (arXiv:2002.09797, section 4)
+CHUNK_ROWS = 1024  # of a table of distances that are in memory at a time
+COPY_QUANTILE = 0.01  # quantile of distances among training images below which an image is near to be a copy
 
 
 def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
@@ -28,7 +28,7 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
     if min(len(real), len(generated)) < 2:
         raise ValueError("a covariance needs two images at least")
     if max(len(real), len(generated)) >= real.shape[1]:
-        return distance_of_moments(moments(real), moments(generated))
+        return frechet_distance_of_moments(compute_moments(real), compute_moments(generated))
     tables = [np.asarray(rows, np.float64) for rows in (real, generated)]
     apart = np.square(tables[0].mean(0) - tables[1].mean(0)).sum()
     one, other = ((rows - rows.mean(0)) / (len(rows) - 1) ** 0.5 for rows in tables)
@@ -36,7 +36,7 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
     return float(max(0.0, apart + np.square(one).sum() + np.square(other).sum() - 2 * roots))
 
 
-def distance_of_moments(real: Moments, generated: Moments) -> float:
+def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments) -> float:
     """Means (d,) and covariances (d, d) -> |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), at least 0.
 
     The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. Raises
@@ -51,63 +51,67 @@ def distance_of_moments(real: Moments, generated: Moments) -> float:
     return float(max(0.0, np.square(mean - other).sum() + np.trace(cov) + np.trace(other_cov) - 2 * roots))
 
 
-def moments(features: np.ndarray) -> Moments:
+def compute_moments(features: np.ndarray) -> FeatureMoments:
     """(n, d) -> mean (d,) and covariance (d, d), float64."""
     rows = np.asarray(features, np.float64)
     return rows.mean(0), np.atleast_2d(np.cov(rows, rowvar=False))
 
 
-def precision_recall(real: np.ndarray, generated: np.ndarray, k: int = NEIGHBOURS) -> tuple[float, float]:
+def compute_precision_recall(
+    real: np.ndarray, generated: np.ndarray, k: int = PRECISION_NEIGHBOURS
+) -> tuple[float, float]:
     """(n, d) and (m, d) features -> precision and recall (arXiv:1904.06991, Eqs. 1-2), shares of 0 to 1.
 
     precision: the share of generated images within the distance of some real one to its k-th neighbour
     recall: the same with both exchanged
     """
-    return within(real, generated, k), within(generated, real, k)
+    return share_within_neighbours(real, generated, k), share_within_neighbours(generated, real, k)
 
 
-def within(centres: np.ndarray, others: np.ndarray, k: int) -> float:
+def share_within_neighbours(centres: np.ndarray, others: np.ndarray, k: int) -> float:
     """(n, d) and (m, d) features -> the share of the others that lie within the k-th neighbour's distance of some
     centre."""
-    radii = neighbour_distances(centres, k)
-    inside = [(distances(rows, centres) <= radii).any(1) for rows in parts(others)]
+    radii = compute_kth_distances(centres, k)
+    inside = [(euclidean_distances(rows, centres) <= radii).any(1) for rows in split_feature_rows(others)]
     return float(torch.cat(inside).float().mean())
 
 
-def density_coverage(real: np.ndarray, generated: np.ndarray, k: int = DENSE) -> tuple[float, float]:
+def compute_density_coverage(
+    real: np.ndarray, generated: np.ndarray, k: int = DENSITY_NEIGHBOURS
+) -> tuple[float, float]:
     """(n, d) and (m, d) features -> density, 0 and more, and coverage, 0 to 1 (arXiv:2002.09797, Eqs. 2-3).
 
     density: in how many real images' circles up to their k-th neighbour a generated image lies, on average, over k
     coverage: the share of real images in whose circle some generated one lies
     """
-    radii, hits, covered = neighbour_distances(real, k), 0, torch.zeros(len(real), dtype=torch.bool)
-    for rows in parts(generated):
-        inside = distances(rows, real) <= radii
+    radii, hits, covered = compute_kth_distances(real, k), 0, torch.zeros(len(real), dtype=torch.bool)
+    for rows in split_feature_rows(generated):
+        inside = euclidean_distances(rows, real) <= radii
         hits, covered = hits + int(inside.sum()), covered | inside.any(0)
     return hits / (k * len(generated)), float(covered.float().mean())
 
 
-def copies(train: np.ndarray, generated: np.ndarray) -> tuple[float, float]:
+def measure_copy_share(train: np.ndarray, generated: np.ndarray) -> tuple[float, float]:
     """(n, d) training images and (m, d) generated ones -> the share of these that are nearer to a training image than
     the nearest hundredth of training images are to each other, and that distance."""
-    limit = float(torch.quantile(neighbour_distances(train, 1), COPY))
-    nearest = torch.cat([distances(rows, train).min(1).values for rows in parts(generated)])
+    limit = float(torch.quantile(compute_kth_distances(train, 1), COPY_QUANTILE))
+    nearest = torch.cat([euclidean_distances(rows, train).min(1).values for rows in split_feature_rows(generated)])
     return float((nearest < limit).float().mean()), limit
 
 
-def neighbour_distances(features: np.ndarray, k: int) -> Tensor:
+def compute_kth_distances(features: np.ndarray, k: int) -> Tensor:
     """(n, d) -> (n,) float32: the distance of each to its k-th neighbour, itself left out; to the last where there are
     fewer."""
     k = min(k, len(features) - 1)
-    rows = [distances(part, features).kthvalue(k + 1).values for part in parts(features)]
+    rows = [euclidean_distances(part, features).kthvalue(k + 1).values for part in split_feature_rows(features)]
     return torch.cat(rows)
 
 
-def distances(rows: Tensor, others: np.ndarray) -> Tensor:
+def euclidean_distances(rows: Tensor, others: np.ndarray) -> Tensor:
     """(b, d), (n, d) -> (b, n) float32 Euclidean distances."""
     return torch.cdist(rows, torch.from_numpy(np.asarray(others, np.float32)))
 
 
-def parts(features: np.ndarray) -> list[Tensor]:
-    """(n, d) -> parts of at most `ROWS` rows, (b, d) float32 each."""
-    return list(torch.from_numpy(np.asarray(features, np.float32)).split(ROWS))
+def split_feature_rows(features: np.ndarray) -> list[Tensor]:
+    """(n, d) -> parts of at most `CHUNK_ROWS` rows, (b, d) float32 each."""
+    return list(torch.from_numpy(np.asarray(features, np.float32)).split(CHUNK_ROWS))

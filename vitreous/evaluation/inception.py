@@ -12,10 +12,10 @@ from torch import Tensor
 
 from vitreous.errors import UsageError, install_hint
 
-SIGN = "Conv2d_1a_3x3.conv.weight"  # in files of its weights
-SPATIAL = 7  # channels of the middle layer that sFID compares, by place
-BATCH = 32
-SPLIT = 5000  # images of a part of the Inception score
+FIRST_WEIGHT_NAME = "Conv2d_1a_3x3.conv.weight"  # in files of its weights
+SPATIAL_CHANNELS = 7  # channels of the middle layer that sFID compares, by place
+INCEPTION_BATCH_SIZE = 32
+SCORE_SPLIT_IMAGES = 5000  # images of a part of the Inception score
 
 
 class Inception:
@@ -45,7 +45,7 @@ class Inception:
 
     def keep(self, module: Any, inputs: Any, output: Tensor) -> None:
         """(b, 192, 17, 17) -> keep (b, 2023): what sFID reads of the layer that TensorFlow calls mixed_6/conv."""
-        self.middle.append(output[:, :SPATIAL].movedim(1, -1).flatten(1))
+        self.middle.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
 
     @torch.inference_mode()
     def features(self, images: np.ndarray) -> dict[str, np.ndarray]:
@@ -53,7 +53,7 @@ class Inception:
         float32."""
         pixels = torch.from_numpy(images).movedim(-1, 1)
         parts: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
-        for batch in pixels.expand(-1, 3, -1, -1).split(BATCH):
+        for batch in pixels.expand(-1, 3, -1, -1).split(INCEPTION_BATCH_SIZE):
             rows, logits = self.network(batch.to(self.device))
             for name, values in zip(parts, (rows, self.middle.pop(), logits), strict=True):
                 parts[name].append(values.float().cpu())
@@ -62,9 +62,9 @@ class Inception:
 
 def inception_score(logits: np.ndarray) -> float:
     """(n, K) -> the Inception score (arXiv:1606.03498): exp of the mean divergence of p(class | image) from the mean of
-    all, averaged over parts of `SPLIT` images."""
+    all, averaged over parts of `SCORE_SPLIT_IMAGES` images."""
     scores = []
-    for part in torch.from_numpy(logits).double().log_softmax(1).split(SPLIT):
+    for part in torch.from_numpy(logits).double().log_softmax(1).split(SCORE_SPLIT_IMAGES):
         mean = part.exp().mean(0, keepdim=True).log()
         scores.append(float((part.exp() * (part - mean)).sum(1).mean().exp()))
     return float(np.mean(scores))

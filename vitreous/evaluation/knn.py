@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.labels import label_kind
+from vitreous.data.labels import get_label_kind
 from vitreous.data.split import Split
 from vitreous.errors import DataError
-from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.tasks.classification_metrics import judge
+from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
+from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.report import Report
 
-MEMORY, QUERIES = 16_384, 1_024  # images whose similarities are in memory at a time
-TEMPERATURE = 0.07
-NEIGHBOURS = 20  # DINO's best
+MEMORY_CHUNK, QUERY_CHUNK = 16_384, 1_024  # images whose similarities are in memory at a time
+VOTE_TEMPERATURE = 0.07
+DEFAULT_NEIGHBOURS = 20  # DINO's best
 
 
 class KNNEvaluator(Evaluator):
@@ -35,11 +35,11 @@ class KNNEvaluator(Evaluator):
         classes: tuple[str, ...],
         memory: Split | None = None,
         multilabel: bool = False,
-        k: int = NEIGHBOURS,
+        k: int = DEFAULT_NEIGHBOURS,
         *,
         device: str = "cpu",
     ) -> None:
-        self.classes, self.memory, self.labels = classes, memory, label_kind(multilabel)
+        self.classes, self.memory, self.labels = classes, memory, get_label_kind(multilabel)
         self.k, self.device = k, device
         self.name = f"knn_{self.labels.metric}"
 
@@ -47,7 +47,7 @@ class KNNEvaluator(Evaluator):
         """The judged split, and the one of the neighbours."""
         return (split,) if self.memory is None else (split, self.memory)
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """Return top-1 or mAP of the votes, with its 95 % interval; unreadable images are wrong, and no neighbours.
 
         Raises DataError where no image is left to be a neighbour.
@@ -59,15 +59,17 @@ class KNNEvaluator(Evaluator):
             problem = "nearest neighbours need labelled images that can be read"
             raise DataError(problem, "add images, or judge without them")
         logits = np.zeros((len(outputs.rows), len(self.classes)))
-        cosines, near = neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
-        logits[outputs.readable] = self.labels.shares_to_logits(votes(cosines, near, labels, len(self.classes)))
-        report = judge(logits, outputs.split.labels, self.classes, outputs.readable)
+        cosines, near = find_nearest_neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
+        logits[outputs.readable] = self.labels.shares_to_logits(
+            compute_neighbour_votes(cosines, near, labels, len(self.classes))
+        )
+        report = evaluate_classification(logits, outputs.split.labels, self.classes, outputs.readable)
         figure = self.labels.metric
         figures, intervals = {self.name: report.figures[figure]}, {self.name: report.intervals[figure]}
         return replace(report, figures=figures, intervals=intervals, figure=self.name)
 
 
-def neighbours(
+def find_nearest_neighbours(
     memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n, d) and (m, d) features -> (m, k) cosines, the nearest first, and (m, k) int64 rows of `memory`.
@@ -79,11 +81,11 @@ def neighbours(
         raise ValueError(f"{k} neighbours of {len(memory) - own}")
     best = np.full((len(queries), k), -np.inf, np.float32)
     rows = np.zeros((len(queries), k), np.int64)
-    for start in range(0, len(memory), MEMORY):
-        known = unit(memory[start : start + MEMORY], device)
-        for low in range(0, len(queries), QUERIES):
-            span = slice(low, low + QUERIES)
-            cosines = unit(queries[span], device) @ known.T
+    for start in range(0, len(memory), MEMORY_CHUNK):
+        known = to_unit_rows(memory[start : start + MEMORY_CHUNK], device)
+        for low in range(0, len(queries), QUERY_CHUNK):
+            span = slice(low, low + QUERY_CHUNK)
+            cosines = to_unit_rows(queries[span], device) @ known.T
             if own:
                 itself = torch.arange(low, low + len(cosines), device=device)[:, None] == torch.arange(
                     start, start + len(known), device=device
@@ -97,13 +99,13 @@ def neighbours(
     return best, rows
 
 
-def unit(rows: np.ndarray, device: str) -> Tensor:
+def to_unit_rows(rows: np.ndarray, device: str) -> Tensor:
     """(b, d) -> (b, d) of length one, on a device."""
     return F.normalize(torch.from_numpy(np.array(rows, dtype=np.float32)).to(device), dim=1)
 
 
-def votes(
-    cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = TEMPERATURE
+def compute_neighbour_votes(
+    cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = VOTE_TEMPERATURE
 ) -> np.ndarray:
     """(m, k) cosines and rows of neighbours, and labels (n,) or (n, K) -> (m, K) float64 shares of the votes.
 

@@ -18,30 +18,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.labels import LabelKind, label_kind
+from vitreous.data.labels import LabelKind, get_label_kind
 from vitreous.errors import DataError
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision
 
-SMALL = 10_000_000  # numbers of features that scikit-learn is given, in float64
-CHUNK = 16_384  # images whose loss is computed at a time
+MAX_SKLEARN_ELEMENTS = 10_000_000  # numbers of features that scikit-learn is given, in float64
+LOSS_CHUNK_IMAGES = 16_384  # images whose loss is computed at a time
 # of L-BFGS: iterations at most, and the largest number of a gradient that is taken for none
-STEPS, TOLERANCE = 1_000, 1e-5
-COARSE = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried first, from strong to weak
-HALVINGS = 3  # of the step between the powers, around the best
-TRIES = len(COARSE) + 2 * HALVINGS
-UNKNOWN = 20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
-SHOTS = (1, 5, 10, 25)  # of few-shot regression
+MAX_LBFGS_STEPS, GRADIENT_TOLERANCE = 1_000, 1e-5
+COARSE_PENALTIES = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried first, from strong to weak
+NUM_HALVINGS = 3  # of the step between the powers, around the best
+NUM_PENALTY_FITS = len(COARSE_PENALTIES) + 2 * NUM_HALVINGS
+ABSENT_CLASS_MARGIN = (
+    20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
+)
+DEFAULT_SHOTS = (1, 5, 10, 25)  # of few-shot regression
 RIDGE_L2 = 2.0**10  # its penalty
-BIAS = 100.0  # its constant feature: so large that the penalty hardly touches its weight
-RIDGE_CHUNK = 8_192  # images scored at a time
-SPREAD = 1e-5  # added to its deviations
+RIDGE_BIAS_FEATURE = 100.0  # its constant feature: so large that the penalty hardly touches its weight
+RIDGE_CHUNK_IMAGES = 8_192  # images scored at a time
+STD_EPSILON = 1e-5  # added to its deviations
 
 #: called after every fit with its penalty and its score
 OnFit = Callable[[float, float], None]
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearClassifier:
     """A linear classifier of raw features: `weight` (K, d) and `bias` (K,)."""
 
     weight: np.ndarray
@@ -51,7 +53,7 @@ class Linear:
     def logits(self, features: np.ndarray) -> np.ndarray:
         """(m, d) -> (m, K) float32."""
         weight = self.weight.T.astype(np.float32)
-        parts = [features[low : low + CHUNK] @ weight for low in range(0, len(features), CHUNK)]
+        parts = [features[low : low + LOSS_CHUNK_IMAGES] @ weight for low in range(0, len(features), LOSS_CHUNK_IMAGES)]
         return np.concatenate(parts) + self.bias.astype(np.float32)
 
 
@@ -69,9 +71,9 @@ class LabelledFeatures:
     @property
     def kind(self) -> LabelKind:
         """Whether an image has one label, or any number."""
-        return label_kind(self.labels.ndim == 2)
+        return get_label_kind(self.labels.ndim == 2)
 
-    def taking(self, rows: np.ndarray) -> LabelledFeatures:
+    def with_rows(self, rows: np.ndarray) -> LabelledFeatures:
         """Return the same with other `rows` (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
@@ -84,10 +86,12 @@ class LabelledFeatures:
 
     def parts(self) -> list[np.ndarray]:
         """Return the rows, (m,) at a time."""
-        return [self.rows[low : low + CHUNK] for low in range(0, len(self.rows), CHUNK)]
+        return [self.rows[low : low + LOSS_CHUNK_IMAGES] for low in range(0, len(self.rows), LOSS_CHUNK_IMAGES)]
 
 
-def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Linear:
+def fit_linear_classifier(
+    known: LabelledFeatures, l2: float, start: LinearClassifier | None = None
+) -> LinearClassifier:
     """Return the classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
 
     Raises DataError where all images are of one class.
@@ -97,25 +101,25 @@ def fit(known: LabelledFeatures, l2: float, start: Linear | None = None) -> Line
     if len(present) < known.kind.least_classes:
         raise DataError("all training images are of one class", "a classifier needs two")
     mean, spread = known.moments()
-    small = len(known.rows) * known.features.shape[1] <= SMALL and known.kind.is_exclusive
+    small = len(known.rows) * known.features.shape[1] <= MAX_SKLEARN_ELEMENTS and known.kind.is_exclusive
     begin = (
         None if start is None else (start.weight[present] * spread, start.bias[present] + start.weight[present] @ mean)
     )
-    weight, bias = (library if small else streamed)(known, present, l2, (mean, spread), begin)
+    weight, bias = (solve_with_sklearn if small else solve_with_lbfgs)(known, present, l2, (mean, spread), begin)
     whole = np.zeros((known.classes, len(mean)))
-    low = np.full(known.classes, bias.min() - UNKNOWN)
+    low = np.full(known.classes, bias.min() - ABSENT_CLASS_MARGIN)
     whole[present], low[present] = weight / spread, bias - (weight / spread) @ mean
-    return Linear(whole, low, l2)
+    return LinearClassifier(whole, low, l2)
 
 
-Moments = tuple[np.ndarray, np.ndarray]
+FeatureStatistics = tuple[np.ndarray, np.ndarray]
 # weight (K', d) and bias (K',), for standardised features and the classes that are there
-Solution = tuple[np.ndarray, np.ndarray]
+LinearSolution = tuple[np.ndarray, np.ndarray]
 
 
-def library(
-    known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
-) -> Solution:
+def solve_with_sklearn(
+    known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
+) -> LinearSolution:
     """Solve with scikit-learn for weight (K', d) and bias (K',); for two classes it has one row w = w1 - w0 with its
     penalty."""
     from sklearn.exceptions import ConvergenceWarning
@@ -125,7 +129,10 @@ def library(
     y = np.searchsorted(present, known.labels[known.rows])
     two = len(present) == 2
     model = LogisticRegression(
-        C=(2 if two else 1) / (l2 * len(x)), tol=TOLERANCE, max_iter=STEPS, warm_start=begin is not None
+        C=(2 if two else 1) / (l2 * len(x)),
+        tol=GRADIENT_TOLERANCE,
+        max_iter=MAX_LBFGS_STEPS,
+        warm_start=begin is not None,
     )
     if begin is not None:
         weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
@@ -138,9 +145,9 @@ def library(
     return (np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2) if two else (weight, bias)
 
 
-def streamed(
-    known: LabelledFeatures, present: np.ndarray, l2: float, moments: Moments, begin: Solution | None
-) -> Solution:
+def solve_with_lbfgs(
+    known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
+) -> LinearSolution:
     """Solve with L-BFGS for weight (K', d) and bias (K',), each loss and gradient a sum over chunks."""
     from scipy.optimize import minimize
 
@@ -159,7 +166,7 @@ def streamed(
         total, slope = 0.0, np.zeros(shape)
         for rows in known.parts():
             x, y = chunk(rows)
-            loss, gradient = losses(x @ weight.T, y)
+            loss, gradient = compute_loss_and_gradient(x @ weight.T, y)
             total += loss
             slope += (gradient.T @ x).double().cpu().numpy()
         rest = flat.reshape(shape).copy()
@@ -168,12 +175,12 @@ def streamed(
         return value, (slope / len(known.rows) + l2 * rest).ravel()
 
     at = np.zeros(shape) if begin is None else np.concatenate([begin[0], begin[1][:, None]], 1)
-    options = {"maxiter": STEPS, "gtol": TOLERANCE, "ftol": 1e-12, "maxls": 50}
+    options = {"maxiter": MAX_LBFGS_STEPS, "gtol": GRADIENT_TOLERANCE, "ftol": 1e-12, "maxls": 50}
     solution = minimize(objective, at.ravel(), jac=True, method="L-BFGS-B", options=options).x.reshape(shape)
     return solution[:, :-1], solution[:, -1]
 
 
-def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
+def compute_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
     """(b, K) logits and (b,) or (b, K) labels -> the sum of their losses, and its gradient (b, K)."""
     if labels.ndim == 2:
         return float(F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")), logits.sigmoid() - labels
@@ -182,39 +189,40 @@ def losses(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
     return float(F.cross_entropy(logits, labels, reduction="sum")), gradient
 
 
-def swept(
+def search_penalty(
     train: LabelledFeatures, held_out: LabelledFeatures, on_fit: OnFit = lambda l2, score: None
 ) -> tuple[float, float]:
     """Return the penalty with the best top-1 or mAP on held-out images, and that score.
 
     Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved,
-    `HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties take the stronger penalty.
+    `NUM_HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties take the stronger
+    penalty.
     """
     tried: dict[float, float] = {}
-    last: Linear | None = None
+    last: LinearClassifier | None = None
     features, labels = held_out.features[held_out.rows], held_out.labels[held_out.rows]
 
     def attempt(l2: float) -> None:
         nonlocal last
-        last = fit(train, l2, last)
-        tried[l2] = score(last.logits(features), labels)
+        last = fit_linear_classifier(train, l2, last)
+        tried[l2] = score_logits(last.logits(features), labels)
         on_fit(l2, tried[l2])
 
-    for l2 in COARSE:
+    for l2 in COARSE_PENALTIES:
         attempt(l2)
-    for halving in range(1, HALVINGS + 1):
-        best, step = chosen(tried), 10.0**2.0**-halving
+    for halving in range(1, NUM_HALVINGS + 1):
+        best, step = select_best_penalty(tried), 10.0**2.0**-halving
         for l2 in (best * step, best / step):
             attempt(l2)
-    return chosen(tried), max(tried.values())
+    return select_best_penalty(tried), max(tried.values())
 
 
-def chosen(tried: dict[float, float]) -> float:
+def select_best_penalty(tried: dict[float, float]) -> float:
     """Return the penalty of the highest score, the strongest of several."""
     return max(tried, key=lambda l2: (tried[l2], l2))
 
 
-def score(logits: np.ndarray, labels: np.ndarray) -> float:
+def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
     """Return top-1 of (m, K) logits, or mAP for (m, K) labels."""
     if labels.ndim == 1:
         return float((logits.argmax(1) == labels).mean())
@@ -223,7 +231,7 @@ def score(logits: np.ndarray, labels: np.ndarray) -> float:
 
 
 @dataclass(frozen=True)
-class Ridge:
+class RidgeClassifier:
     """Few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's fewshot_lsr.py.
 
     A linear map of standardised features: `weight` (d + 1, K), its last row that of the constant feature.
@@ -235,37 +243,39 @@ class Ridge:
 
     def scores(self, features: np.ndarray) -> np.ndarray:
         """(m, d) -> (m, K) float64, about 1 for a class and -1 for the others."""
-        parts = [features[low : low + RIDGE_CHUNK] for low in range(0, len(features), RIDGE_CHUNK)]
+        parts = [features[low : low + RIDGE_CHUNK_IMAGES] for low in range(0, len(features), RIDGE_CHUNK_IMAGES)]
         return np.concatenate([self.standard(part) @ self.weight for part in parts])
 
     def standard(self, features: np.ndarray) -> np.ndarray:
         """(m, d) -> (m, d + 1) float64."""
-        return standardised(features, self.mean, self.deviation)
+        return standardise_features(features, self.mean, self.deviation)
 
 
-def ridge(features: np.ndarray, labels: np.ndarray, classes: int, l2: float = RIDGE_L2) -> Ridge:
+def fit_ridge_classifier(
+    features: np.ndarray, labels: np.ndarray, classes: int, l2: float = RIDGE_L2
+) -> RidgeClassifier:
     """The map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1), and Y (n, K) 1 for a class and -1 for the others.
 
     W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
     """
     known = np.asarray(features, dtype=np.float64)
-    mean, deviation = known.mean(0), known.std(0) + SPREAD
-    x, y = standardised(known, mean, deviation), 2.0 * np.eye(classes)[labels] - 1.0
+    mean, deviation = known.mean(0), known.std(0) + STD_EPSILON
+    x, y = standardise_features(known, mean, deviation), 2.0 * np.eye(classes)[labels] - 1.0
     if len(x) >= x.shape[1]:
         values, q = np.linalg.eigh(x.T @ x)
         left, right = q, q.T @ (x.T @ y)
     else:
         values, q = np.linalg.eigh(x @ x.T)
         left, right = x.T @ q, q.T @ y
-    return Ridge(mean, deviation, (left / (values + l2)) @ right)
+    return RidgeClassifier(mean, deviation, (left / (values + l2)) @ right)
 
 
-def standardised(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
+def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
     """(m, d) -> (m, d + 1) float64: standardised, with the constant feature added."""
-    return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=BIAS)
+    return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 
-def draws(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
+def shuffle_rows_by_class(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
     """Return the rows of each class of (n,) labels in the order a seed draws them: the first `shots` are the training
     set."""
     generator = np.random.default_rng(seed)

@@ -1,7 +1,7 @@
 """Which answers of a detector are of which objects of an image, as COCO pairs them, and what is wrong with the others.
 
 n answers and g objects of an image; T thresholds of intersection over union (IoU), A ranges of areas. What is paired is
-handed on as a table of float64, a row for each answer and each object, with the columns of `Column`.
+handed on as a table of float64, a row for each answer and each object, with the columns of `MatchColumn`.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import Target
 from vitreous.errors import ResourceError, install_hint
-from vitreous.inference.libraries import needed
-from vitreous.tasks.detections import Detections, runs_within
+from vitreous.inference.libraries import import_optional_library
+from vitreous.tasks.detections import Detections, encode_placed_mask
 
-THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
-AREAS = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
-MOST = 100  # answers of a class on an image, those of the highest scores
-BACKGROUND = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
-MOST_FEDERATED = 300  # answers for an image of a federated data set
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+AREA_RANGES = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
+MAX_DETECTIONS_PER_CLASS = 100  # answers of a class on an image, those of the highest scores
+BACKGROUND_IOU = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
+MAX_FEDERATED_DETECTIONS = 300  # answers for an image of a federated data set
 
 
-class Column(IntEnum):
-    """Columns of the table; from `KINDS` on, `Part` for each kind of region: boxes, or masks and then boxes."""
+class MatchColumn(IntEnum):
+    """Columns of the table; from `KINDS` on, `RegionColumn` for each kind of region: boxes, or masks and then boxes."""
 
     TRUTH = 0  # 1: an object that is there, 0: an answer
     LABEL = 1
@@ -37,36 +37,36 @@ class Column(IntEnum):
     KINDS = 4
 
 
-class Part(IntEnum):
+class RegionColumn(IntEnum):
     """Columns for one kind of region. Bits of `MATCHED` and `IGNORED` are numbered area * T + threshold."""
 
     MATCHED = 0  # of an answer: where it has an object. Of an object: 1 where one has it at the first threshold
     IGNORED = 1  # where it does not count; of an object for all thresholds of the area
-    ERROR = 2  # an `Error`, or 0
+    ERROR = 2  # an `DetectionError`, or 0
     MENDED = 3  # of an answer that is mended: the class it then finds an object of, -1 where another one has that
     WIDTH = 4
 
 
-class Error(IntEnum):
+class DetectionError(IntEnum):
     """What is wrong with an answer, or an object, at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
 
-    LOCALISATION = 1  # the right class, IoU from `BACKGROUND` to 0.5
+    LOCALISATION = 1  # the right class, IoU from `BACKGROUND_IOU` to 0.5
     CLASS = 2  # IoU of at least 0.5 with an object of another class
-    BOTH = 3  # another class, and IoU from `BACKGROUND` to 0.5
+    BOTH = 3  # another class, and IoU from `BACKGROUND_IOU` to 0.5
     DUPLICATE = 4  # a better answer has the object
     NOTHING = 5  # no object is near
     MISSED = 6  # an object that no answer has, not even one that is wrong in its class or its place
 
 
-def check_library() -> None:
+def require_mask_library() -> None:
     """Raise ResourceError, with the command that installs it, where what compares masks is missing."""
-    mask_library()
+    import_mask_library()
 
 
-def mask_library() -> Any:
+def import_mask_library() -> Any:
     """Import what compares run lengths. Raises ResourceError, with what installs it, where it is missing."""
     try:
-        return needed("faster_coco_eval.core.mask")
+        return import_optional_library("faster_coco_eval.core.mask")
     except ResourceError:
         raise ResourceError(
             "masks are compared by faster-coco-eval, which is not installed", install_hint("dense")
@@ -86,7 +86,7 @@ def mask_iou(
     answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
 ) -> np.ndarray:
     """The same of masks, n and g run lengths on an image of `size` (H, W): (n, g) float64. Raises ResourceError."""
-    library = mask_library()
+    library = import_mask_library()
     if not len(answers) or not len(truth):
         return np.zeros((len(answers), len(truth)))
     parts = [[{"size": list(size), "counts": list(runs)} for runs in masks] for masks in (answers, truth)]
@@ -94,7 +94,9 @@ def mask_iou(
     return np.asarray(library.iou(first, second, crowd.astype(np.uint8).tolist())).reshape(len(answers), len(truth))
 
 
-def pair(iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray = THRESHOLDS) -> np.ndarray:
+def match_detections(
+    iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray = IOU_THRESHOLDS
+) -> np.ndarray:
     """Pair answers and objects of one class: (A, T, n) int64, the object that each answer has, or -1.
 
     `iou` (n, g) of answers by falling score, `crowd` (g,) bool, `ignored` (A, g) bool. Answer by answer, COCO's rule:
@@ -122,61 +124,73 @@ def pair(iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np
     return owner
 
 
-def outside(areas: np.ndarray) -> np.ndarray:
+def flag_areas_out_of_range(areas: np.ndarray) -> np.ndarray:
     """(n,) areas in pixels -> (A, n) bool: not of the range."""
-    return np.stack([(areas < low) | (areas > high) for low, high in AREAS])
+    return np.stack([(areas < low) | (areas > high) for low, high in AREA_RANGES])
 
 
 def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
-    """Pair the answers for an image with what is there: the table (m, columns) of `Column`, answers first.
+    """Pair the answers for an image with what is there: the table (m, columns) of `MatchColumn`, answers first.
 
-    By boxes or, with `masks`, by masks and by boxes. At most `MOST` answers of a class count. The area of an object is
-    that of its mask, where it has one. Of a federated data set answers count whose class has an object there, or is
-    known to have none, at most `MOST_FEDERATED`; of a class of which not every object is named those that have one
-    (arXiv:1908.03195). Raises ValueError for answers or objects without masks that are to have some.
+    By boxes or, with `masks`, by masks and by boxes. At most `MAX_DETECTIONS_PER_CLASS` answers of a class count. The
+    area of an object is that of its mask, where it has one. Of a federated data set answers count whose class has an
+    object there, or is known to have none, at most `MAX_FEDERATED_DETECTIONS`; of a class of which not every object is
+    named those that have one (arXiv:1908.03195). Raises ValueError for answers or objects without masks that are to
+    have some.
     """
-    answers = answers.take(counted(answers, truth))
+    answers = answers.take(select_counted_detections(answers, truth))
     n, g, crowd = len(answers), len(truth), truth.crowd
-    runs = true_runs(truth)
-    areas = np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else area_of(truth.boxes)
-    regions = [(box_iou(answers.boxes, truth.boxes, crowd), area_of(answers.boxes))]
+    runs = get_true_mask_runs(truth)
+    areas = (
+        np.array([sum(one[1::2]) for one in runs], np.float64) if runs is not None else compute_box_areas(truth.boxes)
+    )
+    regions = [(box_iou(answers.boxes, truth.boxes, crowd), compute_box_areas(answers.boxes))]
     if masks:
         if answers.masks is None or (runs is None and g):
             raise ValueError("masks are compared where answers and objects have them")
         own = np.array([sum(one[1::2]) for one in answers.masks], np.float64)
         regions.insert(0, (mask_iou(answers.masks, runs or [], crowd, answers.size), own))
-    table = np.zeros((n + g, Column.KINDS + Part.WIDTH * len(regions)))
-    table[n:, Column.TRUTH] = 1
-    table[:, Column.LABEL] = np.concatenate([answers.labels, truth.labels])
-    table[:n, Column.SCORE] = answers.scores
-    table[:n, Column.PARTNER], table[n:, Column.SCORE] = partners(regions[0][0], answers, truth)
-    ignored = outside(areas) | crowd
+    table = np.zeros((n + g, MatchColumn.KINDS + RegionColumn.WIDTH * len(regions)))
+    table[n:, MatchColumn.TRUTH] = 1
+    table[:, MatchColumn.LABEL] = np.concatenate([answers.labels, truth.labels])
+    table[:n, MatchColumn.SCORE] = answers.scores
+    table[:n, MatchColumn.PARTNER], table[n:, MatchColumn.SCORE] = match_across_classes(regions[0][0], answers, truth)
+    ignored = flag_areas_out_of_range(areas) | crowd
     for kind, (iou, own) in enumerate(regions):
-        owner = np.full((len(AREAS), len(THRESHOLDS), n), -1, np.int64)
+        owner = np.full((len(AREA_RANGES), len(IOU_THRESHOLDS), n), -1, np.int64)
         for label in np.unique(answers.labels):
             rows, objects = np.flatnonzero(answers.labels == label), np.flatnonzero(truth.labels == label)
-            owned = pair(iou[np.ix_(rows, objects)], crowd[objects], ignored[:, objects])
+            owned = match_detections(iou[np.ix_(rows, objects)], crowd[objects], ignored[:, objects])
             owner[:, :, rows] = np.where(owned >= 0, objects[owned], -1) if len(objects) else -1
-        part = table[:, Column.KINDS + kind * Part.WIDTH :][:, : Part.WIDTH]
+        part = table[:, MatchColumn.KINDS + kind * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]
         none = owner < 0
-        area = np.arange(len(AREAS))[:, None, None]
-        unsure = outside(own) | np.isin(answers.labels, truth.verified.partial if truth.verified else ())
+        area = np.arange(len(AREA_RANGES))[:, None, None]
+        unsure = flag_areas_out_of_range(own) | np.isin(
+            answers.labels, truth.verified.partial if truth.verified else ()
+        )
         left_out = np.where(none, unsure[:, None], ignored[area, owner] if g else False)
-        part[:n, Part.MATCHED], part[:n, Part.IGNORED] = to_bits(~none), to_bits(left_out)
-        part[n:, Part.IGNORED] = to_bits(np.broadcast_to(ignored[:, None], (len(AREAS), len(THRESHOLDS), g)))
-        judge_errors(part, iou, owner=owner[0, 0], ignored=left_out[0, 0], labels=answers.labels, truth=truth)
+        part[:n, RegionColumn.MATCHED], part[:n, RegionColumn.IGNORED] = (
+            pack_match_bits(~none),
+            pack_match_bits(left_out),
+        )
+        part[n:, RegionColumn.IGNORED] = pack_match_bits(
+            np.broadcast_to(ignored[:, None], (len(AREA_RANGES), len(IOU_THRESHOLDS), g))
+        )
+        classify_detection_errors(
+            part, iou, owner=owner[0, 0], ignored=left_out[0, 0], labels=answers.labels, truth=truth
+        )
     return table
 
 
-def counted(answers: Detections, truth: Target) -> np.ndarray:
+def select_counted_detections(answers: Detections, truth: Target) -> np.ndarray:
     """(m,) int64: the answers that count, in their order."""
     if truth.verified is None:
-        return np.flatnonzero(rank_in_class(answers.labels) < MOST)
+        return np.flatnonzero(rank_in_class(answers.labels) < MAX_DETECTIONS_PER_CLASS)
     known = np.isin(answers.labels, np.union1d(truth.labels, truth.verified.absent))
-    return np.flatnonzero(known & (np.arange(len(answers)) < MOST_FEDERATED))
+    return np.flatnonzero(known & (np.arange(len(answers)) < MAX_FEDERATED_DETECTIONS))
 
 
-def true_runs(truth: Target) -> list[list[int]] | None:
+def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
     """The run lengths of each object's mask, from the part of the image where it is; None of boxes alone."""
     if truth.layers is None:
         return None
@@ -186,11 +200,11 @@ def true_runs(truth: Target) -> list[list[int]] | None:
         for number, place in enumerate(scipy.ndimage.find_objects(layer)):
             if place is not None:
                 corner = place[0].start, place[1].start
-                runs[number] = runs_within(layer[place] == number + 1, corner, (height, width))
+                runs[number] = encode_placed_mask(layer[place] == number + 1, corner, (height, width))
     return runs
 
 
-def area_of(boxes: np.ndarray) -> np.ndarray:
+def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
     """(n, 4) boxes -> (n,) float64 areas."""
     return (boxes[:, 2:].astype(np.float64) - boxes[:, :2]).prod(1)
 
@@ -204,24 +218,26 @@ def rank_in_class(labels: np.ndarray) -> np.ndarray:
     return ranks
 
 
-def to_bits(flags: np.ndarray) -> np.ndarray:
+def pack_match_bits(flags: np.ndarray) -> np.ndarray:
     """(A, T, n) bool -> (n,) float64, whole numbers below 2^53."""
-    flat = flags.reshape(len(AREAS) * len(THRESHOLDS), flags.shape[2])
+    flat = flags.reshape(len(AREA_RANGES) * len(IOU_THRESHOLDS), flags.shape[2])
     return (2.0 ** np.arange(len(flat))) @ flat
 
 
-def from_bits(numbers: np.ndarray) -> np.ndarray:
-    """(n,) float64 -> (A, T, n) bool: `to_bits` undone."""
-    bits = np.arange(len(AREAS) * len(THRESHOLDS))
+def unpack_match_bits(numbers: np.ndarray) -> np.ndarray:
+    """(n,) float64 -> (A, T, n) bool: `pack_match_bits` undone."""
+    bits = np.arange(len(AREA_RANGES) * len(IOU_THRESHOLDS))
     flat = numbers.astype(np.int64)[None] >> bits[:, None] & 1
-    return flat.astype(bool).reshape(len(AREAS), len(THRESHOLDS), len(numbers))
+    return flat.astype(bool).reshape(len(AREA_RANGES), len(IOU_THRESHOLDS), len(numbers))
 
 
-def partners(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
+def match_across_classes(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
     """Pair answers and objects whatever their classes, at an IoU of 0.5, crowds left out: of each answer the class of
     its object (n,), or -1; of each object the score of its answer (g,), or -1. `iou` is (n, g)."""
     objects = np.flatnonzero(~truth.crowd)
-    owner = pair(iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), THRESHOLDS[:1])[0, 0]
+    owner = match_detections(
+        iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), IOU_THRESHOLDS[:1]
+    )[0, 0]
     labels, scores = np.full(len(answers), -1), np.full(len(truth), -1.0)
     has = np.flatnonzero(owner >= 0)
     labels[has] = truth.labels[objects[owner[has]]]
@@ -229,7 +245,7 @@ def partners(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.nd
     return labels, scores
 
 
-def judge_errors(
+def classify_detection_errors(
     part: np.ndarray, iou: np.ndarray, owner: np.ndarray, ignored: np.ndarray, labels: np.ndarray, truth: Target
 ) -> None:
     """Fill in `ERROR` and `MENDED` of `part` (n + g, `Part.WIDTH`), and `MATCHED` of objects.
@@ -240,37 +256,38 @@ def judge_errors(
     same, single = labels[:, None] == truth.labels, ~truth.crowd
     used = np.zeros(g, bool)
     used[owner[owner >= 0]] = True
-    part[n:, Part.MATCHED] = used
-    part[:, Part.MENDED] = -1
+    part[n:, RegionColumn.MATCHED] = used
+    part[:, RegionColumn.MENDED] = -1
     near = np.where(single, iou, 0.0)
     aimed: set[tuple[int, int]] = set()
     for answer in np.flatnonzero((owner < 0) & ~ignored):
         own, other = np.where(same[answer], near[answer], 0.0), np.where(same[answer], 0.0, near[answer])
-        error = error_of(own.max(initial=0.0), other.max(initial=0.0))
-        part[answer, Part.ERROR] = error
-        if error in (Error.LOCALISATION, Error.CLASS):
-            place = int((own if error == Error.LOCALISATION else other).argmax())
+        error = classify_unmatched_detection(own.max(initial=0.0), other.max(initial=0.0))
+        part[answer, RegionColumn.ERROR] = error
+        if error in (DetectionError.LOCALISATION, DetectionError.CLASS):
+            place = int((own if error == DetectionError.LOCALISATION else other).argmax())
             if not used[place] and (error, place) not in aimed:
-                part[answer, Part.MENDED] = truth.labels[place]
+                part[answer, RegionColumn.MENDED] = truth.labels[place]
             aimed.add((error, place))
     spoken_for = {place for _, place in aimed}
-    part[n:, Part.ERROR] = [
-        Error.MISSED if single[place] and not used[place] and place not in spoken_for else 0 for place in range(g)
+    part[n:, RegionColumn.ERROR] = [
+        DetectionError.MISSED if single[place] and not used[place] and place not in spoken_for else 0
+        for place in range(g)
     ]
 
 
-def error_of(own: float, other: float) -> Error:
+def classify_unmatched_detection(own: float, other: float) -> DetectionError:
     """What is wrong with an answer that has no object, by its highest IoU with objects of its class and of others."""
-    first = THRESHOLDS[0]
-    if BACKGROUND <= own < first:
-        return Error.LOCALISATION
+    first = IOU_THRESHOLDS[0]
+    if BACKGROUND_IOU <= own < first:
+        return DetectionError.LOCALISATION
     if other >= first:
-        return Error.CLASS
+        return DetectionError.CLASS
     if own >= first:
-        return Error.DUPLICATE
-    return Error.BOTH if other >= BACKGROUND else Error.NOTHING
+        return DetectionError.DUPLICATE
+    return DetectionError.BOTH if other >= BACKGROUND_IOU else DetectionError.NOTHING
 
 
-def columns_of(table: np.ndarray, kind: int) -> np.ndarray:
+def select_region_columns(table: np.ndarray, kind: int) -> np.ndarray:
     """(m, columns) -> (m, `Part.WIDTH`), the columns of the kind of regions of this number."""
-    return table[:, Column.KINDS + kind * Part.WIDTH :][:, : Part.WIDTH]
+    return table[:, MatchColumn.KINDS + kind * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

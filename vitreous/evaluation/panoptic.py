@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 import scipy.ndimage
 
-from vitreous.data.annotations.target import IGNORE, Target
+from vitreous.data.annotations.target import IGNORE_INDEX, Target
 
-OVERLAP = 0.5  # share of an instance that must still be free; share of a segment that may be unknown
+MIN_SEGMENT_OVERLAP = 0.5  # share of an instance that must still be free; share of a segment that may be unknown
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class PanopticSegments:
     """The segments of an image: `numbers` (*image) int32, the one of each pixel, or -1 where nobody knows; `labels`
     (S,) int64, their classes; `crowd` (S,) bool: many things that nobody told apart."""
 
@@ -26,7 +26,7 @@ class Segments:
     crowd: np.ndarray
 
 
-def true_segments(target: Target) -> Segments:
+def segments_from_target(target: Target) -> PanopticSegments:
     """The segments of an image with a class map: each object, and what is left of each class.
 
     Raises ValueError without a class map.
@@ -36,34 +36,40 @@ def true_segments(target: Target) -> Segments:
     numbers = np.full(target.classes.shape, -1, np.int32)
     for layer in target.layers if target.layers is not None else ():
         numbers = np.where(layer > 0, layer - 1, numbers)
-    return with_rest(numbers, target.classes, target.labels, target.crowd)
+    return add_remaining_segments(numbers, target.classes, target.labels, target.crowd)
 
 
-def answered_segments(classes: np.ndarray, things: np.ndarray) -> Segments:
+def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> PanopticSegments:
     """A class map (*image) alone -> segments: connected parts of each class of `things` (K,) bool, which touch at a
     side or a corner, and each other class as it is."""
     numbers, labels = np.full(classes.shape, -1, np.int32), []
-    for label in np.unique(classes[classes != IGNORE]):
+    for label in np.unique(classes[classes != IGNORE_INDEX]):
         if things[label]:
             parts = np.zeros(classes.shape, np.int32)
             scipy.ndimage.label(classes == label, np.ones((3,) * classes.ndim), output=parts)
             numbers[parts > 0] = parts[parts > 0] - 1 + len(labels)
             labels += [int(label)] * int(parts.max())
     own = np.array(labels, np.int64)
-    return with_rest(numbers, np.where(things[classes], IGNORE, classes), own, np.zeros(len(own), bool))
+    return add_remaining_segments(
+        numbers, np.where(things[classes], IGNORE_INDEX, classes), own, np.zeros(len(own), bool)
+    )
 
 
-def with_rest(numbers: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray) -> Segments:
+def add_remaining_segments(
+    numbers: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
+) -> PanopticSegments:
     """Add a segment for what of each class of a map (*image) has none yet; `labels` (S,) and `crowd` (S,) are those of
     the `numbers` (*image) so far."""
-    free = (numbers < 0) & (classes != IGNORE)
+    free = (numbers < 0) & (classes != IGNORE_INDEX)
     rest, places = np.unique(classes[free], return_inverse=True)
     numbers = numbers.copy()
     numbers[free] = len(labels) + places
-    return Segments(numbers, np.append(labels, rest).astype(np.int64), np.append(crowd, np.zeros(len(rest), bool)))
+    return PanopticSegments(
+        numbers, np.append(labels, rest).astype(np.int64), np.append(crowd, np.zeros(len(rest), bool))
+    )
 
 
-def panoptic_counts(truth: Segments, answer: Segments, count: int) -> np.ndarray:
+def count_panoptic_matches(truth: PanopticSegments, answer: PanopticSegments, count: int) -> np.ndarray:
     """Pair the segments of an image: (K, 4) float64 of each class: the sum of IoU of pairs, pairs, answers without a
     true segment, true segments without an answer.
 
@@ -79,7 +85,7 @@ def panoptic_counts(truth: Segments, answer: Segments, count: int) -> np.ndarray
     iou = np.where(same & ~truth.crowd[:, None], inner / np.maximum(union, 1), 0)
     rows, columns = np.nonzero(iou > 0.5)
     crowds = (inner * (same & truth.crowd[:, None])).sum(0)
-    lost, false = ~truth.crowd, unknown + crowds <= OVERLAP * table[:, 1:].sum(0)
+    lost, false = ~truth.crowd, unknown + crowds <= MIN_SEGMENT_OVERLAP * table[:, 1:].sum(0)
     lost[rows], false[columns] = False, False
     counts = np.zeros((count, 4))
     np.add.at(counts[:, 0], truth.labels[rows], iou[rows, columns])
@@ -88,9 +94,9 @@ def panoptic_counts(truth: Segments, answer: Segments, count: int) -> np.ndarray
     return counts
 
 
-def panoptic_figures(counts: np.ndarray, things: np.ndarray) -> dict[str, float | None]:
-    """(K, 4) sums of `panoptic_counts`, `things` (K,) bool -> panoptic quality `pq`, of things and of the rest alone,
-    segmentation quality `sq` (the mean IoU of pairs) and recognition quality `rq` (F1 of segments).
+def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str, float | None]:
+    """(K, 4) sums of `count_panoptic_matches`, `things` (K,) bool -> panoptic quality `pq`, of things and of the rest
+    alone, segmentation quality `sq` (the mean IoU of pairs) and recognition quality `rq` (F1 of segments).
 
     Means over the classes that have a segment in either; None for none.
     """

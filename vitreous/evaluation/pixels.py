@@ -10,26 +10,31 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit, Target
 from vitreous.data.loader import EvalLoader
 from vitreous.errors import DataError
-from vitreous.evaluation.boundary import boundary_counts, boundary_f
-from vitreous.evaluation.evaluator import Evaluator, Outputs
-from vitreous.evaluation.panoptic import answered_segments, panoptic_counts, panoptic_figures, true_segments
+from vitreous.evaluation.boundary import compute_boundary_f, count_boundary_pixels
+from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
+from vitreous.evaluation.panoptic import (
+    compute_panoptic_quality,
+    count_panoptic_matches,
+    segments_from_class_map,
+    segments_from_target,
+)
 from vitreous.inference.engine import ModelEngine
-from vitreous.tasks.intervals import bootstrap, percentile_interval
+from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
-from vitreous.tasks.tiles import Compute, class_map, native_pixels
+from vitreous.tasks.tiles import TileFunction, predict_class_map, to_native_array
 
-DRAWS = 1000  # of the bootstrap
+MIOU_BOOTSTRAP_DRAWS = 1000  # of the bootstrap
 
 
 class SegmentationEvaluator(Evaluator):
     """Judges class maps by the mean intersection over union (mIoU).
 
     A model's output for an image is its confusion matrix, (K * K,) counts of pixels by true and answered class. Behind
-    it are 4 K numbers of `boundary_counts` if `boundary` is asked for, and 4 K of `panoptic_counts` where `things` (K,)
-    bool says which classes are counted: of these the answer has a segment for each connected part.
+    it are 4 K numbers of `count_boundary_pixels` if `boundary` is asked for, and 4 K of `count_panoptic_matches` where
+    `things` (K,) bool says which classes are counted: of these the answer has a segment for each connected part.
     """
 
     name = "miou"
@@ -53,7 +58,7 @@ class SegmentationEvaluator(Evaluator):
             except DataError as error:
                 bad[sample] = error
                 continue
-            answer = class_map(logits_function(engine), native_pixels(picture), preprocess.image)
+            answer = predict_class_map(make_logits_function(engine), to_native_array(picture), preprocess.image)
             rows[sample] = self.counts(split.target(sample), answer)
             on_images(1)
         return rows, bad
@@ -61,26 +66,28 @@ class SegmentationEvaluator(Evaluator):
     def counts(self, truth: Target, answer: np.ndarray) -> np.ndarray:
         """What is there and the class map (*image) int32 that is answered -> the image's row (width,) of numbers."""
         classes, count = truth.class_map(), len(self.classes)
-        parts = [confusion_of(classes, answer, count)]
+        parts = [compute_pixel_confusion(classes, answer, count)]
         if self.boundary:
-            parts.append(boundary_counts(classes, answer, count))
+            parts.append(count_boundary_pixels(classes, answer, count))
         if self.things is not None:
-            parts.append(panoptic_counts(true_segments(truth), answered_segments(answer, self.things), count))
+            parts.append(
+                count_panoptic_matches(segments_from_target(truth), segments_from_class_map(answer, self.things), count)
+            )
         return np.concatenate([part.ravel() for part in parts])
 
     def figures(self, sums: np.ndarray) -> dict[str, float | None]:
         """Sums (width,) of rows of images -> the figures."""
         count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
-        figures = figures_of(sums[: count * count].reshape(count, count))
+        figures = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
         if self.boundary:
-            figures["boundary_f"] = boundary_f(rest[0])
-        return figures | (panoptic_figures(rest[-1], self.things) if self.things is not None else {})
+            figures["boundary_f"] = compute_boundary_f(rest[0])
+        return figures | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """mIoU, mean Dice, accuracy of pixels, each class's own, and where they are counted F of boundaries and
         panoptic quality; 95 % intervals by a bootstrap over images."""
         flat = outputs.rows.astype(np.float64)
-        matrices, figures = matrices_of(flat, len(self.classes)), self.figures(flat.sum(0))
+        matrices, figures = extract_confusion_matrices(flat, len(self.classes)), self.figures(flat.sum(0))
         intervals = {}
         if len(matrices) > 1:
 
@@ -89,9 +96,9 @@ class SegmentationEvaluator(Evaluator):
                 sums = [self.figures(one) for one in (flat.T @ counts).T]
                 return {name: np.array([one[name] or 0.0 for one in sums]) for name in figures}
 
-            draws = bootstrap(drawn, len(matrices), DRAWS)
+            draws = bootstrap_metrics(drawn, len(matrices), MIOU_BOOTSTRAP_DRAWS)
             intervals = {name: percentile_interval(draws[name]) for name in figures}
-        rows = class_rows(matrices, self.classes)
+        rows = compute_class_metrics(matrices, self.classes)
         true, answered = np.nonzero(matrices.sum(0))
         cells = np.stack([true, answered, matrices.sum(0)[true, answered].astype(np.int64)], 1)
         unreadable = int((~outputs.readable).sum())
@@ -109,10 +116,12 @@ class SegmentationEvaluator(Evaluator):
         self, rows: np.ndarray, other: SegmentationEvaluator, other_rows: np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
         """Of mIoU, Dice and pixel accuracy."""
-        return paired_differences(rows, other_rows, len(self.classes))
+        return bootstrap_miou_differences(rows, other_rows, len(self.classes))
 
 
-def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dict[str, tuple[float, float] | None]:
+def bootstrap_miou_differences(
+    first: np.ndarray, second: np.ndarray, count: int
+) -> dict[str, tuple[float, float] | None]:
     """95 % intervals of the second model's figures less the first's, by a bootstrap over the same images.
 
     (n, width) rows of both that begin with K * K confusions, K is `count`. None for fewer than two images.
@@ -125,31 +134,34 @@ def paired_differences(first: np.ndarray, second: np.ndarray, count: int) -> dic
     def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
         """(n, D) how often each image is drawn -> each difference (D,)."""
         sums = [(rows.T @ counts).T.reshape(-1, count, count) for rows in sides]
-        pairs = [(figures_of(one), figures_of(other)) for one, other in zip(*sums, strict=True)]
+        pairs = [
+            (compute_segmentation_metrics(one), compute_segmentation_metrics(other))
+            for one, other in zip(*sums, strict=True)
+        ]
         return {name: np.array([(b[name] or 0.0) - (a[name] or 0.0) for a, b in pairs]) for name in names}
 
-    draws = bootstrap(drawn, len(first), DRAWS)
+    draws = bootstrap_metrics(drawn, len(first), MIOU_BOOTSTRAP_DRAWS)
     return {name: percentile_interval(draws[name]) for name in names}
 
 
-def matrices_of(rows: np.ndarray, count: int) -> np.ndarray:
+def extract_confusion_matrices(rows: np.ndarray, count: int) -> np.ndarray:
     """(n, width) rows of images -> (n, K, K) confusion matrices, K is `count`."""
     return rows[:, : count * count].reshape(-1, count, count)
 
 
-def logits_function(engine: ModelEngine) -> Compute:
+def make_logits_function(engine: ModelEngine) -> TileFunction:
     """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 
 
-def confusion_of(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
+def compute_pixel_confusion(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
     """(H, W) int true and answered classes -> (K, K) int64 counts of pixels, rows are true; IGNORE is left out."""
-    known = classes != IGNORE
+    known = classes != IGNORE_INDEX
     codes = classes[known].astype(np.int64) * count + answer[known]
     return np.bincount(codes, minlength=count * count).reshape(count, count)
 
 
-def figures_of(matrix: np.ndarray) -> dict[str, float | None]:
+def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
     """(K, K) counts of pixels, rows are true -> mIoU, mean Dice and pixel accuracy; classes that are neither there nor
     answered are in no mean. None where no pixel was judged."""
     right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
@@ -166,7 +178,7 @@ def figures_of(matrix: np.ndarray) -> dict[str, float | None]:
     }
 
 
-def class_rows(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
+def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
     """(n, K, K) counts -> one row a class: images that hold it, IoU, Dice, recall, precision, and the class its pixels
     are most often taken for; `image_dice` is the mean, over the images that hold it, of each one's own Dice, as is
     usual for volumes."""

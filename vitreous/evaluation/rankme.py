@@ -11,15 +11,16 @@ import numpy as np
 import torch
 
 from vitreous.data.split import Split
-from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
 from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.tasks.report import Report
 
-SAMPLED = 25_600  # features that the rank is taken of, as in the paper
+MAX_RANKME_FEATURES = 25_600  # features that the rank is taken of, as in the paper
 
 
 class FeatureEvaluator(Evaluator):
-    """Judges features (n, d) by `rankme` and `feature_deviation`; `knn`, where images have labels, comes first."""
+    """Judges features (n, d) by `compute_rankme` and `compute_feature_std`; `knn`, where images have labels, comes
+    first."""
 
     def __init__(self, knn: KNNEvaluator | None = None) -> None:
         self.knn = knn
@@ -33,7 +34,7 @@ class FeatureEvaluator(Evaluator):
         """The same without neighbours."""
         return FeatureEvaluator()
 
-    def report(self, outputs: Outputs, *others: Outputs) -> Report:
+    def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
         """Return the figures of `knn`, where there is one, and those of the readable images' features.
 
         Raises DataError as `knn` does.
@@ -45,11 +46,15 @@ class FeatureEvaluator(Evaluator):
         )
         if self.knn:
             report = self.knn.report(outputs, *others)
-        own = {"rankme": rankme(rows), "feature_deviation": feature_deviation(rows)} if len(rows) else {"rankme": None}
+        own = (
+            {"rankme": compute_rankme(rows), "feature_deviation": compute_feature_std(rows)}
+            if len(rows)
+            else {"rankme": None}
+        )
         return replace(report, figures=report.figures | own)
 
 
-def rankme(features: np.ndarray) -> float:
+def compute_rankme(features: np.ndarray) -> float:
     """(n, d) features -> how many directions they fill, 1 to min(n, d): the exponential of the entropy of their
     singular values, each divided by the sum of all (arXiv:2210.02885, Eqs. 1-2; without its epsilon).
 
@@ -57,7 +62,7 @@ def rankme(features: np.ndarray) -> float:
 
     In float64, of at most 25,600 rows, evenly spread. Features of zeros have rank 1, and those that are not finite nan.
     """
-    rows = torch.from_numpy(np.asarray(features[:: -(-len(features) // SAMPLED)], dtype=np.float64))
+    rows = torch.from_numpy(np.asarray(features[:: -(-len(features) // MAX_RANKME_FEATURES)], dtype=np.float64))
     if not rows.isfinite().all():
         return float("nan")
     values = torch.linalg.svdvals(rows)
@@ -67,7 +72,7 @@ def rankme(features: np.ndarray) -> float:
     return float(torch.exp(-torch.xlogy(shares, shares).sum()))
 
 
-def feature_deviation(features: np.ndarray) -> float:
+def compute_feature_std(features: np.ndarray) -> float:
     """(n, d) features -> the deviation over the images of features of length one, mean of all channels: 0 where all
     images have the same feature, at most 1 / sqrt(d)."""
     rows = np.asarray(features, dtype=np.float64)

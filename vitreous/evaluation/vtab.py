@@ -11,77 +11,83 @@ from dataclasses import dataclass
 
 import numpy as np
 
-GROUPS = ("natural", "specialized", "structured")
-TRAIN, DEV = 800, 200  # images to learn from, and to choose by; then all 1,000 are learnt from
-DISTANCES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # of the nearest object in CLEVR
-METRES = (-100.0, 8.0, 20.0, 999.0)  # to the nearest vehicle in KITTI; 1000 where there is none
+VTAB_GROUPS = ("natural", "specialized", "structured")
+TRAIN_IMAGES, DEV_IMAGES = 800, 200  # images to learn from, and to choose by; then all 1,000 are learnt from
+CLEVR_DISTANCE_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # of the nearest object in CLEVR
+KITTI_DISTANCE_EDGES = (-100.0, 8.0, 20.0, 999.0)  # to the nearest vehicle in KITTI; 1000 where there is none
 
-Rule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int64 classes
+LabelRule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int64 classes
 
 
 @dataclass(frozen=True)
-class Task:
+class VTABTask:
     """A task: group, classes, other names, the rule from raw labels to classes (None: they are), and BiT's
     augmentation."""
 
     group: str
     classes: int
     names: tuple[str, ...] = ()
-    rule: Rule | None = None
+    rule: LabelRule | None = None
     crop: bool = True
     flip: bool = True
 
 
-def objects(raw: np.ndarray) -> np.ndarray:
+def map_object_counts(raw: np.ndarray) -> np.ndarray:
     """(n,) counts of 3 to 10 objects -> (n,) classes from 0 to 7."""
     return (raw - 3).astype(np.int64)
 
 
-def between(edges: tuple[float, ...]) -> Rule:
+def bin_by_edges(edges: tuple[float, ...]) -> LabelRule:
     """Return a rule: the last edge that a label is above."""
     return lambda raw: np.searchsorted(edges, raw, side="left") - 1
 
 
-def divided(values: int, classes: int) -> Rule:
+def bin_evenly(values: int, classes: int) -> LabelRule:
     """Return a rule: `values` consecutive labels -> `classes`, as even as floor division makes them."""
     return lambda raw: np.floor(raw / (values / classes)).astype(np.int64)
 
 
-TASKS: Mapping[str, Task] = {
-    "caltech101": Task("natural", 102),
-    "cifar100": Task("natural", 100, ("cifar",)),
-    "dtd": Task("natural", 47),
-    "flowers102": Task("natural", 102, ("oxford_flowers102", "flowers", "oxford_flowers")),
-    "pets": Task("natural", 37, ("oxford_iiit_pet", "oxford_pets", "pet")),
-    "sun397": Task("natural", 397, ("sun",)),
-    "svhn": Task("natural", 10, ("svhn_cropped",)),
-    "patch_camelyon": Task("specialized", 2, ("pcam", "camelyon")),
-    "eurosat": Task("specialized", 10),
-    "resisc45": Task("specialized", 45),
-    "diabetic_retinopathy": Task("specialized", 5, ("retinopathy", "diabetic_retinopathy_detection")),
-    "clevr_count": Task("structured", 8, ("clevr_count_all",), objects, crop=False),
-    "clevr_distance": Task(
-        "structured", 6, ("clevr_dist", "clevr_closest_object_distance"), between(DISTANCES), crop=False
+VTAB_TASKS: Mapping[str, VTABTask] = {
+    "caltech101": VTABTask("natural", 102),
+    "cifar100": VTABTask("natural", 100, ("cifar",)),
+    "dtd": VTABTask("natural", 47),
+    "flowers102": VTABTask("natural", 102, ("oxford_flowers102", "flowers", "oxford_flowers")),
+    "pets": VTABTask("natural", 37, ("oxford_iiit_pet", "oxford_pets", "pet")),
+    "sun397": VTABTask("natural", 397, ("sun",)),
+    "svhn": VTABTask("natural", 10, ("svhn_cropped",)),
+    "patch_camelyon": VTABTask("specialized", 2, ("pcam", "camelyon")),
+    "eurosat": VTABTask("specialized", 10),
+    "resisc45": VTABTask("specialized", 45),
+    "diabetic_retinopathy": VTABTask("specialized", 5, ("retinopathy", "diabetic_retinopathy_detection")),
+    "clevr_count": VTABTask("structured", 8, ("clevr_count_all",), map_object_counts, crop=False),
+    "clevr_distance": VTABTask(
+        "structured", 6, ("clevr_dist", "clevr_closest_object_distance"), bin_by_edges(CLEVR_DISTANCE_EDGES), crop=False
     ),
-    "dmlab": Task("structured", 6, crop=False),
-    "dsprites_location": Task(
+    "dmlab": VTABTask("structured", 6, crop=False),
+    "dsprites_location": VTABTask(
         "structured",
         16,
         names=("dsprites_loc", "dsprites_label_x_position"),
-        rule=divided(32, 16),
+        rule=bin_evenly(32, 16),
         crop=False,
         flip=False,
     ),
-    "dsprites_orientation": Task(
-        "structured", 16, ("dsprites_ori", "dsprites_label_orientation"), divided(40, 16), flip=False
+    "dsprites_orientation": VTABTask(
+        "structured", 16, ("dsprites_ori", "dsprites_label_orientation"), bin_evenly(40, 16), flip=False
     ),
-    "kitti": Task("structured", 4, ("kitti_distance", "kitti_closest_vehicle_distance"), between(METRES), crop=False),
-    "smallnorb_azimuth": Task("structured", 18, ("smallnorb_azi", "smallnorb_label_azimuth"), flip=False),
-    "smallnorb_elevation": Task("structured", 9, ("smallnorb_ele", "smallnorb_label_elevation")),
+    "kitti": VTABTask(
+        "structured",
+        4,
+        ("kitti_distance", "kitti_closest_vehicle_distance"),
+        bin_by_edges(KITTI_DISTANCE_EDGES),
+        crop=False,
+    ),
+    "smallnorb_azimuth": VTABTask("structured", 18, ("smallnorb_azi", "smallnorb_label_azimuth"), flip=False),
+    "smallnorb_elevation": VTABTask("structured", 9, ("smallnorb_ele", "smallnorb_label_elevation")),
 }
 
 
-def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
+def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | None:
     """Return (K,) int64 classes of the task for a data set with raw labels: more than the task has, all numbers.
 
     None where the data set's classes are the task's already.
@@ -94,10 +100,10 @@ def classes_of(task: Task, names: tuple[str, ...]) -> np.ndarray | None:
         return None
 
 
-def means(top1: Mapping[str, float]) -> dict[str, float | None]:
+def average_by_group(top1: Mapping[str, float]) -> dict[str, float | None]:
     """Return the mean top-1 of each group and of all 19 tasks, None where one is missing."""
-    parts = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
-    names_of = {**parts, "mean": list(TASKS)}
+    parts = {group: [name for name, task in VTAB_TASKS.items() if task.group == group] for group in VTAB_GROUPS}
+    names_of = {**parts, "mean": list(VTAB_TASKS)}
     return {
         part: float(np.mean([top1[name] for name in names])) if set(names) <= set(top1) else None
         for part, names in names_of.items()

@@ -17,7 +17,7 @@ from vitreous.generation.process import Diffusion, Flow
 from vitreous.system.machine import copy_to_device
 
 
-class Noised(NamedTuple):
+class NoisyBatch(NamedTuple):
     """Images with noise, (B, C, *image), the time of each as a model is told it, (B,) float32, and what the model is
     asked for, (B, C, *image)."""
 
@@ -26,7 +26,7 @@ class Noised(NamedTuple):
     target: Tensor
 
 
-class Estimate(NamedTuple):
+class DenoisingEstimate(NamedTuple):
     """What a model's answer says of an image with noise: the image and the noise in it, (B, C, *image) each, and the
     logarithm of the variance of a step back, which goes over it."""
 
@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
     log_variance: Tensor
 
 
-class Gaussian:
+class GaussianDiffusion:
     """A diffusion as tables of its steps, all (T,) float64; those of some `steps` alone (rising numbers) where a
     sampler leaves out others, with betas by which a_t is the same at these (arXiv:2102.09672, Eq. 19).
 
@@ -44,7 +44,7 @@ class Gaussian:
 
     def __init__(self, process: Diffusion, steps: Sequence[int] | None = None) -> None:
         self.process = process
-        whole = torch.cumprod(1 - betas(process), 0)
+        whole = torch.cumprod(1 - compute_beta_schedule(process), 0)
         self.times = torch.arange(process.steps) if steps is None else torch.tensor(list(steps), dtype=torch.int64)
         self.alphas = whole[self.times]
         before = torch.cat([torch.ones(1, dtype=torch.float64), self.alphas[:-1]])
@@ -84,13 +84,13 @@ class Gaussian:
         """(B,) int64 steps of `count` images, so much of the way from noise (0) to the image (1)."""
         return torch.full((count,), int((1 - done) * self.process.steps))
 
-    def noised(self, images: Tensor, noise: Tensor, step: Tensor) -> Noised:
+    def make_noisy_batch(self, images: Tensor, noise: Tensor, step: Tensor) -> NoisyBatch:
         """(B, C, *image), the same of noise, (B,) int64 -> the images with noise, and what a model is to say of
         them."""
         time = copy_to_device(self.times[step].float(), images.device)
-        return Noised(self.add_noise(images, noise, step), time, self.target(images, noise, step))
+        return NoisyBatch(self.add_noise(images, noise, step), time, self.target(images, noise, step))
 
-    def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> Estimate:
+    def estimate(self, answer: Tensor, noisy: Tensor, step: Tensor) -> DenoisingEstimate:
         """(B, C or 2 C, *image), (B, C, *image), (B,) int64 -> what the answer says.
 
         Of an answer with twice the channels the second half v says where between its bounds the variance lies
@@ -106,17 +106,17 @@ class Gaussian:
             image, noise = a * noisy - b * predicted, a * predicted + b * noisy
         least = self.read(self.log_variance, step, noisy)
         if answer.shape[1] == channels:
-            return Estimate(image, noise, least)
+            return DenoisingEstimate(image, noise, least)
         most = self.read(self.log_betas, step, noisy)
         share = (answer[:, channels:].float() + 1) / 2
-        return Estimate(image, noise, share * most + (1 - share) * least)
+        return DenoisingEstimate(image, noise, share * most + (1 - share) * least)
 
     def mean(self, image: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """(B, C, *image) of an image and of it with noise, (B,) int64 -> (B, C, *image): the mean of one step back,
         Eq. 7."""
         return self.read(self.of_image, step, image) * image + self.read(self.of_noisy, step, image) * noisy
 
-    def bound(self, answer: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
+    def variational_bound(self, answer: Tensor, images: Tensor, noisy: Tensor, step: Tensor) -> Tensor:
         """(B, 2 C, *image), (B, C, *image) twice, (B,) int64 -> (B,): a term of the variational bound, in bits for each
         number of the image; its gradient goes to the variance alone (arXiv:2102.09672, section 3.1).
 
@@ -135,7 +135,7 @@ class Gaussian:
         return torch.where(at_first, first, kl).flatten(1).mean(1) / math.log(2)
 
 
-def betas(process: Diffusion) -> Tensor:
+def compute_beta_schedule(process: Diffusion) -> Tensor:
     """(T,) float64: the variance that each step adds."""
     steps = process.steps
     if process.betas == "linear":
@@ -156,19 +156,19 @@ def discretised_log_likelihood(images: Tensor, mean: Tensor, log_deviation: Tens
     """(B, C, *image) three times -> (B, C, *image): log of what a Gaussian leaves between the borders of a grey value
     in [-1, 1]; the outermost values reach to infinity (arXiv:2006.11239, Eq. 13)."""
     scale = (-log_deviation).exp()
-    above = normal_cdf(scale * (images - mean + 1 / 255))
-    below = normal_cdf(scale * (images - mean - 1 / 255))
+    above = approximate_normal_cdf(scale * (images - mean + 1 / 255))
+    below = approximate_normal_cdf(scale * (images - mean - 1 / 255))
     inside = torch.where(images > 0.999, 1 - below, above - below)
     return torch.where(images < -0.999, above, inside).clamp(min=1e-12).log()
 
 
-def normal_cdf(x: Tensor) -> Tensor:
+def approximate_normal_cdf(x: Tensor) -> Tensor:
     """(B, C, *image) -> (B, C, *image): approximate the standard normal distribution function by a hyperbolic tangent,
     to within 3e-4, as DiT's code does."""
     return 0.5 * (1 + torch.tanh((2 / math.pi) ** 0.5 * (x + 0.044715 * x**3)))
 
 
-class Line:
+class RectifiedFlow:
     """A flow: x_t = t x + (1 - t) e, for times t of 0 to 1."""
 
     def __init__(self, process: Flow) -> None:
@@ -178,9 +178,9 @@ class Line:
         """(B,) float32 times of `count` images, so much of the way from noise (0) to the image (1)."""
         return torch.full((count,), done)
 
-    def noised(self, images: Tensor, noise: Tensor, time: Tensor) -> Noised:
+    def make_noisy_batch(self, images: Tensor, noise: Tensor, time: Tensor) -> NoisyBatch:
         """(B, C, *image), the same of noise, (B,) float -> the images with noise, and what a model is to say of them:
         the velocity x - e."""
         time = copy_to_device(time.float(), images.device)
         share = time.view(-1, *[1] * (images.dim() - 1))
-        return Noised(share * images + (1 - share) * noise, time * self.process.scale, images - noise)
+        return NoisyBatch(share * images + (1 - share) * noise, time * self.process.scale, images - noise)

@@ -47,7 +47,7 @@ class Flow:
 
 
 Process = Diffusion | Flow
-PROCESSES: dict[str, type[Process]] = {kind.name: kind for kind in (Diffusion, Flow)}
+PROCESS_TYPES: dict[str, type[Process]] = {kind.name: kind for kind in (Diffusion, Flow)}
 
 
 def process_to_json(process: Process) -> dict[str, Any]:
@@ -58,17 +58,17 @@ def process_to_json(process: Process) -> dict[str, Any]:
 def process_from_json(plain: Any, origin: str) -> Process:
     """The process of a description. Raises WeightsError, naming `origin`, for one that there is not."""
     numbers = dict(plain) if isinstance(plain, dict) else {}
-    kind = PROCESSES.get(str(numbers.pop("name", None)))
+    kind = PROCESS_TYPES.get(str(numbers.pop("name", None)))
     try:
         if kind is None:
-            raise ValueError("its name is not one of " + ", ".join(PROCESSES))
+            raise ValueError("its name is not one of " + ", ".join(PROCESS_TYPES))
         return kind(**numbers)
     except (TypeError, ValueError, UsageError) as error:
         raise WeightsError(f"{origin}: process {plain} ({error})", "install a newer vitreous") from None
 
 
-def process_of(objective: dict[str, Any], origin: str) -> Process:
+def process_from_objective(objective: dict[str, Any], origin: str) -> Process:
     """The process of an objective's settings, which may have others. Raises WeightsError as `process_from_json`."""
-    kind = PROCESSES.get(str(objective.get("name")))
+    kind = PROCESS_TYPES.get(str(objective.get("name")))
     names = {"name", *(field.name for field in fields(kind))} if kind else {"name"}
     return process_from_json({name: value for name, value in objective.items() if name in names}, origin)

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError, install_hint
-from vitreous.generation.noising import Gaussian
+from vitreous.generation.noising import GaussianDiffusion
 from vitreous.generation.process import Diffusion, Flow
-from vitreous.generation.settings import SamplingOptions, strided_steps
+from vitreous.generation.settings import SamplingOptions, space_timesteps_by_stride
 
-Answer = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *image), (B,), (B,) int64 -> (B, C', *image)
+ModelFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *image), (B,), (B,) int64 -> (B, C', *image)
 
 
 def guide_prediction(
-    answer: Answer, labels: Tensor | None, none: int, options: SamplingOptions
+    answer: ModelFunction, labels: Tensor | None, none: int, options: SamplingOptions
 ) -> Callable[[Tensor, Tensor, float], Tensor]:
     """A function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image): u + scale (c - u) of the model's answers
     c for `labels` (B,) int64 and u for label `none`, computed in one batch; 1 is c alone.
@@ -46,40 +46,71 @@ def guide_prediction(
     return ask
 
 
-Ask = Callable[[Tensor, Tensor, float], Tensor]
-Draw = Callable[[int], Tensor]
-Mend = Callable[[Tensor, float, float], Tensor]
+GuidedModelFunction = Callable[[Tensor, Tensor, float], Tensor]
+NoiseFunction = Callable[[int], Tensor]
+InpaintFunction = Callable[[Tensor, float, float], Tensor]
 
 
-class State(NamedTuple):
+class SamplerState(NamedTuple):
     """A step's end: the images with the noise that is left, and the images as they are taken to be."""
 
     noisy: Tensor
     image: Tensor
 
 
-def leave(noisy: Tensor, a: float, b: float) -> Tensor:
+def skip_inpainting(noisy: Tensor, a: float, b: float) -> Tensor:
     """(B, C, *image) as it is."""
     return noisy
 
 
-def ddpm(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
-    """Ancestral sampling (arXiv:2006.11239, Algorithm 2) on `evenly` spaced steps, with the variance that the model
-    tells where it does (arXiv:2102.09672)."""
-    return descend(Gaussian(process, evenly(process.steps, steps)), ask, noisy=noisy, draw=draw, eta=None, mend=mend)
-
-
-def ddim(process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
-    """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
-    n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
-    return descend(
-        Gaussian(process, strided_steps(process.steps, steps)), ask, noisy=noisy, draw=draw, eta=0.0, mend=mend
+def sample_ddpm(
+    process: Diffusion,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    steps: int,
+    draw: NoiseFunction,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
+    """Ancestral sampling (arXiv:2006.11239, Algorithm 2) on `space_timesteps_evenly` spaced steps, with the variance
+    that the model tells where it does (arXiv:2102.09672)."""
+    return run_reverse_diffusion(
+        GaussianDiffusion(process, space_timesteps_evenly(process.steps, steps)),
+        ask,
+        noisy=noisy,
+        draw=draw,
+        eta=None,
+        mend=mend,
     )
 
 
-def descend(
-    gaussian: Gaussian, ask: Ask, noisy: Tensor, draw: Draw, eta: float | None, mend: Mend = leave
-) -> Iterator[State]:
+def sample_ddim(
+    process: Diffusion,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    steps: int,
+    draw: NoiseFunction,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
+    """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
+    n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
+    return run_reverse_diffusion(
+        GaussianDiffusion(process, space_timesteps_by_stride(process.steps, steps)),
+        ask,
+        noisy=noisy,
+        draw=draw,
+        eta=0.0,
+        mend=mend,
+    )
+
+
+def run_reverse_diffusion(
+    gaussian: GaussianDiffusion,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    draw: NoiseFunction,
+    eta: float | None,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
     """(B, C, *image) -> a state after each of the kept steps, the last first.
 
     `eta` None: x = mean + deviation * noise of the posterior. Else, with a' the a_t of the step before:
@@ -101,17 +132,22 @@ def descend(
             if sigma:
                 noisy = noisy + sigma * draw(number)
         noisy = mend(noisy, before**0.5, (1 - before) ** 0.5)
-        yield State(noisy, estimate.image)
+        yield SamplerState(noisy, estimate.image)
 
 
-def dpm_solver(
-    process: Diffusion, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave
-) -> Iterator[State]:
+def sample_dpm_solver(
+    process: Diffusion,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    steps: int,
+    draw: NoiseFunction,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
     """(B, C, *image) -> a state after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
 
     Raises UsageError where that is not installed, and for images of which a part is given, which it does not make.
     """
-    if mend is not leave:
+    if mend is not skip_inpainting:
         raise UsageError("the sampler dpm-solver fills no masks", "use --sampler ddim")
     try:
         from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
@@ -120,7 +156,7 @@ def dpm_solver(
             "the sampler dpm-solver needs diffusers, which is not installed",
             f"{install_hint('gen')}, or use --sampler ddim",
         ) from None
-    gaussian = Gaussian(process)
+    gaussian = GaussianDiffusion(process)
     scheduler: Any = DPMSolverMultistepScheduler(
         num_train_timesteps=process.steps, trained_betas=gaussian.betas.numpy(), algorithm_type="dpmsolver++"
     )
@@ -129,38 +165,52 @@ def dpm_solver(
         rows = torch.full((len(noisy),), int(time))
         estimate = gaussian.estimate(ask(noisy, rows.to(noisy.device, torch.float32), number / steps), noisy, rows)
         noisy = scheduler.step(estimate.noise, time, noisy).prev_sample
-        yield State(noisy, estimate.image)
+        yield SamplerState(noisy, estimate.image)
 
 
-def euler(process: Flow, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+def sample_euler(
+    process: Flow,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    steps: int,
+    draw: NoiseFunction,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
     """x += v(x, t) / S, from t = 0 to 1."""
     for number in range(steps):
         done, after = number / steps, (number + 1) / steps
-        velocity = velocity_of(process, ask, noisy, done)
+        velocity = predict_velocity(process, ask, noisy, done)
         noisy = mend(noisy + velocity / steps, after, 1 - after)
-        yield State(noisy, noisy + (1 - after) * velocity)
+        yield SamplerState(noisy, noisy + (1 - after) * velocity)
 
 
-def heun(process: Flow, ask: Ask, noisy: Tensor, steps: int, draw: Draw, mend: Mend = leave) -> Iterator[State]:
+def sample_heun(
+    process: Flow,
+    ask: GuidedModelFunction,
+    noisy: Tensor,
+    steps: int,
+    draw: NoiseFunction,
+    mend: InpaintFunction = skip_inpainting,
+) -> Iterator[SamplerState]:
     """Heun's method: the mean of the velocities before and after Euler's step, two answers a step; the last step is
     Euler's, for at its end there is no noise left to tell a velocity by (arXiv:2206.00364, Algorithm 1)."""
     for number in range(steps):
         done, after = number / steps, (number + 1) / steps
-        velocity = velocity_of(process, ask, noisy, done)
+        velocity = predict_velocity(process, ask, noisy, done)
         if number < steps - 1:
-            velocity = (velocity + velocity_of(process, ask, noisy + velocity / steps, after)) / 2
+            velocity = (velocity + predict_velocity(process, ask, noisy + velocity / steps, after)) / 2
         noisy = mend(noisy + velocity / steps, after, 1 - after)
-        yield State(noisy, noisy + (1 - after) * velocity)
+        yield SamplerState(noisy, noisy + (1 - after) * velocity)
 
 
-def velocity_of(process: Flow, ask: Ask, noisy: Tensor, time: float) -> Tensor:
+def predict_velocity(process: Flow, ask: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
     """(B, C, *image) at a time 0..1 -> (B, C, *image) float32: the model's velocity, without what it says of
     variances."""
     scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
     return ask(noisy, scaled, time)[:, : noisy.shape[1]].float()
 
 
-def evenly(steps: int, count: int) -> list[int]:
+def space_timesteps_evenly(steps: int, count: int) -> list[int]:
     """Return `count` of `steps` time steps, evenly spaced from the first to the last: 0, 4, 8, ..., 995, 999.
 
     A fractional stride is added up and rounded, as in `space_timesteps` of DiT's code, whose rounding errors decide
@@ -171,10 +221,10 @@ def evenly(steps: int, count: int) -> list[int]:
 
 
 #: by name; `generation.settings` has the process and the steps of each
-SAMPLERS: dict[str, Callable[..., Iterator[State]]] = {
-    "ddpm": ddpm,
-    "ddim": ddim,
-    "dpm-solver": dpm_solver,
-    "euler": euler,
-    "heun": heun,
+SAMPLERS: dict[str, Callable[..., Iterator[SamplerState]]] = {
+    "ddpm": sample_ddpm,
+    "ddim": sample_ddim,
+    "dpm-solver": sample_dpm_solver,
+    "euler": sample_euler,
+    "heun": sample_heun,
 }

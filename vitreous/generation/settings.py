@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from vitreous.errors import UsageError
 from vitreous.generation.process import Diffusion, Flow, Process
 
-GUIDANCE = 1000.0  # at most
+MAX_GUIDANCE = 1000.0  # at most
 #: the samplers of each process, the default first, and the steps that it makes where none are said
-USUAL_STEPS: dict[type[Process], dict[str, int]] = {
+DEFAULT_SAMPLER_STEPS: dict[type[Process], dict[str, int]] = {
     Diffusion: {"ddim": 50, "ddpm": 250, "dpm-solver": 20},
     Flow: {"heun": 25, "euler": 50},
 }
@@ -36,9 +36,9 @@ class SamplingOptions:
         low, high = self.interval
         if not 0 <= low <= high <= 1:
             raise UsageError(f"--interval {low:g} {high:g} cannot be", "use two numbers, 0 <= from <= to <= 1")
-        if not 0 <= self.guidance <= GUIDANCE:
+        if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(
-                f"--guidance must be 0 to {GUIDANCE:g}, not {self.guidance:g}", "1 leaves answers as they are"
+                f"--guidance must be 0 to {MAX_GUIDANCE:g}, not {self.guidance:g}", "1 leaves answers as they are"
             )
         if self.guided_channels is not None and self.guided_channels < 1:
             raise UsageError(f"guidance of {self.guided_channels} channels moves nothing", "use --guidance 1 for that")
@@ -49,43 +49,43 @@ class SamplingOptions:
         """Whether answers are moved where so much of the way, 0 to 1, is done."""
         return self.guidance != 1 and self.interval[0] <= done <= self.interval[1]
 
-    def sampler_of(self, process: Process) -> tuple[str, int]:
+    def resolve_sampler(self, process: Process) -> tuple[str, int]:
         """The name of the sampler and its steps. Raises UsageError for one of another process, and for steps that it
         cannot make."""
-        known = USUAL_STEPS[type(process)]
+        known = DEFAULT_SAMPLER_STEPS[type(process)]
         name = self.sampler or next(iter(known))
         if name not in known:
             raise UsageError(f"--sampler {name} is not for a {process.name}", f"use {' or '.join(known)}")
         if self.steps is None:
             return name, default_steps(process, name)
-        most = most_steps(process)
+        most = max_sampler_steps(process)
         if not 1 <= self.steps <= most:
             problem = f"--steps {self.steps} cannot be, the model's {process.name} has {most}"
             raise UsageError(problem, f"use 1 to {most}")
         if name == "ddim":
-            strided_steps(most, self.steps)
+            space_timesteps_by_stride(most, self.steps)
         return name, self.steps
 
 
-def in_turn(count: int, classes: int) -> list[tuple[int, int]]:
+def cycle_classes(count: int, classes: int) -> list[tuple[int, int]]:
     """Class and number of each of `count` images, of the classes in turn: (0, 0), (1, 0), ..., (0, 1); all of class 0
     where there are no classes."""
     return [(place % max(1, classes), place // max(1, classes)) for place in range(count)]
 
 
-def most_steps(process: Process) -> int:
+def max_sampler_steps(process: Process) -> int:
     """The steps that a sampler of the process makes at most."""
     return process.steps if isinstance(process, Diffusion) else 1000
 
 
 def default_steps(process: Process, sampler: str) -> int:
     """Return the steps of a sampler where none are set: its usual ones, or the most below them that it can make."""
-    most = most_steps(process)
-    usual = min(USUAL_STEPS[type(process)][sampler], most)
+    most = max_sampler_steps(process)
+    usual = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], most)
     return -(-most // -(-most // usual)) if sampler == "ddim" else usual
 
 
-def strided_steps(steps: int, count: int) -> list[int]:
+def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
     """Return `count` of `steps` time steps from 0 on, a fixed stride apart: 0, 20, ..., 980 for 50 of 1000.
 
     The stride is the smallest that gives so many, as in `space_timesteps` of DiT's code. Raises UsageError where none
@@ -103,6 +103,6 @@ def strided_steps(steps: int, count: int) -> list[int]:
     return time_steps
 
 
-def forward_passes(sampler: str, steps: int) -> int:
+def count_forward_passes(sampler: str, steps: int) -> int:
     """How often a model is asked for an image in so many steps: twice a step by heun, but for its last."""
     return 2 * steps - 1 if sampler == "heun" else steps

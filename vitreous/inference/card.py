@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.tasks.base import Task
-from vitreous.tasks.features import Features
-from vitreous.tasks.table import WithTask, task_from_json, task_keys, task_to_card
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.tasks.table import TaskMixin, list_task_keys, task_from_json, task_to_card
 
 if TYPE_CHECKING:
     from vitreous.weights.bundle import Bundle
@@ -31,36 +31,36 @@ class CardFields:
 
 
 @dataclass(frozen=True)
-class Card(CardFields, WithTask):
+class Card(CardFields, TaskMixin):
     """What a bundle says of its task and its preprocessing."""
 
     _: KW_ONLY
-    task: Task = field(default_factory=Features)
+    task: Task = field(default_factory=FeatureExtraction)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The card as JSON has it. A classification's is as it was before there were tasks."""
-        document = {one.name: to_plain(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
+        document = {one.name: to_builtins(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
         return document | task_to_card(self.task)
 
 
-def read_card(plain: Any, origin: str) -> Card:
-    """The card that `Card.plain` wrote. Raises WeightsError, naming `origin`, for anything else."""
+def parse_card(plain: Any, origin: str) -> Card:
+    """The card that `Card.to_dict` wrote. Raises WeightsError, naming `origin`, for anything else."""
     try:
         task = task_from_json(plain, origin)
-        rest = {key: value for key, value in plain.items() if key not in task_keys(task)}
-        return Card(**vars(from_plain(CardFields, rest)), task=task)
+        rest = {key: value for key, value in plain.items() if key not in list_task_keys(task)}
+        return Card(**vars(from_builtins(CardFields, rest)), task=task)
     except (UsageError, KeyError, ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{origin}: {error}", "export the model again") from None
 
 
-def card_of(bundle: Bundle) -> Card:
+def build_card(bundle: Bundle) -> Card:
     """The card of a bundle; its version is of its weights and of everything beside them that an answer depends on."""
     import hashlib
     import json
 
-    names, *settings = bundle.task.identify()
-    answers = (names, to_plain(bundle.preprocess), *settings)
-    digest = hashlib.sha256(json.dumps([*answers, to_plain(bundle.model.config)]).encode())
+    names, *settings = bundle.task.get_version_fields()
+    answers = (names, to_builtins(bundle.preprocess), *settings)
+    digest = hashlib.sha256(json.dumps([*answers, to_builtins(bundle.model.config)]).encode())
     for name, tensor in sorted(bundle.model.state_dict().items()):
         digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
     name = bundle.model.config.name()

@@ -17,23 +17,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes, picture_of_map, png_of
-from vitreous.data.annotations.target import IGNORE
-from vitreous.data.decoding.spectral import Picture, void_of
-from vitreous.data.decoding.tiff import geotiff_of, read_georeference
-from vitreous.data.decoding.volumes import nifti_header, stem_of
+from vitreous.data.annotations.drawing import (
+    class_map_to_image,
+    create_class_colours,
+    encode_png,
+    overlay_class_map,
+    tile_middle_planes,
+)
+from vitreous.data.annotations.target import IGNORE_INDEX
+from vitreous.data.decoding.spectral import DecodedSample, get_void_mask
+from vitreous.data.decoding.tiff import encode_geotiff, read_georeference
+from vitreous.data.decoding.volumes import read_nifti_header, strip_volume_suffix
 from vitreous.data.modalities.base import Preprocess
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.inference.card import Card
-from vitreous.inference.pipeline import flow
+from vitreous.inference.pipeline import run_pipeline
 from vitreous.inference.sources import Item
 from vitreous.system.disk import atomic_path
-from vitreous.tasks.tiles import class_map, native_pixels
+from vitreous.tasks.tiles import predict_class_map, to_native_array
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
 
-INDEX = "maps.jsonl"  # in a folder of maps: a line for each image
+MAPS_FILE = "maps.jsonl"  # in a folder of maps: a line for each image
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,17 +64,17 @@ class ClassMap:
     overlay: str | None = None
     header: Any = None
 
-    def over_image(self) -> Image.Image:
+    def draw_overlay(self) -> Image.Image:
         """The classes laid over the picture in colours. Raises UsageError where there is no picture."""
         if self.classes is None or self.image is None:
             raise UsageError(
                 f"{self.path} has no picture to lay its classes over", "ask for it: segment(…, pictures=True)"
             )
-        classes = middle_planes(self.classes, IGNORE) if self.classes.ndim == 3 else self.classes
-        return lay_over(self.image, classes, class_colours(self.names))
+        classes = tile_middle_planes(self.classes, IGNORE_INDEX) if self.classes.ndim == 3 else self.classes
+        return overlay_class_map(self.image, classes, create_class_colours(self.names))
 
 
-def class_maps(
+def iterate_class_maps(
     card: Card, engine: Engine, items: Iterable[Item], bad_images: str, pictures: bool
 ) -> Iterator[ClassMap]:
     """Items -> class maps in order, at most a few images in memory; with their `pictures` if asked.
@@ -85,14 +91,14 @@ def class_maps(
             picture = decode_item(preprocess, item)
         except DataError as error:
             return error
-        if (void := void_of(picture)) is not None:
+        if (void := get_void_mask(picture)) is not None:
             voids[id(item)] = void
-        return native_pixels(picture)
+        return to_native_array(picture)
 
     def compute(batch: np.ndarray) -> np.ndarray:
-        return class_map(engine.logits, batch[0], preprocess.image)[None]
+        return predict_class_map(engine.logits, batch[0], preprocess.image)[None]
 
-    for chunk in flow(items, decode, compute, 1):
+    for chunk in run_pipeline(items, decode, compute, 1):
         for item, row in chunk:
             if isinstance(row, DataError):
                 if bad_images == "stop":
@@ -100,45 +106,50 @@ def class_maps(
                 yield ClassMap(item.name, error=row.message)
             else:
                 if (void := voids.pop(id(item), None)) is not None:
-                    row[void] = IGNORE
-                image = picture_of(native(preprocess, item)) if pictures else None
+                    row[void] = IGNORE_INDEX
+                image = pixels_to_rgb(decode_native_pixels(preprocess, item)) if pictures else None
                 yield ClassMap(
-                    item.name, names, row, image, shares=shares_of(row, names), header=read_place(item, row.ndim)
+                    item.name,
+                    names,
+                    row,
+                    image,
+                    shares=class_pixel_shares(row, names),
+                    header=read_spatial_reference(item, row.ndim),
                 )
 
 
-def read_place(item: Item, axes: int) -> Any:
+def read_spatial_reference(item: Item, axes: int) -> Any:
     """Where the image of an item lies: nibabel's header of a volume, of three `axes`, or the georeference of a GeoTIFF;
     None for other images."""
     if item.pixels is not None:
         return None
-    return nifti_header(item.content()) if axes == 3 else read_georeference(item.content())
+    return read_nifti_header(item.content()) if axes == 3 else read_georeference(item.content())
 
 
-def shares_of(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
+def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
     """A class map, (H, W) or with D in front -> the share of the pixels of each class that has any, by its name, the
     largest first; of the pixels that are not IGNORE."""
-    known = classes[classes != IGNORE]
+    known = classes[classes != IGNORE_INDEX]
     counts = np.bincount(known, minlength=len(names))
     return {names[k]: int(counts[k]) / known.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
-def native(preprocess: Preprocess, item: Item) -> np.ndarray:
+def decode_native_pixels(preprocess: Preprocess, item: Item) -> np.ndarray:
     """An item as (C, H, W) pixels, or (C, D, H, W) voxels, at its own size. Raises DataError, with its name."""
-    return native_pixels(decode_item(preprocess, item))
+    return to_native_array(decode_item(preprocess, item))
 
 
-def decode_item(preprocess: Preprocess, item: Item) -> Picture:
+def decode_item(preprocess: Preprocess, item: Item) -> DecodedSample:
     """Decode an item at its own size. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
-    name = None if isinstance(content, str) else printable(item.name)
+    name = None if isinstance(content, str) else escape_unprintable(item.name)
     return preprocess.decode(content, name)
 
 
-def picture_of(pixels: np.ndarray) -> Image.Image:
+def pixels_to_rgb(pixels: np.ndarray) -> Image.Image:
     """(C, H, W) pixels, or the middle planes of (C, D, H, W) voxels -> RGB: the first three channels, or the first as
     grey, stretched unless they have 8 bits."""
-    pixels = middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
+    pixels = tile_middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
     bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
     if bands.dtype != np.uint8:
         low, high = float(bands.min()), float(bands.max())
@@ -146,7 +157,7 @@ def picture_of(pixels: np.ndarray) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(bands))
 
 
-class FileNames:
+class OutputFileNames:
     """Names of the files that are written for images: those of the images below `root`, the folder that all lie in."""
 
     def __init__(self, root: str) -> None:
@@ -158,7 +169,7 @@ class FileNames:
         the image too where another one has that name."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
         inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
-        stem = stem_of(inner)
+        stem = strip_volume_suffix(inner)
         first = stem.with_name(stem.name + suffix)
         place = first if first not in self.taken else inner.with_name(inner.name + suffix)
         self.taken.add(place)
@@ -180,12 +191,12 @@ class MapFiles:
 
     def __init__(self, folder: str, root: str, classes: tuple[str, ...], overlays: str | None = None) -> None:
         self.folder, self.overlays = Path(folder), None if overlays is None else Path(overlays)
-        self.colours, self.names = class_colours(classes), FileNames(root)
+        self.colours, self.names = create_class_colours(classes), OutputFileNames(root)
 
     @property
     def index(self) -> str:
         """Path of the file with a line for each image."""
-        return os.fspath(self.folder / INDEX)
+        return os.fspath(self.folder / MAPS_FILE)
 
     def resume(self) -> None:
         """Take the names of the files that were written before."""
@@ -208,25 +219,25 @@ class MapFiles:
         flat, deep = (".png", ".npy") if answer.header is None else (".tif", ".nii.gz")
         place = self.names.place(answer.path, deep if solid else flat)
         if solid:
-            save_file(volume_bytes(answer.classes, answer.header), self.folder / place)
+            save_file(encode_volume(answer.classes, answer.header), self.folder / place)
         else:
-            picture = picture_of_map(answer.classes, self.colours)
-            content = png_of(picture) if answer.header is None else geotiff_of(picture, answer.header)
+            picture = class_map_to_image(answer.classes, self.colours)
+            content = encode_png(picture) if answer.header is None else encode_geotiff(picture, answer.header)
             save_file(content, self.folder / place)
         if self.overlays is not None:
             over = self.overlays / (place.with_name(place.name + ".png") if solid else place.with_suffix(".png"))
-            save_png(answer.over_image(), over)
+            save_png(answer.draw_overlay(), over)
             overlay = os.fspath(over)
         file = os.fspath(self.folder / place)
         return replace(answer, classes=None, image=None, header=None, file=file, overlay=overlay)
 
-    def plain(self, row: ClassMap) -> dict[str, Any]:
+    def to_dict(self, row: ClassMap) -> dict[str, Any]:
         """Path, the file of the map, the share of the pixels of each class, error."""
         more = {"overlay": row.overlay} if self.overlays is not None else {}
         return {"path": row.path, "file": row.file, **more, "shares": row.shares, "error": row.error}
 
 
-def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
+def encode_volume(classes: np.ndarray, header: Any) -> bytes:
     """A class map (D, H, W) as the bytes of a .npy file or, with nibabel's `header` of its image, of a .nii.gz file
     with the image's affine."""
     numbers, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
@@ -245,7 +256,7 @@ def volume_bytes(classes: np.ndarray, header: Any) -> bytes:
 
 def save_png(picture: Image.Image, path: Path) -> None:
     """Write a picture as PNG, whole or not at all. Raises OSError."""
-    save_file(png_of(picture), path)
+    save_file(encode_png(picture), path)
 
 
 def save_file(content: bytes, path: Path) -> None:
@@ -255,7 +266,7 @@ def save_file(content: bytes, path: Path) -> None:
         temporary.write_bytes(content)
 
 
-def common_root(words: Sequence[str]) -> str:
+def find_common_root(words: Sequence[str]) -> str:
     """The folder that the images of these words all lie in: of a folder itself, of a file or a pattern its folder.
 
     Empty where a word is a list, whose names are kept whole.

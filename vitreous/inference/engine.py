@@ -19,39 +19,39 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.clip_views import ONE, ClipViews
+from vitreous.data.clip_views import SINGLE_VIEW, ClipViews
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.options import InferenceOptions, Pictures, Precision
+from vitreous.inference.options import CalibrationImages, InferenceOptions, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
-from vitreous.models.packed import Packed
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import Model
-from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
+from vitreous.nn.cuda_graphs import CudaGraphRunner, uses_cuda_graphs
 from vitreous.nn.encoder import Encoder, compile_blocks
-from vitreous.nn.frozen import frozen
-from vitreous.nn.merge import Merging
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.merge import TokenMergingEncoder
 from vitreous.system.machine import (
     DTYPES,
-    capabilities,
-    packs,
+    configure_process,
+    get_cpu_features,
+    get_thread_pool,
+    has_fast_packed_products,
     pick_device,
     pick_precision,
-    settle_process,
-    thread_pool,
 )
 from vitreous.system.torch_types import from_numpy
 
 # tokens of a chunk: more fall out of the caches, fewer leave cores waiting for each other; and with tiles (AMX), whose
 # products wait for weights, which a chunk reads once
-TOKENS, TILED_TOKENS = 1600, 3200
-IDLE = 0.1  # share of the cores that may wait before a batch is computed by all of them together
+CHUNK_TOKENS, AMX_CHUNK_TOKENS = 1600, 3200
+MAX_IDLE_CORES = 0.1  # share of the cores that may wait before a batch is computed by all of them together
 # of chunks of one fixed size, computed by one thread each; and by all threads, where callers wait for single images
-FIXED_TOKENS, LATENCY_TOKENS = 800, 200
+FIXED_CHUNK_TOKENS, LATENCY_CHUNK_TOKENS = 800, 200
 DEVICE_CHUNK = 32  # images of such a chunk on a GPU
 LIBRARY_CHUNK = 4  # and of an engine of another library
-CHUNK = 64  # images that `logits_of` gives an engine at a time
+ENGINE_CHUNK = 64  # images that `compute_split_logits` gives an engine at a time
 
 #: (B, C, *image), or images at their own aspect ratio, each (C, height, width)
 Pixels = np.ndarray | list[np.ndarray]
@@ -151,12 +151,12 @@ class TorchEngine(ModelEngine):
         *,
         merge_tokens: int = 0,
     ) -> None:
-        settle_process()  # before weights are laid out
+        configure_process()  # before weights are laid out
         options = InferenceOptions(device, precision, "torch", merge_tokens)
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
-        self.model = frozen(model.to(device), self.dtype, packs(device))
-        self.packed = None if preprocess.stacks else Packed(self.model)  # type: ignore[arg-type]  # which checks the config
+        self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
+        self.packed = None if preprocess.stacks else PackedViT(self.model)  # type: ignore[arg-type]  # which checks the config
         if merge_tokens:
             if self.packed is not None:
                 problem = "tokens merge only in pictures of one size, not at their own aspect"
@@ -167,13 +167,13 @@ class TorchEngine(ModelEngine):
             mean = model.config.pool == "mean"
             encoder = self.model.encoder
             assert isinstance(encoder, Encoder)
-            self.model.encoder = Merging(encoder, merge_tokens, model.config.prefix, mean)
-        self.input_dtype = input_dtype(model.config, self.dtype)
-        tiled = self.dtype == torch.bfloat16 and capabilities().get("amx_bf16", False)
-        self.chunk_tokens = TILED_TOKENS if tiled else TOKENS
+            self.model.encoder = TokenMergingEncoder(encoder, merge_tokens, model.config.prefix, mean)
+        self.input_dtype = choose_input_dtype(model.config, self.dtype)
+        tiled = self.dtype == torch.bfloat16 and get_cpu_features().get("amx_bf16", False)
+        self.chunk_tokens = AMX_CHUNK_TOKENS if tiled else CHUNK_TOKENS
         self.same_bits: dict[tuple[int, int], bool] = {}
         fixed = self.packed is None and not model.config.finds_objects and not merge_tokens
-        self.captured = CapturedPasses(device) if fixed and uses_graphs(device) else None
+        self.captured = CudaGraphRunner(device) if fixed and uses_cuda_graphs(device) else None
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
@@ -191,7 +191,7 @@ class TorchEngine(ModelEngine):
         """Images of a chunk of fixed size; on a GPU always the same."""
         if self.device != "cpu":
             return DEVICE_CHUNK
-        return max(1, min(64, round((LATENCY_TOKENS if self.low_latency else FIXED_TOKENS) / self.tokens)))
+        return max(1, min(64, round((LATENCY_CHUNK_TOKENS if self.low_latency else FIXED_CHUNK_TOKENS) / self.tokens)))
 
     def logits(self, pixels: Pixels) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32, in chunks of exactly `chunk_size` images; a list of B images at
@@ -212,20 +212,20 @@ class TorchEngine(ModelEngine):
             whole = torch.cat([batch, batch.new_zeros(missing, *batch.shape[1:])]) if missing else batch
             chunks = torch.split(whole, size)
             if self.low_latency and not is_shared:
-                is_shared = 2 * len(chunks) <= threads or not self.threads_keep_bits(size, threads)
+                is_shared = 2 * len(chunks) <= threads or not self.has_thread_invariant_outputs(size, threads)
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
     def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], is_shared: bool) -> Tensor:
         """Compute chunks with all threads each, if `is_shared`, or with one thread each -> (B, K) float32."""
-        pool = thread_pool(torch.get_num_threads()) if not is_shared else None
+        pool = get_thread_pool(torch.get_num_threads()) if not is_shared else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
-    def threads_keep_bits(self, size: int, threads: int) -> bool:
+    def has_thread_invariant_outputs(self, size: int, threads: int) -> bool:
         """Whether one thread and all of them compute the same bits for a chunk of `size` images: measured on noise,
         once. The split of a product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
             pixels = from_numpy(self.preprocess.noise(size))
-            (alone,) = thread_pool(threads).map(self.forward_chunk, [pixels])
+            (alone,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
             self.same_bits[size, threads] = torch.equal(alone, self.forward_chunk(pixels))
         return self.same_bits[size, threads]
 
@@ -266,7 +266,7 @@ class OpenVinoEngine(ModelEngine):
         model: Model,
         preprocess: Preprocess,
         options: InferenceOptions | None = None,
-        pictures: Pictures | None = None,
+        pictures: CalibrationImages | None = None,
         *,
         keep: bool = True,
     ) -> None:
@@ -281,7 +281,7 @@ class OpenVinoEngine(ModelEngine):
         return from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
 
 
-def input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
+def choose_input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of images for a model frozen in `dtype`: convolutions stay float32."""
     return dtype if config.front == "patches" else torch.float32
 
@@ -289,12 +289,13 @@ def input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
 def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
     """Return the images of a chunk, at most `most`, and whether all threads work on each chunk together.
 
-    Otherwise each thread computes chunks of its own, of even size, unless that left more than `IDLE` of them waiting.
+    Otherwise each thread computes chunks of its own, of even size, unless that left more than `MAX_IDLE_CORES` of them
+    waiting.
     """
     rounds = math.ceil(images / (most * threads))  # chunks that each thread computes
     size = max(1, math.ceil(images / (rounds * threads)))
     busy = images / (size * threads * rounds)
-    return (size, False) if threads > 1 and busy >= 1 - IDLE else (most, True)
+    return (size, False) if threads > 1 and busy >= 1 - MAX_IDLE_CORES else (most, True)
 
 
 def remove_head(model: Model) -> Model:
@@ -306,7 +307,7 @@ def remove_head(model: Model) -> Model:
 
 
 def make_engine(
-    model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: Pictures | None = None
+    model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: CalibrationImages | None = None
 ) -> ModelEngine:
     """Return the engine of the options, for `auto` PyTorch's; int8 is calibrated on `pictures`.
 
@@ -314,7 +315,7 @@ def make_engine(
     """
     how = how or InferenceOptions()
     device = pick_device(how.device)
-    if how.clip_views != ONE:
+    if how.clip_views != SINGLE_VIEW:
         problem = f"--clip-views {how.clip_views} is for answers of models that name classes of clips"
         raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
@@ -341,10 +342,10 @@ def make_engine(
     return engine
 
 
-def logits_of(
+def compute_split_logits(
     engine: ModelEngine,
     reader: EvalLoader,
-    batch_size: int = CHUNK,
+    batch_size: int = ENGINE_CHUNK,
     on_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[np.ndarray, dict[int, DataError]]:
     """Return (n, K) float32 logits of every image of a split, in order, and the images that could not be read.
@@ -356,8 +357,8 @@ def logits_of(
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
     views = reader.views.count if reader.views else 1
-    size = max(1, CHUNK // views)
-    for samples, images in chunks(reader.batches(max(1, batch_size // views)), size):
+    size = max(1, ENGINE_CHUNK // views)
+    for samples, images in regroup_batches(reader.batches(max(1, batch_size // views)), size):
         bad |= {s: image for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
         rows.append(compute_chunk(engine, images, reader.views))
         on_images(len(images))
@@ -377,7 +378,7 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
     return engine(p.collate(pixels)).numpy()
 
 
-def chunks(
+def regroup_batches(
     batches: Iterable[tuple[Tensor, list[Tensor | DataError]]], size: int
 ) -> Iterator[tuple[list[int], list[Tensor | DataError]]]:
     """Regroup batches of any size, (b,) samples and images, into batches of `size`, the last one shorter."""
@@ -392,7 +393,7 @@ def chunks(
         yield samples, images
 
 
-def readable_mask(count: int, bad: Iterable[int]) -> np.ndarray:
+def build_readable_mask(count: int, bad: Iterable[int]) -> np.ndarray:
     """Return (count,) bool: the positions that are not in `bad`."""
     mask = np.ones(count, dtype=bool)
     mask[list(bad)] = False

@@ -25,21 +25,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError, VitreousError
-from vitreous.inference.engine import CHUNK, InferenceOptions, ModelEngine, TorchEngine, make_engine
-from vitreous.inference.graph_cache import cache_key, installed_version
-from vitreous.inference.options import Pictures
+from vitreous.inference.engine import ENGINE_CHUNK, InferenceOptions, ModelEngine, TorchEngine, make_engine
+from vitreous.inference.graph_cache import find_installed_version, hash_cache_fields
+from vitreous.inference.options import CalibrationImages
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import WARM_UP_PASSES
-from vitreous.system.disk import atomic, cache
-from vitreous.system.machine import capabilities, pick_device, processor
+from vitreous.system.disk import get_cache_folder, open_atomic
+from vitreous.system.machine import get_cpu_features, get_processor_name, pick_device
 from vitreous.system.torch_types import from_numpy
 from vitreous.version import __version__
 
 #: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2
-TOLERANCE = {"fp32": 1e-4, "bf16": 2e-2}
+MAX_OUTPUT_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}
 #: PyTorch's seconds for the whole job from which building the alternative can pay off
 WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
 MIN_PASSES = 10  # of a job: shorter ones are not timed, as timing takes two passes
@@ -52,14 +52,14 @@ IMAGES_PER_THREAD = 4  # of a measured pass that stands for a long evaluation on
 MAX_RECORDS = 200  # stored measurements; the oldest are removed
 
 #: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as the caller will compute it
-Compute = Callable[[ModelEngine, np.ndarray], np.ndarray]
+ComputeFunction = Callable[[ModelEngine, np.ndarray], np.ndarray]
 
 
 def choose_engine(
     model: Model,
     preprocess: Preprocess,
     options: InferenceOptions,
-    compute: Compute,
+    compute: ComputeFunction,
     batch_size: int,
     total_images: float,
     baseline: ModelEngine | None = None,
@@ -67,13 +67,13 @@ def choose_engine(
     """Return the engine that is fastest at batch size `batch_size`, for a job of `total_images` (inf: a server).
 
     `baseline`: PyTorch's engine, if it is built already. The alternative is chosen if its outputs for the same noise
-    differ by at most `TOLERANCE` and it is at least `MIN_SPEEDUP` faster. The engine has the options that build it
-    again and, if there was a choice, a `note` for people.
+    differ by at most `MAX_OUTPUT_DIFFERENCE` and it is at least `MIN_SPEEDUP` faster. The engine has the options that
+    build it again and, if there was a choice, a `note` for people.
     """
     torch_options = replace(options, engine="torch")
     baseline = baseline or make_engine(model, preprocess, torch_options)
     baseline.options = torch_options
-    if total_images < MIN_PASSES * batch_size or (name := alternative_engine(model, preprocess, options)) is None:
+    if total_images < MIN_PASSES * batch_size or (name := find_alternative_engine(model, preprocess, options)) is None:
         return baseline
     pixels = preprocess.noise(batch_size)
     expected = compute(baseline, pixels)
@@ -82,37 +82,37 @@ def choose_engine(
     seconds = time.perf_counter() - start
     if seconds < MIN_PASS_SECONDS or seconds / batch_size * total_images < WORTHWHILE_SECONDS[name]:
         return baseline
-    facts = race_facts(model, preprocess, baseline.precision, options.device, batch_size)
-    record = read_record(facts)
+    facts = describe_race_conditions(model, preprocess, baseline.precision, options.device, batch_size)
+    record = find_race_record(facts)
     if record is not None and not is_faster(record, name):
-        return with_note(baseline, describe_record(record))
+        return set_engine_note(baseline, describe_race_record(record))
     try:
         other = build_alternative(name, model, preprocess, options, baseline.precision)
         other.low_latency = baseline.low_latency
         outputs = compute(other, pixels)
     except VitreousError as error:
         record = {"facts": facts, "seconds": {}, "problem": f"{name}: {error.message}"}
-        write_record(record)
-        return with_note(baseline, describe_record(record))
+        write_race_record(record)
+        return set_engine_note(baseline, describe_race_record(record))
     difference = float(np.linalg.norm(outputs - expected) / max(float(np.linalg.norm(expected)), 1e-12))
-    if not difference <= TOLERANCE[baseline.precision]:
+    if not difference <= MAX_OUTPUT_DIFFERENCE[baseline.precision]:
         note = f"engine: torch; the outputs of {name} differ by {difference:.1g} (relative L2 norm)"
-        return with_note(baseline, note)
+        return set_engine_note(baseline, note)
     if record is None:
         engines = {"torch": baseline, name: other}
         turns = {engine_name: partial(compute, engine, pixels) for engine_name, engine in engines.items()}
         record = {"facts": facts, "seconds": race_engines(turns)}
-        write_record(record)
-    return with_note(other if is_faster(record, name) else baseline, describe_record(record))
+        write_race_record(record)
+    return set_engine_note(other if is_faster(record, name) else baseline, describe_race_record(record))
 
 
-def with_note(engine: ModelEngine, note: str) -> ModelEngine:
+def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
     """Return the engine, with a note for people."""
     engine.note = note
     return engine
 
 
-def choose_for_chunks(baseline: ModelEngine, total_images: float) -> ModelEngine:
+def choose_chunk_engine(baseline: ModelEngine, total_images: float) -> ModelEngine:
     """Return the engine that computes a job of `total_images` (inf: a server) in chunks of fixed size, as `logits`
     does; `baseline` is PyTorch's."""
     parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
@@ -127,13 +127,13 @@ def choose_for_chunks(baseline: ModelEngine, total_images: float) -> ModelEngine
     )
 
 
-def evaluation_engine(
+def build_evaluation_engine(
     model: Model,
     preprocess: Preprocess,
     options: InferenceOptions,
     images: int,
     note: Callable[[str], None],
-    pictures: Pictures | None = None,
+    pictures: CalibrationImages | None = None,
 ) -> ModelEngine:
     """Return the engine that evaluates so many images, chosen if the options leave the choice; int8 is calibrated on
     `pictures`. `note` is called with the line about the choice. Raises UsageError as `make_engine` does."""
@@ -141,7 +141,7 @@ def evaluation_engine(
     if options.engine != "auto":
         return engine
     on_cpu = not isinstance(engine, TorchEngine) or engine.device == "cpu"
-    batch_size = IMAGES_PER_THREAD * torch.get_num_threads() if on_cpu else CHUNK
+    batch_size = IMAGES_PER_THREAD * torch.get_num_threads() if on_cpu else ENGINE_CHUNK
     engine = choose_engine(
         model,
         preprocess,
@@ -156,7 +156,7 @@ def evaluation_engine(
     return engine
 
 
-def alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
+def find_alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
     """Return the name of the engine that PyTorch is compared with, or None if there is no choice: another engine or
     int8 was requested, the model or its input is PyTorch's alone, or `VITREOUS_ENGINE_CHOICE` is 0."""
     plain = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
@@ -197,25 +197,27 @@ def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def race_facts(model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int) -> dict[str, Any]:
+def describe_race_conditions(
+    model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int
+) -> dict[str, Any]:
     """Return what the speed of engines depends on: architecture, image size, precision, machine, versions."""
     picked = pick_device(device)
     return {
         "model": model.config.name(),
-        "architecture": to_plain(model.config),
+        "architecture": to_builtins(model.config),
         "image": list(preprocess.image),
         "precision": precision,
         "batch_size": batch_size,
         "device": torch.cuda.get_device_name(picked) if picked.startswith("cuda") else picked,
-        "processor": [processor(), *sorted(name for name, has in capabilities().items() if has)],
+        "processor": [get_processor_name(), *sorted(name for name, has in get_cpu_features().items() if has)],
         "threads": torch.get_num_threads(),
-        "versions": library_versions(),
+        "versions": get_library_versions(),
     }
 
 
-def library_versions() -> dict[str, str | None]:
+def get_library_versions() -> dict[str, str | None]:
     """Return the versions of the libraries whose speed is compared; None for one that is not installed."""
-    return {"vitreous": __version__} | {name: installed_version(name) for name in ("torch", "openvino")}
+    return {"vitreous": __version__} | {name: find_installed_version(name) for name in ("torch", "openvino")}
 
 
 def is_faster(record: dict[str, Any], name: str) -> bool:
@@ -224,7 +226,7 @@ def is_faster(record: dict[str, Any], name: str) -> bool:
     return name in seconds and seconds["torch"] >= MIN_SPEEDUP * seconds[name]
 
 
-def describe_record(record: dict[str, Any]) -> str:
+def describe_race_record(record: dict[str, Any]) -> str:
     """Return one line for people: the engine chosen, and the throughput of each."""
     facts, seconds = record["facts"], record["seconds"]
     if not seconds:
@@ -236,18 +238,18 @@ def describe_record(record: dict[str, Any]) -> str:
     return f"engine: {chosen}, {rate}; {other} {count / seconds[other]:,.1f}"
 
 
-def record_path(facts: dict[str, Any]) -> Path:
+def race_record_path(facts: dict[str, Any]) -> Path:
     """Return where the measurement of these facts is stored."""
-    return cache("engines") / f"{cache_key(facts)}.json"
+    return get_cache_folder("engines") / f"{hash_cache_fields(facts)}.json"
 
 
-def read_record(facts: dict[str, Any]) -> dict[str, Any] | None:
+def find_race_record(facts: dict[str, Any]) -> dict[str, Any] | None:
     """Return the stored measurement of these facts, or None; a damaged file counts as none."""
-    record = load_record(record_path(facts))
+    record = load_race_record(race_record_path(facts))
     return record if record is not None and record["facts"] == json.loads(json.dumps(facts)) else None
 
 
-def load_record(path: Path) -> dict[str, Any] | None:
+def load_race_record(path: Path) -> dict[str, Any] | None:
     """Return the measurement in a file, or None if it cannot be used."""
     try:
         record = json.loads(path.read_text("utf-8"))
@@ -260,30 +262,30 @@ def load_record(path: Path) -> dict[str, Any] | None:
         return None
 
 
-def write_record(record: dict[str, Any]) -> None:
+def write_race_record(record: dict[str, Any]) -> None:
     """Store a measurement and remove the oldest ones; a cache that cannot be written is left alone."""
-    path = record_path(record["facts"])
+    path = race_record_path(record["facts"])
     with suppress(OSError, ResourceError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(path, "w", shared=True, encoding="utf-8") as file:
+        with open_atomic(path, "w", shared=True, encoding="utf-8") as file:
             json.dump({**record, "measured": date.today().isoformat()}, file)
-        for old in newest_files(path.parent)[MAX_RECORDS:]:
+        for old in list_newest_records(path.parent)[MAX_RECORDS:]:
             old.unlink(missing_ok=True)
 
 
-def newest_files(folder: Path) -> list[Path]:
+def list_newest_records(folder: Path) -> list[Path]:
     """Return the stored measurements in a folder, newest first."""
     return sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
 
 
-def list_choices() -> list[str]:
+def list_engine_choices() -> list[str]:
     """Return a line for each stored measurement of the installed versions, newest first."""
     lines: list[str] = []
-    for path in newest_files(cache("engines")):
-        record = load_record(path)
+    for path in list_newest_records(get_cache_folder("engines")):
+        record = load_race_record(path)
         if record is None:
             continue
         facts = record["facts"]
-        if facts.get("versions") == library_versions():
-            lines.append(f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_record(record)}")
+        if facts.get("versions") == get_library_versions():
+            lines.append(f"{facts['model']} at {'x'.join(map(str, facts['image']))}: {describe_race_record(record)}")
     return lines

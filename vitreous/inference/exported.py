@@ -10,21 +10,29 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vitreous.errors import UsageError, WeightsError
-from vitreous.inference.export_file import AGAIN, CARD, card_in, check_onnx, check_xml, content, precision_in
-from vitreous.inference.libraries import needed, openvino_core, unobserved
-from vitreous.inference.outputs import NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
-from vitreous.system.cores import cores
+from vitreous.inference.export_file import (
+    CARD_KEY,
+    EXPORT_AGAIN_HINT,
+    check_onnx_seal,
+    check_xml_seal,
+    parse_export_card,
+    parse_export_precision,
+    read_export_bytes,
+)
+from vitreous.inference.libraries import disable_telemetry, get_openvino_core, import_optional_library
+from vitreous.inference.outputs import DETECTION_OUTPUT_NAMES, Outputs, compute_in_chunks, pack_arrays, unpack_outputs
+from vitreous.system.cores import count_usable_cores
 
 if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
 
-SUFFIXES = (".onnx", ".xml", ".pt2")
-PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
+EXPORT_SUFFIXES = (".onnx", ".xml", ".pt2")
+CHUNK_PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
 
 
-def is_exported(run: str | os.PathLike[str]) -> bool:
+def is_exported_file(run: str | os.PathLike[str]) -> bool:
     """Whether a name is that of an exported file, rather than of a run, a bundle or weights."""
-    return Path(run).suffix.lower() in SUFFIXES and not Path(run).is_dir()
+    return Path(run).suffix.lower() in EXPORT_SUFFIXES and not Path(run).is_dir()
 
 
 class ExportedEngine:
@@ -37,9 +45,9 @@ class ExportedEngine:
     outputs: tuple[str, ...] = ("logits", "features")
 
     def __init__(self, text: str | None, path: Path, quick: bool) -> None:
-        self.card, self.precision = card_in(text, path), precision_in(text)
+        self.card, self.precision = parse_export_card(text, path), parse_export_precision(text)
         alone = quick or not self.card.task.export_rules.batch
-        self.size = 1 if alone else max(1, min(64, PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
+        self.size = 1 if alone else max(1, min(64, CHUNK_PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, K) float32."""
@@ -53,8 +61,8 @@ class ExportedEngine:
 
     def objects(self, pixels: np.ndarray) -> Outputs:
         """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector. Raises UsageError for other files."""
-        names = [name for name in NAMES if name in self.outputs]
-        if tuple(names[:3]) != NAMES[:3]:
+        names = [name for name in DETECTION_OUTPUT_NAMES if name in self.outputs]
+        if tuple(names[:3]) != DETECTION_OUTPUT_NAMES[:3]:
             raise UsageError("the file finds no objects on images", "export a detector")
 
         def answer(part: np.ndarray) -> np.ndarray:
@@ -79,10 +87,10 @@ class OnnxFileEngine(ExportedEngine):
     name = "onnx"
 
     def __init__(self, path: Path, quick: bool = False) -> None:
-        runtime, raw = needed("onnxruntime"), content(path)
-        super().__init__(check_onnx(raw, path).get(CARD), path, quick)
+        runtime, raw = import_optional_library("onnxruntime"), read_export_bytes(path)
+        super().__init__(check_onnx_seal(raw, path).get(CARD_KEY), path, quick)
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
+        options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
         options.log_severity_level = 4
         # a thread that spins takes a core from others
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -90,7 +98,7 @@ class OnnxFileEngine(ExportedEngine):
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class of its own for each, none of them public
             problem = f"{path} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})"
-            raise WeightsError(problem, AGAIN) from None
+            raise WeightsError(problem, EXPORT_AGAIN_HINT) from None
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
@@ -104,19 +112,25 @@ class OpenVinoFileEngine(ExportedEngine):
     name = "openvino"
 
     def __init__(self, path: Path, quick: bool = False) -> None:
-        xml, weights = content(path), content(path.with_suffix(".bin"))
-        check_xml(xml, weights, path)
-        with unobserved():
-            ov = needed("openvino")
-        hints = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": cores()}
+        xml, weights = read_export_bytes(path), read_export_bytes(path.with_suffix(".bin"))
+        check_xml_seal(xml, weights, path)
+        with disable_telemetry():
+            ov = import_optional_library("openvino")
+        hints = {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": count_usable_cores(),
+        }
         try:
-            core = openvino_core()
+            core = get_openvino_core()
             graph = core.read_model(model=xml, weights=weights)
-            super().__init__(graph.get_rt_info(CARD).value if graph.has_rt_info(CARD) else None, path, quick)
+            super().__init__(graph.get_rt_info(CARD_KEY).value if graph.has_rt_info(CARD_KEY) else None, path, quick)
             self.compiled = core.compile_model(graph, "CPU", hints)
             self.outputs = tuple(output.any_name for output in self.compiled.outputs)
         except RuntimeError as error:
-            raise WeightsError(f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", AGAIN) from None
+            raise WeightsError(
+                f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", EXPORT_AGAIN_HINT
+            ) from None
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
         """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
@@ -124,7 +138,7 @@ class OpenVinoFileEngine(ExportedEngine):
         return [np.array(results[self.outputs.index(output)]) for output in outputs]
 
 
-def open_exported(
+def open_exported_file(
     path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
 ) -> ExportedEngine:
     """What runs an exported file, with its card; `quick` answers one image alone sooner, and many later.

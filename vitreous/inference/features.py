@@ -18,36 +18,36 @@ from typing import IO, Any
 
 import numpy as np
 
-from vitreous.config import to_plain
-from vitreous.data.decoding.decode import reason
+from vitreous.config import to_builtins
+from vitreous.data.decoding.decode import describe_exception
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split, hash_file_times
 from vitreous.errors import DataError, NonFiniteError, ResourceError, UsageError
 from vitreous.inference.engine import (
-    CHUNK,
+    ENGINE_CHUNK,
     InferenceOptions,
     ModelEngine,
-    chunks,
+    build_readable_mask,
     compute_chunk,
     make_engine,
-    readable_mask,
+    regroup_batches,
     remove_head,
 )
-from vitreous.inference.graph_cache import cache_key, weights_digest
+from vitreous.inference.graph_cache import hash_cache_fields, hash_weights
 from vitreous.models.zoo import Model
-from vitreous.system.cores import default_workers
-from vitreous.system.disk import atomic, cache
+from vitreous.system.cores import default_worker_count
+from vitreous.system.disk import get_cache_folder, open_atomic
 from vitreous.system.machine import pick_device, pick_precision
 from vitreous.version import __version__
 
-FORMAT = 1  # goes up when the same model gives other numbers
-STALE = 86_400  # seconds after which a file that was begun is taken for left behind
-WAY = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
+FEATURES_FORMAT = 1  # goes up when the same model gives other numbers
+STALE_FEATURES_SECONDS = 86_400  # seconds after which a file that was begun is taken for left behind
+DISK_SPACE_HINT = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
 
 
 @dataclass(frozen=True)
-class Features:
+class SplitFeatures:
     """Features of a split's images in its order; those of unreadable ones are a black image's.
 
     `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why images could not be read. `file` is None
@@ -62,19 +62,19 @@ class Features:
     @property
     def good(self) -> np.ndarray:
         """(n,) bool: the images that could be read."""
-        return readable_mask(len(self.rows), self.bad)
+        return build_readable_mask(len(self.rows), self.bad)
 
 
-def features_of(
+def load_or_compute_features(
     model: Model,
     preprocess: Preprocess,
     split: Split,
     how: InferenceOptions | None = None,
-    batch_size: int = CHUNK,
+    batch_size: int = ENGINE_CHUNK,
     workers: int | None = None,
     keep: bool = True,
     on_images: Callable[[int], None] = lambda images: None,
-) -> Features:
+) -> SplitFeatures:
     """Return the features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
 
     `on_images` gets the number of images of every step. Raises NonFiniteError for features that are not finite,
@@ -83,26 +83,28 @@ def features_of(
     how = how or InferenceOptions()
     if how.precision == "int8":
         raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
-    facts = {**of_model(model, preprocess, how), "images": of_images(split)}
-    place = cache("features") / f"{cache_key(facts)}.npy"
+    facts = {**model_cache_fields(model, preprocess, how), "images": hash_split_images(split)}
+    place = get_cache_folder("features") / f"{hash_cache_fields(facts)}.npy"
     if keep and (cached := load_features(place)):
         return cached
     engine = make_engine(remove_head(model), preprocess, how)
-    reader = EvalLoader(split, preprocess, default_workers() if workers is None else workers)
+    reader = EvalLoader(split, preprocess, default_worker_count() if workers is None else workers)
     if not keep:
         with tempfile.TemporaryFile() as file:
             shape, bad = write_features(file, engine, reader, batch_size, on_images)
             start = file.tell() - 4 * shape[0] * shape[1]
-            return Features(np.memmap(file, np.float32, "r", start, shape), bad)
+            return SplitFeatures(np.memmap(file, np.float32, "r", start, shape), bad)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with atomic(place, shared=True) as file:
+        with open_atomic(place, shared=True) as file:
             shape, bad = write_features(file, engine, reader, batch_size, on_images)
-        with atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
+        with open_atomic(place.with_suffix(".json"), "w", shared=True, encoding="utf-8") as file:
             json.dump({"shape": shape, "unreadable": bad, "of": facts}, file, ensure_ascii=False)
     except OSError as error:
-        raise ResourceError(f"features cannot be stored in {place.parent} ({reason(error)})", WAY) from None
-    return Features(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
+        raise ResourceError(
+            f"features cannot be stored in {place.parent} ({describe_exception(error)})", DISK_SPACE_HINT
+        ) from None
+    return SplitFeatures(np.load(place, mmap_mode="r", allow_pickle=False), bad, place)
 
 
 def write_features(
@@ -114,7 +116,7 @@ def write_features(
     """
     bad: dict[int, str] = {}
     shape, count = (0, 0), len(reader.split)
-    for samples, images in chunks(reader.batches(batch_size), CHUNK):
+    for samples, images in regroup_batches(reader.batches(batch_size), ENGINE_CHUNK):
         bad |= {s: image.message for s, image in zip(samples, images, strict=True) if isinstance(image, DataError)}
         rows = np.ascontiguousarray(compute_chunk(engine, images), dtype="<f4")
         wrong = np.flatnonzero(~np.isfinite(rows).all(1))
@@ -123,7 +125,7 @@ def write_features(
             raise NonFiniteError(problem, "use --precision fp32, or other weights")
         if not shape[0]:
             shape = count, rows.shape[1]
-            check_room(file, 4 * count * rows.shape[1])
+            check_disk_space(file, 4 * count * rows.shape[1])
             np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
         file.write(rows.data)
         on_images(len(rows))
@@ -131,22 +133,22 @@ def write_features(
     return shape, bad
 
 
-def of_model(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
+def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
     """Return what features depend on beside the images: weights but for the head, and how they are computed."""
     body, device = remove_head(model), pick_device(how.device)
     return {
-        "format": FORMAT,
+        "format": FEATURES_FORMAT,
         "vitreous": __version__,
-        "weights": weights_digest(body),
-        "architecture": to_plain(body.config),
-        "preprocess": to_plain(preprocess),
+        "weights": hash_weights(body),
+        "architecture": to_builtins(body.config),
+        "preprocess": to_builtins(preprocess),
         "precision": pick_precision(how.precision, device),
         "engine": "openvino" if how.engine == "openvino" else "torch",
         "merge_tokens": how.merge_tokens,
     }
 
 
-def of_images(split: Split) -> str:
+def hash_split_images(split: Split) -> str:
     """Return a digest of a split's images as they are now, without labels."""
     digest = hashlib.sha256()
     split.update(digest)
@@ -154,7 +156,7 @@ def of_images(split: Split) -> str:
     return f"{len(split)} {digest.hexdigest()}"
 
 
-def load_features(place: Path) -> Features | None:
+def load_features(place: Path) -> SplitFeatures | None:
     """Return the features in a file, if it is whole: its description is written last."""
     try:
         document = json.loads(place.with_suffix(".json").read_text("utf-8"))
@@ -163,11 +165,13 @@ def load_features(place: Path) -> Features | None:
         whole = list(rows.shape) == document["shape"] and rows.dtype == np.float32
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Features(rows, bad, place, reused=True) if whole else None
+    return SplitFeatures(rows, bad, place, reused=True) if whole else None
 
 
-def check_room(file: IO[bytes], need: int) -> None:
+def check_disk_space(file: IO[bytes], need: int) -> None:
     """Raise ResourceError where a file cannot grow to `need` bytes."""
     home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
     if (free := shutil.disk_usage(home or ".").free) < need:
-        raise ResourceError(f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", WAY)
+        raise ResourceError(
+            f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", DISK_SPACE_HINT
+        )

@@ -34,16 +34,16 @@ class GeneratorEngine:
     features = objects = logits
 
 
-def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
+def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
     """A predictor that makes images, of latents by the autoencoder that is named, or that of the run.
 
     Raises UsageError for an engine other than PyTorch, for images that are no pictures, and for a device or a precision
     that there is not; UsageError and WeightsError as `Autoencoder`.
     """
-    from vitreous.inference.card import card_of
+    from vitreous.inference.card import build_card
     from vitreous.inference.samples import Generator
 
-    card, channels = card_of(bundle), bundle.model.config.channels
+    card, channels = build_card(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
         raise UsageError("--engine openvino makes no images", "leave it out")
     if bundle.preprocess.is_animated:
@@ -57,6 +57,6 @@ def generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae
     return Predictor(card, GeneratorEngine(generator), bundle)
 
 
-def generator_of(predictor: Predictor) -> Generator | None:
+def get_generator(predictor: Predictor) -> Generator | None:
     """The generator of a predictor that makes images; None for one that answers about them."""
     return predictor.engine.generator if isinstance(predictor.engine, GeneratorEngine) else None

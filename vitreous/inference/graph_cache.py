@@ -16,20 +16,20 @@ from zipfile import BadZipFile
 import numpy as np
 from torch import nn
 
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import ResourceError
-from vitreous.inference.libraries import openvino_core
+from vitreous.inference.libraries import get_openvino_core
 from vitreous.models.zoo import Model
-from vitreous.system.disk import atomic, cache
-from vitreous.system.machine import capabilities
+from vitreous.system.disk import get_cache_folder, open_atomic
+from vitreous.system.machine import get_cpu_features
 from vitreous.version import __version__
 
-FORMAT = 2  # goes up when the same model and pictures give another graph
+GRAPH_FORMAT = 2  # goes up when the same model and pictures give another graph
 MAX_GRAPH_BYTES = 4 * 2**30  # of all stored graphs; the least recently used are removed
 
 
-def weights_digest(model: nn.Module) -> str:
+def hash_weights(model: nn.Module) -> str:
     """Return the SHA-256 of a model's parameters and buffers, by name."""
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
@@ -38,12 +38,12 @@ def weights_digest(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-def cache_key(facts: dict[str, Any]) -> str:
+def hash_cache_fields(facts: dict[str, Any]) -> str:
     """Return a file name for what depends on these facts alone."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
+def graph_cache_fields(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
     """Return what a graph depends on: weights, preprocessing, libraries; of int8 also calibration pictures, (1, C,
     *image) each, and the processor, which decides whether sums overflow. Without pictures the graph is in float32.
     """
@@ -52,18 +52,18 @@ def graph_facts(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndar
         digest.update(f"{picture.dtype} {picture.shape}\n".encode())
         digest.update(np.ascontiguousarray(picture).data)
     return {
-        "format": FORMAT,
+        "format": GRAPH_FORMAT,
         "vitreous": __version__,
-        "weights": weights_digest(model),
-        "architecture": to_plain(model.config),
-        "preprocess": to_plain(preprocess),
+        "weights": hash_weights(model),
+        "architecture": to_builtins(model.config),
+        "preprocess": to_builtins(preprocess),
         "pictures": digest.hexdigest(),
-        "libraries": {name: installed_version(name) for name in ("openvino", "nncf", "torch")},
-        "processor": sorted(name for name, has in capabilities().items() if has is True) if pictures else None,
+        "libraries": {name: find_installed_version(name) for name in ("openvino", "nncf", "torch")},
+        "processor": sorted(name for name, has in get_cpu_features().items() if has is True) if pictures else None,
     }
 
 
-def installed_version(name: str) -> str | None:
+def find_installed_version(name: str) -> str | None:
     """Return the version of an installed package without importing it, or None."""
     try:
         return version(name)
@@ -71,14 +71,14 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
+def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
     """Return the graph of these facts from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
 
     A new graph is read back, so that outputs are the same bits whether it was cached or not. A graph that cannot be
     stored is used all the same; a damaged file is built again.
     """
-    place = cache("graphs") / f"{cache_key(facts)}.graph"
-    if (graph := load(place, facts)) is not None:
+    place = get_cache_folder("graphs") / f"{hash_cache_fields(facts)}.graph"
+    if (graph := load_graph(place, facts)) is not None:
         with suppress(OSError):
             os.utime(place)  # the least used ones are removed first
         return graph
@@ -88,20 +88,20 @@ def get_or_build(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> An
             xml = Path(scratch) / "graph.xml"
             ov.save_model(graph, xml, compress_to_fp16=False)
             parts = xml.read_bytes(), xml.with_suffix(".bin").read_bytes()
-        graph = openvino_core().read_model(model=parts[0], weights=parts[1])
-        store(place, facts, *parts)
+        graph = get_openvino_core().read_model(model=parts[0], weights=parts[1])
+        write_graph(place, facts, *parts)
     except (OSError, RuntimeError, ResourceError):
         pass
     return graph
 
 
-def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
+def write_graph(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
     """Write the facts and OpenVINO's two files as one .npz, whole or not at all, and remove the least used graphs.
 
     Raises OSError and ResourceError.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    with atomic(place, shared=True) as file:
+    with open_atomic(place, shared=True) as file:
         parts: dict[str, Any] = {"xml": np.frombuffer(xml, np.uint8), "weights": np.frombuffer(weights, np.uint8)}
         np.savez(file, facts=np.array(json.dumps(facts)), **parts)
     total = 0
@@ -111,13 +111,15 @@ def store(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> Non
             graph.unlink(missing_ok=True)
 
 
-def load(place: Path, facts: dict[str, Any]) -> Any | None:
+def load_graph(place: Path, facts: dict[str, Any]) -> Any | None:
     """Return the graph in a file, None where the file is damaged (a .npz has checksums) or of other facts."""
     try:
         with np.load(place, allow_pickle=False) as parts:
             xml, weights, known = parts["xml"].tobytes(), parts["weights"].tobytes(), json.loads(str(parts["facts"]))
         return (
-            openvino_core().read_model(model=xml, weights=weights) if known == json.loads(json.dumps(facts)) else None
+            get_openvino_core().read_model(model=xml, weights=weights)
+            if known == json.loads(json.dumps(facts))
+            else None
         )
     except (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile):
         return None

@@ -15,26 +15,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.keys import key, normal
+from vitreous.data.keys import derive_keys, draw_normal
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.generation.process import Process
-from vitreous.generation.samplers import SAMPLERS, State, guide_prediction, leave
+from vitreous.generation.samplers import SAMPLERS, SamplerState, guide_prediction, skip_inpainting
 from vitreous.generation.settings import SamplingOptions
-from vitreous.inference.engine import TOKENS, split_batch
-from vitreous.nn.frozen import frozen
-from vitreous.nn.sizes import grid_of
-from vitreous.system.machine import DTYPES, packs, pick_device, pick_precision, settle_process, thread_pool
+from vitreous.inference.engine import CHUNK_TOKENS, split_batch
+from vitreous.nn.frozen import freeze_for_inference
+from vitreous.nn.sizes import patch_grid
+from vitreous.system.machine import (
+    DTYPES,
+    configure_process,
+    get_thread_pool,
+    has_fast_packed_products,
+    pick_device,
+    pick_precision,
+)
 from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.generation import Generation
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
 
-START = 0x7374617274  # sets the noise that images start from apart from that of steps
+START_NOISE_SALT = 0x7374617274  # sets the noise that images start from apart from that of steps
 
 
 @dataclass(frozen=True, eq=False)
-class Canvas:
+class InpaintingCanvas:
     """Images of which a part is given: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image) bool,
     true where they stay as they are."""
 
@@ -64,16 +71,16 @@ class ImageSampler:
         self.device = pick_device(device)
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
-        self.model: Any = frozen(model.to(self.device), self.dtype, packs(self.device))
+        self.model: Any = freeze_for_inference(model.to(self.device), self.dtype, has_fast_packed_products(self.device))
         self.decode: Callable[[Tensor], Tensor] | None = None  # from latents, scaled and shifted, to pixels
         self.stride = 1  # pixels of an image to a place of what the model makes
         self.image = tuple(model.config.image)  # of what it makes: the frames of clips can be others
-        settle_process()
+        configure_process()
 
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
         """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
-        keys = key(seed, START, labels.numpy(), numbers.numpy())
-        return from_numpy(normal(keys, (self.config.channels, *self.image)))
+        keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), numbers.numpy())
+        return from_numpy(draw_normal(keys, (self.config.channels, *self.image)))
 
     def sample(
         self,
@@ -82,8 +89,8 @@ class ImageSampler:
         options: SamplingOptions = SamplingOptions(),  # noqa: B008
         on_images: Callable[[float], None] = lambda images: None,
         noise: Tensor | None = None,
-        canvas: Canvas | None = None,
-        on_step: Callable[[slice, State], None] = lambda rows, state: None,
+        canvas: InpaintingCanvas | None = None,
+        on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
     ) -> Tensor:
         """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, as `finish` makes it.
 
@@ -92,27 +99,27 @@ class ImageSampler:
         in whatever thread computes it; what it raises ends the sampling. Raises UsageError for a sampler or steps that
         the model does not have.
         """
-        _, steps = options.sampler_of(self.process)
+        _, steps = options.resolve_sampler(self.process)
         start = self.noise(labels, numbers, options.seed) if noise is None else noise
-        keys = from_numpy(key(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
-        tokens = math.prod(grid_of(self.image, self.config.patch)) * (
+        keys = from_numpy(derive_keys(options.seed, labels.numpy(), numbers.numpy()).view(np.int64))
+        tokens = math.prod(patch_grid(self.image, self.config.patch)) * (
             2 if self.classes and options.guidance != 1 else 1
         )
         threads = torch.get_num_threads() if self.device == "cpu" else 1
-        most = max(1, round(TOKENS / tokens)) if self.device == "cpu" else 64
+        most = max(1, round(CHUNK_TOKENS / tokens)) if self.device == "cpu" else 64
         size, together = split_batch(len(start), most, threads) if threads > 1 else (most, True)
         spans = [slice(low, min(low + size, len(start))) for low in range(0, len(start), size)]
 
         def part(rows: slice) -> Tensor:
-            own = None if canvas is None else Canvas(canvas.images[rows], canvas.given[rows])
+            own = None if canvas is None else InpaintingCanvas(canvas.images[rows], canvas.given[rows])
 
-            def after(state: State) -> None:
+            def after(state: SamplerState) -> None:
                 on_images((rows.stop - rows.start) / steps)
                 on_step(rows, state)
 
             return self.part(start[rows], labels[rows], keys[rows], options, canvas=own, on_state=after)
 
-        return torch.cat(list(map(part, spans) if together else thread_pool(threads).map(part, spans)))
+        return torch.cat(list(map(part, spans) if together else get_thread_pool(threads).map(part, spans)))
 
     @torch.inference_mode()
     def part(
@@ -121,21 +128,21 @@ class ImageSampler:
         labels: Tensor,
         keys: Tensor,
         options: SamplingOptions,
-        canvas: Canvas | None,
-        on_state: Callable[[State], None],
+        canvas: InpaintingCanvas | None,
+        on_state: Callable[[SamplerState], None],
     ) -> Tensor:
         """(b, C, *image) noise, (b,) int64 classes and keys -> (b, C, *image) uint8, from the first step to the
         last; `on_state` is given the state after each."""
-        name, steps = options.sampler_of(self.process)
+        name, steps = options.resolve_sampler(self.process)
         asked = labels.to(self.device) if self.classes else None
         ask = guide_prediction(self.answer, asked, self.classes, options)
 
         def mend(noisy: Tensor, a: float, b: float) -> Tensor:
-            return leave(noisy, a, b) if canvas is None else keep(canvas, noisy, noise, a, b)
+            return skip_inpainting(noisy, a, b) if canvas is None else restore_known_pixels(canvas, noisy, noise, a, b)
 
         def draw(step: int) -> Tensor:
-            rows = key(keys.numpy().view(np.uint64), step + 1)
-            return from_numpy(normal(rows, tuple(noise.shape[1:]))).to(self.device)
+            rows = derive_keys(keys.numpy().view(np.uint64), step + 1)
+            return from_numpy(draw_normal(rows, tuple(noise.shape[1:]))).to(self.device)
 
         image = noise
         for state in SAMPLERS[name](self.process, ask, noise.to(self.device), steps, draw, mend):
@@ -151,7 +158,7 @@ class ImageSampler:
         """(b, C, *image) float32 without noise -> (b, C', H, W) uint8: its pixels, or what latents are decoded to."""
         return self.pixels(images) if self.decode is None else self.decode(images)
 
-    def sketch(self, images: Tensor) -> Tensor:
+    def preview_images(self, images: Tensor) -> Tensor:
         """(b, C, *image) float32 with any noise -> (b, C', *image) uint8: its pixels, or the first three channels of
         latents, in which shapes are seen."""
         if self.decode is None:
@@ -164,14 +171,14 @@ class ImageSampler:
         return values.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def keep(canvas: Canvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
+def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
     """(b, C, *image) that a step has left -> the same, with a image + b noise where the image is given
     (arXiv:2011.13456, appendix I.2)."""
     known = a * canvas.images.to(noisy) + b * noise.to(noisy)
     return torch.where(canvas.given.to(noisy.device), known, noisy)
 
 
-def sampler_of(
+def build_sampler(
     bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
 ) -> ImageSampler:
     """The sampler of a bundle as `open_generator` gives it, whose latents are `decoded` by the autoencoder of this

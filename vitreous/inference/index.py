@@ -19,8 +19,8 @@ import numpy as np
 
 from vitreous.data.layouts.video import open_sample
 from vitreous.errors import DataError, UsageError, WeightsError
-from vitreous.system.cores import default_workers
-from vitreous.system.disk import atomic
+from vitreous.system.cores import default_worker_count
+from vitreous.system.disk import open_atomic
 from vitreous.system.torch_types import from_numpy
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from vitreous.data.split import Data, Split
     from vitreous.inference.engine import InferenceOptions
 
-FILE = "index.npz"
-FORMAT = 2
-LIMIT = 50_000  # images
-THUMBNAIL, QUALITY = 64, 80  # pixels along the longer side, and of a JPEG
-CHUNK = 4096  # rows compared at a time, and samples whose pictures are made at a time
-FEW = 500  # images that are decoded before processes to do it have started
-AGAIN = "write it again: vitreous embed RUN --index"
+INDEX_FILE = "index.npz"
+INDEX_FORMAT = 2
+MAX_INDEX_IMAGES = 50_000  # images
+INDEX_THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 64, 80  # pixels along the longer side, and of a JPEG
+SEARCH_CHUNK = 4096  # rows compared at a time, and samples whose pictures are made at a time
+MAX_IN_PROCESS_IMAGES = 500  # images that are decoded before processes to do it have started
+REBUILD_HINT = "write it again: vitreous embed RUN --index"
 
 
 @dataclass(frozen=True)
@@ -48,31 +48,31 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Texts:
+class PackedStrings:
     """Byte strings in one array: `ends` (n,) int64 says where each ends."""
 
     all: np.ndarray
     ends: np.ndarray
 
     @staticmethod
-    def of(words: Iterable[bytes]) -> Texts:
+    def of(words: Iterable[bytes]) -> PackedStrings:
         """Byte strings, joined."""
         words = list(words)
         ends = np.cumsum([len(word) for word in words], dtype=np.int64)
-        return Texts(np.frombuffer(b"".join(words), np.uint8), ends)
+        return PackedStrings(np.frombuffer(b"".join(words), np.uint8), ends)
 
     def __getitem__(self, row: int) -> bytes:
         return self.all[self.ends[row - 1] if row else 0 : self.ends[row]].tobytes()
 
 
 @dataclass(frozen=True)
-class Index:
+class NeighbourIndex:
     """Images to be near to. `rows` (n, D) float16, of length one or zero."""
 
     rows: np.ndarray
-    labels: Texts
-    names: Texts
-    thumbnails: Texts
+    labels: PackedStrings
+    names: PackedStrings
+    thumbnails: PackedStrings
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,10 +87,12 @@ class Index:
             sorted(rows, key=lambda row: -cosine(row, features))[:count]
         """
         if features.shape != self.rows.shape[1:]:
-            raise UsageError(f"features of {features.shape} for an index of {self.rows.shape[1:]}", AGAIN)
+            raise UsageError(f"features of {features.shape} for an index of {self.rows.shape[1:]}", REBUILD_HINT)
         asked = features.astype(np.float32)
         asked = asked / max(float(np.linalg.norm(asked)), 1e-12)
-        parts = (self.rows[low : low + CHUNK].astype(np.float32) @ asked for low in range(0, len(self), CHUNK))
+        parts = (
+            self.rows[low : low + SEARCH_CHUNK].astype(np.float32) @ asked for low in range(0, len(self), SEARCH_CHUNK)
+        )
         cosines = np.concatenate(list(parts)).clip(-1, 1)
         best = np.argsort(-cosines, kind="stable")[:count]
         return [
@@ -103,7 +105,7 @@ def write_index(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str = "train",
-    limit: int = LIMIT,
+    limit: int = MAX_INDEX_IMAGES,
     how: InferenceOptions | None = None,
 ) -> Path:
     """Store the nearest images' file beside a run's weights: the run's own training images, or those of `data`; returns
@@ -112,83 +114,87 @@ def write_index(
     Of more than `limit` images that many are taken, by chance that is always the same; unreadable ones are left out.
     Raises UsageError for weights that are no bundle, DataError where no image can be read.
     """
-    from vitreous.data.keys import permutation
+    from vitreous.data.keys import draw_permutation
     from vitreous.data.run_data import open_run_data
-    from vitreous.inference.features import features_of
+    from vitreous.inference.features import load_or_compute_features
     from vitreous.inference.open_model import open_bundle
-    from vitreous.weights.adopt import bundle_in
+    from vitreous.weights.adopt import locate_bundle
 
     if limit < 1:
         raise UsageError(f"an index of {limit} images", "use at least 1")
-    bundle, folder = open_bundle(run, headless=True), bundle_in(Path(run))
+    bundle, folder = open_bundle(run, headless=True), locate_bundle(Path(run))
     if folder is None:
         raise UsageError(f"{run} is no bundle: an index is stored in one", "make one: vitreous convert SOURCE OUT")
     opened = open_run_data(run, data, split, labelled=False)[1]
     images = opened.split(split)
     if len(images) > limit:
-        images = images.take(np.sort(permutation(len(images), 0, 0)[:limit]))
-    features = features_of(bundle.model, bundle.preprocess, images, how, workers=None if len(images) > FEW else 0)
+        images = images.take(np.sort(draw_permutation(len(images), 0, 0)[:limit]))
+    features = load_or_compute_features(
+        bundle.model, bundle.preprocess, images, how, workers=None if len(images) > MAX_IN_PROCESS_IMAGES else 0
+    )
     good = np.flatnonzero(features.good)
     if not len(good):
         raise DataError("no image can be read", "`vitreous data check` tells why")
-    arrays: dict[str, Any] = {"features": unit_rows(features.rows, good)}
+    arrays: dict[str, Any] = {"features": normalise_features(features.rows, good)}
     texts = {
-        "labels": Texts.of(label.encode() for label in labels_of(opened, images, good)),
-        "names": Texts.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
-        "thumbnails": Texts.of(thumbnails(images, good, bundle.preprocess)),
+        "labels": PackedStrings.of(label.encode() for label in iterate_label_texts(opened, images, good)),
+        "names": PackedStrings.of(Path(images.name(int(row))).name.encode("utf-8", "replace") for row in good),
+        "thumbnails": PackedStrings.of(encode_thumbnails(images, good, bundle.preprocess)),
     }
     arrays |= {name: text.all for name, text in texts.items()}
     arrays |= {f"{name}_ends": text.ends for name, text in texts.items()}
-    place = folder / FILE
-    with atomic(place, shared=True) as file:
-        np.savez(file, record=np.array(json.dumps({"format": FORMAT, **bundle_key(folder)})), **arrays)
+    place = folder / INDEX_FILE
+    with open_atomic(place, shared=True) as file:
+        np.savez(file, record=np.array(json.dumps({"format": INDEX_FORMAT, **bundle_cache_fields(folder)})), **arrays)
     return place
 
 
-def open_index(run: str | os.PathLike[str]) -> Index | None:
+def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
     """The index of a run folder or bundle, None where there is none. Nothing in it can run code.
 
     Raises WeightsError for one that is damaged, or of other weights or another preprocessing than are there now.
     """
-    place = next((folder / FILE for folder in (Path(run) / "model", Path(run)) if (folder / FILE).is_file()), None)
+    place = next(
+        (folder / INDEX_FILE for folder in (Path(run) / "model", Path(run)) if (folder / INDEX_FILE).is_file()), None
+    )
     if place is None:
         return None
     try:
         with np.load(place, allow_pickle=False) as stored:
             record = json.loads(str(stored["record"]))
             rows = stored["features"]
-            texts = [Texts(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
+            texts = [PackedStrings(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
         whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
     except Exception as error:  # numpy and zipfile leave a broken file with whatever they stumbled over
-        raise WeightsError(f"{place} cannot be read ({error})", AGAIN) from None
-    if record != {"format": FORMAT, **bundle_key(place.parent)}:
-        raise WeightsError(f"{place} is of another model than lies beside it", AGAIN)
+        raise WeightsError(f"{place} cannot be read ({error})", REBUILD_HINT) from None
+    if record != {"format": INDEX_FORMAT, **bundle_cache_fields(place.parent)}:
+        raise WeightsError(f"{place} is of another model than lies beside it", REBUILD_HINT)
     if not whole:
-        raise WeightsError(f"{place} is damaged", AGAIN)
-    return Index(rows, *texts)
+        raise WeightsError(f"{place} is damaged", REBUILD_HINT)
+    return NeighbourIndex(rows, *texts)
 
 
-def bundle_key(folder: Path) -> dict[str, Any]:
+def bundle_cache_fields(folder: Path) -> dict[str, Any]:
     """What features depend on: the SHA-256 of the weights, and the preprocessing. Raises WeightsError."""
-    from vitreous.weights.bundle import DESCRIPTION, WEIGHTS
+    from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE
 
     try:
-        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-        return {"weights": description["sha256"][WEIGHTS], "preprocess": description["preprocess"]}
+        description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
+        return {"weights": description["sha256"][WEIGHTS_FILE], "preprocess": description["preprocess"]}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(f"{folder} is not a model bundle ({error})") from None
 
 
-def unit_rows(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
+def normalise_features(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
     """(n, D) float32 -> those of `good` at length one, float16: a cosine is off by at most about 5e-4."""
     out = np.empty((len(good), rows.shape[1]), np.float16)
-    for low in range(0, len(good), CHUNK):
-        part = np.asarray(rows[good[low : low + CHUNK]], np.float32)
-        out[low : low + CHUNK] = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+    for low in range(0, len(good), SEARCH_CHUNK):
+        part = np.asarray(rows[good[low : low + SEARCH_CHUNK]], np.float32)
+        out[low : low + SEARCH_CHUNK] = part / np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
     return out
 
 
-def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
+def iterate_label_texts(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
     """The class name of each of the images at `rows` (n,), or the names of several with commas between."""
     for label in split.labels[rows]:
         yield (
@@ -202,19 +208,19 @@ def labels_of(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
         )
 
 
-def thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
+def encode_thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
     """A small JPEG of what the model sees of each of the images at `rows` (n,)."""
 
-    from vitreous.data.rgb_images import rgb_image
+    from vitreous.data.rgb_images import to_rgb_image
 
     def small(row: int) -> bytes:
         array = preprocess.to_array(preprocess.decode(open_sample(split, row), split.name(row)))
-        picture = rgb_image(from_numpy(array))
-        picture.thumbnail((THUMBNAIL, THUMBNAIL))
+        picture = to_rgb_image(from_numpy(array))
+        picture.thumbnail((INDEX_THUMBNAIL_SIDE, INDEX_THUMBNAIL_SIDE))
         buffer = io.BytesIO()
-        picture.save(buffer, "JPEG", quality=QUALITY)
+        picture.save(buffer, "JPEG", quality=THUMBNAIL_QUALITY)
         return buffer.getvalue()
 
-    with ThreadPoolExecutor(default_workers()) as pool:
-        for low in range(0, len(rows), CHUNK):
-            yield from pool.map(small, map(int, rows[low : low + CHUNK]))
+    with ThreadPoolExecutor(default_worker_count()) as pool:
+        for low in range(0, len(rows), SEARCH_CHUNK):
+            yield from pool.map(small, map(int, rows[low : low + SEARCH_CHUNK]))

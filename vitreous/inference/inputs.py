@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     ImageInput: TypeAlias = str | os.PathLike[str] | bytes | BinaryIO | Image.Image | np.ndarray | Tensor
 
-TAKES = "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
+ACCEPTED_INPUTS = (
+    "a path, bytes, an open binary file, a PIL image, an array (H, W, C), a tensor (C, H, W), or a list of them"
+)
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
@@ -45,15 +47,15 @@ def is_tensor(value: object) -> TypeGuard[Tensor]:
 def is_image(value: object) -> TypeGuard[ImageInput]:
     """Whether a value is one image, rather than several."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
-    return isinstance(value, kinds) or is_tensor(value) or is_file(value)
+    return isinstance(value, kinds) or is_tensor(value) or is_open_file(value)
 
 
-def is_file(value: object) -> TypeGuard[BinaryIO]:
+def is_open_file(value: object) -> TypeGuard[BinaryIO]:
     """Whether a value is an open file, an `io.BytesIO` or an upload: what has a method `read`."""
     return callable(getattr(value, "read", None))
 
 
-def read_file(file: Any, name: str) -> bytes:
+def read_open_file(file: Any, name: str) -> bytes:
     """The bytes of an open file, from its beginning where it can seek. Raises UsageError for one opened as text."""
     try:
         if file.seekable():
@@ -66,19 +68,19 @@ def read_file(file: Any, name: str) -> bytes:
     return bytes(content)
 
 
-def as_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
+def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
     """One image or several as items, named by path or as `image` and a number. Raises UsageError."""
     if is_image(images):
-        return [as_item(images, preprocess, "image")]
+        return [build_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
-        raise UsageError(f"{type(images).__name__} is no image", f"give {TAKES}")
+        raise UsageError(f"{type(images).__name__} is no image", f"give {ACCEPTED_INPUTS}")
     return [
-        as_item(image, preprocess, f"image {number}")
+        build_item(image, preprocess, f"image {number}")
         for number, image in enumerate(cast("Iterable[ImageInput]", images))
     ]
 
 
-def as_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
+def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
     """One image as an item; its pixels are checked when they are read. Raises UsageError for other values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
@@ -91,13 +93,13 @@ def as_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
         if image.ndim == len(preprocess.image) + 2:
             message = f"{name}: {' x '.join(map(str, image.shape))} is a batch, not an image"
             raise UsageError(message, "give list(batch)")
-        return Item(name, b"", partial(read_pixels, image, preprocess, name))
-    if is_file(image):
-        return Item(name, read_file(image, name))
-    raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {TAKES}")
+        return Item(name, b"", partial(to_pixel_array, image, preprocess, name))
+    if is_open_file(image):
+        return Item(name, read_open_file(image, name))
+    raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {ACCEPTED_INPUTS}")
 
 
-def read_pixels(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
+def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
     """An array (H, W[, C]) or a tensor (C, H, W), with D or T before H of volumes and clips -> the array that
     `Preprocess.decode` takes. Raises DataError."""
     tensor, count = is_tensor(image), len(preprocess.image)

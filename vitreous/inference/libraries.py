@@ -13,7 +13,7 @@ from typing import Any
 from vitreous.errors import ResourceError, install_hint
 
 
-def needed(name: str, who: str = "exported models need") -> Any:
+def import_optional_library(name: str, who: str = "exported models need") -> Any:
     """Import an optional library. Raises ResourceError, with the command that installs it, where it is missing."""
     try:
         return importlib.import_module(name)
@@ -22,14 +22,14 @@ def needed(name: str, who: str = "exported models need") -> Any:
 
 
 @cache
-def openvino_core() -> Any:
+def get_openvino_core() -> Any:
     """Return the process's one OpenVINO Core, which is never destroyed.
 
     Its CPU plugin gives the thread that loads it an alternate signal stack and unmaps it when the Core is destroyed.
     With several Cores, destroyed in another order than they were created in, the thread is left with an unmapped stack,
-    and the next signal ends the process with SIGSEGV. Raises ResourceError as `needed` does.
+    and the next signal ends the process with SIGSEGV. Raises ResourceError as `import_optional_library` does.
     """
-    return needed("openvino").Core()
+    return import_optional_library("openvino").Core()
 
 
 def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
@@ -40,7 +40,7 @@ def check_installed(names: Iterable[str], who: str = "exported models need") -> 
 
 
 @contextmanager
-def setting(name: str, value: str) -> Generator[None, None, None]:
+def set_environment_variable(name: str, value: str) -> Generator[None, None, None]:
     """Set an environment variable for a while."""
     before = os.environ.get(name)
     os.environ[name] = value
@@ -53,6 +53,6 @@ def setting(name: str, value: str) -> Generator[None, None, None]:
             os.environ[name] = before
 
 
-def unobserved() -> AbstractContextManager[None]:
+def disable_telemetry() -> AbstractContextManager[None]:
     """Pretend to be a CI job, where OpenVINO and nncf send no telemetry."""
-    return setting("CI", "true")
+    return set_environment_variable("CI", "true")

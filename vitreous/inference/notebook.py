@@ -9,42 +9,42 @@ from typing import Any
 from vitreous.config import Json
 from vitreous.inference.card import Card
 from vitreous.nn.sizes import format_size
-from vitreous.system.notebook import html_table
+from vitreous.system.notebook import format_html_table
 
-NAMED = 12  # classes of a model that are named
+MAX_NAMED_CLASSES = 12  # classes of a model that are named
 
 
-def card_text(card: Card, origin: str, precision: str) -> str:
+def format_card_text(card: Card, origin: str, precision: str) -> str:
     """The card of a model as a few lines: name, origin, task, classes, input."""
     read, names = card.preprocess, card.task.classes
-    more = f" and {len(names) - NAMED:,} more" if len(names) > NAMED else ""
+    more = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
     lines = [
         f"Predictor({card.name}" + (f" of {origin})" if origin else ")"),
         f"task: {card.task.name}, in {precision}",
-        f"classes: {len(names):,} ({', '.join(names[:NAMED])}{more})" if names else "classes: none",
+        f"classes: {len(names):,} ({', '.join(names[:MAX_NAMED_CLASSES])}{more})" if names else "classes: none",
         f"input: {format_size(read.image)} pixels, {read.channels} channels",
         f"preprocessing: {read.summary}, mean {read.mean}, std {read.std}",
     ]
     return "\n  ".join(lines)
 
 
-def card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
+def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
     """The card of a model: what it is, takes and answers, where it is from, and the figures of its run, if any."""
     read, names = card.preprocess, card.task.classes
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    more = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
     rows: list[tuple[str, Any]] = [
         ("task", card.task.name),
         ("input", f"{format_size(read.image)} pixels, {read.channels} channels, {read.summary}, {read.noun}"),
-        ("classes", f"{len(names)}: {', '.join(names[:NAMED])}{more}" if names else "none"),
+        ("classes", f"{len(names)}: {', '.join(names[:MAX_NAMED_CLASSES])}{more}" if names else "none"),
         ("computed in", precision),
     ]
     rows += [("parameters", f"{parameters:,}")] if parameters is not None else []
     rows += [(name, value) for name, value in card.provenance.items() if isinstance(value, str | int | float)]
-    rows += [(f"{split} {name}", f"{value:.4g}") for split, name, value in figures_of(origin)]
-    return html_table(rows, title=f"{card.name} ({card.version})")
+    rows += [(f"{split} {name}", f"{value:.4g}") for split, name, value in read_summary_metrics(origin)]
+    return format_html_table(rows, title=f"{card.name} ({card.version})")
 
 
-def figures_of(origin: str) -> list[tuple[str, str, float]]:
+def read_summary_metrics(origin: str) -> list[tuple[str, str, float]]:
     """Figures of the validation and test splits, of the summary of a run folder; none of anything else."""
     try:
         summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))

@@ -9,24 +9,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from vitreous.data.annotations.boxes_drawing import instance_map
-from vitreous.data.annotations.shapes import encode_runs, mask_of_runs
-from vitreous.data.annotations.yolo import yolo_line
+from vitreous.data.annotations.boxes_drawing import render_instance_map
+from vitreous.data.annotations.shapes import encode_compressed_rle, rle_to_mask
+from vitreous.data.annotations.yolo import format_yolo_line
 from vitreous.data.layouts.file_names import normalise_name
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.inference.class_maps import FileNames, save_png
-from vitreous.inference.objects import ImageObjects, short
-from vitreous.inference.sources import Item, Source
-from vitreous.system.disk import atomic_path, write_text
-from vitreous.system.tables import marked
-from vitreous.tasks.predictions import error_column, path_columns
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.inference.class_maps import OutputFileNames, save_png
+from vitreous.inference.objects import ImageObjects, to_shortest_float
+from vitreous.inference.sources import ImageSource, Item
+from vitreous.system.disk import atomic_path, write_text_atomic
+from vitreous.system.tables import escape_formula
+from vitreous.tasks.predictions import build_error_column, build_path_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-INDEX = "objects.jsonl"  # in a folder of files: a line for each image
-PART = 256  # images with run lengths that are in memory at a time
-EDGES = ("left", "top", "right", "bottom")
+OBJECTS_FILE = "objects.jsonl"  # in a folder of files: a line for each image
+OBJECT_ROWS_PER_CHUNK = 256  # images with run lengths that are in memory at a time
+BOX_EDGES = ("left", "top", "right", "bottom")
 
 
 class ObjectRows:
@@ -34,10 +34,10 @@ class ObjectRows:
     masks."""
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
-    part = PART
-    head = ("path", "number", "label", "score", *EDGES, "error")
+    part = OBJECT_ROWS_PER_CHUNK
+    head = ("path", "number", "label", "score", *BOX_EDGES, "error")
 
-    def plain(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
         """Path, objects, error; the overlay where there is one."""
         more = {} if row.overlay is None else {"overlay": row.overlay}
         return {"path": row.path, "objects": row.objects(), "error": row.error, **more}
@@ -47,13 +47,14 @@ class ObjectRows:
         return cells[1] in ("", "1")
 
     def cells(self, row: ImageObjects) -> list[list[str]]:
-        """CSV rows of one image: one per object, or one without. `marked` keeps spreadsheets from computing cells."""
-        where = marked(row.path)
+        """CSV rows of one image: one per object, or one without. `escape_formula` keeps spreadsheets from computing
+        cells."""
+        where = escape_formula(row.path)
         if not len(row):
-            return [[where, *[""] * 7, marked(row.error or "")]]
+            return [[where, *[""] * 7, escape_formula(row.error or "")]]
         listed = enumerate(zip(row.names, row.scores, row.boxes, strict=True), 1)
         return [
-            [where, str(number), marked(name), str(score), *(f"{edge:.3f}" for edge in box), ""]
+            [where, str(number), escape_formula(name), str(score), *(f"{edge:.3f}" for edge in box), ""]
             for number, (name, score, box) in listed
         ]
 
@@ -62,11 +63,13 @@ class ObjectRows:
         import pyarrow as pa
 
         runs = pa.struct([("size", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))])
-        numbers = [(name, pa.float64()) for name in ("score", *EDGES)]
+        numbers = [(name, pa.float64()) for name in ("score", *BOX_EDGES)]
         kind = pa.list_(pa.struct([("label", pa.string()), *numbers, ("segmentation", runs)]))
         objects = pa.array([None if row.error else row.objects() for row in rows], kind)
         overlays = pa.array([row.overlay for row in rows], pa.string())
-        return pa.table({**path_columns(rows), "objects": objects, "error": error_column(rows), "overlay": overlays})
+        return pa.table(
+            {**build_path_columns(rows), "objects": objects, "error": build_error_column(rows), "overlay": overlays}
+        )
 
 
 class CocoResults:
@@ -77,20 +80,23 @@ class CocoResults:
     """
 
     formats: tuple[str, ...] = (".json",)
-    part = PART
+    part = OBJECT_ROWS_PER_CHUNK
 
     def __init__(self, classes: tuple[str, ...], root: str, annotations: str | None = None) -> None:
         self.root, self.origin = root, annotations
         self.images: dict[str, Any] = {}
         self.ids = {name: number for number, name in enumerate(classes, 1)}
         if annotations is not None:
-            self.images, self.ids = coco_ids(annotations)
+            self.images, self.ids = read_coco_ids(annotations)
             if missing := next((name for name in classes if name not in self.ids), None):
-                problem = f"{printable(annotations)} has no category {printable(missing)}, which the model knows"
+                problem = (
+                    f"{escape_unprintable(annotations)} has no category "
+                    f"{escape_unprintable(missing)}, which the model knows"
+                )
                 raise DataError(problem, "name the file that the model's classes are from")
         self.categories = [{"id": self.ids[name], "name": name} for name in classes]
 
-    def plain(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
         """Path, id, name and size of the image, results, error. Raises DataError for an image that the file of
         annotations does not have."""
         name = Path(os.path.relpath(row.path, self.root) if self.root else row.path).as_posix()
@@ -113,9 +119,13 @@ class CocoResults:
         results: list[dict[str, Any]] = []
         for number, (name, (left, top, right, bottom)) in enumerate(zip(row.names, row.boxes.tolist(), strict=True)):
             box = [round(edge, 3) for edge in (left, top, right - left, bottom - top)]
-            result: dict[str, Any] = {"category_id": self.ids[name], "bbox": box, "score": short(row.scores[number])}
+            result: dict[str, Any] = {
+                "category_id": self.ids[name],
+                "bbox": box,
+                "score": to_shortest_float(row.scores[number]),
+            }
             if row.detections.masks is not None:
-                counts = encode_runs(row.detections.masks[number])
+                counts = encode_compressed_rle(row.detections.masks[number])
                 result["segmentation"] = {"size": list(row.detections.size), "counts": counts}
             results.append(result)
         return results
@@ -126,31 +136,31 @@ class CocoResults:
         for begin in range(len(parts)):
             if (name := "/".join(parts[begin:])) in self.images:
                 return self.images[name]
-        problem = f"{printable(path)} is no image of {printable(self.origin or '')}"
+        problem = f"{escape_unprintable(path)} is no image of {escape_unprintable(self.origin or '')}"
         raise DataError(problem, "name the images of that file alone, or leave --coco-ids out")
 
 
-def coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The ids of the images, by their names, and of the categories of a file of COCO annotations. Raises DataError."""
     try:
         document = json.loads(Path(path).read_bytes())
         images = {normalise_name(str(row["file_name"])): row["id"] for row in document["images"]}
         return images, {normalise_name(str(row["name"]).strip()): row["id"] for row in document["categories"]}
     except OSError as error:
-        raise DataError(f"{printable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
+        raise DataError(f"{escape_unprintable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
     except (ValueError, KeyError, TypeError) as error:
-        problem = f"{printable(path)} has no images and categories as COCO has them ({str(error)[:80]})"
+        problem = f"{escape_unprintable(path)} has no images and categories as COCO has them ({str(error)[:80]})"
         raise DataError(problem, "name a file of COCO annotations") from None
 
 
-class Placed:
+class PlannedOutputPaths:
     """Names of files for images, given as these are read: those of images that a job finished earlier are taken too."""
 
-    def __init__(self, source: Source, root: str, suffix: str) -> None:
-        self.names, self.suffix, self.places = FileNames(root), suffix, dict[str, Path]()
-        self.source = Source(tuple(map(self.noting, source.parts)), source.count)
+    def __init__(self, source: ImageSource, root: str, suffix: str) -> None:
+        self.names, self.suffix, self.places = OutputFileNames(root), suffix, dict[str, Path]()
+        self.source = ImageSource(tuple(map(self.plan_paths, source.parts)), source.count)
 
-    def noting(self, part: Any) -> Any:
+    def plan_paths(self, part: Any) -> Any:
         """Items of a source, each of which gets its place as it passes."""
 
         def items() -> Any:
@@ -180,12 +190,12 @@ class ObjectFolder:
     ) -> None:
         self.folder, self.form, self.places = Path(folder), form, places
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_text(self.folder / "classes.txt", "".join(f"{name}\n" for name in classes), "backslashreplace")
+        write_text_atomic(self.folder / "classes.txt", "".join(f"{name}\n" for name in classes), "backslashreplace")
 
     @property
     def index(self) -> str:
         """Path of the file with a line for each image."""
-        return os.fspath(self.folder / INDEX)
+        return os.fspath(self.folder / OBJECTS_FILE)
 
     def write(self, row: ImageObjects) -> ImageObjects:
         """Write the file of an image, and return the answer with its path. Raises OSError."""
@@ -193,33 +203,33 @@ class ObjectFolder:
             return row
         path = self.folder / self.places[row.path]
         if self.form == "masks":
-            save_png(instance_map(row.detections.masks or (), row.boxes, row.detections.size), path)
+            save_png(render_instance_map(row.detections.masks or (), row.boxes, row.detections.size), path)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_path(path) as temporary:
-                temporary.write_text("".join(yolo_lines(row)), "utf-8")
+                temporary.write_text("".join(format_yolo_lines(row)), "utf-8")
         return replace(row, file=os.fspath(path))
 
-    def plain(self, row: ImageObjects) -> dict[str, Any]:
+    def to_dict(self, row: ImageObjects) -> dict[str, Any]:
         """Path, file, objects without masks, error; the overlay where there is one."""
         more = {} if row.overlay is None else {"overlay": row.overlay}
         objects = [{key: value for key, value in one.items() if key != "segmentation"} for one in row.objects()]
         return {"path": row.path, "file": row.file, **more, "objects": objects, "error": row.error}
 
 
-def yolo_lines(row: ImageObjects) -> list[str]:
-    """A line for each object, as `yolo_line` has it: of instances polygons, else boxes."""
+def format_yolo_lines(row: ImageObjects) -> list[str]:
+    """A line for each object, as `format_yolo_line` has it: of instances polygons, else boxes."""
     detections = row.detections
     if detections is None:
         return []
     runs = detections.masks if detections.masks is not None else [None] * len(detections)
-    masks = (None if own is None else mask_of_runs(own, detections.size) for own in runs)
+    masks = (None if own is None else rle_to_mask(own, detections.size) for own in runs)
     objects = zip(detections.labels.tolist(), row.boxes, masks, strict=True)
-    return [yolo_line(label, box, detections.size, mask) + "\n" for label, box, mask in objects]
+    return [format_yolo_line(label, box, detections.size, mask) + "\n" for label, box, mask in objects]
 
 
-def check_target(path: str, resume: bool) -> None:
+def check_overwrite(path: str, resume: bool) -> None:
     """Raise UsageError for a JSON file that no `predict` wrote, and that would be replaced."""
     if os.path.lexists(path) and not os.path.lexists(f"{path}.job.json") and not resume:
         hint = "name another file with --out"
-        raise UsageError(f"{printable(path)} was not written by `predict`, and is not overwritten", hint)
+        raise UsageError(f"{escape_unprintable(path)} was not written by `predict`, and is not overwritten", hint)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.annotations.boxes_drawing import lay_objects
-from vitreous.data.annotations.drawing import class_colours
-from vitreous.data.annotations.shapes import mask_of_runs
+from vitreous.data.annotations.boxes_drawing import draw_objects
+from vitreous.data.annotations.drawing import create_class_colours
+from vitreous.data.annotations.shapes import rle_to_mask
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.card import Card
-from vitreous.inference.class_maps import native, picture_of
-from vitreous.inference.pipeline import chunk_of, flow
+from vitreous.inference.class_maps import decode_native_pixels, pixels_to_rgb
+from vitreous.inference.pipeline import choose_chunk_size, run_pipeline
 from vitreous.inference.sources import Item
-from vitreous.tasks.detections import Detections, detect, detections_of, fit_image
+from vitreous.tasks.detections import Detections, decode_detections, detect_objects, fit_image
 
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
 
-THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
+DEFAULT_THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,28 +67,31 @@ class ImageObjects:
         """(n, H, W) bool; None of a detector that learned boxes alone."""
         if self.detections is None or self.detections.masks is None:
             return None
-        masks = [mask_of_runs(runs, self.detections.size) for runs in self.detections.masks]
+        masks = [rle_to_mask(runs, self.detections.size) for runs in self.detections.masks]
         return np.stack(masks) if masks else np.zeros((0, *self.detections.size), bool)
 
-    def over_image(self) -> Image.Image:
+    def draw_overlay(self) -> Image.Image:
         """The boxes and masks laid over the picture, in a colour for each class, with class and score. Raises
         UsageError where there is no picture."""
         if self.detections is None or self.image is None:
             raise UsageError(f"{self.path} has no picture to draw on", "ask for it: detect(…, pictures=True)")
-        return draw_over(self.image, self.detections, self.classes)
+        return draw_detections(self.image, self.detections, self.classes)
 
     def objects(self) -> list[dict[str, Any]]:
         """Each object as JSON has it: label, score, left, top, right, bottom and, of instances, `segmentation`, the
         size of the image (H, W) and COCO's uncompressed run lengths."""
-        return [] if self.detections is None else objects_of(self.detections, self.classes)
+        return [] if self.detections is None else detections_to_dicts(self.detections, self.classes)
 
 
-def objects_of(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
+def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
     """Detections as JSON has them; boxes to a thousandth of a pixel."""
     rows: list[dict[str, Any]] = []
     for number in range(len(detections)):
         edges = zip(("left", "top", "right", "bottom"), detections.boxes[number], strict=True)
-        row: dict[str, Any] = {"label": classes[detections.labels[number]], "score": short(detections.scores[number])}
+        row: dict[str, Any] = {
+            "label": classes[detections.labels[number]],
+            "score": to_shortest_float(detections.scores[number]),
+        }
         row |= {name: round(float(edge), 3) for name, edge in edges}
         if detections.masks is not None:
             row["segmentation"] = {"size": list(detections.size), "counts": list(detections.masks[number])}
@@ -96,18 +99,18 @@ def objects_of(detections: Detections, classes: tuple[str, ...]) -> list[dict[st
     return rows
 
 
-def short(value: np.floating) -> float:
+def to_shortest_float(value: np.floating) -> float:
     """A float32 as the shortest number that stands for it."""
     return float(str(value))
 
 
-def draw_over(image: Image.Image, detections: Detections, classes: tuple[str, ...]) -> Image.Image:
+def draw_detections(image: Image.Image, detections: Detections, classes: tuple[str, ...]) -> Image.Image:
     """Draw detections over their image."""
-    table = class_colours(classes)
+    table = create_class_colours(classes)
     colours = [(int(r), int(g), int(b)) for r, g, b in table[detections.labels]]
     named = zip(detections.labels, detections.scores, strict=True)
     texts = [f"{classes[label]} {score:.0%}" for label, score in named]
-    return lay_objects(image, detections.boxes, colours, texts, detections.masks)
+    return draw_objects(image, detections.boxes, colours, texts, detections.masks)
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class DetectOptions:
     """How images are answered: objects whose score is at least `threshold`, in [0, 1]; `tiles`: images that are larger
     than the model's are answered at their own resolution. Raises UsageError for a threshold that cannot be."""
 
-    threshold: float = THRESHOLD
+    threshold: float = DEFAULT_THRESHOLD
     tiles: bool = False
 
     def __post_init__(self) -> None:
@@ -124,7 +127,7 @@ class DetectOptions:
 
 
 @dataclass(eq=False)
-class Fitted:
+class ScaledItem:
     """An item, with the size (H, W) of its image and what its rows and columns were scaled by."""
 
     item: Item
@@ -132,7 +135,7 @@ class Fitted:
     scale: tuple[float, float] = (1.0, 1.0)
 
 
-def image_objects(
+def iterate_image_objects(
     card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, pictures: bool
 ) -> Iterator[ImageObjects]:
     """Items -> their objects in order, at most a few hundred images in memory; with their `pictures` if asked.
@@ -142,9 +145,9 @@ def image_objects(
     classes, preprocess = card.task.classes, card.preprocess
     card.task.require_endpoint("detect", f"{card.name} finds no objects on images")
 
-    def decode(fitted: Fitted) -> np.ndarray | DataError:
+    def decode(fitted: ScaledItem) -> np.ndarray | DataError:
         try:
-            pixels = native(preprocess, fitted.item)
+            pixels = decode_native_pixels(preprocess, fitted.item)
         except DataError as error:
             return error
         if options.tiles:
@@ -155,10 +158,12 @@ def image_objects(
 
     def compute(batch: np.ndarray) -> list[Any]:
         if options.tiles:
-            return [detect(engine.objects, batch[0], preprocess, True, options.threshold)]
+            return [detect_objects(engine.objects, batch[0], preprocess, True, options.threshold)]
         return list(zip(*engine.objects(batch), strict=True))
 
-    for chunk in flow(map(Fitted, items), decode, compute, 1 if options.tiles else chunk_of(preprocess)):
+    for chunk in run_pipeline(
+        map(ScaledItem, items), decode, compute, 1 if options.tiles else choose_chunk_size(preprocess)
+    ):
         for fitted, row in chunk:
             name = fitted.item.name
             if isinstance(row, DataError):
@@ -166,6 +171,6 @@ def image_objects(
                     raise row
                 yield ImageObjects(name, error=row.message)
                 continue
-            image = picture_of(native(preprocess, fitted.item)) if pictures else None
-            detections = row if options.tiles else detections_of(row, fitted.size, fitted.scale, options.threshold)
+            image = pixels_to_rgb(decode_native_pixels(preprocess, fitted.item)) if pictures else None
+            detections = row if options.tiles else decode_detections(row, fitted.size, fitted.scale, options.threshold)
             yield ImageObjects(name, classes, detections, image)

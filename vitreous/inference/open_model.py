@@ -11,19 +11,19 @@ from pathlib import Path
 from vitreous.config import Json
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.native import NativePreprocess
-from vitreous.errors import UsageError, check_path
-from vitreous.models.dense import Dense
-from vitreous.models.packed import check_packs
-from vitreous.nn.sizes import grid_of
+from vitreous.errors import UsageError, check_path_argument
+from vitreous.models.dense import BackboneWithHead
+from vitreous.models.packed import check_can_pack
+from vitreous.nn.sizes import patch_grid
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.table import TASKS
-from vitreous.weights.adopt import bundle_in, open_weights
-from vitreous.weights.bundle import DESCRIPTION, Bundle, load_bundle
-from vitreous.weights.model_paths import find_newest_run, holds_images, is_run
-from vitreous.weights.options import WeightsSource, known_of
-from vitreous.weights.published import nearest_name, published_row
+from vitreous.weights.adopt import locate_bundle, open_weights
+from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle
+from vitreous.weights.model_paths import find_newest_run, is_finished_run, is_image_source
+from vitreous.weights.options import WeightsSource, get_source_fields
+from vitreous.weights.published import find_published_weights, nearest_published_name
 
 
 def open_bundle(
@@ -41,7 +41,7 @@ def open_bundle(
     bundle = find_bundle(run, note)
     if not bundle.task.reads_images:
         raise UsageError(f"{run} makes images, and answers nothing about others", f"use `vitreous sample {run}`")
-    return check_task(run, bundle, headless, note, dense)
+    return select_task_bundle(run, bundle, headless, note, dense)
 
 
 def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> Bundle:
@@ -55,20 +55,20 @@ def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = la
 def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bundle:
     """Return the bundle of a run folder, of a bundle's folder, or of foreign weights, whatever it answers. Raises
     WeightsError or UsageError."""
-    check_path(run, "a run")
+    check_path_argument(run, "a run")
     path = Path(run)
-    if ":" not in os.fspath(run) and not path.exists() and not published_row(run):
-        near, newest = nearest_name(os.fspath(run)), find_newest_run()
+    if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
+        near, newest = nearest_published_name(os.fspath(run)), find_newest_run()
         hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
         raise UsageError(f"no run at {path}", f"did you mean {near}? {hint}" if near else hint)
-    if not is_run(path) and holds_images(os.fspath(run)):
+    if not is_finished_run(path) and is_image_source(os.fspath(run)):
         newest = find_newest_run()
         hint = f"name one; the newest run here is {newest}" if newest else "`vitreous train` makes one"
         raise UsageError(f"{path} holds images, and is no model", hint)
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
-    folder = bundle_in(path)
-    bundle = load_bundle(folder) if folder and not known_of(run) else open_weights(run).bundle()
+    folder = locate_bundle(path)
+    bundle = load_bundle(folder) if folder and not get_source_fields(run) else open_weights(run).bundle()
     for text in bundle.notes:
         note(text)
     bundle = replace(bundle, preprocess=preprocess_for(run, bundle))
@@ -86,34 +86,34 @@ def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
     if not run.native_aspect and own.stacks:
         problem = f"--tokens is about pictures at their own aspect ratio, and {run} reads squares"
         raise UsageError(problem, "add --native-aspect, or leave it out")
-    check_packs(config)
-    tokens = run.tokens or own.count_tokens(grid_of(own.image, config.patch))
+    check_can_pack(config)
+    tokens = run.tokens or own.count_tokens(patch_grid(own.image, config.patch))
     return NativePreprocess.of(own, tokens, config.patch)
 
 
-def check_task(
+def select_task_bundle(
     run: str | os.PathLike[str], bundle: Bundle, headless: bool, note: Callable[[str], None], dense: bool
 ) -> Bundle:
     """Return the bundle, or that of its backbone, where it answers as it is asked to. Raises UsageError."""
-    if isinstance(bundle.model, Dense):
+    if isinstance(bundle.model, BackboneWithHead):
         if dense:
             return bundle
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
         note(f"of a model that {bundle.task.does}, its backbone alone is used")
-        bundle = replace(bundle, model=bundle.model.backbone.eval(), task=Features())
+        bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
         raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
     return bundle
 
 
-def read_task(run: str | os.PathLike[str]) -> type[Task]:
+def read_task_type(run: str | os.PathLike[str]) -> type[Task]:
     """Return the task of a run or a bundle from its `model.json` alone; classification where there is none."""
     try:
-        folder = None if known_of(run) else bundle_in(Path(run))
-        task: Json = json.loads((folder / DESCRIPTION).read_text("utf-8")).get("task") if folder else None
+        folder = None if get_source_fields(run) else locate_bundle(Path(run))
+        task: Json = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")).get("task") if folder else None
     except (OSError, ValueError, AttributeError, TypeError):
         task = None
     return TASKS.get(str(task.get("name")) if isinstance(task, dict) else "", Classification)

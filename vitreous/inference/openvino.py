@@ -16,40 +16,42 @@ from torch import Tensor, nn
 
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
-from vitreous.inference.graph_cache import get_or_build, graph_facts
-from vitreous.inference.libraries import needed, openvino_core, unobserved
-from vitreous.inference.options import Pictures
+from vitreous.inference.graph_cache import graph_cache_fields, load_or_build_graph
+from vitreous.inference.libraries import disable_telemetry, get_openvino_core, import_optional_library
+from vitreous.inference.options import CalibrationImages
 from vitreous.models.zoo import Model
 from vitreous.system.machine import has_vnni
 
-PICTURES = 128  # that int8 is calibrated on, at most
-FEWEST = 8
-NEEDS = "--engine openvino needs"
-HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
+MAX_QUANTIZATION_IMAGES = 128  # that int8 is calibrated on, at most
+MIN_QUANTIZATION_IMAGES = 8
+NEEDS_TEXT = "--engine openvino needs"
+PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 
 
-def compile_model(model: Model, preprocess: Preprocess, precision: str, pictures: Pictures | None, keep: bool) -> Any:
+def compile_model(
+    model: Model, preprocess: Preprocess, precision: str, pictures: CalibrationImages | None, keep: bool
+) -> Any:
     """Return OpenVINO's compiled model, which takes pixels (B, C, *image) uint8, for `precision` fp32, bf16 or int8.
 
     int8 is calibrated on `pictures`; `keep`: graphs are read from the cache, and stored there. Raises ResourceError
     where OpenVINO is not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert
     or compute here.
     """
-    with unobserved():
-        ov = needed("openvino", NEEDS)
-        samples = examples(pictures) if precision == "int8" else []
-        build = partial(calibrate, pictures=samples) if samples else convert
+    with disable_telemetry():
+        ov = import_optional_library("openvino", NEEDS_TEXT)
+        samples = collect_calibration_images(pictures) if precision == "int8" else []
+        build = partial(build_int8_graph, pictures=samples) if samples else convert_to_openvino
         make = partial(build, ov, model, preprocess)
-        graph = get_or_build(ov, graph_facts(model, preprocess, samples), make) if keep else make()
-    hints = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+        graph = load_or_build_graph(ov, graph_cache_fields(model, preprocess, samples), make) if keep else make()
+    hints = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
     try:
-        return openvino_core().compile_model(graph, "CPU", hints)
+        return get_openvino_core().compile_model(graph, "CPU", hints)
     except RuntimeError as error:
-        problem = f"OpenVINO cannot compute this model in {precision} here: {last_line(error)}"
+        problem = f"OpenVINO cannot compute this model in {precision} here: {get_last_error_line(error)}"
         raise UsageError(problem, "use --precision fp32") from None
 
 
-class Whole(nn.Module):
+class PreprocessedModel(nn.Module):
     """Preprocessing and model in one, so that OpenVINO is given bytes."""
 
     def __init__(self, model: Model, preprocess: Preprocess) -> None:
@@ -61,48 +63,49 @@ class Whole(nn.Module):
         return self.model(self.preprocess.normalise(pixels))
 
 
-def examples(pictures: Pictures | None) -> list[np.ndarray]:
+def collect_calibration_images(pictures: CalibrationImages | None) -> list[np.ndarray]:
     """Return the pictures, (1, C, *image) each, that int8 is calibrated on. Raises UsageError for too few."""
-    samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), PICTURES)]
-    if len(samples) < FEWEST:
-        problem = f"int8 is calibrated on pictures, at least {FEWEST}; there are {len(samples)}"
+    samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), MAX_QUANTIZATION_IMAGES)]
+    if len(samples) < MIN_QUANTIZATION_IMAGES:
+        problem = f"int8 is calibrated on pictures, at least {MIN_QUANTIZATION_IMAGES}; there are {len(samples)}"
         raise UsageError(problem, "use --precision bf16 or fp32")
     return samples
 
 
-def calibrate(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
+def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
     """Return the model as an int8 graph, calibrated on pictures (1, C, *image)."""
-    return quantize(convert(ov, model, preprocess), pictures)
+    return quantize_graph(convert_to_openvino(ov, model, preprocess), pictures)
 
 
-def convert(ov: Any, model: Model, preprocess: Preprocess) -> Any:
+def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
     """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B. Raises UsageError for a model
     that cannot be traced, or has operations that OpenVINO lacks."""
-    whole = Whole(model.cpu().eval(), preprocess)
+    whole = PreprocessedModel(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     try:
         graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
         graph.reshape([-1, *example.shape[1:]])
     except Exception as error:  # tracing and converting fail with errors of many kinds, few of them public
-        problem = f"OpenVINO cannot convert this model: {last_line(error)}"
+        problem = f"OpenVINO cannot convert this model: {get_last_error_line(error)}"
         raise UsageError(problem, "use --engine torch") from error
     return graph
 
 
-def last_line(error: Exception) -> str:
+def get_last_error_line(error: Exception) -> str:
     """Return what an error says at the end, or its kind."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
-def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
+def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
     """Return the graph with products in int8, by nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
     Without VNNI sums of two products overflow 16 bits unless a bit stays free: it does where this processor has none,
-    and where the graph is to run `anywhere`. `float_operations` stay in float32: little work, and most of the error.
+    and where the graph is to run `anywhere`. `find_float_operations` stay in float32: little work, and most of the
+    error.
     """
-    nncf = needed("nncf", NEEDS)
+    nncf = import_optional_library("nncf", NEEDS_TEXT)
     nncf.set_log_level(logging.ERROR)
     roomy = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
     options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)
@@ -112,24 +115,24 @@ def quantize(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> 
             nncf.Dataset(pictures),
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(pictures),
-            ignored_scope=nncf.IgnoredScope(names=float_operations(graph)),
+            ignored_scope=nncf.IgnoredScope(names=find_float_operations(graph)),
             advanced_parameters=options,
         )
 
 
-def float_operations(graph: Any) -> list[str]:
+def find_float_operations(graph: Any) -> list[str]:
     """Return the operations left in float32: first products after pixels, last before logits, convolutional stems."""
-    first = first_products(
+    first = find_first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
     )
-    last = first_products(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
+    last = find_first_products(graph.get_results()[:1], lambda op: [value.get_node() for value in op.input_values()])
     stem = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "Convolution"}
     blocks = {op.get_friendly_name() for op in graph.get_ops() if op.get_type_name() == "MatMul"} - first - last
     return sorted(first | last | (stem if blocks else set()))
 
 
-def first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
+def find_first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
     """Return the names of the products met first on the way from `starts`, from each to those `beyond` it."""
     products, seen, waiting = set[str](), set[str](), list(starts)
     while waiting:

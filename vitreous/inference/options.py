@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 #: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
-Pictures = Callable[[], "Iterable[Tensor]"]
+CalibrationImages = Callable[[], "Iterable[Tensor]"]
 
 
 Precision: TypeAlias = Literal["auto", "fp32", "bf16", "int8"]

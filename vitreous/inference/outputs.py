@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-PLAIN = 6  # numbers of an object in front of its mask: box, score and label
+BOX_COLUMNS = 6  # numbers of an object in front of its mask: box, score and label
 
-NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported graphs
+DETECTION_OUTPUT_NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported graphs
 
 #: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
 Outputs = tuple[np.ndarray, ...]
@@ -41,11 +41,11 @@ def unpack_outputs(rows: np.ndarray) -> Outputs:
 
     Raises ValueError for other widths.
     """
-    side = math.isqrt(rows.shape[-1] - PLAIN) if rows.shape[-1] >= PLAIN else 0
-    if rows.shape[-1] != PLAIN + side * side:
+    side = math.isqrt(rows.shape[-1] - BOX_COLUMNS) if rows.shape[-1] >= BOX_COLUMNS else 0
+    if rows.shape[-1] != BOX_COLUMNS + side * side:
         raise ValueError(f"{rows.shape[-1]} numbers of an object are no box, score, label and square mask")
     plain = rows[..., :4], rows[..., 4], rows[..., 5].astype(np.int64)
-    return (*plain, rows[..., PLAIN:].reshape(*rows.shape[:2], side, side)) if side else plain
+    return (*plain, rows[..., BOX_COLUMNS:].reshape(*rows.shape[:2], side, side)) if side else plain
 
 
 def compute_in_chunks(compute: Callable[[np.ndarray], np.ndarray], pixels: np.ndarray, size: int) -> np.ndarray:

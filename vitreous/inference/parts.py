@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.stores.rows import require_pyarrow
-from vitreous.inference.rows import arrays, line
+from vitreous.inference.rows import embedding_arrays, encode_json_line
 from vitreous.system.disk import atomic_path
 
 
-class Parts(ABC):
+class ChunkedOutputFile(ABC):
     """Answers in files of `kind.part` rows each, in a folder beside the file that they are joined into."""
 
     suffix = ""
@@ -75,7 +75,7 @@ class Parts(ABC):
         """Write all parts as one file."""
 
 
-class ParquetParts(Parts):
+class ParquetOutputFile(ChunkedOutputFile):
     """Parquet: a row group a part."""
 
     suffix = ".parquet"
@@ -107,27 +107,27 @@ class ParquetParts(Parts):
                 writer.write_table(pq.read_table(part))
 
 
-class NpzParts(Parts):
+class NpzOutputFile(ChunkedOutputFile):
     """npz: arrays `embeddings`, `paths` and `errors`, without pickles."""
 
     suffix = ".npz"
 
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
         """The names in a part, and whether each could not be read."""
-        names, failed = load_array(part, "paths"), load_array(part, "errors") != ""
+        names, failed = load_npz_array(part, "paths"), load_npz_array(part, "errors") != ""
         yield from zip(names.tolist(), failed.tolist(), strict=True)
 
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """Write the arrays of rows."""
         with open(path, "wb") as file:
-            contents: dict[str, Any] = arrays(rows)
+            contents: dict[str, Any] = embedding_arrays(rows)
             np.savez(file, **contents)
 
     def join(self, path: Path, parts: list[Path]) -> None:
         """Write all parts as one file, an array and a part at a time."""
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for name in ("embeddings", "paths", "errors"):
-                kinds = [(array.shape, array.dtype) for array in (load_array(part, name) for part in parts)]
+                kinds = [(array.shape, array.dtype) for array in (load_npz_array(part, name) for part in parts)]
                 rest = tuple(max(sizes) for sizes in zip(*(shape[1:] for shape, _ in kinds), strict=True))
                 shape = (sum(shape[0] for shape, _ in kinds), *rest)
                 dtype = np.result_type(*(dtype for _, dtype in kinds))
@@ -135,19 +135,19 @@ class NpzParts(Parts):
                     described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
                     np.lib.format.write_array_header_1_0(file, described)
                     for part in parts:
-                        array = load_array(part, name)
+                        array = load_npz_array(part, name)
                         if array.shape[1:] != rest:  # a part of which no image could be read
                             array = np.full((len(array), *rest), np.nan, dtype)
                         file.write(array.astype(dtype, copy=False).tobytes())
 
 
-def load_array(part: Path, name: str) -> np.ndarray:
+def load_npz_array(part: Path, name: str) -> np.ndarray:
     """An array of a part, (n, ...)."""
     with np.load(part, allow_pickle=False) as archive:
         return archive[name]
 
 
-class CocoParts(Parts):
+class CocoOutputFile(ChunkedOutputFile):
     """COCO's results as one JSON list; and where ids are running numbers, which images and classes have them, in
     `NAME.images.json`, which is a file of COCO annotations without any."""
 
@@ -155,12 +155,12 @@ class CocoParts(Parts):
 
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
         """The names in a part, and whether each could not be read."""
-        for record in records([part]):
+        for record in read_jsonl_records([part]):
             yield record["path"], record["error"] is not None
 
     def write(self, path: Path, rows: Sequence[Any]) -> None:
         """Write a line for each image."""
-        path.write_bytes(b"".join(line(self.kind.plain(row)) for row in rows))
+        path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
 
     def join(self, path: Path, parts: list[Path]) -> None:
         """Write the results of all parts, an image at a time; those without an id of their own are counted from 1."""
@@ -169,20 +169,20 @@ class CocoParts(Parts):
             file.write(b"[")
             listing.write(b'{"images":[')
             comma, between = b"\n", b"\n"
-            for number, record in enumerate(records(parts), 1):
+            for number, record in enumerate(read_jsonl_records(parts), 1):
                 own = number if record["id"] is None else record["id"]
                 for result in record["results"]:
-                    file.write(comma + line({"image_id": own, **result}).rstrip())
+                    file.write(comma + encode_json_line({"image_id": own, **result}).rstrip())
                     comma = b",\n"
                 if record["error"] is None:
                     image = {"id": own, "file_name": record["file_name"]} | record["size"]
-                    listing.write(between + line(image).rstrip())
+                    listing.write(between + encode_json_line(image).rstrip())
                     between = b",\n"
             file.write(b"\n]\n")
             listing.write(b'\n],"annotations":[],"categories":' + json.dumps(self.kind.categories).encode() + b"}\n")
 
 
-def records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
+def read_jsonl_records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
     """The lines of parts that are JSONL, one at a time."""
     for part in parts:
         with open(part, "rb") as file:

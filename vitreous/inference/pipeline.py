@@ -18,24 +18,27 @@ import numpy as np
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError
 from vitreous.inference.sources import Item
-from vitreous.system.cores import default_workers
+from vitreous.system.cores import default_worker_count
 
-CHUNK = 64  # images that are computed at a time
-MOST = 2**26  # bytes of the pictures of a chunk, where that is fewer images
-AHEAD = 2  # chunks that are decoded before they are asked for
+PIPELINE_CHUNK = 64  # images that are computed at a time
+MAX_CHUNK_BYTES = 2**26  # bytes of the pictures of a chunk, where that is fewer images
+PREFETCHED_CHUNKS = 2  # chunks that are decoded before they are asked for
 
 T = TypeVar("T")  # an item, or what stands for it
 #: an image, and its row of numbers or why there is none
-Answer = tuple[Item, np.ndarray | DataError]
+ItemOutput = tuple[Item, np.ndarray | DataError]
 
 
-def chunk_of(preprocess: Preprocess) -> int:
-    """Images of a chunk, so that its pixels fit in `MOST` bytes."""
-    return max(1, min(CHUNK, MOST // preprocess.nbytes))
+def choose_chunk_size(preprocess: Preprocess) -> int:
+    """Images of a chunk, so that its pixels fit in `MAX_CHUNK_BYTES` bytes."""
+    return max(1, min(PIPELINE_CHUNK, MAX_CHUNK_BYTES // preprocess.nbytes))
 
 
-def flow(
-    items: Iterable[T], decode: Callable[[T], np.ndarray | DataError], compute: Callable[[Any], Any], chunk: int = CHUNK
+def run_pipeline(
+    items: Iterable[T],
+    decode: Callable[[T], np.ndarray | DataError],
+    compute: Callable[[Any], Any],
+    chunk: int = PIPELINE_CHUNK,
 ) -> Iterator[list[tuple[T, Any]]]:
     """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`,
     which is given a list where pictures differ in size.
@@ -44,12 +47,12 @@ def flow(
     behind.
     """
     rest, failure = iter(items), list[Exception]()
-    decoding, computing = ThreadPoolExecutor(default_workers(), "decode"), ThreadPoolExecutor(1, "compute")
+    decoding, computing = ThreadPoolExecutor(default_worker_count(), "decode"), ThreadPoolExecutor(1, "compute")
     waiting: deque[list[tuple[T, Future[np.ndarray | DataError]]]] = deque()
     running: deque[Future[list[tuple[T, Any]]]] = deque()
 
     def fill() -> None:
-        while len(waiting) < AHEAD and not failure:
+        while len(waiting) < PREFETCHED_CHUNKS and not failure:
             batch: list[tuple[T, Future[np.ndarray | DataError]]] = []
             try:
                 batch.extend((item, decoding.submit(decode, item)) for item in islice(rest, chunk))
@@ -63,7 +66,7 @@ def flow(
         fill()
         while waiting:
             pictures = [(item, future.result()) for item, future in waiting.popleft()]
-            running.append(computing.submit(answer_items, pictures, compute))
+            running.append(computing.submit(compute_items, pictures, compute))
             fill()
             while len(running) > bool(waiting):
                 yield running.popleft().result()
@@ -74,14 +77,16 @@ def flow(
             pool.shutdown(cancel_futures=True)
 
 
-def answer_items(
+def compute_items(
     pictures: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
 ) -> list[tuple[T, Any]]:
     """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to B rows."""
-    rows = iter(compute(stacked(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ())
+    rows = iter(
+        compute(stack_same_size(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ()
+    )
     return [(item, next(rows) if isinstance(picture, np.ndarray) else picture) for item, picture in pictures]
 
 
-def stacked(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
+def stack_same_size(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
     """B images (C, *image) -> (B, C, *image), or as they are where their sizes differ."""
     return np.stack(images) if all(image.shape == images[0].shape for image in images) else images

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, Unpack, overload
 
 import numpy as np
 
-from vitreous.config import apply_options
-from vitreous.data.clip_views import ONE, ClipViews, clip_views_of
-from vitreous.errors import DataError, UsageError, check_path
+from vitreous.config import apply_keyword_options
+from vitreous.data.clip_views import SINGLE_VIEW, ClipViews, parse_clip_views
+from vitreous.errors import DataError, UsageError, check_path_argument
 from vitreous.inference.card import Card
-from vitreous.inference.class_maps import ClassMap, class_maps
-from vitreous.inference.exported import is_exported, open_exported
-from vitreous.inference.inputs import as_items, is_image
-from vitreous.inference.notebook import card_html, card_text
-from vitreous.inference.objects import THRESHOLD, DetectOptions, ImageObjects, image_objects
+from vitreous.inference.class_maps import ClassMap, iterate_class_maps
+from vitreous.inference.exported import is_exported_file, open_exported_file
+from vitreous.inference.inputs import build_items, is_image
+from vitreous.inference.notebook import format_card_html, format_card_text
+from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions, ImageObjects, iterate_image_objects
 from vitreous.inference.options import InferenceOptions
-from vitreous.inference.pipeline import Answer, chunk_of, flow
+from vitreous.inference.pipeline import ItemOutput, choose_chunk_size, run_pipeline
 from vitreous.inference.sources import Item, read_item, read_views
 from vitreous.tasks.base import PredictionFormat, PredictionOptions
 from vitreous.tasks.classification import Prediction
 from vitreous.tasks.predictions import Predictions
 from vitreous.tasks.regression import ValuePrediction
-from vitreous.weights.options import WeightsSource, words_of
+from vitreous.weights.options import WeightsSource, get_source_options
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from vitreous.inference.engine import Engine, Pixels
     from vitreous.inference.inputs import ImageInput
     from vitreous.keywords import ComputeKeywords, DetectKeywords, PredictKeywords, SegmentKeywords
-    from vitreous.models.config import Resize
+    from vitreous.models.config import PositionResize
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
@@ -80,11 +80,11 @@ class Predictor:
     origin: str = ""
 
     def __repr__(self) -> str:
-        return card_text(self.card, self.origin, self.engine.precision)
+        return format_card_text(self.card, self.origin, self.engine.precision)
 
     def _repr_html_(self) -> str:
         count = sum(p.numel() for p in self.bundle.model.parameters()) if self.bundle else None
-        return card_html(self.card, self.origin, count, self.engine.precision)
+        return format_card_html(self.card, self.origin, count, self.engine.precision)
 
     @cached_property
     def model(self) -> Model:
@@ -105,17 +105,18 @@ class Predictor:
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
         """Replace PyTorch by the fastest installed engine, if the engine is `auto` and `total_images` are enough to
-        repay the measurement. `features`: for `embed`. Outputs change by at most `engine_choice.TOLERANCE`."""
+        repay the measurement. `features`: for `embed`. Outputs change by at most
+        `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
         engine: Any = self.engine
         if getattr(engine, "options", None) is None or engine.options.engine != "auto":
             return
-        from vitreous.inference.engine_choice import choose_for_chunks
+        from vitreous.inference.engine_choice import choose_chunk_engine
 
         if features:
-            engine.feature_engine = chosen = choose_for_chunks(engine.feature_engine, total_images)
+            engine.feature_engine = chosen = choose_chunk_engine(engine.feature_engine, total_images)
             engine.options, engine.note = chosen.options, chosen.note
         else:
-            self.engine = choose_for_chunks(engine, total_images)
+            self.engine = choose_chunk_engine(engine, total_images)
 
     @overload  # a str is an Iterable[str] too
     def predict(  # pyright: ignore[reportOverlappingOverload]
@@ -166,7 +167,7 @@ class Predictor:
         """`predict` of a model whose head gives K numbers for a whole image."""
         answers = Predictions()
         form = self.prediction_format(options.top, options.threshold, options.abstain)
-        for chunk in self.predictions(as_items(images, self.card.preprocess), form, bad_images):
+        for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
             answers += chunk
             on_images(len(answers))
         return answers[0] if is_image(images) else answers
@@ -183,7 +184,7 @@ class Predictor:
         Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
         """
         rows: list[Embedding] = []
-        for chunk in self.embeddings(as_items(images, self.card.preprocess), bad_images):
+        for chunk in self.embeddings(build_items(images, self.card.preprocess), bad_images):
             rows += chunk
             on_images(len(rows))
         vectors = stack_embeddings(rows)
@@ -210,9 +211,11 @@ class Predictor:
         """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
 
         Raises UsageError for a model that names classes of images, and DataError for a file that cannot be read; with
-        `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `over_image`.
+        `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `draw_overlay`.
         """
-        answers = list(class_maps(self.card, self.engine, as_items(images, self.card.preprocess), bad_images, pictures))
+        answers = list(
+            iterate_class_maps(self.card, self.engine, build_items(images, self.card.preprocess), bad_images, pictures)
+        )
         return answers[0] if is_image(images) else answers
 
     @overload  # a str is an Iterable[str] too
@@ -230,7 +233,7 @@ class Predictor:
     def detect(
         self,
         images: ImageInput | Iterable[ImageInput],
-        threshold: float = THRESHOLD,
+        threshold: float = DEFAULT_THRESHOLD,
         tiles: bool = False,
         bad_images: Literal["stop", "skip"] = "stop",
         pictures: bool = False,
@@ -239,12 +242,12 @@ class Predictor:
         instances, masks, at the image's own size. One answer for one image, and a list for several.
 
         The image is scaled to fit into the model's size; with `tiles` a larger one is answered at its own resolution by
-        tiles that overlap. `pictures`: keep them, for `over_image`. Raises UsageError for a model that finds no
+        tiles that overlap. `pictures`: keep them, for `draw_overlay`. Raises UsageError for a model that finds no
         objects, and DataError for a file that cannot be read; with `bad_images="skip"` its answer has an `error`.
         """
-        items, options = as_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
+        items, options = build_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
         answers = list(
-            image_objects(
+            iterate_image_objects(
                 self.card, self.engine, items=items, options=options, bad_images=bad_images, pictures=pictures
             )
         )
@@ -272,11 +275,11 @@ class Predictor:
 
     def rows(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
-    ) -> Iterator[list[Answer]]:
+    ) -> Iterator[list[ItemOutput]]:
         """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
         stop."""
-        size = max(1, chunk_of(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
-        for chunk in flow(items, self.picture, compute, size):
+        size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
+        for chunk in run_pipeline(items, self.picture, compute, size):
             if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
                 raise bad
             yield chunk
@@ -323,7 +326,7 @@ def load(
     exact: bool = False,
     headless: bool = False,
     quick: bool = False,
-    resize: Resize | None = None,
+    resize: PositionResize | None = None,
     source_size: int | tuple[int, int] | None = None,
     native_aspect: bool = False,
     tokens: int | None = None,
@@ -337,27 +340,27 @@ def load(
     cannot be opened.
     `engine="auto"` measures the installed engines (`Predictor.choose_engine`); unset, PyTorch computes.
     `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
-    answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE`, and `source_size`, pixels of one
-    side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
-    `native_aspect` reads every picture at its own aspect ratio, of at most `tokens` patches.
-    Raises UsageError where there is no run and for an unknown option, WeightsError where the bundle is damaged.
+    answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE_MODES`, and `source_size`, pixels of
+    one side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
+    `native_aspect` reads every picture at its own aspect ratio, of at most `tokens` patches. Raises UsageError where
+    there is no run and for an unknown option, WeightsError where the bundle is damaged.
     """
     if options:
         known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
-        (how,) = apply_options("load", dict(options), how or InferenceOptions(), known=known)
-    check_path(run, "load(run)")
+        (how,) = apply_keyword_options("load", dict(options), how or InferenceOptions(), known=known)
+    check_path_argument(run, "load(run)")
     if (source := WeightsSource(os.fspath(run), resize, source_size, native_aspect, tokens=tokens)).words:
         run = source
-    if is_exported(run):
-        if words := words_of(run):
+    if is_exported_file(run):
+        if words := get_source_options(run):
             message = f"{run} is an exported file, in which positions and the size of images are fixed"
             raise UsageError(message, f"leave {words[0]} out, and export it again")
-        file = open_exported(run, how, quick)
-        views = clip_views_of(how.clip_views if how else ONE, file.card.preprocess)
+        file = open_exported_file(run, how, quick)
+        views = parse_clip_views(how.clip_views if how else SINGLE_VIEW, file.card.preprocess)
         return Predictor(file.card, file, exact=exact, clip_views=views, origin=os.fspath(run))
     from vitreous.inference.open_model import open_bundle
 
-    predictor = predictor_of(
+    predictor = build_predictor(
         run, open_bundle(run, headless, dense=True), how=how, examples=examples, exact=exact, quick=quick
     )
     if "engine" in options:
@@ -365,7 +368,7 @@ def load(
     return predictor
 
 
-def predictor_of(
+def build_predictor(
     run: str | os.PathLike[str],
     bundle: Bundle,
     how: InferenceOptions | None = None,
@@ -375,8 +378,8 @@ def predictor_of(
 ) -> Predictor:
     """The bundle of `run`, ready to answer about images; the options are those of `load`. Raises UsageError for options
     that do not go together."""
-    from vitreous.data.run_data import calibration_images
-    from vitreous.inference.card import card_of
+    from vitreous.data.run_data import iterate_calibration_images
+    from vitreous.inference.card import build_card
     from vitreous.inference.engine import make_engine
 
     def given() -> Iterator[Tensor]:
@@ -385,9 +388,9 @@ def predictor_of(
                 yield bundle.preprocess.to_tensor(bundle.preprocess.decode(example))
 
     how = how or InferenceOptions()
-    views, alone = clip_views_of(how.clip_views, bundle.preprocess), replace(how, clip_views=ONE)
+    views, alone = parse_clip_views(how.clip_views, bundle.preprocess), replace(how, clip_views=SINGLE_VIEW)
     engine = make_engine(
-        bundle.model, bundle.preprocess, alone, lambda: calibration_images(run, bundle.preprocess, given)
+        bundle.model, bundle.preprocess, alone, lambda: iterate_calibration_images(run, bundle.preprocess, given)
     )
     engine.low_latency = quick
-    return Predictor(card_of(bundle), engine, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))
+    return Predictor(build_card(bundle), engine, bundle=bundle, exact=exact, clip_views=views, origin=os.fspath(run))

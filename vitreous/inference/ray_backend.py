@@ -25,15 +25,15 @@ from vitreous.system.cluster import connect_ray
 from vitreous.tasks.base import PredictionFormat
 from vitreous.weights.options import WeightsSource
 
-CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
-SENT = 2**25  # bytes of the images of a chunk that were read here
-AHEAD = 2  # chunks in flight per worker
+WORKER_CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
+MAX_SENT_BYTES = 2**25  # bytes of the images of a chunk that were read here
+CHUNKS_IN_FLIGHT = 2  # chunks in flight per worker
 
 Verb = Literal["predictions", "embeddings"]
 
 
 @dataclass(frozen=True)
-class Task:
+class WorkerTask:
     """The model, its options, and the predictor's method with its arguments after the images; `place` is the folder."""
 
     run: str | WeightsSource
@@ -45,7 +45,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Remote:
+class RayPredictor:
     """A cluster in the place of a predictor. `address` is as `ray.init` takes it, or `local` to start one here.
 
     There is a worker for every GPU, unless `how` says cpu, or for every core. The answers are, to the last bit, those
@@ -69,25 +69,25 @@ class Remote:
 
     def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
         """The answers, chunk by chunk. Raises a worker's VitreousError, and ResourceError where the cluster fails."""
-        packed = chunks(items)
+        packed = split_into_chunks(items)
         if (first := next(packed, None)) is None:
             return
         path = os.path.abspath(self.run) if os.path.exists(self.run) else os.fspath(self.run)
         run = replace(self.run, path=path) if isinstance(self.run, WeightsSource) else path
         ray = connect_ray(self.address)
         try:
-            start, most = worker_starter(
-                ray, Task(run, self.how, exact=self.exact, verb=verb, rest=rest, place=os.getcwd())
+            start, most = plan_workers(
+                ray, WorkerTask(run, self.how, exact=self.exact, verb=verb, rest=rest, place=os.getcwd())
             )
             workers, in_flight = list[Any](), deque[Any]()
             for number, chunk in enumerate(chain([first], packed)):
                 if number < most:
                     workers.append(start())
                 in_flight.append(workers[number % most].answer.remote(chunk))
-                if len(in_flight) >= AHEAD * most:
-                    yield unpack_answers(ray.get(in_flight.popleft()))
+                if len(in_flight) >= CHUNKS_IN_FLIGHT * most:
+                    yield unpack_worker_result(ray.get(in_flight.popleft()))
             while in_flight:
-                yield unpack_answers(ray.get(in_flight.popleft()))
+                yield unpack_worker_result(ray.get(in_flight.popleft()))
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
             message = f"the Ray cluster gave out: {reason}"
@@ -96,16 +96,16 @@ class Remote:
             ray.shutdown()
 
 
-def worker_starter(ray: Any, task: Task) -> tuple[Callable[[], Any], int]:
+def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
     """A function that starts a worker, and how many fit: one for every GPU or core."""
     resources = ray.cluster_resources()
     gpus = 0 if task.how.device == "cpu" else int(resources.get("GPU", 0))
     needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
-    actor = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(Worker)
+    actor = ray.remote(**needs, max_restarts=-1, max_task_retries=-1)(RayWorker)
     return partial(actor.remote, task), max(1, gpus or int(resources.get("CPU", 1)))
 
 
-def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
+def split_into_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
     """Cut items into chunks for workers, with the bytes of those that are not files of their own."""
     chunk: list[Item] = []
     size = 0
@@ -113,25 +113,25 @@ def chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
         try:
             content = item.content()
         except DataError as error:
-            content = partial(fail_to_read, error.message)
+            content = partial(raise_read_error, error.message)
         size += len(content) if isinstance(content, bytes) else 0
         chunk.append(Item(item.name, content))
-        if len(chunk) == CHUNK or size >= SENT:
+        if len(chunk) == WORKER_CHUNK or size >= MAX_SENT_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:
         yield chunk
 
 
-def fail_to_read(message: str) -> NoReturn:
+def raise_read_error(message: str) -> NoReturn:
     """Repeat why an image could not be read. Raises DataError."""
     raise DataError(message)
 
 
-class Worker:
+class RayWorker:
     """One process of the cluster that computes. Ray creates it, and creates it again where it dies."""
 
-    def __init__(self, job: Task) -> None:
+    def __init__(self, job: WorkerTask) -> None:
         import torch
 
         os.chdir(job.place)
@@ -152,7 +152,7 @@ class Worker:
             return type(error).__name__, error.message, error.hint
 
 
-def unpack_answers(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
+def unpack_worker_result(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
     """The answers of a chunk. Raises the VitreousError that `Worker.answer` returned."""
     if isinstance(answers, tuple):
         kind, message, hint = answers

@@ -14,15 +14,21 @@ import os
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import decode_reduced, read_regular, upright_size
-from vitreous.data.decoding.gate import MAX_JPEG_PIXELS, MAX_PIXELS, refuse_costly
-from vitreous.data.decoding.regions import FLIPPED, MIRRORED, Jpeg, parse_plain, reduction_factor
+from vitreous.data.decoding.decode import decode_jpeg_reduced, read_input_file, read_upright_size
+from vitreous.data.decoding.gate import MAX_JPEG_PIXELS, MAX_PIXELS, check_decoding_cost
+from vitreous.data.decoding.regions import (
+    FLIPPED_ORIENTATIONS,
+    MIRRORED_ORIENTATIONS,
+    LazyJpeg,
+    choose_reduction_factor,
+    parse_plain_jpeg,
+)
 from vitreous.data.modalities.base import Preprocess, image_to_array
 from vitreous.data.modalities.planar import PlanarPreprocess
-from vitreous.errors import printable
+from vitreous.errors import escape_unprintable
 
 
-def read(
+def read_model_input(
     raw: bytes | np.ndarray | Image.Image | str | os.PathLike[str],
     preprocess: Preprocess,
     name: str | None = None,
@@ -35,42 +41,42 @@ def read(
     decoded small: on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none
     by more than 14.
     """
-    planar = preprocess.for_reduced_reading()
+    planar = preprocess.for_reduced_decoding()
     if exact or planar is None or isinstance(raw, (np.ndarray, Image.Image)):
         return preprocess.to_array(preprocess.decode(raw, name))
-    name = name or ("image" if isinstance(raw, bytes) else printable(raw))
-    content = raw if isinstance(raw, bytes) else read_regular(raw)
-    refuse_costly(content, name)
+    name = name or ("image" if isinstance(raw, bytes) else escape_unprintable(raw))
+    content = raw if isinstance(raw, bytes) else read_input_file(raw)
+    check_decoding_cost(content, name)
     if content.startswith(b"\xff\xd8"):
-        if header := parse_plain(content, planar.channels, name, exact=False):
-            if (small := read_reduced(header, planar)) is not None:
+        if header := parse_plain_jpeg(content, planar.channels, name, exact=False):
+            if (small := read_reduced_jpeg(header, planar)) is not None:
                 return small
-        elif math.prod(upright_size(content, name, MAX_JPEG_PIXELS)) > MAX_PIXELS:
-            return read_large(content, planar, name, exact, MAX_PIXELS)
+        elif math.prod(read_upright_size(content, name, MAX_JPEG_PIXELS)) > MAX_PIXELS:
+            return read_large_jpeg(content, planar, name, exact, MAX_PIXELS)
     return preprocess.to_array(preprocess.decode(content, name))
 
 
-def read_large(content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, most: int) -> np.ndarray:
+def read_large_jpeg(content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, most: int) -> np.ndarray:
     """A JPEG of more than `most` pixels -> (C, *image): decoded at 1/2, 1/4 or 1/8, so that no more are in memory.
     Raises DataError for what cannot be read."""
-    header = None if exact else parse_plain(content, preprocess.channels, name, exact=False)
-    if header is not None and (small := read_reduced(header, preprocess)) is not None:
+    header = None if exact else parse_plain_jpeg(content, preprocess.channels, name, exact=False)
+    if header is not None and (small := read_reduced_jpeg(header, preprocess)) is not None:
         return small
-    return preprocess.to_array(preprocess.decode(decode_reduced(content, preprocess.channels, name, most), name))
+    return preprocess.to_array(preprocess.decode(decode_jpeg_reduced(content, preprocess.channels, name, most), name))
 
 
-def read_reduced(jpeg: Jpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
+def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
     """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
     left, top, right, bottom = preprocess.crop_box(jpeg.size)
-    plane = preprocess.plane_of(jpeg.size)
-    factor = reduction_factor((int(bottom - top), int(right - left)), plane)
+    plane = preprocess.choose_plane(jpeg.size)
+    factor = choose_reduction_factor((int(bottom - top), int(right - left)), plane)
     pixels = jpeg.read(jpeg.layout.size[1], factor) if factor > 1 else None
     if pixels is None:
         return None
-    pixels = jpeg.coloured(np.ascontiguousarray(jpeg.upright(pixels)))
+    pixels = jpeg.convert_channels(np.ascontiguousarray(jpeg.rotate_upright(pixels)))
     # the decoder rounds sizes up: what is over lies at the right and at the bottom as stored
-    over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED else 0.0
-    over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED else 0.0
+    over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED_ORIENTATIONS else 0.0
+    over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED_ORIENTATIONS else 0.0
     box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)
     small = Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
     return image_to_array(preprocess.resample(small, box, plane))

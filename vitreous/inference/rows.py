@@ -14,15 +14,15 @@ import numpy as np
 
 from vitreous.inference.predict import Embedding, stack_embeddings
 from vitreous.system.disk import is_utf8
-from vitreous.tasks.predictions import error_column, path_columns
+from vitreous.tasks.predictions import build_error_column, build_path_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PART = 4096  # rows of a part of a file
+ROWS_PER_CHUNK = 4096  # rows of a part of a file
 
 
-class Kind(Protocol):
+class RowFormat(Protocol):
     """How the answers of a verb are written: `formats`, suffixes of files; `part`, rows that are in memory at a time
     where a format writes many at once. For .csv it has `head`, `cells(row)` and `starts_image(cells)` too, for .parquet
     `table(rows)`: `tasks.base.PredictionFormat` is one."""
@@ -30,18 +30,18 @@ class Kind(Protocol):
     formats: tuple[str, ...]
     part: int
 
-    def plain(self, row: Any, /) -> dict[str, Any]:
+    def to_dict(self, row: Any, /) -> dict[str, Any]:
         """A row as JSON has it, with at least path and error."""
         ...
 
 
-class Embeddings:
+class EmbeddingRows:
     """Rows of `embed`."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
-    part = PART
+    part = ROWS_PER_CHUNK
 
-    def plain(self, row: Embedding) -> dict[str, Any]:
+    def to_dict(self, row: Embedding) -> dict[str, Any]:
         """Path, embedding (null where there is none), error."""
         # as short as float32 allows
         values = None if row.values is None else [float(str(value)) for value in row.values]
@@ -52,16 +52,16 @@ class Embeddings:
         import pyarrow as pa
 
         values = pa.array([row.values for row in rows], pa.list_(pa.float32()))
-        return pa.table({**path_columns(rows), "embedding": values, "error": error_column(rows)})
+        return pa.table({**build_path_columns(rows), "embedding": values, "error": build_error_column(rows)})
 
 
-def line(document: dict[str, Any]) -> bytes:
+def encode_json_line(document: dict[str, Any]) -> bytes:
     """One line of JSON, in ASCII where a path is not UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
-def arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
+def embedding_arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
     """Arrays for npz: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as text."""
     return {
         "embeddings": stack_embeddings(rows),

@@ -17,20 +17,28 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.config import OptionalPath, apply_options
+from vitreous.config import OptionalPath, apply_keyword_options
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.errors import DataError, UsageError, nearest
-from vitreous.generation.samplers import State
+from vitreous.errors import DataError, UsageError, suggest_nearest
+from vitreous.generation.samplers import SamplerState
 from vitreous.generation.settings import SamplingOptions
-from vitreous.inference.image_grid import GIF, MP4, enlarge, frames_of, moving_grid, require_encoder, write_clip
-from vitreous.inference.image_grid import columns_of as columns_of
-from vitreous.inference.image_grid import grid_of as grid_of
-from vitreous.inference.image_grid import picture_of as picture_of
-from vitreous.inference.image_sampler import Canvas, sampler_of
+from vitreous.inference.image_grid import (
+    GIF,
+    MP4,
+    arrange_clip_grid,
+    arrange_image_grid,
+    array_to_frames,
+    array_to_image,
+    check_video_encoder,
+    enlarge_small_images,
+    square_grid_columns,
+    write_clip,
+)
+from vitreous.inference.image_sampler import InpaintingCanvas, build_sampler
 from vitreous.inference.open_model import open_generator
-from vitreous.inference.sample_sizes import MOST_FRAMES, size_to_make, written
-from vitreous.progress import Display, Listener, NullListener
-from vitreous.system.disk import atomic_path, write_error, write_text
+from vitreous.inference.sample_sizes import MAX_SAMPLE_FRAMES, choose_sample_size, format_sample_size
+from vitreous.progress import NullListener, ProgressDisplay, ProgressListener
+from vitreous.system.disk import atomic_path, make_write_error, write_text_atomic
 from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.documents import SampleDocument
 from vitreous.weights.bundle import Bundle
@@ -38,11 +46,11 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from vitreous.keywords import SampleKeywords
 
-CHUNK = 64  # images that are made, and written, at a time
-MOST = 1_000_000  # images of one call
-STRETCH = 4  # columns for a row, or rows for a column, of a grid with a row for each class
-GRIDS = (".png", GIF, MP4)  # files of all images, where other names are folders
-SETTINGS = "samples.json"  # in a folder of images: what they depend on
+SAMPLING_CHUNK = 64  # images that are made, and written, at a time
+MAX_SAMPLES = 1_000_000  # images of one call
+MAX_CLASS_GRID_ASPECT = 4  # columns for a row, or rows for a column, of a grid with a row for each class
+GRID_SUFFIXES = (".png", GIF, MP4)  # files of all images, where other names are folders
+SETTINGS_FILE = "samples.json"  # in a folder of images: what they depend on
 
 
 @dataclass(frozen=True)
@@ -71,10 +79,10 @@ class SampleOptions(SamplingOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.count is not None and not 1 <= self.count <= MOST:
-            raise UsageError(f"--count must be 1 to {MOST:,}, not {self.count}")
-        if self.frames is not None and not 1 <= self.frames <= MOST_FRAMES:
-            raise UsageError(f"--frames must be 1 to {MOST_FRAMES:,}, not {self.frames}")
+        if self.count is not None and not 1 <= self.count <= MAX_SAMPLES:
+            raise UsageError(f"--count must be 1 to {MAX_SAMPLES:,}, not {self.count}")
+        if self.frames is not None and not 1 <= self.frames <= MAX_SAMPLE_FRAMES:
+            raise UsageError(f"--frames must be 1 to {MAX_SAMPLE_FRAMES:,}, not {self.frames}")
         if bool(self.inpaint) != bool(self.mask):
             raise UsageError(
                 "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
@@ -95,18 +103,18 @@ class Sample:
     @property
     def picture(self) -> Image.Image:
         """The image as Pillow has it. Raises UsageError for channels that are no colours."""
-        return picture_of(self.image)
+        return array_to_image(self.image)
 
     @property
     def frames(self) -> list[Image.Image]:
         """The T frames of a clip, or the image alone. Raises UsageError as `picture`."""
-        return frames_of(self.image)
+        return array_to_frames(self.image)
 
 
 class Generator:
     """A model ready to make images of `size` pixels, as in 64x48, or clips of `frames` (None: as it learned from);
     `vae` takes the place of the autoencoder that its run names. `note` hears that it did not learn from such a size.
-    Raises UsageError as `size_to_make`, and raises as `sampler_of`."""
+    Raises UsageError as `choose_sample_size`, and raises as `build_sampler`."""
 
     def __init__(
         self,
@@ -121,15 +129,15 @@ class Generator:
     ) -> None:
         self.bundle, self.classes = bundle, bundle.task.classes
         self.clips = bundle.preprocess.is_animated
-        self.sampler = sampler_of(bundle, device, precision, vae)
+        self.sampler = build_sampler(bundle, device, precision, vae)
         self.process = self.sampler.process
-        self.sampler.image = size_to_make(bundle, size, frames, self.sampler.stride, note)
+        self.sampler.image = choose_sample_size(bundle, size, frames, self.sampler.stride, note)
         self.moving = self.clips and self.sampler.image[0] > 1
 
     @property
     def size(self) -> str:
         """What is made, in pixels: `64x48`, of clips `8x64x48`."""
-        return written(self.sampler.image, self.sampler.stride)
+        return format_sample_size(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
         """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
@@ -138,7 +146,7 @@ class Generator:
             raise UsageError("the model makes images of one kind, without classes", "leave --class out")
         for name in names:
             if name not in self.classes:
-                known = nearest(name, self.classes) or f"there are {', '.join(self.classes[:20])}"
+                known = suggest_nearest(name, self.classes) or f"there are {', '.join(self.classes[:20])}"
                 raise UsageError(f"no class {name}", known)
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
@@ -158,28 +166,28 @@ class Generator:
         wanted: Sequence[tuple[int, int]],
         options: SampleOptions,
         on_images: Callable[[float], None] = lambda images: None,
-        on_step: Callable[[slice, State], None] = lambda rows, state: None,
-        canvas: Canvas | None = None,
+        on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
+        canvas: InpaintingCanvas | None = None,
     ) -> Iterator[Sample]:
         """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and `canvas`
         takes the place of that which the options name."""
         labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.canvas(options, len(wanted))
-        noise = None if options.to_seed is None else self.between(labels, numbers, options)
+        noise = None if options.to_seed is None else self.interpolate_noise(labels, numbers, options)
         images = self.sampler.sample(
             labels, numbers, options, on_images=on_images, noise=noise, canvas=canvas, on_step=on_step
         )
         for (label, number), image in zip(wanted, images.movedim(1, -1).numpy(), strict=True):
             yield Sample(image, self.classes[label] if self.classes else "", number)
 
-    def between(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
+    def interpolate_noise(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
         """(n,), (n,) -> (n, C, *image): noise on the great circle from one seed's to the other's, by the number."""
         zero, end = torch.zeros_like(numbers), options.to_seed or 0
         first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
         share = (numbers / ((options.count or 2) - 1)).view(-1, *[1] * (first.dim() - 1)).float()
-        return slerp(first, last, share)
+        return slerp_noise(first, last, share)
 
-    def canvas(self, options: SampleOptions, count: int) -> Canvas | None:
+    def canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
         """What stays as it is of an image that is painted anew in part. Raises DataError for files that are no images,
         UsageError for a mask of another size."""
         if not options.inpaint or not options.mask:
@@ -197,15 +205,15 @@ class Generator:
             raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
         return self.canvas_of(preprocess.to_array(picture), preprocess.to_array(mask), count)
 
-    def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> Canvas:
+    def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
         """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
         mask stays as it is."""
         image = self.bundle.preprocess.normalise(from_numpy(picture)[None])
         given = from_numpy(mask)[None] < 128
-        return Canvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
+        return InpaintingCanvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
 
 
-def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
+def slerp_noise(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
     """(n, ...) twice and shares 0..1 that go over them -> (n, ...): on the great circle from one to the other, of which
     each point is as likely a draw of noise as its ends (arXiv:1609.04468)."""
     axes = tuple(range(1, first.dim()))
@@ -219,7 +227,7 @@ def slerp(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
 def sample(
     run: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
     progress: bool = True,
     **options: Unpack[SampleKeywords],
 ) -> SampleDocument:
@@ -231,26 +239,28 @@ def sample(
     folder, in which each image is CLASS-NUMBER.png, each clip CLASS-NUMBER.gif, and what is there is not made again.
     Raises UsageError, WeightsError, DataError and ResourceError, each with its way out.
     """
-    (asked,) = apply_options("sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress"))
-    display = listener or (Display() if progress else NullListener())
+    (asked,) = apply_keyword_options(
+        "sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress")
+    )
+    display = listener or (ProgressDisplay() if progress else NullListener())
     began, place = time.monotonic(), Path(out)
     bundle = open_generator(run, display.note)
     suffix = place.suffix.lower()
-    check_place(place, bundle.preprocess.is_animated)
+    check_sample_path(place, bundle.preprocess.is_animated)
     generator = Generator(
         bundle, asked.device, asked.precision, asked.vae, frames=asked.frames, size=asked.size, note=display.note
     )
     labels = generator.labels_of(asked.classes)
-    asked.sampler_of(generator.process)
+    asked.resolve_sampler(generator.process)
     wanted = generator.pairs_of(labels, asked)
     asked = replace(asked, count=len(wanted) // len(labels)) if asked.to_seed is not None else asked
-    write = write_grid if suffix in GRIDS else write_folder
+    write = write_sample_grid if suffix in GRID_SUFFIXES else write_sample_folder
     try:
         files = write(place, generator, wanted, asked, display)
     except OSError as error:
-        raise write_error(place, error) from None
+        raise make_write_error(place, error) from None
     finally:
-        if isinstance(display, Display) and listener is None:
+        if isinstance(display, ProgressDisplay) and listener is None:
             display.close()
     return {
         "run": os.fspath(run),
@@ -261,26 +271,26 @@ def sample(
         "frames": generator.sampler.image[0] if generator.clips else None,
         "seeds": [asked.seed] + ([] if asked.to_seed is None else [asked.to_seed]),
         "guidance": asked.guidance,
-        "sampler": asked.sampler_of(generator.process),
+        "sampler": asked.resolve_sampler(generator.process),
         "precision": generator.sampler.precision,
         "seconds": time.monotonic() - began,
     }
 
 
-def check_place(place: Path, clips: bool) -> None:
+def check_sample_path(place: Path, clips: bool) -> None:
     """Raise UsageError for a file that no images can be written to, and for a moving one of pictures; ResourceError for
     one whose encoder is not installed."""
     suffix = place.suffix.lower()
     if suffix in (GIF, MP4) and not clips:
         raise UsageError(f"{place} is for clips, and the model makes pictures", "name a .png file, or a folder")
-    if suffix not in GRIDS and place.is_file():
+    if suffix not in GRID_SUFFIXES and place.is_file():
         kinds = ".png, .gif or .mp4" if clips else ".png"
         raise UsageError(f"{place} is a file", f"name a folder, or a file that ends in {kinds} for a grid")
-    require_encoder(suffix)
+    check_video_encoder(suffix)
 
 
-def generate(
-    generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+def generate_with_progress(
+    generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: ProgressListener
 ) -> Iterator[Sample]:
     """The images, chunk by chunk, with progress."""
     done = 0.0
@@ -290,44 +300,56 @@ def generate(
         done += images
         listener.progress("sample", min(int(done), len(wanted)), len(wanted))
 
-    chunk = max(1, CHUNK // generator.sampler.image[0]) if generator.clips else CHUNK
+    chunk = max(1, SAMPLING_CHUNK // generator.sampler.image[0]) if generator.clips else SAMPLING_CHUNK
     for low in range(0, len(wanted), chunk):
         yield from generator.make(wanted[low : low + chunk], asked, count)
 
 
-def write_grid(
-    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+def write_sample_grid(
+    place: Path,
+    generator: Generator,
+    wanted: Sequence[tuple[int, int]],
+    asked: SampleOptions,
+    listener: ProgressListener,
 ) -> list[str]:
     """Write one picture or clip, as near a square as can be, with a row for each class where that is no strip; a
     picture of clips has the frames of each in a row. Raises OSError."""
-    samples = list(generate(generator, wanted, asked, listener))
+    samples = list(generate_with_progress(generator, wanted, asked, listener))
     images, captions = [one.frames for one in samples], [one.name for one in samples]
-    columns, suffix = choose_columns(wanted), place.suffix.lower()
+    columns, suffix = choose_grid_columns(wanted), place.suffix.lower()
     captions = captions if any(captions) else []
     place.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(place) as temporary:
         if suffix in (GIF, MP4):
-            write_clip(temporary, suffix, moving_grid(images, columns, captions))
+            write_clip(temporary, suffix, arrange_clip_grid(images, columns, captions))
         else:
-            pictures = enlarge([frame for frames in images for frame in frames])
+            pictures = enlarge_small_images([frame for frames in images for frame in frames])
             length = len(images[0])
             named = [name if place == 0 else "" for name in captions for place in range(length)]
-            grid_of(pictures, length if generator.moving else columns, named).save(temporary, "PNG")
+            arrange_image_grid(pictures, length if generator.moving else columns, named).save(temporary, "PNG")
     return [os.fspath(place)]
 
 
-def choose_columns(wanted: Sequence[tuple[int, int]]) -> int:
+def choose_grid_columns(wanted: Sequence[tuple[int, int]]) -> int:
     """Columns of a grid of (class, number) pairs by class: a row for each class where all have as many and neither rows
     nor columns are more than STRETCH times the others, else about as many columns as rows."""
     counts = Counter(label for label, _ in wanted)
     most, classes = max(counts.values()), len(counts)
-    if classes > 1 and min(counts.values()) == most and 1 / STRETCH <= most / classes <= STRETCH:
+    if (
+        classes > 1
+        and min(counts.values()) == most
+        and 1 / MAX_CLASS_GRID_ASPECT <= most / classes <= MAX_CLASS_GRID_ASPECT
+    ):
         return most
-    return columns_of(len(wanted))
+    return square_grid_columns(len(wanted))
 
 
-def write_folder(
-    place: Path, generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: Listener
+def write_sample_folder(
+    place: Path,
+    generator: Generator,
+    wanted: Sequence[tuple[int, int]],
+    asked: SampleOptions,
+    listener: ProgressListener,
 ) -> list[str]:
     """Write a picture for each image, or clip of one frame, or a GIF for each clip, that is not there yet. Raises
     OSError, and UsageError for a folder of images that were made otherwise."""
@@ -338,18 +360,18 @@ def write_folder(
     settings |= {"frames": generator.sampler.image[0]} if generator.clips else {}
     other = generator.sampler.image[-2:] != tuple(generator.bundle.model.config.image[-2:])
     settings |= {"size": generator.size} if other else {}
-    settings = json.loads(json.dumps(settings | {"model": digest(generator.bundle)}))
-    note = place / SETTINGS
+    settings = json.loads(json.dumps(settings | {"model": get_model_version(generator.bundle)}))
+    note = place / SETTINGS_FILE
     if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
         raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
-    write_text(note, json.dumps(settings, indent=2) + "\n")
-    stems = file_stems(generator.classes)
+    write_text_atomic(note, json.dumps(settings, indent=2) + "\n")
+    stems = build_file_stems(generator.classes)
     suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
     paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
     lacking = [pair for pair in wanted if not paths[pair].is_file()]
     if len(lacking) < len(wanted):
         listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} are there already")
-    for pair, one in zip(lacking, generate(generator, lacking, asked, listener), strict=True):
+    for pair, one in zip(lacking, generate_with_progress(generator, lacking, asked, listener), strict=True):
         with atomic_path(paths[pair]) as temporary:
             if generator.moving:
                 write_clip(temporary, suffix, one.frames)
@@ -358,14 +380,14 @@ def write_folder(
     return [os.fspath(path) for path in paths.values()]
 
 
-def file_stems(classes: Sequence[str]) -> list[str]:
+def build_file_stems(classes: Sequence[str]) -> list[str]:
     """How the files of each class are called: by its name as far as file systems take it, all different."""
     stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
     return [f"{stem}-{number}" if stems.count(stem) > 1 else stem for number, stem in enumerate(stems)]
 
 
-def digest(bundle: Bundle) -> str:
+def get_model_version(bundle: Bundle) -> str:
     """What tells a model from others: the version of its card."""
-    from vitreous.inference.card import card_of
+    from vitreous.inference.card import build_card
 
-    return card_of(bundle).version
+    return build_card(bundle).version

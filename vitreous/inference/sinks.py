@@ -23,16 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.config import Json
-from vitreous.errors import UsageError, printable
-from vitreous.inference.parts import CocoParts, NpzParts, ParquetParts, Parts
-from vitreous.inference.rows import Kind, line
-from vitreous.system.disk import write_error, write_text
-from vitreous.system.tables import as_csv
+from vitreous.errors import UsageError, escape_unprintable
+from vitreous.inference.parts import ChunkedOutputFile, CocoOutputFile, NpzOutputFile, ParquetOutputFile
+from vitreous.inference.rows import RowFormat, encode_json_line
+from vitreous.system.disk import make_write_error, write_text_atomic
+from vitreous.system.tables import format_csv
 
-ANEW = "remove it to begin anew, or name another file with --out"
+NEW_FILE_HINT = "remove it to begin anew, or name another file with --out"
 
 
-class AnswerFile:
+class OutputFile:
     """One file, what made it, and its rows so far. `made_by`: model and options, as JSON has them.
 
     Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for
@@ -40,31 +40,35 @@ class AnswerFile:
     there is nothing left to do.
     """
 
-    def __init__(self, path: str, kind: Kind, made_by: dict[str, Any], resume: bool = False) -> None:
+    def __init__(self, path: str, kind: RowFormat, made_by: dict[str, Any], resume: bool = False) -> None:
         suffix = os.path.splitext(path)[1].lower()
         if suffix not in kind.formats:
-            raise UsageError(f"--out {printable(path)}: cannot tell the format", f"end it in {', '.join(kind.formats)}")
+            raise UsageError(
+                f"--out {escape_unprintable(path)}: cannot tell the format", f"end it in {', '.join(kind.formats)}"
+            )
         self.path, self.made_by, self.described = path, made_by, Path(f"{path}.job.json")
         before = self.read_description()
         unfinished = before is not None and not before.get("finished")
         if unfinished and not resume:
-            hint = f"continue it with --resume, or {ANEW}"
-            raise UsageError(f"{printable(path)} was begun and is not finished", hint)
+            hint = f"continue it with --resume, or {NEW_FILE_HINT}"
+            raise UsageError(f"{escape_unprintable(path)} was begun and is not finished", hint)
         if resume and before is None and os.path.lexists(path):
-            raise UsageError(f"{self.described.name} is not there: nobody knows what made {printable(path)}", ANEW)
+            raise UsageError(
+                f"{self.described.name} is not there: nobody knows what made {escape_unprintable(path)}", NEW_FILE_HINT
+            )
         resume = resume and before is not None
-        if resume and before and (other := differing(before.get("made_by", {}), made_by)):
-            raise UsageError(f"{printable(path)} was begun otherwise: {other}", ANEW)
+        if resume and before and (other := describe_differences(before.get("made_by", {}), made_by)):
+            raise UsageError(f"{escape_unprintable(path)} was begun otherwise: {other}", NEW_FILE_HINT)
         self.finished = resume and not unfinished
         self.rows, self.bad = (int(before["rows"]), int(before["unreadable"])) if before and self.finished else (0, 0)
         try:
             if not self.finished:
                 if not resume:
-                    remove_answers(path)
-                write_text(self.described, self.document(False))
+                    remove_output_file(path)
+                write_text_atomic(self.described, self.document(False))
                 self.sink = SINKS[suffix](path, kind)
         except OSError as error:
-            raise write_error(path, error) from None
+            raise make_write_error(path, error) from None
 
     def read_description(self) -> dict[str, Any] | None:
         """The job file, or None where there is none. Raises UsageError for one that cannot be read."""
@@ -75,7 +79,7 @@ class AnswerFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            raise UsageError(f"{printable(self.described)} describes no job", ANEW) from None
+            raise UsageError(f"{escape_unprintable(self.described)} describes no job", NEW_FILE_HINT) from None
         return document
 
     def document(self, finished: bool) -> str:
@@ -88,9 +92,11 @@ class AnswerFile:
         for name, failed in () if self.finished else self.sink.written():
             item = next(items, None)
             if item is None or item.name != name:
-                position = "the images end before" if item is None else f"now comes {printable(item.name)}"
-                message = f"{printable(self.path)}, image {self.rows + 1}, is {printable(name)}; {position}"
-                raise UsageError(message, ANEW)
+                position = "the images end before" if item is None else f"now comes {escape_unprintable(item.name)}"
+                message = (
+                    f"{escape_unprintable(self.path)}, image {self.rows + 1}, is {escape_unprintable(name)}; {position}"
+                )
+                raise UsageError(message, NEW_FILE_HINT)
             self.rows, self.bad = self.rows + 1, self.bad + failed
         return items
 
@@ -99,7 +105,7 @@ class AnswerFile:
         try:
             self.sink.add(rows)
         except OSError as error:
-            raise write_error(self.path, error) from None
+            raise make_write_error(self.path, error) from None
         self.rows += len(rows)
         self.bad += sum(row.error is not None for row in rows)
 
@@ -107,9 +113,9 @@ class AnswerFile:
         """Complete the file on the disk, and record that it is finished. Raises ResourceError."""
         try:
             self.sink.finish()
-            write_text(self.described, self.document(True))
+            write_text_atomic(self.described, self.document(True))
         except OSError as error:
-            raise write_error(self.path, error) from None
+            raise make_write_error(self.path, error) from None
 
     def close(self) -> None:
         """Keep what was written."""
@@ -117,20 +123,20 @@ class AnswerFile:
             self.sink.close()
 
 
-def differing(before: dict[str, Any], made_by: dict[str, Any]) -> str:
+def describe_differences(before: dict[str, Any], made_by: dict[str, Any]) -> str:
     """The options of which a file was begun with other values, in words; an empty string where there are none."""
     made_by = json.loads(json.dumps(made_by))
     names = (name for name in {**before, **made_by} if before.get(name) != made_by.get(name))
     return ", ".join(f"{name} {before.get(name)}, now {made_by.get(name)}" for name in names)
 
 
-def remove_answers(path: str) -> None:
+def remove_output_file(path: str) -> None:
     """Remove a file of answers and its parts."""
     shutil.rmtree(f"{path}.parts", ignore_errors=True)
     Path(path).unlink(missing_ok=True)
 
 
-class AppendedFile(ABC):
+class AppendableFile(ABC):
     """A file of answers that grows in place: only whole rows are in it, but for a full disk."""
 
     def __init__(self, path: str, kind: Any) -> None:
@@ -161,7 +167,7 @@ class AppendedFile(ABC):
         self.file.close()
 
 
-class Lines(AppendedFile):
+class JsonLinesFile(AppendableFile):
     """JSONL, in place."""
 
     def written(self) -> Iterator[tuple[str, bool]]:
@@ -180,11 +186,11 @@ class Lines(AppendedFile):
 
     def add(self, rows: Sequence[Any]) -> None:
         """Write a line for each."""
-        self.file.write(b"".join(line(self.kind.plain(row)) for row in rows))
+        self.file.write(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
         self.file.flush()
 
 
-class Csv(AppendedFile):
+class CsvFile(AppendableFile):
     """CSV, in place."""
 
     def written(self) -> Iterator[tuple[str, bool]]:
@@ -217,7 +223,7 @@ class Csv(AppendedFile):
 
     def write(self, rows: Sequence[Sequence[str]]) -> None:
         """Write rows, and pass them to the system."""
-        self.file.write(as_csv(rows).encode("utf-8", "surrogateescape"))
+        self.file.write(format_csv(rows).encode("utf-8", "surrogateescape"))
         self.file.flush()
 
     def add(self, rows: Sequence[Any]) -> None:
@@ -225,10 +231,10 @@ class Csv(AppendedFile):
         self.write([row for answer in rows for row in self.kind.cells(answer)])
 
 
-SINKS: dict[str, type[AppendedFile | Parts]] = {
-    ".jsonl": Lines,
-    ".csv": Csv,
-    ".parquet": ParquetParts,
-    ".npz": NpzParts,
-    ".json": CocoParts,
+SINKS: dict[str, type[AppendableFile | ChunkedOutputFile]] = {
+    ".jsonl": JsonLinesFile,
+    ".csv": CsvFile,
+    ".parquet": ParquetOutputFile,
+    ".npz": NpzOutputFile,
+    ".json": CocoOutputFile,
 }

@@ -31,26 +31,26 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.clip_views import ClipViews
-from vitreous.data.decoding.decode import MAX_BYTES, SUFFIXES, open_regular, reason
-from vitreous.data.layouts.folder import natural, walk
-from vitreous.data.layouts.tars import COMPRESSED
-from vitreous.data.layouts.tars import expand as braced
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, MAX_FILE_BYTES, describe_exception, open_input_file
+from vitreous.data.layouts.folder import list_files_by_suffix, natural_sort_key
+from vitreous.data.layouts.tars import COMPRESSED_SUFFIXES
+from vitreous.data.layouts.tars import expand_braces as braced
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess, open_as_clip
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import MODALITIES
-from vitreous.data.stores.rows import open_parquet
-from vitreous.data.stores.tar import Archive, read_at, stamp
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.inference.reading import read
+from vitreous.data.stores.rows import open_parquet_file
+from vitreous.data.stores.tar import TarArchive, read_archive_bytes, read_file_stamp
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.inference.reading import read_model_input
 
-TABLES, TARS, ROWS = (".csv", ".tsv"), (".tar", *COMPRESSED), (".parquet",)
+TABLE_SUFFIXES, TAR_SUFFIXES, PARQUET_SUFFIXES = (".csv", ".tsv"), (".tar", *COMPRESSED_SUFFIXES), (".parquet",)
 # columns that are taken for the path, best first
-PATHS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
-IMAGES = (*PATHS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
-BLOCK = 2**16  # bytes of a list that are read at a time
-BATCH = 16  # rows of Parquet
-ADVICE = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
+PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
+IMAGE_COLUMNS = (*PATH_COLUMNS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
+LIST_BLOCK_BYTES = 2**16  # bytes of a list that are read at a time
+PARQUET_BATCH_ROWS = 16  # rows of Parquet
+SOURCE_HINT = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,21 @@ class Item:
 def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
     """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
-    return read(content, preprocess, None if isinstance(content, str) else printable(item.name), exact)
+    return read_model_input(
+        content, preprocess, None if isinstance(content, str) else escape_unprintable(item.name), exact
+    )
 
 
 def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
     """A clip as its views (V, C, *image). Raises DataError, with its name."""
     assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
     content = item.content() if item.pixels is None else item.pixels()
-    clip = open_as_clip(content, None if isinstance(content, str) else printable(item.name))
+    clip = open_as_clip(content, None if isinstance(content, str) else escape_unprintable(item.name))
     return views.pixels(clip, preprocess)
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """Images that can be iterated any number of times, but for stdin; `count` is None where it is unknown."""
 
     parts: tuple[Callable[[], Iterator[Item]], ...]
@@ -92,12 +94,12 @@ class Source:
             yield from part()
 
 
-def source(
+def resolve_image_source(
     words: Sequence[str],
     column: str | None = None,
     lists: Sequence[str] = (),
     preprocess: Preprocess | type[Preprocess] = ImagePreprocess,
-) -> Source:
+) -> ImageSource:
     """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
     `preprocess` is the model's: folders stand for the files in them that it reads, and a table that is such a file, as
     .csv is to a model of signals, is one.
@@ -110,115 +112,122 @@ def source(
         for part, number in resolve_word(word, column, preprocess):
             parts.append(part)
             count = None if count is None or number is None else count + number
-    return Source(tuple(parts), count)
+    return ImageSource(tuple(parts), count)
 
 
-def require_words(words: Sequence[str]) -> None:
+def check_words_exist(words: Sequence[str]) -> None:
     """Raise DataError for a word that is no file, no pattern and no list, before anything is listed."""
     for word in words:
         if word != "-" and word[:1] != "@" and not (os.path.lexists(word) or glob.has_magic(word) or "{" in word):
-            raise DataError(f"no such file: {printable(word)}", ADVICE)
+            raise DataError(f"no such file: {escape_unprintable(word)}", SOURCE_HINT)
 
 
 Modality = Preprocess | type[Preprocess]
-Part = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
+SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
 
 
-def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterator[Part]:
+def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
     """The images that a word stands for. Raises DataError for nothing."""
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
-            raise DataError(f"no such file: {printable(word[1:])}")
-        yield partial(read_list, word.removeprefix("@")), None
+            raise DataError(f"no such file: {escape_unprintable(word[1:])}")
+        yield partial(read_path_list, word.removeprefix("@")), None
     elif os.path.isdir(word):
-        files = preprocess.find_files(word) or walk(word, frozenset((*TARS[:1], *ROWS)))
+        files = preprocess.find_files(word) or list_files_by_suffix(
+            word, frozenset((*TAR_SUFFIXES[:1], *PARQUET_SUFFIXES))
+        )
         if not files:
-            raise DataError(f"no {preprocess.noun} in {printable(word)}", preprocess.folder_hint)
+            raise DataError(f"no {preprocess.noun} in {escape_unprintable(word)}", preprocess.folder_hint)
         yield from resolve_files(files, column, preprocess)
     elif os.path.lexists(word):
         yield from resolve_files([word], column, preprocess)
     elif word.endswith(".tar") and "{" in word:
         files = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in files if not os.path.lexists(path)]:
-            first = printable(missing[0])
+            first = escape_unprintable(missing[0])
             raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
         yield from resolve_files(files, column, preprocess)
     elif glob.has_magic(word):
-        known = (*chain.from_iterable(one.suffixes for one in MODALITIES.values()), *TABLES, *TARS, *ROWS)
+        known = (
+            *chain.from_iterable(one.suffixes for one in MODALITIES.values()),
+            *TABLE_SUFFIXES,
+            *TAR_SUFFIXES,
+            *PARQUET_SUFFIXES,
+        )
         names = glob.iglob(word, recursive=True)
         files = [name for name in names if name.lower().endswith(known) and not os.path.isdir(name)]
         if not files:
-            raise DataError(f"nothing matches {printable(word)}", ADVICE)
-        yield from resolve_files(sorted(files, key=natural), column, preprocess)
+            raise DataError(f"nothing matches {escape_unprintable(word)}", SOURCE_HINT)
+        yield from resolve_files(sorted(files, key=natural_sort_key), column, preprocess)
     else:
-        raise DataError(f"no such file: {printable(word)}", ADVICE)
+        raise DataError(f"no such file: {escape_unprintable(word)}", SOURCE_HINT)
 
 
-def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[Part]:
+def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
     """Files of any kind, neighbours that are images together; of archives the members that a model reads."""
-    for suffix, group in groupby(files, partial(suffix_of, preprocess=preprocess)):
+    for suffix, group in groupby(files, partial(find_container_suffix, preprocess=preprocess)):
         paths = list(group)
         if not suffix:
-            yield partial(as_files, paths), len(paths)
+            yield partial(build_file_items, paths), len(paths)
             continue
         reader = (
-            partial(read_archive, endings=preprocess.archive_suffixes())
-            if suffix in TARS
-            else partial(read_table if suffix in TABLES else read_rows, column=column)
+            partial(read_tar_images, endings=preprocess.archive_suffixes())
+            if suffix in TAR_SUFFIXES
+            else partial(read_path_table if suffix in TABLE_SUFFIXES else read_parquet_images, column=column)
         )
         for path in paths:
             yield partial(reader, path), None
 
 
-def suffix_of(file: str, preprocess: Modality) -> str:
+def find_container_suffix(file: str, preprocess: Modality) -> str:
     """The suffix of a table, an archive or rows; an empty string for what a model reads."""
     if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
-    known = (suffix for suffix in (*TABLES, *TARS, *ROWS) if file.lower().endswith(suffix))
+    known = (suffix for suffix in (*TABLE_SUFFIXES, *TAR_SUFFIXES, *PARQUET_SUFFIXES) if file.lower().endswith(suffix))
     return "" if os.path.isdir(file) else next(known, "")
 
 
-def as_files(paths: Sequence[str]) -> Iterator[Item]:
+def build_file_items(paths: Sequence[str]) -> Iterator[Item]:
     """Paths, under their own names."""
     return (Item(path, path) for path in paths)
 
 
-def open_file(path: str) -> BinaryIO:
+def open_image_file(path: str) -> BinaryIO:
     """A regular file, for reading. Raises DataError."""
     try:
-        return open_regular(path)
+        return open_input_file(path)
     except OSError as error:
-        raise DataError(f"{printable(path)}: cannot be read ({reason(error)})") from None
+        raise DataError(f"{escape_unprintable(path)}: cannot be read ({describe_exception(error)})") from None
 
 
-def read_list(path: str) -> Iterator[Item]:
+def read_path_list(path: str) -> Iterator[Item]:
     """The paths in a list, `-` for stdin; empty lines stand for nothing."""
     with ExitStack() as stack:
-        file = sys.stdin.buffer if path == "-" else stack.enter_context(open_file(path))
+        file = sys.stdin.buffer if path == "-" else stack.enter_context(open_image_file(path))
         rest, end = b"", b""
-        while block := file.read(BLOCK):
+        while block := file.read(LIST_BLOCK_BYTES):
             end = end or (b"\0" if b"\0" in block else b"\n" if b"\n" in block else b"")
             *lines, rest = (rest + block).split(end) if end else [rest + block]
-            yield from paths_in(lines, end)
-        yield from paths_in([rest], end)
+            yield from parse_path_lines(lines, end)
+        yield from parse_path_lines([rest], end)
 
 
-def paths_in(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
+def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
     """The paths in lines of a list, which end in `end`."""
     for line in lines:
         if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
             yield Item(path, path)
 
 
-def read_table(path: str, column: str | None) -> Iterator[Item]:
+def read_path_table(path: str, column: str | None) -> Iterator[Item]:
     """The paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
-    home, name = os.path.dirname(path), printable(path)
-    open_file(path).close()
+    home, name = os.path.dirname(path), escape_unprintable(path)
+    open_image_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         reader = csv.reader(file, delimiter="\t" if path.lower().endswith(".tsv") else ",", strict=True)
         try:
             head = next(reader, list[str]())
-            place = head.index(choose_column(name, head, column, PATHS))
+            place = head.index(choose_column(name, head, column, PATH_COLUMNS))
             for row in reader:
                 if not row:
                     continue
@@ -233,10 +242,10 @@ def read_table(path: str, column: str | None) -> Iterator[Item]:
 
 def choose_column(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
     """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
-    listing = ", ".join(map(printable, columns)) or "none"
+    listing = ", ".join(map(escape_unprintable, columns)) or "none"
     if column is not None:
         if column not in columns:
-            message = f"{name} has no column {printable(column)}; there are {listing}"
+            message = f"{name} has no column {escape_unprintable(column)}; there are {listing}"
             raise UsageError(message, "name one of them with --column")
         return column
     by_name = {one.strip().lower(): one for one in reversed(columns)}
@@ -246,58 +255,60 @@ def choose_column(name: str, columns: Sequence[str], column: str | None, known: 
     return best
 
 
-def read_archive(path: str, endings: frozenset[str] = SUFFIXES) -> Iterator[Item]:
+def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
     """The images in a tar archive whose names end in one of `endings`, called ARCHIVE/NAME. Raises DataError for what
     is none, or not whole."""
-    known = stamp(Path(path))
+    known = read_file_stamp(Path(path))
     if not known.size:
-        raise DataError(f"{printable(path)}: empty file", "copy it anew, or leave it out")
-    with Archive(Path(path), known, Counter()) as archive:
+        raise DataError(f"{escape_unprintable(path)}: empty file", "copy it anew, or leave it out")
+    with TarArchive(Path(path), known, Counter()) as archive:
         for member in archive.members():
             name = os.fsdecode(member.name)
             base = os.path.basename(name)
             if base.lower().endswith(tuple(endings)) and not base.startswith("."):
                 called = f"{path}/{name}"
-                yield Item(called, partial(member_bytes, path, known, member.start, member.size, called))
+                yield Item(called, partial(read_member_bytes, path, known, member.start, member.size, called))
 
 
-def member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
+def read_member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
     """The bytes of a member. Raises DataError."""
-    if not 0 < size <= MAX_BYTES:
-        raise DataError(f"{printable(called)}: " + (f"larger than {MAX_BYTES >> 20} MiB" if size else "empty file"))
-    return read_at(path, known, start, size)
+    if not 0 < size <= MAX_FILE_BYTES:
+        raise DataError(
+            f"{escape_unprintable(called)}: " + (f"larger than {MAX_FILE_BYTES >> 20} MiB" if size else "empty file")
+        )
+    return read_archive_bytes(path, known, start, size)
 
 
-def read_rows(path: str, column: str | None) -> Iterator[Item]:
+def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
     """The images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError, UsageError."""
     import pyarrow as pa
 
-    home, number, name = os.path.dirname(path), 0, printable(path)
-    with open_parquet(Path(path)) as parquet:
+    home, number, name = os.path.dirname(path), 0, escape_unprintable(path)
+    with open_parquet_file(Path(path)) as parquet:
         schema, types = parquet.schema_arrow, pa.types
         texts = [one.name for one in schema if types.is_string(one.type)]
         holds = (types.is_binary, types.is_large_binary, types.is_large_string, types.is_struct)
         own = [one.name for one in schema if any(kind(one.type) for kind in holds)]
         if column is None and len(own) == 1:
             column = own[0]
-        column = choose_column(name, [*own, *texts], column, IMAGES)
-        with closing(parquet.iter_batches(BATCH, columns=[column], use_threads=False)) as batches:
+        column = choose_column(name, [*own, *texts], column, IMAGE_COLUMNS)
+        with closing(parquet.iter_batches(PARQUET_BATCH_ROWS, columns=[column], use_threads=False)) as batches:
             for batch in batches:
                 for value in batch.column(0).to_pylist():
-                    yield item_of_row(value, f"{path}, row {number}", home)
+                    yield parse_parquet_value(value, f"{path}, row {number}", home)
                     number += 1
 
 
-def item_of_row(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
+def parse_parquet_value(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
     """The image that a value of Parquet is."""
     content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):
         content, where = None, content
     if content is None and where:
         return Item(where, os.path.join(home, where))
-    return Item(called, content if content else partial(fail_missing, called))
+    return Item(called, content if content else partial(raise_missing_image, called))
 
 
-def fail_missing(called: str) -> bytes:
+def raise_missing_image(called: str) -> bytes:
     """Fail for a missing image. Raises DataError."""
-    raise DataError(f"{printable(called)}: no image")
+    raise DataError(f"{escape_unprintable(called)}: no image")

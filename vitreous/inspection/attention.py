@@ -12,34 +12,34 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.hooks import AttentionCall, watch
+from vitreous.inspection.hooks import AttentionCall, visit_attention_calls
 from vitreous.models.base import VisionModel
 
-INSTEAD = "distance, filters, positions, features and similarity work for it"
+ALTERNATIVES_HINT = "distance, filters, positions, features and similarity work for it"
 
 
-def attention(
+def compute_attention_maps(
     model: VisionModel[Any], images: Tensor, layers: Iterable[int], queries: Tensor | None = None
 ) -> dict[int, Tensor]:
     """Return block index -> (B, h, T) float32 attention of each head in `layers` (from 0); rows sum to one, prefix
     tokens first.
 
-    The query is what the answer is read from (`start`), or `queries` (T,), a share of each token. Raises UsageError for
-    a model without attention, and for a block whose tokens see rows, columns or windows only.
+    The query is what the answer is read from (`get_readout_weights`), or `queries` (T,), a share of each token. Raises
+    UsageError for a model without attention, and for a block whose tokens see rows, columns or windows only.
     """
     wanted, weights = set(layers), {}
 
     def collect(look: AttentionCall) -> None:
         if look.layer in wanted:
-            far_sighted(look, model)
-            asked = start(model, look) if queries is None else queries.to(look.x.device)
-            weights[look.layer] = row(look, asked.expand(len(look.x), -1))
+            require_global_attention(look, model)
+            asked = get_readout_weights(model, look) if queries is None else queries.to(look.x.device)
+            weights[look.layer] = average_query_attention(look, asked.expand(len(look.x), -1))
 
-    watch(model, images, collect)
+    visit_attention_calls(model, images, collect)
     return weights
 
 
-def start(model: VisionModel[Any], look: AttentionCall) -> Tensor:
+def get_readout_weights(model: VisionModel[Any], look: AttentionCall) -> Tensor:
     """Return (T,) float32 with sum one: the tokens that the answer is read from, after the last block.
 
     The class token where it is pooled, else all patches alike. A distillation token is not counted.
@@ -53,7 +53,7 @@ def start(model: VisionModel[Any], look: AttentionCall) -> Tensor:
     return weights
 
 
-def row(look: AttentionCall, queries: Tensor) -> Tensor:
+def average_query_attention(look: AttentionCall, queries: Tensor) -> Tensor:
     """(B, T) shares of queries -> (B, h, T): sum_q queries[q] A[h, q]. Queries without a share are not computed."""
     asked = queries.any(0).nonzero()[:, 0]
     low, high = int(asked[0]), int(asked[-1]) + 1
@@ -63,18 +63,20 @@ def row(look: AttentionCall, queries: Tensor) -> Tensor:
     return sum(parts, torch.zeros(()))
 
 
-def far_sighted(look: AttentionCall, model: VisionModel[Any]) -> None:
+def require_global_attention(look: AttentionCall, model: VisionModel[Any]) -> None:
     """Raise UsageError for an attention that does not see all tokens, naming blocks that do."""
     if look.span == "all":
         return
     lines, slots = "its row and then its column", "its time slot and then its place at all times"
     seen = {"row": lines, "column": lines, "space": slots, "time": slots}.get(look.span, "its window")
     blocks = model.config.attention.global_blocks
-    hint = f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else INSTEAD
+    hint = (
+        f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else ALTERNATIVES_HINT
+    )
     raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)
 
 
-def segments(maps: Tensor, mass: float = 0.6) -> Tensor:
+def threshold_attention_mass(maps: Tensor, mass: float = 0.6) -> Tensor:
     """(..., N) nonnegative weights of patches -> (..., N) bool: the fewest patches with a share `mass` of the sum.
 
     Leave out prefix tokens before. Where all weights are zero no patch is kept. Raises UsageError for a mass that is

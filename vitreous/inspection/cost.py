@@ -16,17 +16,17 @@ from torch.utils._pytree import tree_leaves
 
 from vitreous.inspection.hooks import eval_mode
 from vitreous.models.base import VisionModel
-from vitreous.system.machine import free_memory
+from vitreous.system.machine import get_free_memory
 
-SIZES = (64, 128, 224, 384, 512)  # as in the paper
-MOST = 4096  # images in a batch that are tried or told
-MOST_TIMED = 64  # of a CPU: more are not faster
-SPARE = 0.8  # share of a CPU's free memory that a batch may take
-TURN = 0.2  # seconds that a batch is repeated for
+DEFAULT_IMAGE_SIZES = (64, 128, 224, 384, 512)  # as in the paper
+MAX_TRIED_BATCH_SIZE = 4096  # images in a batch that are tried or told
+MAX_CPU_BATCH_SIZE = 64  # of a CPU: more are not faster
+CPU_MEMORY_SHARE = 0.8  # share of a CPU's free memory that a batch may take
+TIMING_SECONDS = 0.2  # seconds that a batch is repeated for
 
 
 @dataclass
-class Cost:
+class InferenceCost:
     """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and `memory` in bytes.
 
     `memory` is held beyond the model. `rate`: images per second by batch size. `largest`: images in the largest batch,
@@ -48,16 +48,16 @@ class Cost:
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
-def sizes(model: VisionModel[Any], wanted: Sequence[int] = SIZES) -> list[tuple[int, ...]]:
+def round_image_sizes(model: VisionModel[Any], wanted: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
     """Return square image sizes near `wanted` pixels, multiples of the patch, each once; of clips and volumes with the
     model's own frames and slices, of signals lengths."""
     own, patch = model.config.image[:-2], model.config.patch[-2:]
     return sorted({(*own, *(max(1, round(size / p)) * p for p in patch)) for size in wanted})
 
 
-def costs(
+def measure_inference_costs(
     model: VisionModel[Any], wanted: Sequence[tuple[int, ...]], batches: Sequence[int] = (), seconds: float = 60.0
-) -> Iterator[Cost]:
+) -> Iterator[InferenceCost]:
     """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
     `batches` are tried as they are, without those that do not fit in memory; by default powers of two for an even share
@@ -69,33 +69,35 @@ def costs(
         if not batches and 3 * work * pace > left:  # memory, warming up and timing: three passes
             return
         began = time.perf_counter()
-        cost = measured(model, image, batches, left / (len(wanted) - number))
+        cost = measure_inference_cost(model, image, batches, left / (len(wanted) - number))
         left -= time.perf_counter() - began
         pace = max(pace, 1 / (cost.best[1] * work)) if cost.rate else pace
         yield cost
 
 
-def measured(model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float) -> Cost:
+def measure_inference_cost(
+    model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float
+) -> InferenceCost:
     """Return the cost of one size, in about `seconds` unless `batches` are named."""
     c, own = model.config, next(model.parameters())
     tokens = c.prefix + math.prod(-(-side // p) for side, p in zip(image, c.patch, strict=True))
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
     began = time.perf_counter()
     with eval_mode(model):
-        one = held_by_operation(model, black)
-        cost = Cost(image, tokens, c.macs(image), max(one))
-        gpu, free = own.is_cuda, free_memory(str(own.device))
+        one = trace_memory_by_operation(model, black)
+        cost = InferenceCost(image, tokens, c.macs(image), max(one))
+        gpu, free = own.is_cuda, get_free_memory(str(own.device))
         if not gpu:
-            two = held_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
-            cost.largest = largest_within(int(SPARE * free), one, two)
+            two = trace_memory_by_operation(model, black.expand(2, *black.shape[1:]).contiguous())
+            cost.largest = find_max_batch_size(int(CPU_MEMORY_SHARE * free), one, two)
         cost.tried = gpu
-        room = MOST if gpu else cost.largest or MOST_TIMED
-        for size in batches or powers(room if gpu else min(room, MOST_TIMED)):
+        room = MAX_TRIED_BATCH_SIZE if gpu else cost.largest or MAX_CPU_BATCH_SIZE
+        for size in batches or list_powers_of_two(room if gpu else min(room, MAX_CPU_BATCH_SIZE)):
             spent = time.perf_counter() - began
-            late = not batches and not gpu and spent + 2 * expected_seconds(cost.rate, size) > seconds
+            late = not batches and not gpu and spent + 2 * estimate_pass_seconds(cost.rate, size) > seconds
             if size > room or late:
                 continue
-            rate = timed(model, black.expand(size, *black.shape[1:]))
+            rate = measure_forward_throughput(model, black.expand(size, *black.shape[1:]))
             if rate is None:
                 break
             cost.rate[size] = rate
@@ -103,7 +105,7 @@ def measured(model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[
     return cost
 
 
-def expected_seconds(rate: Mapping[int, float], size: int) -> float:
+def estimate_pass_seconds(rate: Mapping[int, float], size: int) -> float:
     """Return how long a pass of `size` images would take by those timed, 0 where none is: what a pass takes whatever
     its batch and what each image adds, by the last two; of one alone in proportion."""
     points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(rate.items()))][-2:]
@@ -111,12 +113,12 @@ def expected_seconds(rate: Mapping[int, float], size: int) -> float:
     return long + (size - many) * max(0.0, long - short) / max(1, many - few)
 
 
-def powers(most: int) -> list[int]:
+def list_powers_of_two(most: int) -> list[int]:
     """Return 1, 2, 4, ... up to `most`."""
     return [2**n for n in range(max(1, most).bit_length())]
 
 
-def timed(model: VisionModel[Any], images: Tensor) -> float | None:
+def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float | None:
     """Return images per second of the fastest pass of (B, C, *image) after a warm-up, within about TURN seconds; None
     when out of memory."""
     cuda, best, began = images.is_cuda, float("inf"), 0.0
@@ -131,7 +133,7 @@ def timed(model: VisionModel[Any], images: Tensor) -> float | None:
             if number:
                 best = min(best, ended - started)
             began = began or ended
-            if number and ended - began > TURN:
+            if number and ended - began > TIMING_SECONDS:
                 break
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -139,32 +141,32 @@ def timed(model: VisionModel[Any], images: Tensor) -> float | None:
     return len(images) / best
 
 
-def held_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
+def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
     """Return the bytes of tensors after each operation of one pass of (B, C, *image), images included, parameters not.
 
     Buffers inside kernels are not counted, and the allocator rounds up.
     """
     known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
-    with Alive(known) as alive:
+    with LiveMemoryTracker(known) as alive:
         alive.see(images)
         model(images)
     return alive.after
 
 
-def largest_within(room: int, one: list[int], two: list[int]) -> int:
+def find_max_batch_size(room: int, one: list[int], two: list[int]) -> int:
     """Return the images, at most MOST, whose pass holds no more than `room` bytes after any operation.
 
     By what passes of one image and of two hold after each: what both hold, as weights that are standardised, no batch
     multiplies.
     """
     if len(one) != len(two):  # other operations: as if everything grew with the batch
-        return min(MOST, room // max(one))
+        return min(MAX_TRIED_BATCH_SIZE, room // max(one))
     growth = [second - first for first, second in zip(one, two, strict=True)]
     fits = [(room - first + more) // more for first, more in zip(one, growth, strict=True) if more > 0]
-    return max(0, min([MOST, *fits])) if room >= max(one) else 0
+    return max(0, min([MAX_TRIED_BATCH_SIZE, *fits])) if room >= max(one) else 0
 
 
-class Alive(TorchDispatchMode):
+class LiveMemoryTracker(TorchDispatchMode):
     """Counts the bytes of storages that are allocated and not yet freed; `after` has those after each
     operation, and `peak` is the most of them."""
 
@@ -194,9 +196,9 @@ class Alive(TorchDispatchMode):
         place, size = storage.data_ptr(), storage.nbytes()
         if place not in self.seen and size:
             self.now += size
-            self.seen[place] = weakref.ref(storage, lambda _: self.gone(place, size))
+            self.seen[place] = weakref.ref(storage, lambda _: self.release_storage(place, size))
 
-    def gone(self, place: int, size: int) -> None:
+    def release_storage(self, place: int, size: int) -> None:
         """Subtract a freed storage."""
         del self.seen[place]
         self.now -= size

@@ -16,16 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.errors import DataError
-from vitreous.inspection.hooks import AttentionCall, Span, grid_of, watch
+from vitreous.inspection.hooks import AttentionCall, Span, get_patch_grid, visit_attention_calls
 from vitreous.models.base import VisionModel
 
 
 @dataclass(frozen=True)
-class Distances:
+class AttentionDistances:
     """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block with fewer does not have.
 
     A row of R is one attention: its block in `layers`, what a query sees in `spans`, and the distance of uniform
-    attention over that in `uniform`. Axial blocks have two rows.
+    attention over that in `uniform_attention_distance`. Axial blocks have two rows.
     """
 
     layers: tuple[int, ...]
@@ -44,7 +44,7 @@ class Distances:
         return self.per_image.std(0, correction=0)
 
 
-def distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> Distances:
+def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> AttentionDistances:
     """How far each head looks in each of the images, (B, C, *image) inputs of one size.
 
     The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels.
@@ -60,18 +60,18 @@ def distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> Distances:
     values: list[Tensor] = []
     rows: list[tuple[int, Span, float]] = []
     for images in batches:
-        grid = grid_of(model, images)
+        grid = get_patch_grid(model, images)
         attentions: list[tuple[int, Span, float]] = []
         batch: list[Tensor] = []
 
         def collect(look: AttentionCall, grid=grid, attentions=attentions, batch=batch) -> None:
             own = look.whole or grid
-            shift = look.windows.shift_of(own) if look.windows else ()
-            reference = uniform(own if look.windows else look.grid, look.patch, look.grid, shift)
+            shift = look.windows.effective_shift(own) if look.windows else ()
+            reference = uniform_attention_distance(own if look.windows else look.grid, look.patch, look.grid, shift)
             attentions.append((look.layer, look.span, reference))
-            batch.append(distance(look, look.patch, own))
+            batch.append(mean_attention_distance(look, look.patch, own))
 
-        watch(model, images, collect)
+        visit_attention_calls(model, images, collect)
         if rows and rows != attentions:
             raise DataError("the images are not all of one size", "take them batch by batch")
         rows = attentions
@@ -81,12 +81,12 @@ def distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> Distances:
     if not values:
         raise DataError("there are no images to look at")
     layers, spans, reference = zip(*rows, strict=True)
-    return Distances(layers, spans, reference, torch.cat(values))
+    return AttentionDistances(layers, spans, reference, torch.cat(values))
 
 
-def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
+def mean_attention_distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
     """Return the (B, h) float64 mean distance of one attention, in pixels of `patch`, for patches in `grid`."""
-    present = existing(look, grid)
+    present = mask_real_patches(look, grid)
     places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
     total = torch.zeros((), dtype=torch.float64)
@@ -98,7 +98,7 @@ def distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...])
     return total / present.sum().cpu()
 
 
-def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
+def mask_real_patches(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     """Return (S, T) float32: one for patches of the image, zero for prefix tokens and the padding of windows."""
     if look.windows is not None:
         present = look.windows.cut(torch.ones(1, *grid, 1)).reshape(-1, look.tokens)
@@ -108,7 +108,7 @@ def existing(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
     return present.to(look.x.device)
 
 
-def uniform(
+def uniform_attention_distance(
     grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = (), shift: tuple[int, ...] = ()
 ) -> float:
     """Return the mean distance in pixels between two patches of the same window, or of the whole grid, itself included.
@@ -119,7 +119,7 @@ def uniform(
     total = count = 0.0
     shift = shift or (0,) * len(grid)
     axes = [
-        lengths(length, size, first)
+        split_window_lengths(length, size, first)
         for length, size, first in zip(grid[-2:], (window or grid)[-2:], shift[-2:], strict=True)
     ]
     for sides in itertools.product(*axes):
@@ -137,6 +137,6 @@ def uniform(
     return total / count
 
 
-def lengths(length: int, size: int, first: int = 0) -> list[int]:
+def split_window_lengths(length: int, size: int, first: int = 0) -> list[int]:
     """Return the lengths of windows of `size` along an axis, after one of `first`: 5, 2 -> [2, 2, 1]."""
     return [first] * (first > 0) + [min(size, length - low) for low in range(first, length, size)]

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.hooks import State, states
+from vitreous.inspection.hooks import ResidualState, visit_residual_states
 from vitreous.models.base import VisionModel
 
-LEAST = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
+LOG_EPSILON = 1e-6  # added to amplitudes before the logarithm, as Park and Kim do
 
 
-class Place(NamedTuple):
+class SpectrumLocation(NamedTuple):
     """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
 
 
-class Spectra:
+class FourierSpectra:
     """Mean log amplitudes of a model's running sum: `add` images batch by batch, then read.
 
     `add` raises UsageError for a model without tokens and for a grid with a side under three.
@@ -34,21 +34,21 @@ class Spectra:
 
     def __init__(self, model: VisionModel[Any]) -> None:
         self.model, self.images = model, 0
-        self.places: list[Place] = []
+        self.places: list[SpectrumLocation] = []
         self.frequency = np.zeros(0)
         self._sums: list[np.ndarray] = []
 
     def add(self, images: Tensor) -> None:
         """Add (B, C, *image), the model's input."""
         rows: list[np.ndarray] = []
-        places: list[Place] = []
+        places: list[SpectrumLocation] = []
 
-        def collect(state: State) -> None:
-            places.append(Place(state.layer, state.after))
-            rows.append(amplitudes(state.patches).sum(0).cpu().numpy())
-            self.frequency = frequencies(state.grid)
+        def collect(state: ResidualState) -> None:
+            places.append(SpectrumLocation(state.layer, state.after))
+            rows.append(compute_log_amplitudes(state.patches).sum(0).cpu().numpy())
+            self.frequency = get_diagonal_frequencies(state.grid)
 
-        states(self.model, images, collect)
+        visit_residual_states(self.model, images, collect)
         if len({row.shape for row in rows}) > 1:
             raise UsageError(
                 "the stages of this model have grids of different sizes, whose spectra have no common axis",
@@ -68,8 +68,9 @@ class Spectra:
         return self.log_amplitude - self.log_amplitude[:, :1]
 
 
-def amplitudes(maps: Tensor) -> Tensor:
-    """(B, *grid, D) -> (B, K) float64: the mean over channels of ln(|F| + 1e-6) at the frequencies of `frequencies`.
+def compute_log_amplitudes(maps: Tensor) -> Tensor:
+    """(B, *grid, D) -> (B, K) float64: the mean over channels of ln(|F| + 1e-6) at the frequencies of
+    `get_diagonal_frequencies`.
 
     The loop it replaces, on a square grid of side n, F the unnormalised 2-D transform of a channel:
         out[b, k] = mean(ln(|F[k, k]| + 1e-6) for F in channels), k = 0 .. ceil(n / 2) - 1
@@ -77,13 +78,13 @@ def amplitudes(maps: Tensor) -> Tensor:
     Over an axis before the last two of the grid, the mean is taken.
     """
     height, width = maps.shape[-3:-1]
-    rows, columns = diagonal((height, width))
+    rows, columns = get_diagonal_indices((height, width))
     spectrum = torch.fft.fft2(maps.float(), dim=(-3, -2))[..., rows, columns, :].abs()
-    logs = (spectrum + LEAST).log().double().mean(-1)  # (B, ..., K)
+    logs = (spectrum + LOG_EPSILON).log().double().mean(-1)  # (B, ..., K)
     return logs.mean(tuple(range(1, logs.ndim - 1))) if logs.ndim > 2 else logs
 
 
-def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the (K,) row and (K,) column indices of the spectrum's diagonal, up to below the shorter side's Nyquist
     frequency.
 
@@ -95,8 +96,9 @@ def diagonal(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return (steps * height / short + 0.5).floor().long(), (steps * width / short + 0.5).floor().long()
 
 
-def frequencies(grid: tuple[int, ...]) -> np.ndarray:
-    """Return (K,) frequencies of `diagonal` in units of pi per patch: 2 k / n for a shorter side of n patches.
+def get_diagonal_frequencies(grid: tuple[int, ...]) -> np.ndarray:
+    """Return (K,) frequencies of `get_diagonal_indices` in units of pi per patch: 2 k / n for a shorter side of n
+    patches.
 
     Raises UsageError for a side under three, which has the constant term alone.
     """

@@ -14,25 +14,25 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import far_sighted, start
+from vitreous.inspection.attention import get_readout_weights, require_global_attention
 from vitreous.inspection.hooks import (
     AttentionCall,
-    branches,
-    core,
     eval_mode,
-    grid_of,
-    has_attention,
-    looker,
-    removing,
-    run,
+    forward_to_last_norm,
+    get_patch_grid,
+    iterate_residual_branches,
+    make_attention_hook,
+    remove_hook_on_exit,
+    require_attention,
+    unwrap_windowed_part,
 )
 from vitreous.models.base import VisionModel
 from vitreous.nn.encoder import Encoder
-from vitreous.nn.frozen import FrozenBranch, Packed
+from vitreous.nn.frozen import FrozenBranch, PackedLinear
 
 
 @dataclass(frozen=True)
-class Relevance:
+class TokenRelevance:
     """Relevance for a class of each image: `rows` (B, T) float32, nonnegative, prefix tokens first.
 
     `classes` (B,) int64, and their `logits` (B,) float32.
@@ -51,36 +51,37 @@ class Relevance:
         return self.rows[:, self.prefix :].unflatten(-1, self.grid)
 
 
-def gradient(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> Relevance:
+def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> TokenRelevance:
     """Return the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
     ones.
 
     With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1),
-    R_0 = I; the result is the row of R_L - I that the answer is read from (`attention.start`). Rows are not normalised.
-    Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no gradients.
+    R_0 = I; the result is the row of R_L - I that the answer is read from (`attention.get_readout_weights`). Rows are
+    not normalised. Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no
+    gradients.
 
     Raises UsageError for a model without attention or head, with blocks that do not see everything, or with packed
     products.
     """
-    has_attention(model)
+    require_attention(model)
     if not model.config.classes:
         raise UsageError(
             "the model has no head, so there is no class to take a gradient of", "rollout works without one"
         )
-    if any(isinstance(module, Packed) for module in model.modules()):
+    if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise UsageError(
             "packed products have no gradients", "give the model before it is packed, or `frozen(model, packed=False)`"
         )
-    looks, logits, asked, slopes = differentiated(model, images, classes)
-    first = start(model, looks[0])
+    looks, logits, asked, slopes = compute_attention_gradients(model, images, classes)
+    first = get_readout_weights(model, looks[0])
     row = first.expand(len(images), -1)
     for look, slope in zip(reversed(looks), reversed(slopes), strict=True):
-        row = row + through(look, slope, row)
-    return Relevance(looks[0].grid, looks[0].prefix, row - first, asked, logits=logits)
+        row = row + propagate_relevance(look, slope, row)
+    return TokenRelevance(looks[0].grid, looks[0].prefix, row - first, asked, logits=logits)
 
 
 @torch.no_grad()
-def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
+def propagate_relevance(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
     """(B, T, D) dy/do of an attention and a row (B, T) -> (B, T): row W, a few queries at a time."""
     part: Any = look.part
     values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
@@ -92,18 +93,18 @@ def through(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
     return gained
 
 
-def differentiated(
+def compute_attention_gradients(
     model: VisionModel[Any], images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
     """Run forward and back; return the attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
     looks: list[AttentionCall] = []
     outputs: list[Tensor] = []
-    grid = grid_of(model, images)
+    grid = get_patch_grid(model, images)
     inside = True
 
     def collect(look: AttentionCall) -> None:
         if inside:  # blocks are computed once more on the way back
-            far_sighted(look, model)
+            require_global_attention(look, model)
             looks.append(look)
 
     def leaf(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -115,15 +116,19 @@ def differentiated(
 
     with eval_mode(model) as stack, torch.enable_grad():
         for encoder in (part for part in model.modules() if isinstance(part, Encoder)):
-            stack.enter_context(recomputing(encoder))
-        attentive = [(name, branch) for name, branch in branches(model) if hasattr(core(branch), "weights")]
-        stack.enter_context(removing(attentive[0][1].register_forward_pre_hook(leaf)))
+            stack.enter_context(checkpoint_encoder_blocks(encoder))
+        attentive = [
+            (name, branch)
+            for name, branch in iterate_residual_branches(model)
+            if hasattr(unwrap_windowed_part(branch), "weights")
+        ]
+        stack.enter_context(remove_hook_on_exit(attentive[0][1].register_forward_pre_hook(leaf)))
         for name, branch in attentive:
-            last: Any = branch.last if isinstance(branch, FrozenBranch) else core(branch).out
-            look = ungraded(looker(name, branch, grid, model.config, collect))
-            stack.enter_context(removing(branch.register_forward_pre_hook(look)))
-            stack.enter_context(removing(last.register_forward_pre_hook(output)))
-        answers = model.classify(model.pool(run(model, images)))
+            last: Any = branch.last if isinstance(branch, FrozenBranch) else unwrap_windowed_part(branch).out
+            look = wrap_no_grad(make_attention_hook(name, branch, grid, model.config, collect))
+            stack.enter_context(remove_hook_on_exit(branch.register_forward_pre_hook(look)))
+            stack.enter_context(remove_hook_on_exit(last.register_forward_pre_hook(output)))
+        answers = model.classify(model.pool(forward_to_last_norm(model, images)))
         inside = False
         asked = answers.argmax(1) if classes is None else classes.to(answers.device)
         logits = answers.gather(1, asked[:, None])[:, 0]
@@ -131,7 +136,7 @@ def differentiated(
     return looks, logits.detach().float(), asked, [slope.flatten(1, -2) for slope in slopes]
 
 
-def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
+def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
     """Wrap a hook so that it runs without gradients."""
 
     def quiet(module: Any, given: tuple[Any, ...]) -> None:
@@ -142,7 +147,7 @@ def ungraded(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def recomputing(encoder: Encoder) -> Iterator[None]:
+def checkpoint_encoder_blocks(encoder: Encoder) -> Iterator[None]:
     """Checkpoint the blocks although they are in evaluation mode; `eval_mode` restores the mode."""
     before = encoder.recompute
     encoder.recompute, encoder.training = True, True

@@ -22,12 +22,12 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
-from vitreous.nn.block import Branch, PostNormBranch
-from vitreous.nn.frozen import FrozenBranch, Plain
-from vitreous.nn.layout import Windows
-from vitreous.nn.spacetime import SpaceTimeHeads, join_slots
+from vitreous.nn.block import PostNormResidualBranch, ResidualBranch
+from vitreous.nn.frozen import FrozenBranch, FrozenLinear
+from vitreous.nn.layout import WindowedAttention
+from vitreous.nn.spacetime import SpaceTimeHeads, flatten_time_slots
 
-CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
+ATTENTION_CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
 
 Span = Literal["all", "row", "column", "window", "space", "time"]
 
@@ -51,7 +51,7 @@ class AttentionCall:
     x: Tensor
     context: tuple[Any, ...] = ()
     patch: tuple[int, ...] = ()
-    windows: Windows | None = None
+    windows: WindowedAttention | None = None
     whole: tuple[int, ...] = ()
 
     @property
@@ -64,7 +64,7 @@ class AttentionCall:
         """Return (..., h, Q, T) float32 probabilities of some queries after the softmax; rows sum to one."""
         return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
-    def chunks(self, most: int = CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
+    def chunks(self, most: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
         """Yield slices of all queries with their `weights`, (..., h, Q, T) of at most about `most` bytes."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
@@ -92,7 +92,7 @@ class CachedLayer(nn.Module):
 
 
 @dataclass(frozen=True)
-class State:
+class ResidualState:
     """The running sum (B, P + N, D) `after` the patch embedding (`layer` -1), or the attention or MLP of a block.
 
     As the model has it, before the last norm.
@@ -111,75 +111,79 @@ class State:
         return self.tokens[:, self.prefix :].float().unflatten(1, self.grid)
 
 
-def has_attention(model: VisionModel[Any]) -> None:
+def require_attention(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model without attention over tokens, naming figures that work for it."""
     if not model.config.has_attention:
         hint = "filters, features and similarity work for it"
         raise UsageError(f"{model.config.name()} has no attention over tokens to look at", hint)
 
 
-def grid_of(model: VisionModel[Any], images: Tensor) -> tuple[int, ...]:
+def get_patch_grid(model: VisionModel[Any], images: Tensor) -> tuple[int, ...]:
     """Return the grid of patches of (B, C, *image); of sides that are no multiple, as a convolution rounds up."""
     return tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
 
 
-def watch(model: VisionModel[Any], images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
+def visit_attention_calls(model: VisionModel[Any], images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
     """Run the model once on (B, C, *image) and pass every attention to `visit`, from the first block on.
 
     An `AttentionCall` may be used afterwards, but keeps its x in memory. Raises UsageError for a model without
     attention.
     """
-    has_attention(model)
-    grid = grid_of(model, images)
+    require_attention(model)
+    grid = get_patch_grid(model, images)
     with eval_mode(model) as stack:
-        for name, branch in branches(model):
-            if hasattr(core(branch), "weights"):
+        for name, branch in iterate_residual_branches(model):
+            if hasattr(unwrap_windowed_part(branch), "weights"):
                 stack.enter_context(
-                    removing(branch.register_forward_pre_hook(looker(name, branch, grid, model.config, visit)))
+                    remove_hook_on_exit(
+                        branch.register_forward_pre_hook(make_attention_hook(name, branch, grid, model.config, visit))
+                    )
                 )
-        run(model, images)
+        forward_to_last_norm(model, images)
 
 
-def states(model: VisionModel[Any], images: Tensor, visit: Callable[[State], None]) -> Tensor:
+def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callable[[ResidualState], None]) -> Tensor:
     """Run the model once on (B, C, *image) and pass its running sum to `visit`, after the embedding and each branch.
 
     Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count,
     of blocks over space and time the attention over time; what relates vectors of slots is left out. Raises UsageError
     for a model without attention.
     """
-    has_attention(model)
+    require_attention(model)
     c = model.config
-    grid = grid_of(model, images)
+    grid = get_patch_grid(model, images)
 
     def make_hook(layer: int, after: Any) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
-            tokens = in_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
+            tokens = to_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
             own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # stages of a Swin have grids of their own
-            visit(State(layer, after, own, c.prefix, tokens=tokens.flatten(1, -2)))
+            visit(ResidualState(layer, after, own, c.prefix, tokens=tokens.flatten(1, -2)))
 
         return hook
 
-    name_of = {branch: name for name, branch in branches(model)}
+    name_of = {branch: name for name, branch in iterate_residual_branches(model)}
     with eval_mode(model) as stack:
         first = next(iter(name_of))
-        stack.enter_context(removing(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
+        stack.enter_context(remove_hook_on_exit(first.register_forward_pre_hook(make_hook(-1, "embedding"))))
         twice = c.arrangement == "factorised-attention"  # the attention over time is the later one
         for branch, name in name_of.items():
             if ".row." not in name and not name.startswith("temporal.") and not (twice and name.endswith(".attention")):
-                after = "attention" if hasattr(core(branch), "weights") else "mlp"
-                stack.enter_context(removing(branch.register_forward_hook(make_hook(layer_of(name, c), after))))
-        return run(model, images)
+                after = "attention" if hasattr(unwrap_windowed_part(branch), "weights") else "mlp"
+                stack.enter_context(
+                    remove_hook_on_exit(branch.register_forward_hook(make_hook(parse_layer_index(name, c), after)))
+                )
+        return forward_to_last_norm(model, images)
 
 
-def in_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
+def to_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
     """The running sum at a branch of this name, with its axes as they are outside of the block: (B, T, D), or
     (B, *grid, D) of blocks on a grid."""
     if ".column." in name or name.endswith(".time"):
         tokens = tokens.transpose(1, 2)
-    return join_slots(tokens, config.prefix) if config.factorised else tokens
+    return flatten_time_slots(tokens, config.prefix) if config.factorised else tokens
 
 
-def run(model: VisionModel[Any], images: Tensor) -> Tensor:
+def forward_to_last_norm(model: VisionModel[Any], images: Tensor) -> Tensor:
     """Run (B, C, *image) up to the last norm, on the model's device and in a dtype that it takes."""
     own = next(model.parameters())
     return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
@@ -202,7 +206,7 @@ def eval_mode(model: nn.Module) -> Iterator[ExitStack]:
 
 
 @contextmanager
-def removing(handle: Any) -> Iterator[None]:
+def remove_hook_on_exit(handle: Any) -> Iterator[None]:
     """Remove a hook at the end."""
     try:
         yield
@@ -210,33 +214,35 @@ def removing(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def branches(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def iterate_residual_branches(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every residual branch with its name in the model, in the order of the forward pass."""
-    return ((name, module) for name, module in model.named_modules() if isinstance(module, (Branch, FrozenBranch)))
+    return (
+        (name, module) for name, module in model.named_modules() if isinstance(module, (ResidualBranch, FrozenBranch))
+    )
 
 
-def core(branch: nn.Module) -> nn.Module:
+def unwrap_windowed_part(branch: nn.Module) -> nn.Module:
     """Return the part of a branch, without its windows."""
     part: Any = branch.part
-    return part.part if isinstance(part, Windows) else part
+    return part.part if isinstance(part, WindowedAttention) else part
 
 
-def looker(
+def make_attention_hook(
     name: str, branch: nn.Module, grid: tuple[int, ...], config: ModelConfig, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
     """Return the hook that makes an `AttentionCall` of a branch's input."""
-    part = exact(core(branch))
-    windows: Any = branch.part if isinstance(branch.part, Windows) else None
+    part = to_float32_module(unwrap_windowed_part(branch))
+    windows: Any = branch.part if isinstance(branch.part, WindowedAttention) else None
 
     def hook(module: Any, given: tuple[Any, ...]) -> None:
-        x = (given[0] if isinstance(module, PostNormBranch) else module.norm(given[0])).float()
+        x = (given[0] if isinstance(module, PostNormResidualBranch) else module.norm(given[0])).float()
         span: Span = "row" if ".row." in name else "column" if ".column." in name else "window" if windows else "all"
         own = {"row": (1, grid[-1]), "column": (grid[0], 1), "window": windows.size if windows else ()}.get(span, grid)
         if config.factorised:
-            for view in space_time_views(name, part, x, grid, config.prefix):
-                visit(AttentionCall(layer_of(name, config), *view[:5], patch=config.patch, whole=view[5]))
+            for view in split_space_time_attention(name, part, x, grid, config.prefix):
+                visit(AttentionCall(parse_layer_index(name, config), *view[:5], patch=config.patch, whole=view[5]))
             return
-        layer, whole = layer_of(name, config), tuple(x.shape[1:-1]) if windows else ()
+        layer, whole = parse_layer_index(name, config), tuple(x.shape[1:-1]) if windows else ()
         x, *context = windows.split(x) if windows else (x, *given[1:])
         patch = config.patch_at(layer)
         visit(
@@ -257,7 +263,7 @@ def looker(
     return hook
 
 
-def space_time_views(
+def split_space_time_attention(
     name: str, part: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
 ) -> Iterator[tuple[Span, tuple[int, ...], int, nn.Module, Tensor, tuple[int, ...]]]:
     """Yield span, grid, prefix, part, x and whole grid of the calls of one attention of a factorised video model, which
@@ -277,20 +283,20 @@ def space_time_views(
         yield "space", slot, prefix, part, x, ()
 
 
-def layer_of(name: str, config: ModelConfig) -> int:
+def parse_layer_index(name: str, config: ModelConfig) -> int:
     """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages, and those over the time
     slots of a factorised encoder after the others."""
     if name.startswith("temporal."):
         return config.depth + int(name.split(".")[2])
-    return config.layer_of(f"{name}.") - 1
+    return config.parameter_layer(f"{name}.") - 1
 
 
-def exact(part: nn.Module) -> nn.Module:
+def to_float32_module(part: nn.Module) -> nn.Module:
     """Return the part, or a float32 copy where its parameters are not float32; packed products stay as they are."""
     if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
         return part
     twin = copy.deepcopy(part).float()
     for product in twin.modules():
-        if isinstance(product, Plain) and product.bias is not None:
+        if isinstance(product, FrozenLinear) and product.bias is not None:
             product.bias = product.bias.float()
     return twin

@@ -17,11 +17,11 @@ from vitreous.models.base import VisionModel
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.windows import WindowAttention
 
-TILES = 14  # along a side of what is shown of a grid
-NARROW = 1e-3  # the least range of a colour scale: below it, differences are those of rounding
+MAX_TILES_PER_SIDE = 14  # along a side of what is shown of a grid
+MIN_COLOUR_RANGE = 1e-3  # the least range of a colour scale: below it, differences are those of rounding
 
 
-class Structure(NamedTuple):
+class SimilarityStructure(NamedTuple):
     """Mean similarity of two different places of one row, of one column, and of neither; NaN without such pairs."""
 
     row: float
@@ -34,7 +34,7 @@ class Structure(NamedTuple):
         return (self.row + self.column) / 2 - self.other
 
 
-class Table(NamedTuple):
+class RelativePositionTable(NamedTuple):
     """Vectors of the offsets from 1 - L to L - 1 that attention adds, `vectors` (heads, 2 L - 1, d).
 
     `layer` from 0; `axis` is `tokens`, `rows` or `columns`; one head where all share them.
@@ -50,7 +50,7 @@ class Table(NamedTuple):
         return self.vectors.shape[1] // 2
 
 
-def embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
+def get_position_embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
     """Return the positions added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
 
     Without slots of prefix tokens; another `grid` than the model's own is read as the model would. Empty for a model
@@ -62,7 +62,7 @@ def embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> 
         return {name: position.read(grid).detach().float().cpu() for name, position in positions.items()}
 
 
-def similarity(table: Tensor, step: int = 1) -> Tensor:
+def compute_position_cosines(table: Tensor, step: int = 1) -> Tensor:
     """(*grid, D) -> (*some, *grid): cosine similarity of every place with all, or of every `step`-th along each axis.
 
     The loop it replaces: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
@@ -75,45 +75,45 @@ def similarity(table: Tensor, step: int = 1) -> Tensor:
 def similarity_range(similar: Tensor) -> tuple[float, float]:
     """(N, N) or (h, w, h, w) similarity -> least and greatest of two different positions, for a colour scale.
 
-    Ends nearer than `NARROW` are moved apart to it; -1 and 1 where there is one position only.
+    Ends nearer than `MIN_COLOUR_RANGE` are moved apart to it; -1 and 1 where there is one position only.
     """
     count = math.isqrt(similar.numel())
     if count < 2:
         return -1.0, 1.0
     pairs = similar.reshape(count, count)[~torch.eye(count, dtype=torch.bool)]
     low, high = float(pairs.min()), float(pairs.max())
-    spare = max(0.0, NARROW - (high - low)) / 2
+    spare = max(0.0, MIN_COLOUR_RANGE - (high - low)) / 2
     return low - spare, high + spare
 
 
-def stride(grid: tuple[int, ...], most: int = TILES) -> int:
+def choose_tile_stride(grid: tuple[int, ...], most: int = MAX_TILES_PER_SIDE) -> int:
     """Return the step that leaves at most `most` rows and columns of a grid."""
     return -(-max(grid) // most)
 
 
-def structure(similar: Tensor) -> Structure:
+def summarise_similarity(similar: Tensor) -> SimilarityStructure:
     """(h, w, h, w) similarity -> its means within rows, columns and elsewhere."""
     height, width = similar.shape[:2]
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
     flat = similar.reshape(height * width, -1)
     kinds = (same_row & ~same_column, same_column & ~same_row, ~same_row & ~same_column)
-    return Structure(*(float(flat[pairs].mean()) for pairs in kinds))
+    return SimilarityStructure(*(float(flat[pairs].mean()) for pairs in kinds))
 
 
-def tables(model: VisionModel[Any]) -> list[Table]:
+def get_relative_position_tables(model: VisionModel[Any]) -> list[RelativePositionTable]:
     """Return the tables of relative positions from the first block on: by head, or by axis and shared by the heads."""
-    relative: list[Table] = []
+    relative: list[RelativePositionTable] = []
     for layer, part in model.attention_modules():
         if isinstance(part, RelativeAttention):
-            relative.append(Table(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
+            relative.append(RelativePositionTable(layer, "tokens", part.table.detach().float().cpu().transpose(0, 1)))
         elif isinstance(part, GridAttention):
-            relative.append(Table(layer, "rows", part.rows.detach().float().cpu()[None]))
-            relative.append(Table(layer, "columns", part.columns.detach().float().cpu()[None]))
+            relative.append(RelativePositionTable(layer, "rows", part.rows.detach().float().cpu()[None]))
+            relative.append(RelativePositionTable(layer, "columns", part.columns.detach().float().cpu()[None]))
     return relative
 
 
-def biases(model: VisionModel[Any]) -> dict[int, Tensor]:
+def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     """Return by block, from 0, (h, 2 m - 1, 2 n - 1) float32: what each head adds to a logit, by the offset of the key
     from the query in rows and columns. Empty for models without windows of relative positions."""
     by_layer: dict[int, Tensor] = {}
@@ -123,7 +123,7 @@ def biases(model: VisionModel[Any]) -> dict[int, Tensor]:
     return by_layer
 
 
-def kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tensor | None:
+def compute_rotary_kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tensor | None:
     """Return the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
 
     The mean over pairs of channels of the cosine of the difference of their angles: the logit of a query and a key that
@@ -139,7 +139,7 @@ def kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tens
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
-def has_positions(model: VisionModel[Any]) -> None:
+def require_positions(model: VisionModel[Any]) -> None:
     """Raise UsageError for a model that knows nothing of places but what the image's own tokens tell."""
     c = model.config
     if not c.has_attention:

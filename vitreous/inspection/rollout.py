@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.attention import far_sighted, start
-from vitreous.inspection.hooks import AttentionCall, watch
+from vitreous.inspection.attention import get_readout_weights, require_global_attention
+from vitreous.inspection.hooks import AttentionCall, visit_attention_calls
 from vitreous.models.base import VisionModel
 
-Fusion = Literal["mean", "max", "min"]
+HeadFusion = Literal["mean", "max", "min"]
 
 
 @dataclass(frozen=True)
-class Mixing:
+class RolloutOptions:
     """How a block's attention A (h, T, T) becomes its map of tokens to tokens:
 
         F = fusion of A over the heads
@@ -34,7 +34,7 @@ class Mixing:
     """
 
     residual: float = 0.5
-    fusion: Fusion = "mean"
+    fusion: HeadFusion = "mean"
     discard: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class Rollout:
+class AttentionRollout:
     """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l
     alone.
 
@@ -72,35 +72,37 @@ class Rollout:
         return self.single[..., self.prefix :].unflatten(-1, self.grid)
 
 
-def rollout(
-    model: VisionModel[Any], images: Tensor, mixing: Mixing | None = None, queries: Tensor | None = None
-) -> Rollout:
+def compute_rollout(
+    model: VisionModel[Any], images: Tensor, mixing: RolloutOptions | None = None, queries: Tensor | None = None
+) -> AttentionRollout:
     """Return what the answers to (B, C, *image) are made of, read from the class token or all patches
-    (`attention.start`).
+    (`attention.get_readout_weights`).
 
     `queries` (T,), shares of tokens with sum one, asks for what those are made of instead. Only rows are computed, from
     the last block back; a T x T matrix is held only where weights are discarded. Raises UsageError for a model without
     attention, or with blocks that do not see everything.
     """
-    looks = looks_of(model, images)
-    first = start(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
-    joint, single = rows_of(looks, first, mixing or Mixing())
-    return Rollout(looks[0].grid, looks[0].prefix, joint, single)
+    looks = collect_attention_calls(model, images)
+    first = get_readout_weights(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
+    joint, single = compute_rollout_rows(looks, first, mixing or RolloutOptions())
+    return AttentionRollout(looks[0].grid, looks[0].prefix, joint, single)
 
 
-def looks_of(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
+def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
     """Return the attention of every block on (B, C, *image). Raises UsageError where it is not over all tokens."""
     looks: list[AttentionCall] = []
 
     def collect(look: AttentionCall) -> None:
-        far_sighted(look, model)
+        require_global_attention(look, model)
         looks.append(look)
 
-    watch(model, images, collect)
+    visit_attention_calls(model, images, collect)
     return looks
 
 
-def rows_of(looks: Sequence[AttentionCall], first: Tensor, mixing: Mixing) -> tuple[Tensor, Tensor]:
+def compute_rollout_rows(
+    looks: Sequence[AttentionCall], first: Tensor, mixing: RolloutOptions
+) -> tuple[Tensor, Tensor]:
     """Attention of L blocks and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
     batch, tokens = len(looks[0].x), looks[0].tokens
     joint = first.new_zeros(batch, 0, tokens)  # of the blocks met so far, the last one first
@@ -108,25 +110,32 @@ def rows_of(looks: Sequence[AttentionCall], first: Tensor, mixing: Mixing) -> tu
     for look in reversed(looks):
         asked = torch.cat([joint, first.expand(batch, 1, -1)], 1)
         joint = torch.zeros_like(asked)
-        for queries, some in mixed(look, mixing):
+        for queries, some in mix_with_residual(look, mixing):
             joint = joint + asked[..., queries] @ some
         single.append(joint[:, -1])
     return joint.flip(1), torch.stack(single[::-1], 1)
 
 
-def matrix_of(looks: Sequence[AttentionCall], mixing: Mixing) -> Tensor:
+def compute_rollout_matrix(looks: Sequence[AttentionCall], mixing: RolloutOptions) -> Tensor:
     """Attention of L blocks -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
     joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
     for look in looks:
-        joint = torch.cat([some @ joint for _, some in mixed(look, mixing)], -2)
+        joint = torch.cat([some @ joint for _, some in mix_with_residual(look, mixing)], -2)
     return joint
 
 
-def mixed(look: AttentionCall, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]:
+def mix_with_residual(look: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
     """Yield slices of queries with their rows (B, Q, T) of the map M."""
-    fused = ((queries, fuse(weights, mixing.fusion)) for queries, weights in look.chunks())
+    fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in look.chunks())
     if mixing.discard:
-        fused = iter([(slice(0, look.tokens), without(torch.cat([some for _, some in fused], -2), mixing.discard))])
+        fused = iter(
+            [
+                (
+                    slice(0, look.tokens),
+                    discard_smallest_weights(torch.cat([some for _, some in fused], -2), mixing.discard),
+                )
+            ]
+        )
     for queries, some in fused:
         numbers = torch.arange(look.tokens, device=some.device)[queries]
         rows = some * (1 - mixing.residual)
@@ -136,12 +145,12 @@ def mixed(look: AttentionCall, mixing: Mixing) -> Iterator[tuple[slice, Tensor]]
         yield queries, rows / rows.sum(-1, keepdim=True)
 
 
-def fuse(weights: Tensor, how: Fusion) -> Tensor:
+def fuse_heads(weights: Tensor, how: HeadFusion) -> Tensor:
     """(B, h, Q, T) -> (B, Q, T)."""
     return weights.mean(1) if how == "mean" else weights.amax(1) if how == "max" else weights.amin(1)
 
 
-def without(fused: Tensor, discard: float) -> Tensor:
+def discard_smallest_weights(fused: Tensor, discard: float) -> Tensor:
     """(B, T, T): set the smallest weights of each image to zero, a share `discard` of all."""
     flat = fused.flatten(1)
     limits = flat.kthvalue(int(discard * flat.shape[1]) + 1, dim=1).values

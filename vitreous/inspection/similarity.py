@@ -11,13 +11,19 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.hooks import State, eval_mode, removing, run, states
+from vitreous.inspection.hooks import (
+    ResidualState,
+    eval_mode,
+    forward_to_last_norm,
+    remove_hook_on_exit,
+    visit_residual_states,
+)
 from vitreous.models.base import VisionModel
 
-LEAST = 4  # images: the unbiased estimate divides by n - 3
+MIN_CKA_IMAGES = 4  # images: the unbiased estimate divides by n - 3
 
 
-def layers(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
+def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
     """(B, C, *image) input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
 
     A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's are the mean maps
@@ -36,19 +42,19 @@ def layers(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
 
         with eval_mode(model) as stack:
             for part in parts:
-                stack.enter_context(removing(part.register_forward_hook(hook)))
-            run(model, images)
+                stack.enter_context(remove_hook_on_exit(part.register_forward_hook(hook)))
+            forward_to_last_norm(model, images)
         return by_layer
 
-    def collect(state: State) -> None:
+    def collect(state: ResidualState) -> None:
         name = state.after if state.layer < 0 else f"{state.after} {state.layer}"
         by_layer[name] = state.patches.flatten(1, -2).mean(1).cpu()
 
-    states(model, images, collect)
+    visit_residual_states(model, images, collect)
     return by_layer
 
 
-def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
+def compute_linear_cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
     """Layers of (n, D) of the same n images, from two models or twice from one -> (layers, layers) float64.
 
     CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L
@@ -58,24 +64,24 @@ def cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor
 
     Raises UsageError for fewer than four images.
     """
-    if len(one[0]) < LEAST:
+    if len(one[0]) < MIN_CKA_IMAGES:
         raise UsageError(
-            f"too few images to compare layers: {len(one[0])}", f"use at least {LEAST}; a hundred say more"
+            f"too few images to compare layers: {len(one[0])}", f"use at least {MIN_CKA_IMAGES}; a hundred say more"
         )
-    first, second = (torch.stack([aligned(x, unbiased) for x in xs]) for xs in (one, other))
+    first, second = (torch.stack([compute_unit_gram(x, unbiased) for x in xs]) for xs in (one, other))
     return first @ second.T
 
 
-def aligned(x: Tensor, unbiased: bool) -> Tensor:
+def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:
     """(n, D) -> (n * n,) float64: the centred Gram matrix, of length one."""
     x = x.double()
     x = x - x.mean(0)
     gram = x @ x.T
-    gram = (u_centred(gram) if unbiased else gram).flatten()
+    gram = (u_centre_gram(gram) if unbiased else gram).flatten()
     return gram / gram.norm().clamp(min=1e-12)
 
 
-def u_centred(gram: Tensor) -> Tensor:
+def u_centre_gram(gram: Tensor) -> Tensor:
     """(n, n) -> (n, n) without its diagonal, rows and columns of sum 0: what makes the product unbiased (Szekely and
     Rizzo, 2014).
 

@@ -17,20 +17,24 @@ import torch
 
 from vitreous.errors import Interrupted, ResourceError, UsageError, VitreousError
 from vitreous.jobs.trial import run_trial
-from vitreous.progress import Listener, NullListener
+from vitreous.progress import NullListener, ProgressListener
 from vitreous.system.cluster import connect_ray
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
-from vitreous.training.signals import Signals
+from vitreous.training.signals import StopSignals
 
-POLL = 0.2  # seconds between two looks for a signal
-RETRIES = 3  # of a trial whose process or machine was lost: it goes on from its newest checkpoint
+TASK_POLL_SECONDS = 0.2  # seconds between two looks for a signal
+MAX_TRIAL_RETRIES = 3  # of a trial whose process or machine was lost: it goes on from its newest checkpoint
 STOP_TIMEOUT = 300.0  # seconds that trials have to save after a signal
 
 
 def run_trials_on_ray(
-    address: str, trials: list[tuple[Run, Folder]], inputs: Inputs, signals: Signals, listener: Listener
+    address: str,
+    trials: list[tuple[Run, RunFolder]],
+    inputs: RunInputs,
+    signals: StopSignals,
+    listener: ProgressListener,
 ) -> None:
     """Train the incomplete trials on the cluster at `address`: as `ray.init` takes it, or `local` for one started here.
 
@@ -50,7 +54,7 @@ def run_trials_on_ray(
         gpu = todo[0][0].device.startswith("cuda")
         resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, most)}
         # one trial a process: it sets threads and the folder
-        task = ray.remote(max_retries=RETRIES, max_calls=1, **resources)(train_remotely)
+        task = ray.remote(max_retries=MAX_TRIAL_RETRIES, max_calls=1, **resources)(run_remote_trial)
         shared = ray.put(inputs)
         tasks = {
             task.remote(run, shared, str(folder.path.absolute()), os.getcwd(), threads): folder for run, folder in todo
@@ -58,24 +62,24 @@ def run_trials_on_ray(
         wait_for_tasks(ray, list(tasks), signals, listener)
         if not signals.received:
             for reference, folder in tasks.items():
-                check_result(ray, reference, folder)
+                check_trial_result(ray, reference, folder)
     finally:
         ray.shutdown()
 
 
-def train_remotely(run: Run, inputs: Inputs, folder: str, directory: str, threads: int) -> None:
+def run_remote_trial(run: Run, inputs: RunInputs, folder: str, directory: str, threads: int) -> None:
     """One trial, in a process of Ray's. `ray.cancel` interrupts it as SIGINT would: it saves, and ends."""
     os.chdir(directory)
     torch.set_num_threads(threads)
-    run_trial(run, inputs, Folder(Path(folder)), NullListener())
+    run_trial(run, inputs, RunFolder(Path(folder)), NullListener())
 
 
-def wait_for_tasks(ray: Any, tasks: list[Any], signals: Signals, listener: Listener) -> None:
+def wait_for_tasks(ray: Any, tasks: list[Any], signals: StopSignals, listener: ProgressListener) -> None:
     """Wait until all tasks have ended; after a signal cancel them, and after `STOP_TIMEOUT` more seconds end them."""
     pending, stop_at, total = tasks, None, len(tasks)
     listener.progress("trials", 0, total, f"0 of {total} on the cluster")
     while pending:
-        ended, pending = ray.wait(pending, num_returns=len(pending), timeout=POLL)
+        ended, pending = ray.wait(pending, num_returns=len(pending), timeout=TASK_POLL_SECONDS)
         if ended:
             complete = total - len(pending)
             listener.progress("trials", complete, total, f"{complete} of {total} on the cluster")
@@ -89,7 +93,7 @@ def wait_for_tasks(ray: Any, tasks: list[Any], signals: Signals, listener: Liste
             return
 
 
-def check_result(ray: Any, task: Any, folder: Folder) -> None:
+def check_trial_result(ray: Any, task: Any, folder: RunFolder) -> None:
     """Raise what a task raised, ResourceError where its machine failed or it left no summary in `folder`."""
     try:
         ray.get(task)

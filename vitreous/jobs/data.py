@@ -8,47 +8,53 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.config import set_paths
+from vitreous.config import set_dotted_paths
 from vitreous.data.annotations.learnable import require_learnable
-from vitreous.data.annotations.painted import find_objects, paint_classes, with_masks
-from vitreous.data.annotations.target import kind_of
-from vitreous.data.buckets import assign_buckets, measure_forms
-from vitreous.data.exclusions import kept_samples
-from vitreous.data.exclusions import read_excluded as names_in
+from vitreous.data.annotations.painted import keep_object_targets, paint_class_maps, with_object_masks
+from vitreous.data.annotations.target import get_sample_noun
+from vitreous.data.buckets import assign_buckets, measure_sample_forms
+from vitreous.data.exclusions import find_kept_samples
+from vitreous.data.exclusions import read_exclusion_list as names_in
 from vitreous.data.options import DataOptions
-from vitreous.data.screen import readable, screen, stop_at_unreadable
-from vitreous.data.sources import open_data, open_data_of_run, resolve_source
-from vitreous.data.split import Arrays, Data, require_labels
-from vitreous.data.values import classes_as_values, describe_targets, require_values
-from vitreous.errors import DataError, EmptyImageError, UsageError, printable
-from vitreous.jobs.buckets import check_buckets, judged_at
-from vitreous.jobs.derive_run import derive_run, first_workers
+from vitreous.data.screen import check_unreadable_images, find_readable_samples, screen_images
+from vitreous.data.sources import open_data, open_run_source, resolve_source
+from vitreous.data.split import ArraySplit, Data, require_labels
+from vitreous.data.values import convert_classes_to_values, describe_targets, require_values
+from vitreous.errors import DataError, EmptyImageError, UsageError, escape_unprintable
+from vitreous.jobs.buckets import check_buckets, select_evaluated_samples
+from vitreous.jobs.derive_run import count_scan_workers, derive_run
 from vitreous.objectives.base import ObjectiveConfig
-from vitreous.progress import Listener
-from vitreous.recipes.derive import apply, objective_of
-from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
+from vitreous.progress import ProgressListener
+from vitreous.recipes.derive import apply_train_options, get_objective_config
+from vitreous.recipes.options import INIT_FROM_SCRATCH, TrainOptions
 from vitreous.recipes.task import choose_recipe
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
-WITHOUT_LABELS = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
-SCREENED = 20_000  # files up to which a data set is decoded once before training, to name what cannot be read
+SUGGESTED_UNLABELLED_RECIPES = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
+MAX_SCREENED_IMAGES = (
+    20_000  # files up to which a data set is decoded once before training, to name what cannot be read
+)
 
 
 def prepare_data(
-    source: str | Data, base: Run | None, options: TrainOptions, listener: Listener, folder: Folder | None = None
-) -> tuple[Data, Run, Inputs]:
+    source: str | Data,
+    base: Run | None,
+    options: TrainOptions,
+    listener: ProgressListener,
+    folder: RunFolder | None = None,
+) -> tuple[Data, Run, RunInputs]:
     """Open the data set, unless it is open, complete the run, and decode every image once where the data set is small.
 
     The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
     Raises UsageError for options that do not go together, DataError for data that cannot be used.
     """
     named = options.init or (base and base.init)
-    if (options.resize or options.source_size) and (not named or named == FROM_SCRATCH):
+    if (options.resize or options.source_size) and (not named or named == INIT_FROM_SCRATCH):
         message = "--resize and --source-size are about the weights of --init, and there are none"
         raise UsageError(message, "leave them out")
-    seed, share, group_by = split_options(base, options)
+    seed, share, group_by = resolve_split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
     ignore_index = options.ignore_index if options.ignore_index is not None or not base else base.data.ignore_index
@@ -58,19 +64,19 @@ def prepare_data(
     else:
         targets = options.targets or (base.data.targets if base else ())
         how = (source, seed, group_by, in_buckets, axes, ignore_index, tuple(targets))
-        opened = open_data_of_run(folder.path, *how) if folder else open_data(*how)
+        opened = open_run_source(folder.path, *how) if folder else open_data(*how)
     if base is None:
         options = choose_recipe(opened, options, listener.note)
-    objective = base.objective if base else objective_of(options)
+    objective = base.objective if base else get_objective_config(options)
     if objective.labelled:
-        opened = match_labels(opened, objective, seed, options)
-        offer_objectives(opened)
+        opened = match_label_type(opened, objective, seed, options)
+        require_class_labels(opened)
     if objective.of_values:
         require_values(opened)
     if objective.annotated:
         require_learnable(opened, "classes" if objective.annotated == "classes" else "objects")
-        opened = {"classes": paint_classes, "objects": find_objects}[objective.annotated](opened)
-    opened = opened.holding_out(share, seed)
+        opened = {"classes": paint_class_maps, "objects": keep_object_targets}[objective.annotated](opened)
+    opened = opened.with_holdout(share, seed)
     for note in opened.notes:
         listener.note(note)
     if exclude:
@@ -84,88 +90,92 @@ def prepare_data(
         "exclude": exclude,
     }
     split |= {"ignore_index": ignore_index, "targets": opened.targets}
-    workers = first_workers(opened, options)
+    workers = count_scan_workers(opened, options)
     if base is None and in_buckets:
         check_buckets(options, opened)
-    forms = measure_forms(opened.split("train"), workers) if in_buckets else None
+    forms = measure_sample_forms(opened.split("train"), workers) if in_buckets else None
     if base is None:
         run = derive_run(opened, options, split, listener, forms)
     else:
-        run = apply(base, options)
+        run = apply_train_options(base, options)
         if folder is None:
             run = replace(run, data=replace(run.data, source=resolve_source(opened.name)))
         if (share, group_by, exclude) != (base.data.hold_out, base.data.group_by, base.data.exclude):
             data = replace(run.data, **split, images=len(opened.split("train")), fingerprint=opened.fingerprint())
             run = replace(run, data=data)
     if run.objective.annotated == "objects":
-        opened = with_masks(opened, getattr(run.objective, "masks", False))
+        opened = with_object_masks(opened, getattr(run.objective, "masks", False))
     return opened, *screen_inputs(opened, run, workers, listener, forms)
 
 
-def match_labels(
+def match_label_type(
     opened: Data, objective: ObjectiveConfig | type[ObjectiveConfig], seed: int, options: TrainOptions
 ) -> Data:
     """The data with labels of the kind that the objective learns: classes that are numbers become values. Raises
     DataError for classes that are no numbers, and UsageError for values where classes are learned."""
     if objective.of_values:
-        return opened if opened.targets else classes_as_values(opened, opened.label_column, seed)
+        return opened if opened.targets else convert_classes_to_values(opened, opened.label_column, seed)
     if opened.targets:
         problem = f"{options.recipe or objective.name} learns classes, and {opened.name} has {describe_targets(opened)}"
         raise UsageError(problem, "use --recipe regression, or leave --recipe out")
     return opened
 
 
-def offer_objectives(opened: Data) -> None:
+def require_class_labels(opened: Data) -> None:
     """Raise DataError for data without labels, which a classifier needs, with the commands that learn without."""
     try:
         require_labels(opened)
     except DataError as error:
         if opened.labelled or opened.unlearnable:
             raise
-        kind = kind_of(opened.splits["train"])
-        names = {"images": WITHOUT_LABELS, "clips": ("videomae",)}.get(kind, WITHOUT_LABELS[:1])
-        commands = "".join(f"\n    vitreous train {printable(opened.name)} --recipe {name}" for name in names)
+        kind = get_sample_noun(opened.splits["train"])
+        names = {"images": SUGGESTED_UNLABELLED_RECIPES, "clips": ("videomae",)}.get(
+            kind, SUGGESTED_UNLABELLED_RECIPES[:1]
+        )
+        commands = "".join(f"\n    vitreous train {escape_unprintable(opened.name)} --recipe {name}" for name in names)
         raise DataError(error.message, f"{error.hint}; or learn from images without labels:{commands}") from None
 
 
 def screen_inputs(
-    opened: Data, run: Run, workers: int, listener: Listener, forms: np.ndarray | None = None
-) -> tuple[Run, Inputs]:
+    opened: Data, run: Run, workers: int, listener: ProgressListener, forms: np.ndarray | None = None
+) -> tuple[Run, RunInputs]:
     """Leave out, or refuse, training images that cannot be read, where all are decoded once; cache those that fit. With
     the forms (n, 3) of the images of a run in buckets, each gets one, and validation images of another size than the
     judged one are left out."""
     split = opened.split("train")
     cached, bad, rows, val = None, {}, None, opened.splits.get("val")
-    few = len(split) <= SCREENED and not isinstance(split, Arrays)
+    few = len(split) <= MAX_SCREENED_IMAGES and not isinstance(split, ArraySplit)
     if run.data.cache or run.data.bad_images == "skip" or few or run.preprocess.may_be_void:
-        cached, bad = screen(split, run.preprocess, workers, keep=run.data.cache)
+        cached, bad = screen_images(split, run.preprocess, workers, keep=run.data.cache)
     if bad:
-        stop_at_unreadable(bad, len(split), run.data.bad_images)
+        check_unreadable_images(bad, len(split), run.data.bad_images)
         empty = sum(isinstance(error, EmptyImageError) for error in bad.values())
         for count, problem in ((len(bad) - empty, "cannot be read"), (empty, "have no pixel with data")):
             if count:
                 listener.note(f"{count} of {len(split)} training images {problem} and are left out")
-        rows = readable(split, bad)
+        rows = find_readable_samples(split, bad)
         split, cached = split.take(rows), cached[rows] if cached is not None else None
         run = replace(run, data=replace(run.data, images=len(split)))
     if forms is None:
-        return run, Inputs(split, val, cached, rows)
+        return run, RunInputs(split, val, cached, rows)
     buckets = assign_buckets(forms if rows is None else forms[rows], run.preprocess)
-    return run, Inputs(split, val and judged_at(val, run.preprocess, workers), cached, rows, buckets=buckets)
+    return run, RunInputs(
+        split, val and select_evaluated_samples(val, run.preprocess, workers), cached, rows, buckets=buckets
+    )
 
 
-def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: Listener) -> Data:
+def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: ProgressListener) -> Data:
     """The data without the training images of these names. Raises DataError where none is left, or none is excluded."""
     split = opened.split("train")
-    rows = kept_samples(split, names)
+    rows = find_kept_samples(split, names)
     if not len(rows):
         raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
     if (
         names
         and len(rows) == len(split)
-        and not any(len(kept_samples(part, names)) < len(part) for part in opened.splits.values())
+        and not any(len(find_kept_samples(part, names)) < len(part) for part in opened.splits.values())
     ):
-        first = printable(min(names))
+        first = escape_unprintable(min(names))
         raise DataError(
             f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then"
         )
@@ -177,10 +187,10 @@ def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: 
     )
 
 
-def split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
+def resolve_split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
     """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth),
     and what names the groups that are not to be drawn apart."""
     words = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
-    stored = set_paths(base.data if base else DataOptions("", (), 0, ""), words, "data.")
+    stored = set_dotted_paths(base.data if base else DataOptions("", (), 0, ""), words, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed
     return seed, stored.hold_out if options.lr_grid is None else 0.0, options.group_by or stored.group_by

@@ -13,19 +13,19 @@ import torch
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.split import Data
 from vitreous.errors import Interrupted, NonFiniteError
-from vitreous.jobs.plan import plan
+from vitreous.jobs.plan import plan_run
 from vitreous.jobs.trial import run_trial
-from vitreous.progress import Listener
+from vitreous.progress import ProgressListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.folder import Folder, read_lines
+from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.weights.bundle import Bundle, load_bundle
 
 SIGINT_CODE = 130  # of Interrupted
-SELDOM = 10**9  # steps between two checkpoints of a run that nobody resumes
+NO_CHECKPOINT_STEPS = 10**9  # steps between two checkpoints of a run that nobody resumes
 
 
 def train_in_memory(
-    data: Data, options: TrainOptions, listener: Listener, augment: bool = True
+    data: Data, options: TrainOptions, listener: ProgressListener, augment: bool = True
 ) -> tuple[Bundle, dict[str, Any], list[dict[str, Any]]]:
     """Train on `data` by the plan and the loop of `train`: the bundle, the summary, and the lines of metrics.
 
@@ -34,18 +34,18 @@ def train_in_memory(
     KeyboardInterrupt, SIGTERM a SystemExit, and nothing is kept.
     """
     with TemporaryDirectory(prefix="vitreous-") as home, torch.random.fork_rng(devices=[]):
-        options = replace(options, out=str(Path(home) / "run"), save_every=options.save_every or SELDOM)
-        folder, run, inputs, _ = plan(options, listener, opened=data)
+        options = replace(options, out=str(Path(home) / "run"), save_every=options.save_every or NO_CHECKPOINT_STEPS)
+        folder, run, inputs, _ = plan_run(options, listener, opened=data)
         if not augment and isinstance(run.views, Augment):
             run = replace(run, views=Augment())
         try:
             run_trial(run, inputs, folder, listener)
         except Interrupted as stop:  # callers that go on after any other error, as grids do, have to end
             raise (KeyboardInterrupt() if stop.code == SIGINT_CODE else SystemExit(stop.code)) from None
-        return (*results_of(folder), read_lines(folder.metrics))
+        return (*read_run_results(folder), read_json_lines(folder.metrics))
 
 
-def results_of(folder: Folder) -> tuple[Bundle, dict[str, Any]]:
+def read_run_results(folder: RunFolder) -> tuple[Bundle, dict[str, Any]]:
     """The bundle and the summary of a run that has ended. Raises NonFiniteError where its loss became infinite."""
     summary = json.loads(folder.summary.read_text("utf-8"))
     if "failure" in summary:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 import torch
 
-from vitreous.config import apply_options
+from vitreous.config import apply_keyword_options
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import Batch
 from vitreous.data.loader import EvalLoader, TrainLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, is_labelled
-from vitreous.errors import DataError, UsageError, check_path, first_names
+from vitreous.errors import DataError, UsageError, check_path_argument, format_first_names
 from vitreous.jobs.derive_run import derive_run
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
@@ -26,7 +26,7 @@ from vitreous.training.batches import normalise_views
 if TYPE_CHECKING:
     from vitreous.keywords import LoaderKeywords
 
-OWN = ("split", "batch_size", "augment", "preprocess", "drop_last", "seed", "workers")
+LOADER_ARGUMENTS = ("split", "batch_size", "augment", "preprocess", "drop_last", "seed", "workers")
 
 
 class BatchLoader:
@@ -50,7 +50,9 @@ class BatchLoader:
         self.data, self.reader, self.batch_size, self.drop_last = data, reader, batch_size, drop_last
         self.classes, self.preprocess, self.epoch = data.classes, reader.preprocess, 0
         names = data.targets or data.classes
-        self.label_text = f"{'targets' if data.targets else 'classes'}: {len(names):,} ({first_names(names, 12)})"
+        self.label_text = (
+            f"{'targets' if data.targets else 'classes'}: {len(names):,} ({format_first_names(names, 12)})"
+        )
 
     def __repr__(self) -> str:
         kind = "train" if isinstance(self.reader, TrainLoader) else "in order"
@@ -75,7 +77,7 @@ class BatchLoader:
         epoch, self.epoch = self.epoch, self.epoch + 1
         if isinstance(self.reader, TrainLoader):
             return self.training_batches(self.reader, epoch)
-        return self.judging_batches(self.reader)
+        return self.evaluation_batches(self.reader)
 
     def training_batches(self, reader: TrainLoader, epoch: int) -> Iterator[Batch]:
         """The batches of one epoch, augmented and in random order. Raises DataError for an image that cannot be
@@ -88,7 +90,7 @@ class BatchLoader:
             }
             yield {**batch, **images}
 
-    def judging_batches(self, reader: EvalLoader) -> Iterator[Batch]:
+    def evaluation_batches(self, reader: EvalLoader) -> Iterator[Batch]:
         """Every image once, in order, without chance. Raises DataError for an image that cannot be read."""
         for number, (samples, images) in enumerate(reader.batches(self.batch_size)):
             if number == len(self):
@@ -124,13 +126,13 @@ def create_loader(
     Mixing (MixUp, CutMix) needs the whole batch and is left to the loop. Raises DataError for data that cannot be read
     or lack the split, UsageError for options that cannot be meant.
     """
-    check_path(data, "create_loader(data)")
+    check_path_argument(data, "create_loader(data)")
     if batch_size < 1 or workers < 0:
         raise UsageError(
             f"batch_size={batch_size} with workers={workers} cannot be", "give 1 image or more, 0 workers or more"
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
-    (chosen,) = apply_options("create_loader", dict(options), chosen, known=OWN)
+    (chosen,) = apply_keyword_options("create_loader", dict(options), chosen, known=LOADER_ARGUMENTS)
     opened = open_data(
         chosen.data,
         chosen.split_seed or 0,

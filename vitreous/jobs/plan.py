@@ -8,25 +8,25 @@ from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 
-from vitreous.config import differences, from_yaml
+from vitreous.config import from_yaml, list_differences
 from vitreous.data.sources import resolve_source
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.jobs.data import prepare_data
-from vitreous.models.names import configure
-from vitreous.progress import Listener
-from vitreous.recipes.derive import apply
+from vitreous.models.names import config_from_name
+from vitreous.progress import ProgressListener
+from vitreous.recipes.derive import apply_train_options
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.own_aspect import parse_tokens
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.recipes.own_aspect import parse_token_range
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 from vitreous.weights.model_paths import is_run_folder
 
-LATEST = "runs/latest"
-MAX_NAME = 160  # bytes; file systems allow 255, and a date and a number are added
+LATEST_RUN = "runs/latest"
+MAX_RUN_NAME_BYTES = 160  # bytes; file systems allow 255, and a date and a number are added
 #: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
-FIXED = (
+FIXED_SETTINGS = (
     "model.",
     "data.source",
     "data.classes",
@@ -46,13 +46,19 @@ FIXED = (
     "batch_size:",
     "accumulate:",
 )
-FREE = ("timeout:", "data.workers:", "keep:", "device:", "micro_batch:")  # those that cannot change a result
+CHANGEABLE_SETTINGS = (
+    "timeout:",
+    "data.workers:",
+    "keep:",
+    "device:",
+    "micro_batch:",
+)  # those that cannot change a result
 
 
-def with_data(options: TrainOptions) -> TrainOptions:
+def resolve_data_option(options: TrainOptions) -> TrainOptions:
     """The options with the data set of the run to continue, where none is named. `--resume RUN` is `--resume --out
     RUN`. Raises UsageError where no run is continued, and for a run in the place of data."""
-    options.check_data()
+    options.require_data_source()
     if options.data and is_run_folder(options.data):
         if not options.resume:
             hint = f"continue it: vitreous train --resume {options.data}"
@@ -63,22 +69,24 @@ def with_data(options: TrainOptions) -> TrainOptions:
                 f"--resume names two runs: {options.data} and --out {options.out}", "leave one of them out"
             )
         options = replace(options, out=options.data, data="")
-    return options if options.data else replace(options, data=Folder(Path(options.out or LATEST)).run().data.source)
+    return (
+        options if options.data else replace(options, data=RunFolder(Path(options.out or LATEST_RUN)).run().data.source)
+    )
 
 
-def plan(
-    options: TrainOptions, listener: Listener, folder: Folder | None = None, opened: Data | None = None
-) -> tuple[Folder, Run, Inputs, Data]:
+def plan_run(
+    options: TrainOptions, listener: ProgressListener, folder: RunFolder | None = None, opened: Data | None = None
+) -> tuple[RunFolder, Run, RunInputs, Data]:
     """Decide everything before the first step: the folder, the run, its images and the data set.
 
-    `folder` is that of a run to continue, if `open_resumed` was asked already; `opened` are the data of a new run where
-    they are open already, as those in memory are. Raises UsageError for options that
-    contradict a config or the run to continue, DataError for data that are not those of that run.
+    `folder` is that of a run to continue, if `open_resumed_folder` was asked already; `opened` are the data of a new
+    run where they are open already, as those in memory are. Raises UsageError for options that contradict a config or
+    the run to continue, DataError for data that are not those of that run.
     """
     if options.resume:
-        folder = folder or open_resumed(options, listener)
+        folder = folder or open_resumed_folder(options, listener)
         stored = folder.run()
-        source = options.data if is_moved(options.data, stored.data.source) else stored.data.source
+        source = options.data if is_moved_data(options.data, stored.data.source) else stored.data.source
         opened, run, inputs = prepare_data(source, stored, options, listener, folder)
         if source != stored.data.source:
             run = replace(run, data=replace(run.data, source=resolve_source(source)))
@@ -91,44 +99,52 @@ def plan(
             listener.note(f"{options.data} is not what it was when the run began; going on with what is there now")
             run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
         return folder, run, inputs, opened
-    base = from_yaml(Run, read_config(options.config)) if options.config else None
-    if base and (conflicts := contradictions(base, options)):
+    base = from_yaml(Run, read_config_file(options.config)) if options.config else None
+    if base and (conflicts := list_conflicting_options(base, options)):
         raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
     if options.keep_best and options.keep_last:
         raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
     opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
-    if base is None and chooses_weights(run, inputs, options):
+    if base is None and should_keep_best(run, inputs, options):
         run = replace(run, keep_best=True)
-    out = Path(options.out) if options.out else free_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{run_name(run, opened)}")
-    return Folder(out), run, inputs, opened
+    out = (
+        Path(options.out)
+        if options.out
+        else find_free_run_path(f"{time.strftime('%Y-%m-%d-%H%M%S')}-{build_run_name(run, opened)}")
+    )
+    return RunFolder(out), run, inputs, opened
 
 
-def chooses_weights(run: Run, inputs: Inputs, options: TrainOptions) -> bool:
+def should_keep_best(run: Run, inputs: RunInputs, options: TrainOptions) -> bool:
     """Whether the weights of the best evaluation are kept where nothing is said: what learns from labels, masks or
     boxes, and has validation images, is judged by what it is for."""
     judged = run.objective.labelled or bool(run.objective.annotated)
     return judged and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
-def free_path(name: str) -> Path:
+def find_free_run_path(name: str) -> Path:
     """Where a run of that name is to lie: with a number, from 2, behind it where another has begun in this second."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(path for path in map(Path("runs").joinpath, chain([name], numbered)) if not path.exists())
 
 
-def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Folder:
+def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None = None) -> RunFolder:
     """The folder of the run to continue. Raises UsageError listing the options that contradict its settings.
 
     With `--override` a contradiction is noted instead, unless it changes the model, the data or their order.
     """
-    folder = Folder(Path(options.out or LATEST))
+    folder = RunFolder(Path(options.out or LATEST_RUN))
     stored = folder.run()
     if (name := options.settings.get("objective.name", [stored.objective.name])) != [stored.objective.name]:
         problem = f"a resumed run cannot change these:\n    objective.name: {stored.objective.name} -> {' '.join(name)}"
         raise UsageError(problem, f"leave it out, or start a new run from its weights: --init {folder.path}")
-    changed = [line for line in differences(stored, apply(stored, options)) if not line.startswith(FREE)]
-    fixed = [line for line in changed if line.startswith(FIXED)] + contradictions(stored, options)
-    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved(
+    changed = [
+        line
+        for line in list_differences(stored, apply_train_options(stored, options))
+        if not line.startswith(CHANGEABLE_SETTINGS)
+    ]
+    fixed = [line for line in changed if line.startswith(FIXED_SETTINGS)] + list_conflicting_options(stored, options)
+    if resolve_source(options.data) != resolve_source(stored.data.source) and not is_moved_data(
         options.data, stored.data.source
     ):
         fixed.append(f"data: {stored.data.source} -> {options.data}")
@@ -145,27 +161,27 @@ def open_resumed(options: TrainOptions, listener: Listener | None = None) -> Fol
     return folder
 
 
-def extends_complete_run(folder: Folder, options: TrainOptions) -> bool:
+def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
     """Whether the options make a complete run longer. Raises UsageError for other changed settings, which no step is
     left for."""
     stored = folder.run()
-    wanted = apply(stored, options)
+    wanted = apply_train_options(stored, options)
     if wanted.total > stored.total:
         return True
-    if changed := [line for line in differences(stored, wanted) if not line.startswith(FREE)]:
+    if changed := [line for line in list_differences(stored, wanted) if not line.startswith(CHANGEABLE_SETTINGS)]:
         listing = "".join(f"\n    {line}" for line in changed)
         hint = f"raise --epochs or --steps, or start a new run from its weights: --init {folder.path}"
         raise UsageError(f"{folder.path} is complete, so these settings change nothing:{listing}", hint)
     return False
 
 
-def is_moved(source: str, stored: str) -> bool:
+def is_moved_data(source: str, stored: str) -> bool:
     """Whether `source` may be the data of a run that was at `stored`, where nothing exists now; the fingerprint then
     decides."""
     return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
 
 
-def contradictions(run: Run, options: TrainOptions) -> list[str]:
+def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
     """Options for model, sizes or recipe that differ from those of `run`, one line each."""
     own = {
         "model": run.model.name(),
@@ -177,10 +193,10 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "targets": run.data.targets,
         "buckets": tuple("x".join(map(str, size)) for size in run.preprocess.buckets),
         "native_aspect": not run.preprocess.stacks,
-        "tokens": (getattr(run.views, "fewest_tokens", 0) or run.most_tokens, run.most_tokens),
+        "tokens": (getattr(run.views, "fewest_tokens", 0) or run.max_image_tokens, run.max_image_tokens),
     }
     named = {
-        "model": options.model and configure(options.model).name(),
+        "model": options.model and config_from_name(options.model).name(),
         "image_size": options.image_size,
         "patch_size": options.patch_size,
         "frames": options.frames,
@@ -189,19 +205,19 @@ def contradictions(run: Run, options: TrainOptions) -> list[str]:
         "targets": options.targets and tuple(options.targets),
         "buckets": options.buckets or (own["buckets"] or ("chosen",) if options.buckets is not None else None),
         "native_aspect": options.native_aspect or None,
-        "tokens": parse_tokens(options.tokens) if options.tokens else None,
+        "tokens": parse_token_range(options.tokens) if options.tokens else None,
     }
     return [f"{name}: {own[name]} -> {named[name]}" for name in own if named[name] not in (None, own[name])]
 
 
-def run_name(run: Run, opened: Data) -> str:
+def build_run_name(run: Run, opened: Data) -> str:
     """The name of a run, of model and data, usable as a file name: at most MAX_NAME bytes."""
     words = f"{run.model.name()}-{Path(opened.name).name}"
     name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
-    return os.fsencode(name)[:MAX_NAME].decode("utf-8", "ignore")
+    return os.fsencode(name)[:MAX_RUN_NAME_BYTES].decode("utf-8", "ignore")
 
 
-def read_config(path: str) -> str:
+def read_config_file(path: str) -> str:
     """The text of a config file. Raises UsageError where there is none."""
     try:
         return Path(path).read_text("utf-8")

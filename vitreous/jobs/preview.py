@@ -9,28 +9,28 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from vitreous.jobs.plan import plan, with_data
-from vitreous.jobs.transfer import check_options, forecast, plan_protocol
+from vitreous.jobs.plan import plan_run, resolve_data_option
+from vitreous.jobs.transfer import check_lr_grid_options, forecast_lr_grid, plan_transfer_protocol
 from vitreous.nn.sizes import format_size
-from vitreous.progress import Listener
+from vitreous.progress import ProgressListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.system.cores import peak_memory
-from vitreous.system.machine import settle_process
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
-from vitreous.training.loop import State, fit
+from vitreous.system.cores import get_peak_memory
+from vitreous.system.machine import configure_process
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import TrainingState, run_training_loop
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 
-TIMED = 4  # steps, after one to warm up
+TIMED_STEPS = 4  # steps, after one to warm up
 
 
-def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
+def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
     """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
-    options = with_data(options)
-    check_options(options)
-    folder, run, inputs, opened = plan(options, listener)
-    seconds, parameters = time_steps(run, inputs, listener)
+    options = resolve_data_option(options)
+    check_lr_grid_options(options)
+    folder, run, inputs, opened = plan_run(options, listener)
+    seconds, parameters = time_training_steps(run, inputs, listener)
     document = {
         "model": run.model.name(),
         "recipe": run.recipe,
@@ -44,33 +44,33 @@ def preview(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, A
         "batch_size": run.batch_size,
         "steps": run.steps,
         "epochs": run.epochs,
-        "peak_memory_bytes": peak_memory(run.device),
+        "peak_memory_bytes": get_peak_memory(run.device),
         "seconds_per_step": round(seconds, 4),
         "images_per_second": round(run.step_size / seconds, 1),
         "minutes": round(seconds * run.steps / 60, 1),
         "out": str(folder.path),
     }
     if options.lr_grid is not None:
-        document |= forecast(run, plan_protocol(run, opened, inputs, options), seconds)
+        document |= forecast_lr_grid(run, plan_transfer_protocol(run, opened, inputs, options), seconds)
     return run, document
 
 
-def time_steps(run: Run, inputs: Inputs, listener: Listener) -> tuple[float, int]:
+def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener) -> tuple[float, int]:
     """Seconds of a training step, the median of a few on the real data after one to warm up, which are thrown away; and
     the parameters of the objective, its decoder or teacher included."""
-    settle_process()
+    configure_process()
     times: list[float] = []
     size = f"{run.step_size} images each"
 
-    def tick(state: State) -> None:
+    def tick(state: TrainingState) -> None:
         times.append(time.perf_counter())
-        listener.progress("timing steps", len(times), TIMED + 1, size)
-        state.halt = len(times) > TIMED
+        listener.progress("timing steps", len(times), TIMED_STEPS + 1, size)
+        state.halt = len(times) > TIMED_STEPS
 
     with tempfile.TemporaryDirectory() as scratch:
-        session = Session(run, inputs, Folder(Path(scratch)), listener)
+        session = Session(run, inputs, RunFolder(Path(scratch)), listener)
         state = session.build()
-        listener.progress("timing steps", 0, TIMED + 1, size)
-        fit(state, session.batches(state), [(1, tick)])
+        listener.progress("timing steps", 0, TIMED_STEPS + 1, size)
+        run_training_loop(state, session.batches(state), [(1, tick)])
     steps = [after - before for before, after in pairwise(times)] or [float("nan")]
     return sorted(steps)[len(steps) // 2], sum(p.numel() for p in state.objective.parameters())

@@ -10,9 +10,9 @@ from typing import Any
 
 from vitreous.errors import install_hint
 
-PACKAGE = "vitreous"
+PACKAGE_NAME = "vitreous"
 #: extra -> what it is for; "test", "dev" and "all" are made of these; "lint" is for developers
-PURPOSES = {
+EXTRA_PURPOSES = {
     "": "the package itself",
     "data": "faster JPEGs, TIFF stacks and spectral images",
     "geotiff": "GeoTIFF files with LZW, Zstandard and other compressions",
@@ -35,19 +35,19 @@ PURPOSES = {
 }
 
 
-def missing_requirements(requirements: list[str] | None = None) -> dict[str, list[str]]:
+def find_missing_requirements(requirements: list[str] | None = None) -> dict[str, list[str]]:
     """Extra -> the requirements of it that are not installed, or too old, as `starlette>=1.0`; "" is the package
     itself. Every extra is a key. `requirements`: lines as a package's metadata has them (default: this package's)."""
     from packaging.requirements import Requirement
 
-    lines = metadata.requires(PACKAGE) if requirements is None else requirements
-    missing: dict[str, list[str]] = {extra: [] for extra in PURPOSES}
+    lines = metadata.requires(PACKAGE_NAME) if requirements is None else requirements
+    missing: dict[str, list[str]] = {extra: [] for extra in EXTRA_PURPOSES}
     for requirement in map(Requirement, lines or []):
         marker = requirement.marker
         if marker is None or marker.evaluate({"extra": ""}):
             extras = [""]
         else:
-            extras = [extra for extra in PURPOSES if extra and marker.evaluate({"extra": extra})]
+            extras = [extra for extra in EXTRA_PURPOSES if extra and marker.evaluate({"extra": extra})]
         for extra in extras:
             if not is_installed(requirement):
                 missing[extra].append(f"{requirement.name}{requirement.specifier}")
@@ -62,7 +62,7 @@ def is_installed(requirement: Any) -> bool:
         return False
 
 
-def commands(missing: dict[str, list[str]]) -> list[str]:
+def build_install_commands(missing: dict[str, list[str]]) -> list[str]:
     """The command that installs all that is missing; where a GPU is there and PyTorch cannot use it, one for that.
 
     They name this very Python, so that nothing else is changed."""

@@ -10,23 +10,23 @@ import numpy as np
 import torch
 
 from vitreous.data.loader import TrainLoader
-from vitreous.data.pace import TRIED, decode_seconds
+from vitreous.data.pace import MAX_TIMED_IMAGES, measure_decode_seconds
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.jobs.plan import plan, with_data
+from vitreous.jobs.plan import plan_run, resolve_data_option
 from vitreous.models.zoo import build_model
 from vitreous.nn.no_init import NoInitMode
 from vitreous.objectives.base import Objective
-from vitreous.progress import Listener
+from vitreous.progress import ProgressListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.scale import ACCELERATORS, forecast_run
 from vitreous.training.slices import check_processes
-from vitreous.training.tune import prepare
+from vitreous.training.tune import prepare_fine_tuning
 
 
-def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict[str, Any]]:
+def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
     """The run that the options give, and its plan on `options.world` devices of the kind `options.device`.
 
     The data are read, but no step is made: `options.images` may stand for more images than there are. Raises
@@ -39,17 +39,17 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
     if world < 1 or (options.images is not None and options.images < 1):
         raise UsageError("--world and --images must be at least 1")
     precision = options.precision if options.precision not in (None, "auto") else "bf16"
-    local = replace(with_data(options), device="cpu", precision=precision, shards=1, compile=False)
-    _, run, inputs, _ = plan(local, listener)
+    local = replace(resolve_data_option(options), device="cpu", precision=precision, shards=1, compile=False)
+    _, run, inputs, _ = plan_run(local, listener)
     if options.images:
         run = replace(run, data=replace(run.data, images=options.images))
     check_processes(run, Ranks(0, world, 0, joined=True))
     loader, length = (
         TrainLoader(inputs.train, run.preprocess, run.views, 0, exact=run.data.exact),
-        file_bytes(inputs.train),
+        measure_mean_file_size(inputs.train),
     )
-    seconds = decode_seconds(loader) if length else 0.0
-    forecast = forecast_run(run, on_no_device(run), world, name, length)
+    seconds = measure_decode_seconds(loader) if length else 0.0
+    forecast = forecast_run(run, build_meta_objective(run), world, name, length)
     cores = float(str(forecast["images_per_second_a_machine"])) * seconds
     document = {
         "model": run.model.name(),
@@ -67,18 +67,18 @@ def preview_scaled(options: TrainOptions, listener: Listener) -> tuple[Run, dict
     return run, document
 
 
-def on_no_device(run: Run) -> Objective:
+def build_meta_objective(run: Run) -> Objective:
     """The objective of a run, whose tensors have shapes and no memory."""
     with torch.device("meta"), NoInitMode():
         model = build_model(run.model)
-        prepare(model, run.tune)
+        prepare_fine_tuning(model, run.tune)
         return run.objective.build(model, run.objective_setting(multilabel=False))
 
 
-def file_bytes(split: Split) -> float | None:
+def measure_mean_file_size(split: Split) -> float | None:
     """The mean length of a few files, evenly spread over a split; None where it has pixels and no files."""
     lengths = []
-    for sample in np.linspace(0, len(split) - 1, min(TRIED, len(split))).astype(int).tolist():
+    for sample in np.linspace(0, len(split) - 1, min(MAX_TIMED_IMAGES, len(split))).astype(int).tolist():
         try:
             stored = split.raw(sample)
         except DataError:

@@ -18,25 +18,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.config import differences
+from vitreous.config import list_differences
 from vitreous.data.loader import EvalLoader
 from vitreous.data.options import DataOptions
-from vitreous.data.run_data import sample_images
-from vitreous.data.screen import stop_at_unreadable
-from vitreous.data.sources import open_data, open_data_of_run
+from vitreous.data.run_data import iterate_sample_images
+from vitreous.data.screen import check_unreadable_images
+from vitreous.data.sources import open_data, open_run_source
 from vitreous.data.split import Data, require_labels
 from vitreous.errors import UsageError, VitreousError
-from vitreous.inference.engine import InferenceOptions, logits_of, make_engine
+from vitreous.inference.engine import InferenceOptions, compute_split_logits, make_engine
 from vitreous.inference.open_model import open_bundle
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.zoo import skip_init
-from vitreous.progress import Listener, NullListener
-from vitreous.system.cores import default_workers
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.zoo import build_without_init
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.system.cores import default_worker_count
 from vitreous.tasks.documents import SoupDocument
 from vitreous.tasks.report import Report
-from vitreous.training.folder import Folder
-from vitreous.weights.adopt import bundle_in
-from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, fill, load_bundle
+from vitreous.training.folder import RunFolder
+from vitreous.weights.adopt import locate_bundle
+from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE, Bundle, load_bundle, load_state_dict_strict
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SoupEvaluator:
     _: KW_ONLY
     workers: int
     skip: bool  # count unreadable images as wrong, instead of stopping there
-    listener: Listener
+    listener: ProgressListener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
         """The metrics of a model at a temperature of 1. Raises DataError for images that cannot be read, and for
@@ -81,9 +81,9 @@ class SoupEvaluator:
             done += images
             self.listener.progress(f"judge {name}", done, len(split))
 
-        engine = make_engine(bundle.model, preprocess, self.how, lambda: sample_images(self.data, preprocess))
-        logits, bad = logits_of(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
-        stop_at_unreadable(bad, len(split), "skip" if self.skip else "stop")
+        engine = make_engine(bundle.model, preprocess, self.how, lambda: iterate_sample_images(self.data, preprocess))
+        logits, bad = compute_split_logits(engine, EvalLoader(split, preprocess, self.workers), on_images=count_images)
+        check_unreadable_images(bad, len(split), "skip" if self.skip else "stop")
         return task.evaluate(logits, split.labels, np.array([sample not in bad for sample in range(len(split))]))
 
 
@@ -96,7 +96,7 @@ def soup(
     workers: int | None = None,
     how: InferenceOptions | None = None,
     bad_images: str = "stop",
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
 ) -> SoupDocument:
     """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
     figure.
@@ -115,11 +115,11 @@ def soup(
             f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made"
         )
     ingredients = open_ingredients(runs)
-    outputs = check_compatible(ingredients)
+    outputs = check_same_model(ingredients)
     evaluator = None
     try:
-        opened, source = open_judging_data(ingredients, None if data is None else os.fspath(data), split, listener)
-        count = default_workers() if workers is None else workers
+        opened, source = open_evaluation_data(ingredients, None if data is None else os.fspath(data), split, listener)
+        count = default_worker_count() if workers is None else workers
         evaluator = SoupEvaluator(
             source,
             opened,
@@ -133,7 +133,7 @@ def soup(
         if greedy or data is not None:
             raise
         listener.note(f"nothing is judged: {error.message}")
-    rows, bundle, report = greedy_soup(ingredients, outputs, evaluator, greedy)
+    rows, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
         "data": evaluator and evaluator.source,
@@ -153,7 +153,7 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
     bundle."""
     ingredients: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
-        folder, home = bundle_in(Path(run)), Folder(Path(run))
+        folder, home = locate_bundle(Path(run)), RunFolder(Path(run))
         if folder is None:
             if home.config.is_file() or not (home.path.exists() or ":" in run):
                 open_bundle(run)  # says what is wrong with it
@@ -161,11 +161,11 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
         bundle = load_bundle(folder)
         if not bundle.task.reads_images:
             raise UsageError(f"{run} makes images, and a soup is of models that read them", "leave it out")
-        digest = json.loads((folder / DESCRIPTION).read_text("utf-8"))["sha256"][WEIGHTS]
+        digest = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))["sha256"][WEIGHTS_FILE]
         if digest in ingredients:
             raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")
         data = home.run().data if home.config.is_file() else None
-        like = replace(bundle, model=skip_init(bundle.model.config), provenance={})
+        like = replace(bundle, model=build_without_init(bundle.model.config), provenance={})
         like.task = like.task.with_temperature(1.0)
         ingredients[digest] = Ingredient(run, folder, digest, like, data=data)
     if len(ingredients) < 2:
@@ -175,14 +175,14 @@ def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]
     return [ingredients[digest] for digest in sorted(ingredients)]
 
 
-def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
+def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
     """The outputs, classes or targets, in the first's order. Raises UsageError where models have other outputs or none,
     take other images, or differ in more than what only training asks, listing how."""
     first, *others = ingredients
     a = first.like
     for one in others:
         b = one.like
-        lines = differences(without_dropout(a.model.config), without_dropout(b.model.config)) + differences(
+        lines = list_differences(without_dropout(a.model.config), without_dropout(b.model.config)) + list_differences(
             a.preprocess, b.preprocess, "preprocess."
         )
         if lines := lines + a.task.describe_differences(b.task):
@@ -197,13 +197,13 @@ def check_compatible(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
     """A config without what only training asks: two runs of one model may drop more and less."""
-    return replace_fields(
+    return replace_known_fields(
         config, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0, "regularization.drop_path_rises": True}
     )
 
 
-def open_judging_data(
-    ingredients: Sequence[Ingredient], named: str | None, split: str, listener: Listener
+def open_evaluation_data(
+    ingredients: Sequence[Ingredient], named: str | None, split: str, listener: ProgressListener
 ) -> tuple[Data, str]:
     """The data set that ingredients are judged on, with the images held out that every run on it held out, and its
     name.
@@ -218,7 +218,7 @@ def open_judging_data(
     source = named or next(iter(sources.values()))
     views: dict[str, Data] = {}
     for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
-        opened = open_data_of_run(
+        opened = open_run_source(
             run,
             source,
             data.split_seed,
@@ -227,7 +227,7 @@ def open_judging_data(
             ignore_index=data.ignore_index,
             targets=data.targets,
         )
-        view = opened.holding_out(data.hold_out, data.split_seed)
+        view = opened.with_holdout(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
             listener.note(
                 f"{source} is not what it was when {run} was trained, which may have learned from images that "
@@ -246,7 +246,7 @@ def open_judging_data(
     return chosen, source
 
 
-def greedy_soup(
+def average_ingredients(
     ingredients: Sequence[Ingredient], outputs: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
     """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
@@ -256,7 +256,7 @@ def greedy_soup(
     total: dict[str, Tensor] = {}
     count, report, like = 0, None, ingredients[0].like
     # of equals, the first hash first
-    for one in sorted(ingredients, key=lambda one: -leading_figure(alone.get(one.sha256))):
+    for one in sorted(ingredients, key=lambda one: -get_leading_score(alone.get(one.sha256))):
         trial, tried, accepted = add_weights(total, one.bundle(), outputs), None, True
         if greedy and evaluator:
             tried = (
@@ -264,7 +264,7 @@ def greedy_soup(
                 if count
                 else alone[one.sha256]
             )
-            accepted = leading_figure(tried) >= leading_figure(report)
+            accepted = get_leading_score(tried) >= get_leading_score(report)
             report = tried if accepted else report
         if accepted:
             total, count = trial, count + 1
@@ -274,7 +274,7 @@ def greedy_soup(
     return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
-def leading_figure(report: Report | None) -> float:
+def get_leading_score(report: Report | None) -> float:
     """The leading figure, negative where lower is better, by which ingredients are chosen; minus infinity
     if nothing was measured."""
     return report.score[0] if report else -math.inf
@@ -291,6 +291,6 @@ def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ..
 
 def average_weights(like: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
     """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
-    model = skip_init(like.model.config)
-    fill(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
+    model = build_without_init(like.model.config)
+    load_state_dict_strict(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
     return replace(like, model=model.eval())

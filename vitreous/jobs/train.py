@@ -14,36 +14,42 @@ from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch
 
-from vitreous.config import apply_options, differences
-from vitreous.data.exclusions import read_excluded as names_in
+from vitreous.config import apply_keyword_options, list_differences
+from vitreous.data.exclusions import read_exclusion_list as names_in
 from vitreous.data.split import Data
-from vitreous.errors import UsageError, check_path
+from vitreous.errors import UsageError, check_path_argument
 from vitreous.jobs.evaluate_run import evaluate_run
-from vitreous.jobs.plan import LATEST, extends_complete_run, open_resumed, plan, with_data
-from vitreous.jobs.transfer import TRIALS, check_options, initial_document, plan_protocol, transfer
-from vitreous.progress import Display, Listener, NullListener
+from vitreous.jobs.plan import LATEST_RUN, is_extending_complete_run, open_resumed_folder, plan_run, resolve_data_option
+from vitreous.jobs.transfer import (
+    TRIALS_FILE,
+    build_initial_document,
+    check_lr_grid_options,
+    plan_transfer_protocol,
+    run_transfer_protocol,
+)
+from vitreous.progress import NullListener, ProgressDisplay, ProgressListener
 from vitreous.recipes.options import TrainOptions
-from vitreous.system.machine import environment, pick_device, warning
+from vitreous.system.machine import describe_emulation, describe_environment, pick_device
 from vitreous.tasks.documents import RunSummary
 from vitreous.training.best import check_selection
-from vitreous.training.folder import Folder
-from vitreous.training.live import live_curves
-from vitreous.training.probe import fitted
-from vitreous.training.ranks import Ranks, launch_name, process_group, restart_count
+from vitreous.training.folder import RunFolder
+from vitreous.training.live import show_live_curves
+from vitreous.training.probe import find_micro_batch
+from vitreous.training.ranks import Ranks, count_restarts, get_launch_name, process_group
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.slices import check_processes
-from vitreous.training.trackers.trackers import chosen_trackers, tracked
+from vitreous.training.trackers.trackers import choose_trackers, run_trackers
 
 if TYPE_CHECKING:
     from vitreous.keywords import TrainKeywords
 
-Announce = Callable[[Run, Data], None]  # is given a run and its data before the first step
+AnnounceCallback = Callable[[Run, Data], None]  # is given a run and its data before the first step
 
 
 def train(
     data: str | os.PathLike[str] = "",
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
     progress: bool = True,
     **options: Unpack[TrainKeywords],
 ) -> RunSummary:
@@ -58,15 +64,15 @@ def train(
     option, with the nearest one), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each with its
     way out.
     """
-    check_path(data, "train(data)")
+    check_path_argument(data, "train(data)")
     refuse_modules(dict(options))
     known = ("data", "listener", "progress")
-    (wanted,) = apply_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
+    (wanted,) = apply_keyword_options("train", dict(options), TrainOptions(os.fspath(data)), known=known)
     if listener is not None or not progress:
-        return cast(RunSummary, launch(wanted, listener or NullListener()))
-    display = Display()
+        return cast(RunSummary, launch_training(wanted, listener or NullListener()))
+    display = ProgressDisplay()
     try:
-        return cast(RunSummary, launch(wanted, display))
+        return cast(RunSummary, launch_training(wanted, display))
     finally:
         display.close()
 
@@ -80,37 +86,41 @@ def refuse_modules(options: dict[str, Any]) -> None:
             raise UsageError(f"train({name}=…) is a name, not a module ({type(option).__name__})", hint)
 
 
-def launch(options: TrainOptions, listener: Listener, announce: Announce = lambda run, data: None) -> dict[str, Any]:
+def launch_training(
+    options: TrainOptions, listener: ProgressListener, announce: AnnounceCallback = lambda run, data: None
+) -> dict[str, Any]:
     """Train as the options say, in every process that `torchrun` started; the main one reports and writes.
 
     `announce` is called with the run and its data before the first step. Raises what `train` raises.
     """
-    options = with_data(options)
+    options = resolve_data_option(options)
     with process_group(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
         return run_training(options, listener if ranks.is_main else NullListener(), ranks, announce)
 
 
-def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announce: Announce) -> dict[str, Any]:
+def run_training(
+    options: TrainOptions, listener: ProgressListener, ranks: Ranks, announce: AnnounceCallback
+) -> dict[str, Any]:
     """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
-    options = resume_restarted(options, listener, ranks)
+    options = resume_after_restart(options, listener, ranks)
     resumed, logs = None, ()
     if options.resume:
-        options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST).resolve())))
-        resumed = open_resumed(options, listener)
-        check_options(options, resumed)
-        if resumed.summary.is_file() and not extends_complete_run(resumed, options):
+        options = replace(options, out=ranks.broadcast_text(options.out or str(Path(LATEST_RUN).resolve())))
+        resumed = open_resumed_folder(options, listener)
+        check_lr_grid_options(options, resumed)
+        if resumed.summary.is_file() and not is_extending_complete_run(resumed, options):
             listener.note(f"{resumed.path} is already complete")
             return json.loads(resumed.summary.read_text("utf-8"))
     else:
-        check_options(options)
+        check_lr_grid_options(options)
         if options.out and ranks.is_main:
-            Folder(Path(options.out)).refuse_existing()
+            RunFolder(Path(options.out)).refuse_existing()
     if ranks.is_main:
-        logs = chosen_trackers(options.log_to, resumed, listener)
-    folder, run, inputs, opened = plan(options, listener, resumed)
-    folder = Folder(Path(ranks.broadcast_text(str(folder.path))))
+        logs = choose_trackers(options.log_to, resumed, listener)
+    folder, run, inputs, opened = plan_run(options, listener, resumed)
+    folder = RunFolder(Path(ranks.broadcast_text(str(folder.path))))
     if options.micro_batch == "auto":
-        run = fitted(run, inputs, folder, ranks, listener.note)
+        run = find_micro_batch(run, inputs, folder, ranks, listener.note)
     check_processes(run, ranks)
     if options.lr_grid is None:  # whose protocol refuses it
         check_selection(run, inputs.val)
@@ -118,24 +128,24 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
         trials = (
             {}
             if options.lr_grid is None or resumed
-            else {"trials": initial_document(plan_protocol(run, opened, inputs, options))}
+            else {"trials": build_initial_document(plan_transfer_protocol(run, opened, inputs, options))}
         )
         listed = {"excluded": sorted(names_in(run.data.exclude))} if run.data.exclude and not resumed else {}
-        create_folder(folder, run, {"data": describe_data(run, opened), **trials, **listed}, resumed)
+        prepare_run_folder(folder, run, {"data": describe_run_data(run, opened), **trials, **listed}, resumed)
         announce(run, opened)
     ranks.wait()
-    if slow := warning(run.precision, run.device):
+    if slow := describe_emulation(run.precision, run.device):
         listener.note(slow)
-    with folder.locked() if ranks.is_main else nullcontext(), folder.resumable():
-        display = listener if options.live and isinstance(listener, Display) else None
+    with folder.locked() if ranks.is_main else nullcontext(), folder.explain_resume():
+        display = listener if options.live and isinstance(listener, ProgressDisplay) else None
         with (
-            tracked(logs, folder, listener, options.log_timeout) as trackers,
-            live_curves(run.steps, display) if display else nullcontext() as curves,
+            run_trackers(logs, folder, listener, options.log_timeout) as trackers,
+            show_live_curves(run.steps, display) if display else nullcontext() as curves,
         ):
             sinks = (trackers,) if curves is None else (trackers, curves)
             folder = replace(folder, sinks=sinks if ranks.is_main else ())
-            if (folder.path / TRIALS).is_file():
-                summary = transfer(
+            if (folder.path / TRIALS_FILE).is_file():
+                summary = run_transfer_protocol(
                     folder, run, inputs=inputs, opened=opened, listener=listener, ranks=ranks, ray=options.ray
                 )
             else:
@@ -145,19 +155,19 @@ def run_training(options: TrainOptions, listener: Listener, ranks: Ranks, announ
     return summary
 
 
-def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) -> TrainOptions:
+def resume_after_restart(options: TrainOptions, listener: ProgressListener, ranks: Ranks) -> TrainOptions:
     """`options`, with `resume` where `torchrun` has started processes again, some or all, that had begun the run.
 
     With --out that is a run there of this launch. Without, it is the newest run, if it is of this launch and an agent
     counts a restart: a launch may make several runs. The main process decides for all: a folder that it has just made
     is no reason to go on.
     """
-    name = launch_name()
+    name = get_launch_name()
     if options.resume or not name:
         return options
-    if not options.out and not ranks.all_reduce_max([restart_count()], "cpu")[0]:
+    if not options.out and not ranks.all_reduce_max([count_restarts()], "cpu")[0]:
         return options
-    folder = Folder(Path(options.out or LATEST).resolve())
+    folder = RunFolder(Path(options.out or LATEST_RUN).resolve())
     is_own = ranks.is_main and folder.config.is_file() and folder.launch() == name
     place = ranks.broadcast_text(str(folder.path) if is_own else "")
     if not place:
@@ -166,19 +176,19 @@ def resume_restarted(options: TrainOptions, listener: Listener, ranks: Ranks) ->
     return replace(options, out=place, resume=True)
 
 
-def create_folder(folder: Folder, run: Run, documents: dict[str, Any], resumed: Folder | None) -> None:
+def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None) -> None:
     """Create the folder of a new run, or record changed settings in that of a resumed one."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
-        launch = {"torchrun": name} if (name := launch_name()) else {}
-        folder.create(run, command, {"environment": environment() | launch, **documents})
+        launch = {"torchrun": name} if (name := get_launch_name()) else {}
+        folder.create(run, command, {"environment": describe_environment() | launch, **documents})
         return
-    if differences(resumed.run(), run):
-        folder.renew(run, command, documents)
+    if list_differences(resumed.run(), run):
+        folder.record_resumption(run, command, documents)
     folder.summary.unlink(missing_ok=True)  # of a complete run that goes on
 
 
-def describe_data(run: Run, opened: Data) -> dict[str, Any]:
+def describe_run_data(run: Run, opened: Data) -> dict[str, Any]:
     """The content of `data.json`: source, classes, splits and notes of the data the run was trained on."""
     return {
         "source": run.data.source,

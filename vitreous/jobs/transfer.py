@@ -17,33 +17,33 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.config import from_plain, to_yaml
-from vitreous.data.holdout import hold_out
+from vitreous.config import from_builtins, to_yaml
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.split import Data
 from vitreous.errors import DataError, Interrupted, NonFiniteError, UsageError
 from vitreous.jobs.cluster import run_trials_on_ray
 from vitreous.jobs.trial import raise_if_stopped, run_trial
-from vitreous.progress import Listener, NullListener
-from vitreous.recipes.derive import objective_of
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.recipes.derive import get_objective_config
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import SHARES
-from vitreous.recipes.registry import grid_of, hold_out_of
+from vitreous.recipes.recipe import HOLD_OUT_SHARES
+from vitreous.recipes.registry import get_hold_out_share, get_lr_grid
 from vitreous.reports.pages import report
-from vitreous.system.disk import write_text
+from vitreous.system.disk import write_text_atomic
 from vitreous.tasks.metrics import METRICS
-from vitreous.tasks.report import leading_of, score_of
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.tasks.report import get_leading_key, get_report_score
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
-from vitreous.training.signals import Signals
+from vitreous.training.signals import StopSignals
 
-TRIALS = "trials.json"
+TRIALS_FILE = "trials.json"
 
 
 @dataclass(frozen=True)
-class Protocol:
+class TransferProtocol:
     """The learning rates to try, ascending, and how many images train and evaluate each. `lr` and `matrix_lr` are the
     recipe's: Muon's rate keeps its proportion to the other."""
 
@@ -57,7 +57,7 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrialResult:
     """How a rate did on the held-out images: `score` is the leading figure, of which the higher or lower is `better`.
 
     A trial whose loss was not finite has a `failure` and no figures.
@@ -77,11 +77,11 @@ class Trial:
     @property
     def rank(self) -> tuple[float, float]:
         """`Report.score` of the trial: the larger is the better one."""
-        return score_of({"leading": "score", "score": self.score, "nll": self.nll, "better": self.better})
+        return get_report_score({"leading": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
 @dataclass(frozen=True)
-class Choice:
+class LearningRateChoice:
     """The chosen rate, the reason, and a warning where the grid may be too narrow."""
 
     lr: float
@@ -89,9 +89,9 @@ class Choice:
     caution: str | None = None
 
 
-def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
+def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None) -> None:
     """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
-    resumed = folder is not None and (folder.path / TRIALS).is_file()
+    resumed = folder is not None and (folder.path / TRIALS_FILE).is_file()
     if resumed and (options.override or options.allow_data_change):
         raise UsageError(
             "the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run"
@@ -100,7 +100,7 @@ def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
         if options.ray and not resumed:
             raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
         return
-    if folder is None and not objective_of(options).labelled:
+    if folder is None and not get_objective_config(options).labelled:
         problem = f"--lr-grid chooses by labels, and {options.recipe} learns without them"
         raise UsageError(problem, "leave it out, or name a rate with --lr")
     if options.lr is not None:
@@ -118,18 +118,18 @@ def check_options(options: TrainOptions, folder: Folder | None = None) -> None:
         raise UsageError(f"the run in {folder.path} tries {' '.join(map(str, grid))}", "leave --lr-grid out")
 
 
-def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions) -> Protocol:
+def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: TrainOptions) -> TransferProtocol:
     """The protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop, DataError
     where the share of a class is less than one image."""
     if run.keep_best or run.early_stop:
         hint = "leave --keep-best and --early-stop out"
         raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", hint)
-    grid = tuple(sorted(set(options.lr_grid or grid_of(run))))
+    grid = tuple(sorted(set(options.lr_grid or get_lr_grid(run))))
     images = len(opened.split("train"))
-    share = hold_out_of(run) or next(share for below, share in SHARES if images < below)
+    share = get_hold_out_share(run) or next(share for below, share in HOLD_OUT_SHARES if images < below)
     # small classes: a share that rounds to nothing would judge nothing
     if share * images < opened.label_kind.least_held_out(run.model.classes):
-        share = SHARES[0][1]
+        share = HOLD_OUT_SHARES[0][1]
     held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
     assert held.val is not None
     if not len(held.val):
@@ -137,7 +137,7 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
             f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate",
             "name one with --lr",
         )
-    return Protocol(
+    return TransferProtocol(
         grid,
         share,
         images=len(held.train),
@@ -147,25 +147,25 @@ def plan_protocol(run: Run, opened: Data, inputs: Inputs, options: TrainOptions)
     )
 
 
-def initial_document(protocol: Protocol) -> dict[str, Any]:
+def build_initial_document(protocol: TransferProtocol) -> dict[str, Any]:
     """`trials.json` before the first trial."""
     return {"protocol": asdict(protocol), "trials": [], "choice": None}
 
 
-def read_protocol(folder: Folder) -> tuple[Protocol, dict[str, Any]]:
+def read_protocol(folder: RunFolder) -> tuple[TransferProtocol, dict[str, Any]]:
     """The protocol in `trials.json`, and the whole document."""
-    document = json.loads((folder.path / TRIALS).read_text("utf-8"))
-    return from_plain(Protocol, document["protocol"]), document
+    document = json.loads((folder.path / TRIALS_FILE).read_text("utf-8"))
+    return from_builtins(TransferProtocol, document["protocol"]), document
 
 
-def hold_out_inputs(opened: Data, inputs: Inputs, share: float, split_seed: int) -> Inputs:
+def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: int) -> RunInputs:
     """The images of a trial: those of the run less a share of each class, and that share as `val`.
 
     The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it
     judges.
     """
     whole = opened.split("train")
-    rows = hold_out(whole.labels, split_seed, {"val": share}, opened.groups)
+    rows = draw_stratified_splits(whole.labels, split_seed, {"val": share}, opened.groups)
     readable = np.ones(len(whole), dtype=bool)
     if inputs.rows is not None:
         readable = np.isin(np.arange(len(whole)), inputs.rows)
@@ -174,18 +174,18 @@ def hold_out_inputs(opened: Data, inputs: Inputs, share: float, split_seed: int)
     return replace(inputs, train=inputs.train.take(at), val=whole.take(rows["val"]), cached=cached)
 
 
-def with_rate(run: Run, protocol: Protocol, rate: float) -> Run:
+def set_learning_rate(run: Run, protocol: TransferProtocol, rate: float) -> Run:
     """The run with another learning rate, and Muon's in the same proportion."""
     scale = rate / protocol.lr if protocol.lr else 1.0
     return replace(run, optimizer=replace(run.optimizer, lr=rate, matrix_lr=protocol.matrix_lr * scale))
 
 
-def transfer(
-    folder: Folder,
+def run_transfer_protocol(
+    folder: RunFolder,
     run: Run,
-    inputs: Inputs,
+    inputs: RunInputs,
     opened: Data,
-    listener: Listener,
+    listener: ProgressListener,
     ranks: Ranks = SINGLE_PROCESS,
     ray: str | None = None,
 ) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def transfer(
     if ray and ranks.world > 1:
         raise UsageError("--ray places the trials itself", "start it without torchrun")
     protocol, document = read_protocol(folder)
-    with (signals := Signals()).caught():
+    with (signals := StopSignals()).caught():
         trials = list_trials(folder, run, protocol, opened)
         held_out = hold_out_inputs(opened, inputs, protocol.share, run.data.split_seed)
         if ray:
@@ -215,64 +215,68 @@ def transfer(
                     signals=signals,
                 )
             except Interrupted as error:
-                raise interruption(folder, error.code, f"in trial {number} of {len(trials)}") from None
+                raise make_interrupted_error(folder, error.code, f"in trial {number} of {len(trials)}") from None
         del held_out  # a second copy of what is kept in memory
         table = json.loads(
-            ranks.broadcast_text(json.dumps(choose_from_trials(folder, trials, protocol)) if ranks.is_main else "")
+            ranks.broadcast_text(json.dumps(build_trials_document(folder, trials, protocol)) if ranks.is_main else "")
         )
-        choice = Choice(**table["choice"])
-        final = with_rate(run, protocol, choice.lr)
+        choice = LearningRateChoice(**table["choice"])
+        final = set_learning_rate(run, protocol, choice.lr)
         if ranks.is_main:
             for text in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
                 listener.note(text)
             if table != document:
-                write_text(folder.path / TRIALS, json.dumps(table, indent=2) + "\n")
+                write_text_atomic(folder.path / TRIALS_FILE, json.dumps(table, indent=2) + "\n")
             if folder.run() != final:
-                write_text(folder.config, to_yaml(final))
+                write_text_atomic(folder.config, to_yaml(final))
             report.write_report(folder.path / "report.html", folder)
-        raise_if_stopped(signals, ranks, lambda code: interruption(folder, code, "before the run on all images"))
+        raise_if_stopped(
+            signals, ranks, lambda code: make_interrupted_error(folder, code, "before the run on all images")
+        )
         summary = Session(final, inputs, folder, listener, ranks=ranks).train() | {"lr_grid": table}
     if "test" in opened.splits and ranks.is_main:
         listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
     return summary
 
 
-def list_trials(folder: Folder, run: Run, protocol: Protocol, opened: Data) -> list[tuple[Run, Folder]]:
+def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened: Data) -> list[tuple[Run, RunFolder]]:
     """The run and the folder of each trial; none where the grid has one rate, which needs no trial."""
     if len(protocol.grid) == 1:
         return []
-    fingerprint = opened.holding_out(protocol.share, run.data.split_seed).fingerprint()
+    fingerprint = opened.with_holdout(protocol.share, run.data.split_seed).fingerprint()
     data = replace(run.data, images=protocol.images, hold_out=protocol.share, fingerprint=fingerprint)
-    places = [Folder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
+    places = [RunFolder(folder.path / "trials" / f"lr-{rate!r}") for rate in protocol.grid]
     return [
-        (replace(with_rate(run, protocol, rate), data=data), place)
+        (replace(set_learning_rate(run, protocol, rate), data=data), place)
         for rate, place in zip(protocol.grid, places, strict=True)
     ]
 
 
-def choose_from_trials(folder: Folder, trials: list[tuple[Run, Folder]], protocol: Protocol) -> dict[str, Any]:
+def build_trials_document(
+    folder: RunFolder, trials: list[tuple[Run, RunFolder]], protocol: TransferProtocol
+) -> dict[str, Any]:
     """`trials.json` after the last trial. Raises NonFiniteError where no trial has figures."""
-    rows = [read_trial(run, place, folder) for run, place in trials]
+    rows = [read_trial_result(run, place, folder) for run, place in trials]
     return {
         "protocol": asdict(protocol),
         "trials": [asdict(row) for row in rows],
-        "choice": asdict(choose_rate(rows, protocol)),
+        "choice": asdict(choose_learning_rate(rows, protocol)),
     }
 
 
-def read_trial(run: Run, trial: Folder, folder: Folder) -> Trial:
+def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialResult:
     """The figures of a complete trial."""
     summary, place = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
     if "failure" in summary:
-        return Trial(run.optimizer.lr, place, failure=summary["failure"])
+        return TrialResult(run.optimizer.lr, place, failure=summary["failure"])
     val = summary["val"]
     nll = val.get("nll") if math.isfinite(val.get("nll") or 0.0) else None
-    score, loss, seconds = val[leading_of(val)], summary["train"]["loss"], summary["wall_seconds"]
-    return Trial(
+    score, loss, seconds = val[get_leading_key(val)], summary["train"]["loss"], summary["wall_seconds"]
+    return TrialResult(
         run.optimizer.lr,
         place,
         score=score,
-        figure=leading_of(val),
+        figure=get_leading_key(val),
         nll=nll,
         loss=loss,
         seconds=seconds,
@@ -280,13 +284,13 @@ def read_trial(run: Run, trial: Folder, folder: Folder) -> Trial:
     )
 
 
-def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:
+def choose_learning_rate(rows: list[TrialResult], protocol: TransferProtocol) -> LearningRateChoice:
     """The rate of the best score; of equals that of the lower NLL, then the smaller one.
 
     Raises NonFiniteError where no trial has figures.
     """
     if not rows:
-        return Choice(protocol.grid[0], "it is the only one of the grid")
+        return LearningRateChoice(protocol.grid[0], "it is the only one of the grid")
     able = [row for row in rows if row.score is not None]
     if not able:
         raise NonFiniteError(
@@ -300,19 +304,19 @@ def choose_rate(rows: list[Trial], protocol: Protocol) -> Choice:
             "with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL"
         )
     end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(first.lr)
-    return Choice(
+    return LearningRateChoice(
         first.lr,
         why,
         end and f"the chosen rate is the {end} of the grid, which may be too narrow: widen it with --lr-grid",
     )
 
 
-def interruption(folder: Folder, code: int, where: str) -> Interrupted:
+def make_interrupted_error(folder: RunFolder, code: int, where: str) -> Interrupted:
     """The error of a protocol stopped by a signal."""
     return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
 
 
-def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str, Any]:
+def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: float) -> dict[str, Any]:
     """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after
     another."""
     steps = replace(run, data=replace(run.data, images=protocol.images)).steps
@@ -329,7 +333,7 @@ def forecast(run: Run, protocol: Protocol, seconds_per_step: float) -> dict[str,
 class PrefixedListener(NullListener):
     """Puts the name of a trial before every message."""
 
-    def __init__(self, listener: Listener, label: str) -> None:
+    def __init__(self, listener: ProgressListener, label: str) -> None:
         self.listener, self.label = listener, label
 
     def note(self, text: str) -> None:

@@ -9,23 +9,23 @@ from contextlib import nullcontext
 
 from vitreous.config import to_yaml
 from vitreous.errors import Interrupted, NonFiniteError
-from vitreous.progress import Listener
-from vitreous.system.disk import write_text
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.progress import ProgressListener
+from vitreous.system.disk import write_text_atomic
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
-from vitreous.training.signals import Signals
+from vitreous.training.signals import StopSignals
 
 
 def run_trial(
     run: Run,
-    inputs: Inputs,
-    folder: Folder,
-    listener: Listener,
+    inputs: RunInputs,
+    folder: RunFolder,
+    listener: ProgressListener,
     ranks: Ranks = SINGLE_PROCESS,
-    signals: Signals | None = None,
+    signals: StopSignals | None = None,
     watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
     """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session
@@ -34,14 +34,14 @@ def run_trial(
     A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in
     `signals`.
     """
-    raise_if_stopped(signals or Signals(), ranks)
+    raise_if_stopped(signals or StopSignals(), ranks)
     if ranks.broadcast_text(str(folder.summary.is_file())) == "True":
         remove_checkpoints(folder, ranks)
         return
     if ranks.is_main and not folder.config.is_file():
         shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
         folder.path.mkdir(parents=True)
-        write_text(folder.config, to_yaml(run))
+        write_text_atomic(folder.config, to_yaml(run))
     with folder.locked() if ranks.is_main else nullcontext():
         session = Session(run, inputs, folder, listener, ranks=ranks)
         watch(session)
@@ -52,12 +52,12 @@ def run_trial(
             summary = {"model": run.model.name(), "data": run.data.source, "seed": run.seed, "val": None, "test": None}
             summary |= {"run": str(folder.path), "failure": error.message}
         if ranks.is_main:
-            write_text(folder.summary, json.dumps(summary, indent=2) + "\n")
+            write_text_atomic(folder.summary, json.dumps(summary, indent=2) + "\n")
     remove_checkpoints(folder, ranks)
     raise_if_stopped(session.signals, ranks)  # it came too late for the session to stop
 
 
-def remove_checkpoints(folder: Folder, ranks: Ranks) -> None:
+def remove_checkpoints(folder: RunFolder, ranks: Ranks) -> None:
     """Remove the checkpoints of a complete trial."""
     if ranks.is_main:
         shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
@@ -65,7 +65,9 @@ def remove_checkpoints(folder: Folder, ranks: Ranks) -> None:
 
 
 def raise_if_stopped(
-    signals: Signals, ranks: Ranks, error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code)
+    signals: StopSignals,
+    ranks: Ranks,
+    error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code),
 ) -> None:
     """Raise Interrupted, with the exit code, if a signal came to any process."""
     received = int(ranks.all_reduce_max([signals.received or 0], "cpu")[0])

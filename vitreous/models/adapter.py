@@ -19,12 +19,19 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.adapter import AdapterConfig
-from vitreous.nn.adapter import COARSEST, STRIDES, Geometry, Interaction, SpatialPrior, norm_of
-from vitreous.nn.grid import fill
+from vitreous.nn.adapter import (
+    COARSEST_STRIDE,
+    INTERACTION_STRIDES,
+    InteractionBlock,
+    ReferencePoints,
+    SpatialPrior,
+    build_norm_layer,
+)
+from vitreous.nn.grid import pad_to_multiple
 
 
 class ViTAdapter(VisionModel[AdapterConfig]):
-    """A ViT, its `SpatialPrior` and its `Interaction`s; `backbone` where it is there already, else a fresh one.
+    """A ViT, its `SpatialPrior` and its `InteractionBlock`s; `backbone` where it is there already, else a fresh one.
 
     With fresh gates the tokens of the ViT are those that it has alone, to the bit. Tokens in front of the patches go
     through the blocks and take no part in the exchange; its last norm is not used. Convolutions are drawn from
@@ -39,15 +46,16 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         self.backbone.any_size = True
         width, last = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
-        self.level = nn.Parameter(torch.empty(len(STRIDES), width))
+        self.level = nn.Parameter(torch.empty(len(INTERACTION_STRIDES), width))
         sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
         self.interactions = nn.ModuleList(
-            Interaction(*sizes, drop_path=drop_path, extractors=3 if i == last else 1) for i in range(c.interactions)
+            InteractionBlock(*sizes, drop_path=drop_path, extractors=3 if i == last else 1)
+            for i in range(c.interactions)
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
-        self.norms = nn.ModuleList(norm_of(width, c.norm) for _ in c.levels)
+        self.norms = nn.ModuleList(build_norm_layer(width, c.norm) for _ in c.levels)
         for part in (self.prior, self.interactions, self.up):
-            initialise(part)
+            init_convolutions(part)
         nn.init.normal_(self.level)
         for name, part in self.backbone.named_modules():
             if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
@@ -58,7 +66,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """Multiply-adds of the ViT and of the adapter, for one image of these sides."""
         return config.backbone.macs(image) + adapter_macs(config, image)
 
-    def inspected_part(self) -> VisionModel[Any]:
+    def inspected_backbone(self) -> VisionModel[Any]:
         """The ViT, whose tokens have nothing of the adapter."""
         return self.backbone
 
@@ -71,8 +79,8 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         rounded up. Raises ValueError for a stride of no map."""
         self.config.check_strides(strides)
         self.backbone.check_images(images)
-        size = size_of(images)
-        finest, *levels = self.prior(filled(images.to(self.level.dtype)))
+        size = height_and_width(images)
+        finest, *levels = self.prior(pad_to_coarsest_stride(images.to(self.level.dtype)))
         token_maps, joined = self.exchange(images, levels)
         grids = [tuple(level.shape[2:]) for level in levels]
         parts = joined.split([rows * columns for rows, columns in grids], 1)
@@ -99,7 +107,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         """
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
-        places = Geometry(size_of(images), (config.patch[0], config.patch[1]), images.device)
+        places = ReferencePoints(height_and_width(images), (config.patch[0], config.patch[1]), images.device)
         joined = torch.cat([x.flatten(2).transpose(1, 2) + own for x, own in zip(levels, self.level, strict=True)], 1)
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
         blocks, interaction_tokens = iter(vit.encoder.blocks), []
@@ -142,17 +150,17 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return self.backbone.first_layer()
 
 
-def size_of(images: Tensor) -> tuple[int, int]:
+def height_and_width(images: Tensor) -> tuple[int, int]:
     """(B, C, H, W) -> H and W."""
     return images.shape[2], images.shape[3]
 
 
-def filled(images: Tensor) -> Tensor:
+def pad_to_coarsest_stride(images: Tensor) -> Tensor:
     """(B, C, H, W) -> the same with zeros after the end of each axis, up to whole places of the coarsest map."""
-    return fill(images.movedim(1, -1), (COARSEST, COARSEST)).movedim(-1, 1)
+    return pad_to_multiple(images.movedim(1, -1), (COARSEST_STRIDE, COARSEST_STRIDE)).movedim(-1, 1)
 
 
-def initialise(module: nn.Module) -> None:
+def init_convolutions(module: nn.Module) -> None:
     """Draw convolutions from N(0, 2 / fan_out), in place, with zero biases."""
     for part in module.modules():
         if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
@@ -168,15 +176,15 @@ def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
     convolutions, counted by its own layers on tensors without storage. Sampling and norms are left out."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    height, width = (-(-side // COARSEST) * COARSEST for side in image)
+    height, width = (-(-side // COARSEST_STRIDE) * COARSEST_STRIDE for side in image)
     c, size = config.backbone, (height, width)
     with torch.device("meta"):
         prior = SpatialPrior(config.channels, c.width, config.prior, "group")
         sizes = (c.width, config.heads, config.points, config.ratio)
         count = config.interactions
-        interactions = [Interaction(*sizes, extractors=3 if i == count - 1 else 1) for i in range(count)]
+        interactions = [InteractionBlock(*sizes, extractors=3 if i == count - 1 else 1) for i in range(count)]
         up = nn.ConvTranspose2d(c.width, c.width, 2, 2)
-        places = Geometry((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
+        places = ReferencePoints((image[0], image[1]), (c.patch[0], c.patch[1]), torch.device("meta"))
         with FlopCounterMode(display=False) as counter:
             _, *levels = prior(torch.empty(1, config.channels, *size))
             joined = torch.cat([x.flatten(2).transpose(1, 2) for x in levels], 1)

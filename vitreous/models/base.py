@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
@@ -21,7 +21,7 @@ from vitreous.nn.sizes import format_size
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 #: attributes of models of timm and transformers -> what to use here
-ELSEWHERE = {
+MISSING_ATTRIBUTE_HINTS = {
     "default_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
     "pretrained_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
     "feature_info": "use model.config.levels, which features_at(images, strides) gives",
@@ -87,8 +87,8 @@ class VisionModel(nn.Module, Generic[Config]):
 
         def __getattr__(self, name):
             """What PyTorch has registered. Raises AttributeError, for names of timm and transformers with ours."""
-            if name in ELSEWHERE:
-                raise AttributeError(f"{type(self).__name__} has no {name}: {ELSEWHERE[name]}")
+            if name in MISSING_ATTRIBUTE_HINTS:
+                raise AttributeError(f"{type(self).__name__} has no {name}: {MISSING_ATTRIBUTE_HINTS[name]}")
             return super().__getattr__(name)
 
     def forward(self, images: Tensor) -> Any:
@@ -139,7 +139,7 @@ class VisionModel(nn.Module, Generic[Config]):
         lines = [
             f"{config.name()} ({type(self).__name__})",
             f"parameters: {count:,} ({str(parameter.dtype).removeprefix('torch.')}, {parameter.device}, {mode} mode)",
-            f"input: images {describe_shape(config)}, floats, normalised",
+            f"input: images {format_input_shape(config)}, floats, normalised",
             f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
             f"features: (B, {config.features})",
             f"classes: {config.classes}" if config.classes else "classes: none, the output are features",
@@ -152,7 +152,7 @@ class VisionModel(nn.Module, Generic[Config]):
         config = self.config
         axes = len(config.image)
         if not isinstance(images, Tensor) or images.ndim != axes + 2 or images.shape[1] != config.channels:
-            refuse_images(config, images)
+            raise_image_error(config, images)
         if not images.is_floating_point():
             problem = f"expected floats, got {images.dtype}: scale to [0, 1] and normalise"
             raise TypeError(f"{problem}, as vitreous.load(RUN).transform does, or images.float() / 255")
@@ -164,7 +164,7 @@ class VisionModel(nn.Module, Generic[Config]):
         """A parameter, of any shape, for the type and device of the model; an empty tensor where there is none."""
         return next(self.parameters(), torch.empty(0))
 
-    def inspected_part(self) -> VisionModel[Any]:
+    def inspected_backbone(self) -> VisionModel[Any]:
         """The model whose attention and features are inspected."""
         return self
 
@@ -214,7 +214,7 @@ class VisionModel(nn.Module, Generic[Config]):
         """
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt is 'NCHW' or 'NLC', not {output_fmt!r}")
-        maps = [tokens for tokens, _ in self.tokens_after(images, indices, norm)]
+        maps = [tokens for tokens, _ in self.intermediate_tokens(images, indices, norm)]
         maps = [x.movedim(-1, 1) if output_fmt == "NCHW" else x.flatten(1, -2) for x in maps]
         return maps if intermediates_only else (self.features(images), maps)
 
@@ -232,7 +232,7 @@ class VisionModel(nn.Module, Generic[Config]):
         `reshape` makes them (B, D, *grid); with `return_class_token` each comes with the first prefix token (B, D).
         Raises ValueError as `forward_intermediates`, and for the class token of a model without one.
         """
-        layers = self.tokens_after(images, n, norm)
+        layers = self.intermediate_tokens(images, n, norm)
         patches = [x.movedim(-1, 1) if reshape else x.flatten(1, -2) for x, _ in layers]
         if not return_class_token:
             return tuple(patches)
@@ -240,7 +240,7 @@ class VisionModel(nn.Module, Generic[Config]):
             raise ValueError(f"{self.config.name()} has no class token: leave return_class_token out")
         return tuple((x, prefix[:, 0]) for x, (_, prefix) in zip(patches, layers, strict=True))
 
-    def tokens_after(
+    def intermediate_tokens(
         self, images: Tensor, indices: int | Sequence[int] | None, norm: bool
     ) -> list[tuple[Tensor, Tensor]]:
         """(B, C, *image) -> patch tokens (B, *grid, D) and prefix tokens (B, P, D) after the blocks, or stages, of
@@ -251,14 +251,14 @@ class VisionModel(nn.Module, Generic[Config]):
         if not hasattr(self, "features_at"):
             raise NotImplementedError(f"{type(self).__name__} gives no features of blocks by itself: ask its backbone")
         if features_after is None or config.has_stages:
-            strides = [config.strides[i] for i in choose_indices(len(config.strides), indices)]
+            strides = [config.strides[i] for i in resolve_block_indices(len(config.strides), indices)]
             maps = self.features_at(images, strides)
             last = config.strides[-1]
             maps = [
                 self.last_norm(x) if norm and stride == last else x for x, stride in zip(maps, strides, strict=True)
             ]
             return [(x, x.new_empty(len(x), 0, x.shape[-1])) for x in maps]
-        outputs = features_after(images, [i + 1 for i in choose_indices(config.depth, indices)])
+        outputs = features_after(images, [i + 1 for i in resolve_block_indices(config.depth, indices)])
         outputs = [self.last_norm(x) for x in outputs] if norm else outputs
         grid = tuple(side // patch for side, patch in zip(images.shape[2:], config.patch, strict=True))
         count = outputs[0].shape[1] if outputs else 0
@@ -276,7 +276,7 @@ class VisionModel(nn.Module, Generic[Config]):
             hint = "create another: vitreous.create(NAME, num_classes=N)"
             raise UsageError(f"the head of {self.config.name()} is not for classes of images", hint)
         parameter = self.first_parameter()
-        self.config = replace_fields(self.config, {"classes": num_classes})
+        self.config = replace_known_fields(self.config, {"classes": num_classes})
         self.head = build().to(parameter.device, parameter.dtype).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -303,14 +303,14 @@ def linear_head(width: int, classes: int) -> nn.Module:
     return zero_parameters(nn.Linear(width, classes)) if classes else nn.Identity()
 
 
-def describe_shape(config: ModelConfig) -> str:
+def format_input_shape(config: ModelConfig) -> str:
     """The shape of a model's input: `(B, 3, 224, 224)`."""
     return f"({', '.join(map(str, ('B', config.channels, *config.image)))})"
 
 
-def refuse_images(config: ModelConfig, images: object) -> NoReturn:
+def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
     """Raise TypeError or ValueError for what is not (B, C, *image), with the way to make it so."""
-    expected = f"expected images {describe_shape(config)}"
+    expected = f"expected images {format_input_shape(config)}"
     if not isinstance(images, Tensor):
         problem = f"{expected}, a torch.Tensor, got {type(images).__module__}.{type(images).__qualname__}"
         raise TypeError(f"{problem}: vitreous.load(RUN).transform(image)[None] makes one")
@@ -328,7 +328,7 @@ def refuse_images(config: ModelConfig, images: object) -> NoReturn:
     raise ValueError(f"{problem}; give {axes + 2} axes, batch and channels first")
 
 
-def choose_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
+def resolve_block_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
     """Indices from 0 of `count` blocks: all, the last so many, or these, counted backwards where they are negative.
     Raises ValueError for others."""
     if indices is None:

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CANONICAL = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
-CROWD = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
+CANONICAL_ROI_SIDE = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
+MIN_CROWD_OVERLAP = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
 
 
-def suppress(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
+def nms_keep_mask(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
     """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes that stay when all that overlap a better one of their group, if
     there are groups, by more than `threshold` (IoU) are left out, by torchvision's non-maximum suppression.
 
@@ -34,18 +34,18 @@ def suppress(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: fl
     return torch.zeros_like(scores).scatter(0, survivors, torch.ones_like(scores)[survivors]).bool()
 
 
-def clip(boxes: Tensor, size: tuple[int, int]) -> Tensor:
+def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
     """(..., 4) -> (..., 4): boxes cut off at the edges of an image of (height, width)."""
     height, width = size
     return torch.stack([boxes[..., axis].clamp(0, (width, height)[axis % 2]) for axis in range(4)], -1)
 
 
-def has_area(boxes: Tensor, least: float) -> Tensor:
+def has_min_side(boxes: Tensor, least: float) -> Tensor:
     """(..., 4) -> (...) bool, any shape: whether both sides of a box are at least so long."""
     return ((boxes[..., 2] - boxes[..., 0]) >= least) & ((boxes[..., 3] - boxes[..., 1]) >= least)
 
 
-def region_features(
+def pyramid_roi_align(
     levels: Sequence[Tensor], strides: Sequence[int], regions: Tensor, bins: int, sampling: int
 ) -> Tensor:
     """RoIAlign (arXiv:1703.06870, section 3) on a pyramid: levels (B, W, h, w), regions (n, 5), which are an image's
@@ -66,18 +66,18 @@ def region_features(
     atlas = torch.cat([F.pad(x, (0, columns - x.shape[3])) for x in framed], 2)
     boxes = regions[:, 1:]
     side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=0).sqrt()
-    number = (side.clamp(min=1e-6) / (CANONICAL * strides[0])).log2().add(1e-6).floor()
+    number = (side.clamp(min=1e-6) / (CANONICAL_ROI_SIDE * strides[0])).log2().add(1e-6).floor()
     number = number.clamp(0, len(levels) - 1).long()
     stride = torch.tensor([float(stride) for stride in strides], device=boxes.device)[number]
     top = torch.tensor([float(sum(rows[:place])) for place in range(len(rows))], device=boxes.device)[number]
     shift = torch.stack([torch.ones_like(top), top + 1] * 2, -1)
     placed = torch.cat([regions[:, :1], boxes / stride[:, None] + shift], 1)
     if atlas.requires_grad and sampling and atlas.device.type == "cpu":
-        return align(atlas, placed, bins, sampling)
+        return single_level_roi_align(atlas, placed, bins, sampling)
     return roi_align(atlas, placed, bins, 1.0, sampling, aligned=True)
 
 
-def sample(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tensor, Tensor]:
+def sample_foreground_background(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tensor, Tensor]:
     """(n,) int64, above 0 for objects, 0 for background, below for neither -> positions of the objects and of the
     background that are learned from: `count` in all, at most the `share` of them objects, drawn evenly.
 
@@ -89,36 +89,36 @@ def sample(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tens
     return positive, negative[keys[negative].argsort(stable=True)][: count - len(positive)]
 
 
-def draws(key: Tensor, count: int) -> Tensor:
+def draw_splitmix64(key: Tensor, count: int) -> Tensor:
     """A key, a scalar int64 -> (count,) int64, as good as random: SplitMix64's finaliser of key + place, the same on
     every device and machine."""
-    state = key + torch.arange(1, count + 1, device=key.device) * signed(0x9E3779B97F4A7C15)
-    state = (state ^ shifted(state, 30)) * signed(0xBF58476D1CE4E5B9)
-    state = (state ^ shifted(state, 27)) * signed(0x94D049BB133111EB)
-    return state ^ shifted(state, 31)
+    state = key + torch.arange(1, count + 1, device=key.device) * to_signed_int64(0x9E3779B97F4A7C15)
+    state = (state ^ logical_right_shift(state, 30)) * to_signed_int64(0xBF58476D1CE4E5B9)
+    state = (state ^ logical_right_shift(state, 27)) * to_signed_int64(0x94D049BB133111EB)
+    return state ^ logical_right_shift(state, 31)
 
 
-def shifted(values: Tensor, bits: int) -> Tensor:
+def logical_right_shift(values: Tensor, bits: int) -> Tensor:
     """(n,) int64 -> the bits of 64 shifted to the right, zeros from the left."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def signed(value: int) -> int:
+def to_signed_int64(value: int) -> int:
     """64 bits as the number that int64 takes them for."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
+def is_in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
     """(n, 4), (m, 4) -> (n,) bool: whether 0.7 of a box, or more, lies in one of the crowds."""
     if not len(crowds):
         return torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     corner = torch.maximum(boxes[:, None, :2], crowds[None, :, :2])
     sides = (torch.minimum(boxes[:, None, 2:], crowds[None, :, 2:]) - corner).clamp(min=0)
     area = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).clamp(min=1e-6)
-    return (sides.prod(-1) / area[:, None] >= CROWD).any(1)
+    return (sides.prod(-1) / area[:, None] >= MIN_CROWD_OVERLAP).any(1)
 
 
-def align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
+def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
     """Maps (B, W, h, w), regions (n, 5), an image's number and a box in places of the map -> (n, W, b, b).
 
     What torchvision's `roi_align` gives with `aligned=True`: each bin the mean of s x s points, each read bilinearly.
@@ -128,8 +128,8 @@ def align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
                 sum over the four places around: (1 - |y - row|) (1 - |x - column|) map[row, column] / s^2
     """
     (images, width, height, length), count = maps.shape, len(regions)
-    rows, down = weights(regions[:, 2], regions[:, 4], height, bins, sampling)
-    columns, across = weights(regions[:, 1], regions[:, 3], length, bins, sampling)
+    rows, down = bilinear_sampling_weights(regions[:, 2], regions[:, 4], height, bins, sampling)
+    columns, across = bilinear_sampling_weights(regions[:, 1], regions[:, 3], length, bins, sampling)
     first = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
     places = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
     shares = down[:, :, None, :, None] * across[:, None, :, None]
@@ -139,7 +139,9 @@ def align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
     return sums.view(count, bins, bins, width).movedim(-1, 1)
 
 
-def weights(low: Tensor, high: Tensor, length: int, bins: int, sampling: int) -> tuple[Tensor, Tensor]:
+def bilinear_sampling_weights(
+    low: Tensor, high: Tensor, length: int, bins: int, sampling: int
+) -> tuple[Tensor, Tensor]:
     """Where regions (n,) begin and end along an axis of so many places -> (n, b, 2 s) int64 places that each bin reads,
     and their weights."""
     steps = (torch.arange(bins * sampling, device=low.device) + 0.5) / (bins * sampling)

@@ -9,7 +9,6 @@ from vitreous.config import change_fields, nest_paths
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
 from vitreous.models.configs.base import ModelConfig as ModelConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
-from vitreous.models.configs.bit import Numerics as Numerics
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.dit import DiTConfig as DiTConfig
 from vitreous.models.configs.foreign import ForeignConfig as ForeignConfig
@@ -19,8 +18,8 @@ from vitreous.models.configs.groups import HeadConfig as HeadConfig
 from vitreous.models.configs.groups import MlpConfig as MlpConfig
 from vitreous.models.configs.groups import NormConfig as NormConfig
 from vitreous.models.configs.groups import PositionConfig as PositionConfig
+from vitreous.models.configs.groups import PositionResize as PositionResize
 from vitreous.models.configs.groups import RegularizationConfig as RegularizationConfig
-from vitreous.models.configs.groups import Resize as Resize
 from vitreous.models.configs.hybrid import ConvStemConfig as ConvStemConfig
 from vitreous.models.configs.hybrid import HybridConfig as HybridConfig
 from vitreous.models.configs.hybrid import StemConfig as StemConfig
@@ -43,7 +42,7 @@ C = TypeVar("C", bound=ModelConfig)
 TRANSFORMER_FIELDS = ViTConfig.option_paths()
 
 
-def replace_fields(config: C, changes: dict[str, Any]) -> C:
+def replace_known_fields(config: C, changes: dict[str, Any]) -> C:
     """A copy with those of the changes, by their dotted paths, that the config has fields for: `regularization.dropout`
     is not for a ResNet, which stays."""
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
     return sum(count * (2 * size * width**2 + 7 * size**2 * width // 2) for count, size in lines)
 
 
-def sides_of(length: int, window: int) -> list[int]:
+def window_lengths(length: int, window: int) -> list[int]:
     """The sides of the windows that an axis is cut into: 5, 2 -> [2, 2, 1]."""
     whole, rest = divmod(length, window)
     return [window] * whole + [rest] * (rest > 0)

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from vitreous.models.base import VisionModel
 
 #: parts of a backbone that read what no dense head needs
-UNREAD = ("neck", "pooling", "pooled_norm", "representation", "head")
+UNUSED_BACKBONE_MODULES = ("neck", "pooling", "pooled_norm", "representation", "head")
 
 
-class Dense(VisionModel[Any]):
+class BackboneWithHead(VisionModel[Any]):
     """A backbone, to which a subclass adds a head; `backbone` where it is there already, else a fresh one. One that is
     there without the adapter of the config gets that.
 
@@ -32,7 +32,7 @@ class Dense(VisionModel[Any]):
         self.backbone: Any = backbone
         self.backbone.any_size = True
         for name, part in self.backbone.named_modules():
-            if name in (*UNREAD, *unread):
+            if name in (*UNUSED_BACKBONE_MODULES, *unread):
                 part.requires_grad_(False)
 
     def features(self, images: Tensor) -> Tensor:

@@ -18,26 +18,26 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.models.configs.detector import DetectorConfig
-from vitreous.models.dense import Dense
+from vitreous.models.dense import BackboneWithHead
 from vitreous.models.proposals import RegionProposals
 from vitreous.models.regions import RegionHeads
 from vitreous.nn.pyramid import FeaturePyramid, SimplePyramid
 
-NORMS = ("norm", "encoder.norm", "body.norm")  # of a backbone, after the maps that the pyramid reads
+LAST_NORM_NAMES = ("norm", "encoder.norm", "body.norm")  # of a backbone, after the maps that the pyramid reads
 
 
-class Detector(Dense):
+class Detector(BackboneWithHead):
     """A backbone, a pyramid, proposals and heads; `backbone` where it is there already, else a fresh one."""
 
     def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
-        super().__init__(config, backbone, (*NORMS, *config.backbone.unread(config.taps)))
-        self.pyramid = pyramid_for(config)
+        super().__init__(config, backbone, (*LAST_NORM_NAMES, *config.backbone.unread(config.taps)))
+        self.pyramid = build_pyramid(config)
         self.proposals, self.regions = RegionProposals(config), RegionHeads(config)
 
     @classmethod
     def count_macs(cls, config: DetectorConfig, image: tuple[int, ...]) -> int:
         """Multiply-adds of one forward pass for one image of these sides."""
-        return config.backbone.macs(image) + head_macs(config, image)
+        return config.backbone.macs(image) + detector_head_macs(config, image)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         """(B, C, H, W) -> boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64, and where there are
@@ -67,7 +67,7 @@ class Detector(Dense):
         return self.pyramid([x.to(images.dtype) for x in maps])  # frozen blocks may give bfloat16
 
 
-def pyramid_for(config: DetectorConfig) -> nn.Module:
+def build_pyramid(config: DetectorConfig) -> nn.Module:
     """The feature pyramid of a detector: of one map where there is no other, else of those from the finest on."""
     widths = [config.backbone.level_at(stride).width for stride in config.taps]
     if len(config.backbone.strides) == 1:
@@ -76,14 +76,14 @@ def pyramid_for(config: DetectorConfig) -> nn.Module:
 
 
 @lru_cache
-def head_macs(config: DetectorConfig, image: tuple[int, ...]) -> int:
+def detector_head_macs(config: DetectorConfig, image: tuple[int, ...]) -> int:
     """Multiply-adds of pyramid and heads for one image of these sides, counted by their layers on tensors without
     storage. Norms, RoIAlign and the choice of boxes are left out."""
     from torch.utils.flop_counter import FlopCounterMode
 
     levels = [config.backbone.level_at(stride) for stride in config.taps]
     with torch.device("meta"):
-        pyramid, proposals, regions = pyramid_for(config), RegionProposals(config), RegionHeads(config)
+        pyramid, proposals, regions = build_pyramid(config), RegionProposals(config), RegionHeads(config)
         maps = [torch.empty(1, *level.grid_of(image), level.width) for level in levels]
         with FlopCounterMode(display=False) as counter:
             proposals.head(pyramid(maps))

@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.dit import DiTConfig
-from vitreous.nn.attention import Attention, NormedAttention
+from vitreous.nn.attention import Attention, QKNormAttention
 from vitreous.nn.block import Mlp
-from vitreous.nn.condition import AdaBlock, AdaHead, AdaTimeBlock, TimeEmbedding
-from vitreous.nn.encoder import Encoder, stack
+from vitreous.nn.condition import AdaLNBlock, AdaLNHead, AdaLNTemporalBlock, TimeEmbedding
+from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.grid import patchify, unpatchify
-from vitreous.nn.position import sincos
-from vitreous.system.machine import fixed_table
+from vitreous.nn.position import sincos_position_table
+from vitreous.system.machine import get_device_table
 
 
 class DiT(VisionModel[DiTConfig]):
@@ -44,18 +44,18 @@ class DiT(VisionModel[DiTConfig]):
         self.projection = nn.Linear(c.channels * math.prod(c.patch), c.width)
         self.time = TimeEmbedding(c.width, shift=c.time_shift)
         self.classes = nn.Embedding(c.classes + 1, c.width) if c.classes else None
-        self.encoder = Encoder(c.width, stack(c.depth, lambda index, rate: self.block(index)), norm=False)
-        self.last = AdaHead(c.width, c.out_channels * math.prod(c.patch), c.eps)
+        self.encoder = Encoder(c.width, build_blocks(c.depth, lambda index, rate: self.block(index)), norm=False)
+        self.last = AdaLNHead(c.width, c.out_channels * math.prod(c.patch), c.eps)
         nn.init.xavier_uniform_(self.projection.weight)
         nn.init.zeros_(self.projection.bias)
         if self.classes is not None:
             nn.init.normal_(self.classes.weight, std=0.02)
 
-    def block(self, index: int) -> AdaBlock:
+    def block(self, index: int) -> AdaLNBlock:
         """One block of the stack: over time where blocks alternate and the number is odd."""
         c = self.config
-        kind = AdaTimeBlock if c.arrangement == "alternating" and index % 2 else AdaBlock
-        attention = (NormedAttention if c.qk_norm else Attention)(c.width, c.heads)
+        kind = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
+        attention = (QKNormAttention if c.qk_norm else Attention)(c.width, c.heads)
         mlp = Mlp(c.width, c.hidden, gelu="tanh")
         for linear in (mlp.fc1, mlp.fc2):
             nn.init.zeros_(linear.bias)
@@ -87,7 +87,7 @@ class DiT(VisionModel[DiTConfig]):
 
     def place(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, N, D): add positions of the grid, and flatten."""
-        table = fixed_table(sincos, tokens.device, tuple(tokens.shape[1:-1]), self.config.width)
+        table = get_device_table(sincos_position_table, tokens.device, tuple(tokens.shape[1:-1]), self.config.width)
         return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
 
     def condition(self, time: Tensor, labels: Tensor | None = None) -> Tensor:

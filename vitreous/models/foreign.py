@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError
 from vitreous.models.base import VisionModel, linear_head
-from vitreous.models.configs.foreign import BLOCK, ForeignConfig
-from vitreous.models.libraries import LibraryEncoder, build_encoder, build_without_weights, flatten
-from vitreous.nn.adapter import accept_single_values
+from vitreous.models.configs.foreign import BLOCK_PATTERN, ForeignConfig
+from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_encoder, flatten_features
+from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
 
-WAY = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
+WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
 
 
 class ForeignModel(VisionModel[ForeignConfig]):
@@ -47,7 +47,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
                 "cpu"
             ):  # what a module works out as it is made has values, where weights are filled later
                 encoder = build_encoder(config)
-        accept_single_values(encoder)
+        allow_single_value_batch_norm(encoder)
         self.encoder = LibraryEncoder(encoder)
         self.head = self.build_head()
 
@@ -72,7 +72,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every place of the last map, row by row.
         Raises ValueError for other channels."""
-        return flatten(self.encoder(self.checked(images)), self.config.layout)
+        return flatten_features(self.encoder(self.checked(images)), self.config.layout)
 
     def checked(self, images: Tensor) -> Tensor:
         """(B, C, *image), as they are. Raises as `check_images`."""
@@ -103,7 +103,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def blocks(self) -> list[nn.Module]:
         """The blocks, or the stages, in order."""
-        named = ((re.match(BLOCK, name), part) for name, part in self.named_modules())
+        named = ((re.match(BLOCK_PATTERN, name), part) for name, part in self.named_modules())
         return [part for match, part in named if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
@@ -121,9 +121,9 @@ def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    module = LibraryEncoder(build_without_weights(config))
+    module = LibraryEncoder(build_meta_encoder(config))
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        tokens = flatten(module(torch.empty(1, config.channels, *image, device="meta")), config.layout)
+        tokens = flatten_features(module(torch.empty(1, config.channels, *image, device="meta")), config.layout)
         module(tokens, "pool", config.layout, config.prefix)
     return counter.get_total_flops() // 2 + config.features * config.classes
 
@@ -145,16 +145,16 @@ def wrap_backbone(
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
     if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
         base.reset_classifier(0)  # type: ignore[operator]
-    own = sizes_of(base)
-    image, patch = pair(image_size or own.get("image")), pair(patch_size or own.get("patch"))
+    own = read_module_sizes(base)
+    image, patch = to_size_pair(image_size or own.get("image")), to_size_pair(patch_size or own.get("patch"))
     if image is None or patch is None:
-        raise UsageError(f"{type(module).__name__} does not tell its {'patch' if image else 'image'} size", WAY)
+        raise UsageError(f"{type(module).__name__} does not tell its {'patch' if image else 'image'} size", WRAP_HINT)
     count = channels or own.get("channels") or 3
-    tokens = probe(base, count, image)
+    tokens = probe_tokens(base, count, image)
     prefix = tokens.shape[1] - math.prod(side // p for side, p in zip(image, patch, strict=True))
     if prefix < 0 or any(side % p for side, p in zip(image, patch, strict=True)):
         problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
-        raise UsageError(problem, WAY)
+        raise UsageError(problem, WRAP_HINT)
     config = ForeignConfig(
         own.get("name") or type(base).__name__,
         image,
@@ -167,7 +167,7 @@ def wrap_backbone(
     return ForeignModel(config, base)
 
 
-def sizes_of(module: nn.Module) -> dict[str, Any]:
+def read_module_sizes(module: nn.Module) -> dict[str, Any]:
     """What a module tells of itself: name, image, patch and channels; timm's and transformers' names for them."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
@@ -179,13 +179,13 @@ def sizes_of(module: nn.Module) -> dict[str, Any]:
     return {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
 
 
-def pair(size: int | Sequence[int] | None) -> tuple[int, ...] | None:
+def to_size_pair(size: int | Sequence[int] | None) -> tuple[int, ...] | None:
     """One number as two, (height, width)."""
     return size if size is None else (size, size) if isinstance(size, int) else tuple(size)
 
 
 @torch.no_grad()
-def probe(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
+def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
     """The tokens (1, N, D) of a black image. Raises UsageError for what gives none."""
     training = module.training
     first = next(module.parameters(), torch.empty(0))
@@ -193,7 +193,9 @@ def probe(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
         tokens = LibraryEncoder(module.eval())(torch.zeros(1, channels, *image, device=first.device))
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
-        raise UsageError(f"{type(module).__name__} does not take {format_size(image)} pixels ({reason})", WAY) from None
+        raise UsageError(
+            f"{type(module).__name__} does not take {format_size(image)} pixels ({reason})", WRAP_HINT
+        ) from None
     finally:
         module.train(training)
     if not isinstance(tokens, Tensor) or tokens.ndim != 3:

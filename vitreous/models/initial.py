@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.attention import Attention
-from vitreous.nn.position import Learned, sincos
+from vitreous.nn.position import LearnedPosition, sincos_position_table
 
 
-def mimetic(
+def init_mimetic(
     model: Model, query_key: tuple[float, float] = (0.7, 0.7), value_out: tuple[float, float] = (0.4, 0.4)
 ) -> None:
     """Mimetic initialisation (Trockman and Kolter, arXiv:2305.09828), in place.
@@ -23,18 +23,18 @@ def mimetic(
     (benchmarks/README.md).
     """
     assert isinstance(model, ViT), "a run of another model has no mimetic initialisation"
-    if isinstance(model.position, Learned):
-        model.position.table.data.copy_(0.5 * sincos(model.config.table_grid, model.config.width))
+    if isinstance(model.position, LearnedPosition):
+        model.position.table.data.copy_(0.5 * sincos_position_table(model.config.table_grid, model.config.width))
     for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head
         for rows in torch.arange(width).split(head):
-            q[rows], k[rows] = factors(near_identity(width, *query_key), head)
-        v[:], out = factors(near_identity(width, value_out[0], -value_out[1]), width)
+            q[rows], k[rows] = low_rank_factors(draw_near_identity(width, *query_key), head)
+        v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
 
 
-def xavier(module: nn.Module) -> None:
+def init_xavier(module: nn.Module) -> None:
     """Draw the weights of all linear layers from Xavier's uniform distribution, in place, as MAE does
     (arXiv:2111.06377, appendix A.1); biases are 0, prefix tokens N(0, 0.02^2)."""
     for part in module.modules():
@@ -46,12 +46,12 @@ def xavier(module: nn.Module) -> None:
             nn.init.normal_(part.prefix, std=0.02)
 
 
-def near_identity(width: int, noise: float, diagonal: float) -> Tensor:
+def draw_near_identity(width: int, noise: float, diagonal: float) -> Tensor:
     """(D, D): noise Z + diagonal I."""
     return noise * torch.randn(width, width) * width**-0.5 + diagonal * torch.eye(width)
 
 
-def factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """(D, D) -> left and right, each (rank, D), with left^T right the best approximation of the matrix."""
     u, s, vh = torch.linalg.svd(matrix)
     root = s[:rank].sqrt()

@@ -21,16 +21,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.errors import ResourceError, UsageError, closest, install_hint
-from vitreous.models.configs.foreign import BLOCK, ForeignConfig, Layout
+from vitreous.errors import ResourceError, UsageError, find_closest_match, install_hint
+from vitreous.models.configs.foreign import BLOCK_PATTERN, FeatureLayout, ForeignConfig
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
 
-PREFIXES = {"timm": "timm", "hf": "transformers"}  # of names -> the library
-DEFAULT = (224, 224)  # pixels, of models that tell no image size
-LEAST = 4  # pixels to a place of the finest map that dense heads read
+LIBRARY_BY_PREFIX = {"timm": "timm", "hf": "transformers"}  # of names -> the library
+DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, of models that tell no image size
+MIN_STRIDE = 4  # pixels to a place of the finest map that dense heads read
 #: fields of a config of transformers that say nothing of the module
-UNUSED = ("architectures", "dtype", "id2label", "label2id", "transformers_version", "torch_dtype", "_name_or_path")
+IGNORED_CONFIG_KEYS = (
+    "architectures",
+    "dtype",
+    "id2label",
+    "label2id",
+    "transformers_version",
+    "torch_dtype",
+    "_name_or_path",
+)
 
 
 def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | None:
@@ -41,43 +49,43 @@ def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | N
     the library is not installed.
     """
     kind, _, rest = name.partition(":")
-    if kind not in PREFIXES or not rest:
+    if kind not in LIBRARY_BY_PREFIX or not rest:
         return None
-    return described(name, image)
+    return read_foreign_config(name, image)
 
 
 @lru_cache(64)
-def described(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
+def read_foreign_config(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
     """The config of a name, read off a module without weights. Raises as `parse_foreign`."""
     kind, _, rest = name.partition(":")
     start = ForeignConfig(name, image or (), (1, 1), 1)
-    start = start_of_timm(start, rest) if kind == "timm" else start_of_transformers(start, rest)
+    start = begin_timm_config(start, rest) if kind == "timm" else begin_transformers_config(start, rest)
     if start.library == "timm" and start.sized_by:
         any_size = json.dumps({**json.loads(start.arguments), "dynamic_img_size": True}, sort_keys=True)
         try:
             flexible = replace(start, arguments=any_size)
-            return with_facts(flexible, build_without_weights(flexible))
+            return complete_config(flexible, build_meta_encoder(flexible))
         except UsageError:  # a model that has no such option, or a wrong one, which is told below
             pass
-    return with_facts(start, build_without_weights(start))
+    return complete_config(start, build_meta_encoder(start))
 
 
-def start_of_timm(start: ForeignConfig, text: str) -> ForeignConfig:
+def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
     """The config with library, arguments and image size, of `NAME,OPTION=VALUE`. Raises UsageError for an unknown name
     and for what is no option."""
-    timm = library_of("timm")
+    timm = import_model_library("timm")
     name, *options = text.split(",")
     if not timm.is_model(name):
-        near = closest(name.partition(".")[0], timm.list_models())
-        raise UsageError(f"timm has no model {name}", f"perhaps you meant timm:{near}" if near else WAYS["timm"])
+        near = find_closest_match(name.partition(".")[0], timm.list_models())
+        raise UsageError(f"timm has no model {name}", f"perhaps you meant timm:{near}" if near else NAME_HINTS["timm"])
     arguments: dict[str, Any] = {"model_name": name}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier() or key in ("pretrained", "num_classes", "in_chans", "img_size"):
             raise UsageError(f"{option!r} is no option of timm:{name}", "write them as timm:NAME,drop_path_rate=0.1")
-        arguments[key] = literal(value)
+        arguments[key] = parse_literal(value)
     known = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    size = tuple(known.input_size[1:]) if known is not None else DEFAULT
+    size = tuple(known.input_size[1:]) if known is not None else DEFAULT_IMAGE_SIZE
     sized = "img_size" if known is not None and known.fixed_input_size else ""
     return replace(
         start,
@@ -88,20 +96,20 @@ def start_of_timm(start: ForeignConfig, text: str) -> ForeignConfig:
     )
 
 
-def start_of_transformers(start: ForeignConfig, place: str) -> ForeignConfig:
+def begin_transformers_config(start: ForeignConfig, place: str) -> ForeignConfig:
     """The same for a config of transformers. Raises UsageError where there is none."""
-    transformers = library_of("transformers")
+    transformers = import_model_library("transformers")
     try:
         known = transformers.AutoConfig.from_pretrained(place).to_dict()
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"hf:{place} is no config of a transformers model ({reason})", WAYS["hf"]) from None
+        raise UsageError(f"hf:{place} is no config of a transformers model ({reason})", NAME_HINTS["hf"]) from None
     path = Path(place)
     if path.exists():  # its place is nobody's business, and says nothing elsewhere
         start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
     own = known.get("image_size")
-    sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT)
-    settings = {name: value for name, value in known.items() if name not in UNUSED}
+    sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT_IMAGE_SIZE)
+    settings = {name: value for name, value in known.items() if name not in IGNORED_CONFIG_KEYS}
     return replace(
         start,
         library="transformers",
@@ -111,13 +119,13 @@ def start_of_transformers(start: ForeignConfig, place: str) -> ForeignConfig:
     )
 
 
-WAYS = {
+NAME_HINTS = {
     "timm": "`timm.list_models()` has their names",
     "hf": "name a folder or a file with its config.json, or a repository that is in the Hub's cache",
 }
 
 
-def literal(text: str) -> Any:
+def parse_literal(text: str) -> Any:
     """A number, a truth value or a list as Python writes it; other text as it is."""
     try:
         return ast.literal_eval(text)
@@ -125,7 +133,7 @@ def literal(text: str) -> Any:
         return text
 
 
-def library_of(name: str) -> Any:
+def import_model_library(name: str) -> Any:
     """timm or transformers. Raises ResourceError, with the command that installs it, where it is missing."""
     try:
         return import_module(name)
@@ -138,7 +146,7 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
     """The module of a config, initialised as its library does it, without its head. Raises UsageError for arguments
     that it does not take, ResourceError where the library is not installed."""
     arguments: dict[str, Any] = json.loads(config.arguments)
-    library = library_of(config.library)
+    library = import_model_library(config.library)
     size = {config.sized_by: config.image} if config.sized_by else {}
     try:
         if config.library == "timm":
@@ -157,14 +165,14 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
     return module
 
 
-def build_without_weights(config: ForeignConfig) -> nn.Module:
+def build_meta_encoder(config: ForeignConfig) -> nn.Module:
     """The module with shapes and no values, in evaluation mode; one that takes images of other sizes than its own, if
     its library has that. Raises UsageError as `build_encoder`."""
     with torch.device("meta"), NoInitMode():
         return build_encoder(config).eval()
 
 
-def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
+def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
     """The config with what the module tells of itself. Raises UsageError for a module that gives neither tokens nor
     maps."""
     reader = LibraryEncoder(module)
@@ -172,19 +180,21 @@ def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
     try:
         with torch.no_grad():
             output = reader.raw(images)
-            layout = layout_of(module, output)
-            tokens = flatten(output, layout)
-            pooled = reader.pool(tokens, layout, prefix := prefix_of(module, config, layout)).shape[-1]
+            layout = detect_feature_layout(module, output)
+            tokens = flatten_features(output, layout)
+            pooled = reader.pool(tokens, layout, prefix := count_prefix_tokens(module, config, layout)).shape[-1]
     except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0]
         problem = f"{config.full_name} gives no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
-    patch = patch_of(module, config, output, layout)
+    patch = detect_patch_size(module, config, output, layout)
     places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
     if layout == "tokens" and tokens.shape[1] - prefix != places:
         problem = f"{config.full_name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
-    names = [match for name, _ in module.named_parameters() if (match := re.match(BLOCK, f"encoder.module.{name}"))]
+    names = [
+        match for name, _ in module.named_parameters() if (match := re.match(BLOCK_PATTERN, f"encoder.module.{name}"))
+    ]
     numbers = {int(match[1]) for match in names}
     return replace(
         config,
@@ -195,13 +205,13 @@ def with_facts(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         layout=layout,
         depth=len(numbers),
         first_block=min(numbers, default=0),
-        stages=stages_of(module) if layout != "tokens" else (),
+        stages=detect_stages(module) if layout != "tokens" else (),
         batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
-        draws=draws_at_random(module, config),
+        draws=has_random_layers(module, config),
     )
 
 
-def layout_of(module: nn.Module, output: Any) -> Layout:
+def detect_feature_layout(module: nn.Module, output: Any) -> FeatureLayout:
     """How a module gives its features. Raises ValueError for what is no tensor of three or four axes."""
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         form = " x ".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
@@ -211,14 +221,14 @@ def layout_of(module: nn.Module, output: Any) -> Layout:
     return "channels-last" if getattr(module, "output_fmt", "NCHW") == "NHWC" else "channels-first"
 
 
-def flatten(output: Tensor, layout: Layout) -> Tensor:
+def flatten_features(output: Tensor, layout: FeatureLayout) -> Tensor:
     """Features as the library gives them -> (B, P + N, D)."""
     if layout == "tokens":
         return output
     return output.flatten(2).mT if layout == "channels-first" else output.flatten(1, 2)
 
 
-def prefix_of(module: nn.Module, config: ForeignConfig, layout: Layout) -> int:
+def count_prefix_tokens(module: nn.Module, config: ForeignConfig, layout: FeatureLayout) -> int:
     """Tokens in front of those of the patches."""
     if layout != "tokens":
         return 0
@@ -229,7 +239,9 @@ def prefix_of(module: nn.Module, config: ForeignConfig, layout: Layout) -> int:
     return registers + sum(name.endswith(names) for name, _ in module.named_parameters())
 
 
-def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: Layout) -> tuple[int, ...]:
+def detect_patch_size(
+    module: nn.Module, config: ForeignConfig, output: Tensor, layout: FeatureLayout
+) -> tuple[int, ...]:
     """Features (1, ...) of an image -> pixels to a token, or to a place of the last map, per axis. Raises UsageError
     where a module does not tell."""
     if layout != "tokens":
@@ -245,7 +257,7 @@ def patch_of(module: nn.Module, config: ForeignConfig, output: Tensor, layout: L
     return (own, own) if isinstance(own, int) else tuple(own)
 
 
-def stages_of(module: nn.Module) -> tuple[tuple[int, int], ...]:
+def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
     """Stride and channels of each map of a module, the finest first, the last of each stride; none where it gives
     none."""
     info = getattr(module, "feature_info", None)
@@ -253,11 +265,11 @@ def stages_of(module: nn.Module) -> tuple[tuple[int, int], ...]:
         return ()
     rows = getattr(info, "info", info)
     widths = {row["reduction"]: row["num_chs"] for row in rows}
-    chosen = {stride: width for stride, width in widths.items() if stride >= LEAST} or widths
+    chosen = {stride: width for stride, width in widths.items() if stride >= MIN_STRIDE} or widths
     return tuple(sorted(chosen.items()))
 
 
-def draws_at_random(module: nn.Module, config: ForeignConfig) -> bool:
+def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
     """Whether a module drops anything in training."""
     parts = any(
         getattr(part, name, 0.0)
@@ -303,10 +315,10 @@ class LibraryEncoder(nn.Module):
         forward_features = getattr(self.module, "forward_features", None)
         if forward_features is not None:
             return forward_features(images)
-        output = self.module(images, **self.at_size_of(images))
+        output = self.module(images, **self.position_interpolation_options(images))
         return getattr(output, "last_hidden_state", output)
 
-    def at_size_of(self, images: Tensor) -> dict[str, bool]:
+    def position_interpolation_options(self, images: Tensor) -> dict[str, bool]:
         """What transformers has to be told of images (B, C, *image) of another size than the module's."""
         own = getattr(getattr(self.module, "config", None), "image_size", None)
         own = (own, own) if isinstance(own, int) else own
@@ -315,7 +327,7 @@ class LibraryEncoder(nn.Module):
         word = "interpolate_pos_encoding"
         return {word: True} if word in inspect.signature(self.module.forward).parameters else {}
 
-    def pool(self, tokens: Tensor, layout: Layout, prefix: int) -> Tensor:
+    def pool(self, tokens: Tensor, layout: FeatureLayout, prefix: int) -> Tensor:
         """(B, P + N, D) -> (B, F): as the library does before its head, where it says so; else the first token if there
         are `prefix` tokens, or the mean of all, normed where the library norms the mean of a map."""
         forward_head = getattr(self.module, "forward_head", None)
@@ -345,10 +357,14 @@ class LibraryEncoder(nn.Module):
             pairs = module.forward_intermediates(
                 images, indices=asked, return_prefix_tokens=True, output_fmt="NLC", intermediates_only=True
             )
-            by_depth = {number + 1: rows for number, rows in zip(asked, map(joined, pairs), strict=True)}
+            by_depth = {number + 1: rows for number, rows in zip(asked, map(join_prefix_tokens, pairs), strict=True)}
         else:
             by_depth = dict(
-                enumerate(module(images, output_hidden_states=True, **self.at_size_of(images)).hidden_states)
+                enumerate(
+                    module(
+                        images, output_hidden_states=True, **self.position_interpolation_options(images)
+                    ).hidden_states
+                )
             )
         return [by_depth[depth] for depth in depths]
 
@@ -358,7 +374,7 @@ class LibraryEncoder(nn.Module):
         return tokens if norm is None else norm(tokens)
 
 
-def joined(pair: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); of a module without prefix, as they are."""
     if isinstance(pair, Tensor):
         return pair

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import re
 
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.presets import NO_TOKENS as NO_TOKENS
-from vitreous.models.presets import SIZES as SIZES
-from vitreous.models.presets import WORDS
-from vitreous.nn.sizes import nearby
+from vitreous.models.presets import SIZE_WORDS
+from vitreous.nn.sizes import nearest_divisible_size
 
 #: what `vitreous models` lists; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are built
 #: on request
-NAMES = [name for family in FAMILIES for name in config_type(family).preset_names]
+MODEL_NAMES = [name for family in FAMILIES for name in config_type(family).preset_names]
 
 #: other people's spellings -> ours, tried in turn
 _SPELLINGS = [
@@ -47,13 +46,13 @@ _SPELLINGS = [
     (re.compile(r"(?:google/)?bit-(\d+)"), r"BiT-R\1x1"),
 ]
 
-SMALL = 64  # pixels: images up to this side are not enlarged
-LARGE_IMAGE = (224, 224)  # the input for all others
+MAX_SMALL_IMAGE_SIDE = 64  # pixels: images up to this side are not enlarged
+LARGE_IMAGE_SIZE = (224, 224)  # the input for all others
 #: what is learned of annotated images -> (height, width) of the input of the recipe that `train` takes for it
-ANNOTATED_IMAGE = {"objects": (320, 320), "classes": (256, 256)}
+ANNOTATED_IMAGE_SIZES = {"objects": (320, 320), "classes": (256, 256)}
 
 
-def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
+def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
     """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest
     224).
 
@@ -62,41 +61,41 @@ def configure(name: str, image_size: int | tuple[int, ...] | None = None) -> Mod
     `R50+ViT-B/16`, `Conv+ViT-S/16`, `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`,
     `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and what others call them. Raises UsageError for any other.
     """
-    known = {key.lower(): key for key in reversed(NAMES)}
+    known = {key.lower(): key for key in reversed(MODEL_NAMES)}
     for pattern, ours in _SPELLINGS:
         match = pattern.fullmatch(name.lower())
         if match:
             words = re.split(r"([/-])", match.expand(ours))
-            spelled = "".join(WORDS.get(word.lower(), word) for word in words)
+            spelled = "".join(SIZE_WORDS.get(word.lower(), word) for word in words)
             name = known.get(spelled.lower(), spelled)
             break
-    name = name if name in NAMES else known.get(name.lower(), name)
+    name = name if name in MODEL_NAMES else known.get(name.lower(), name)
     image = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
     configs = (config_type(family).parse_name(name, image) for family in FAMILIES)
     config = next((config for config in configs if config is not None), None)
     if config is None:
-        raise UsageError(f"unknown model {name}", nearest(name, NAMES) or "`vitreous models` lists them")
+        raise UsageError(f"unknown model {name}", suggest_nearest(name, MODEL_NAMES) or "`vitreous models` lists them")
     return config
 
 
-def configure_vit(name: str, image_size: int | tuple[int, ...] | None = None) -> ViTConfig:
+def vit_config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ViTConfig:
     """The same for a ViT. Raises UsageError for the name of another model too."""
-    config = configure(name, image_size)
+    config = config_from_name(name, image_size)
     if isinstance(config, ViTConfig):
         return config
     raise UsageError(f"{name} is no ViT", "name one: `vitreous models 'ViT-*'` lists them")
 
 
-def model_for_small_images(size: tuple[int, ...]) -> str:
+def choose_small_model(size: tuple[int, ...]) -> str:
     """The name of the model for images of this (height, width), both at most SMALL."""
     return "ViT-64x6/2" if max(size) <= 16 else "Conv+ViT-128x4/8"
 
 
-def default_image(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
+def choose_default_image_size(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
     """The (height, width) of the input that `train` takes without options, in pixels, where the first training image
     has this size; `annotated`: what is learned of annotations, `objects` or `classes`, if any."""
     if annotated:
-        return ANNOTATED_IMAGE[annotated]
-    if max(size) > SMALL:
-        return LARGE_IMAGE
-    return nearby(size, configure(model_for_small_images(size)).patch)  # type: ignore[union-attr]
+        return ANNOTATED_IMAGE_SIZES[annotated]
+    if max(size) > MAX_SMALL_IMAGE_SIDE:
+        return LARGE_IMAGE_SIZE
+    return nearest_divisible_size(size, config_from_name(choose_small_model(size)).patch)  # type: ignore[union-attr]

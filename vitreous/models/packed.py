@@ -15,14 +15,16 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.nn.attention import Segments
-from vitreous.nn.grid import take
+from vitreous.nn.grid import gather_tokens
 
-ROW = 1600  # tokens of a row, about: more fall out of the caches of a CPU
-TRAINED_ROW = 6400  # of one that is differentiated on a CPU, whose numbers are kept anyway: fewer gradients to add up
-PAD = 64  # tokens of which a row on a GPU is a multiple, so that few shapes are compiled
+PACKED_ROW_TOKENS = 1600  # tokens of a row, about: more fall out of the caches of a CPU
+TRAINING_ROW_TOKENS = (
+    6400  # of one that is differentiated on a CPU, whose numbers are kept anyway: fewer gradients to add up
+)
+ROW_MULTIPLE = 64  # tokens of which a row on a GPU is a multiple, so that few shapes are compiled
 
 
-class Packed(nn.Module):
+class PackedViT(nn.Module):
     """A ViT as it is, that takes a list of images (C, *size) of any sizes that its patch divides.
 
     `row`: tokens of one forward pass, if one image alone does not have more; None: what is fastest on a CPU. Images of
@@ -34,7 +36,7 @@ class Packed(nn.Module):
 
     def __init__(self, model: ViT, row: int | None = None, masked: bool | None = None) -> None:
         super().__init__()
-        check_packs(model.config)
+        check_can_pack(model.config)
         if row is not None and row < 1:
             raise UsageError(f"a row has at least one token, not {row}")
         self.model, self.row, self.masked = model, row, masked
@@ -54,7 +56,10 @@ class Packed(nn.Module):
         order = sorted(range(len(placed)), key=lambda number: len(placed[number]))  # those of one length together
         features: list[Tensor] = []
         trained = torch.is_grad_enabled() and not self.is_masked(images[0])
-        for part in rows([len(placed[number]) for number in order], self.row or (TRAINED_ROW if trained else ROW)):
+        for part in pack_sequences(
+            [len(placed[number]) for number in order],
+            self.row or (TRAINING_ROW_TOKENS if trained else PACKED_ROW_TOKENS),
+        ):
             features += self.encode([placed[number] for number in order[part]])
         return [features[place] for place in sorted(range(len(order)), key=order.__getitem__)]
 
@@ -66,13 +71,13 @@ class Packed(nn.Module):
         """n images (C, *size) -> of each (P + N, D): the tokens that the first block gets, of all patches or of those
         to `keep`. Images of one size are read together, and their positions are resized once."""
         placed: dict[int, Tensor] = {}
-        for numbers in same_sizes(images):
+        for numbers in group_by_size(images):
             tokens = self.model.place(self.model.project(torch.stack([images[number] for number in numbers])))
             if keep is None:
                 placed |= zip(numbers, self.model.with_prefix(tokens), strict=True)
                 continue
             for own, number in zip(tokens, numbers, strict=True):
-                placed[number] = self.model.with_prefix(take(own[None], keep[number][None]))[0]
+                placed[number] = self.model.with_prefix(gather_tokens(own[None], keep[number][None]))[0]
         return [placed[number] for number in range(len(images))]
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
@@ -85,13 +90,13 @@ class Packed(nn.Module):
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
         row = torch.cat(list(sequences))
-        if masked and (lacking := -len(row) % PAD):
+        if masked and (lacking := -len(row) % ROW_MULTIPLE):
             row, lengths = torch.cat([row, row.new_zeros(lacking, row.shape[1])]), (*lengths, lacking)
         encoded = self.model.encoder(row[None], Segments(lengths, masked))[0]
         return list(encoded.split(lengths))[: len(sequences)]
 
 
-def check_packs(config: ModelConfig) -> None:
+def check_can_pack(config: ModelConfig) -> None:
     """Raise UsageError for a model that cannot take pictures of many sizes."""
     if not config.packs_sizes:
         raise UsageError(
@@ -101,7 +106,7 @@ def check_packs(config: ModelConfig) -> None:
         )
 
 
-def same_sizes(images: Sequence[Tensor]) -> list[list[int]]:
+def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
     """n images (C, *size) -> the numbers of those of one size, for each size."""
     groups: dict[torch.Size, list[int]] = {}
     for number, image in enumerate(images):
@@ -109,7 +114,7 @@ def same_sizes(images: Sequence[Tensor]) -> list[list[int]]:
     return list(groups.values())
 
 
-def rows(lengths: Sequence[int], most: int) -> list[slice]:
+def pack_sequences(lengths: Sequence[int], most: int) -> list[slice]:
     """Lengths of sequences -> consecutive parts of them of at most `most` tokens, or of one longer sequence."""
     parts, start, size = [], 0, 0
     for number, length in enumerate(lengths):

@@ -6,7 +6,7 @@ from typing import Any
 
 #: width, depth, heads, hidden: arXiv:2010.11929 Table 1; Ti and S arXiv:2012.12877; M DeiT-III; g and G
 #: arXiv:2106.04560; e arXiv:2209.06794; So400m arXiv:2305.13035; mu big_vision's smallest.
-SIZES = {
+VIT_SIZES = {
     "mu": (32, 1, 2, 128),
     "Ti": (192, 12, 3, 768),
     "S": (384, 12, 6, 1536),
@@ -19,8 +19,8 @@ SIZES = {
     "e": (1792, 56, 16, 15360),
     "So400m": (1152, 27, 16, 4304),
 }
-PATCHES = (8, 14, 16, 32)
-WORDS = {
+PRESET_PATCHES = (8, 14, 16, 32)
+SIZE_WORDS = {
     "tiny": "Ti",
     "small": "S",
     "medium": "M",
@@ -33,7 +33,13 @@ WORDS = {
 }
 
 #: units of each stage of a ResNet by its depth (arXiv:1512.03385 Table 1, arXiv:1912.11370)
-RESNETS = {"26": (2, 2, 2, 2), "50": (3, 4, 6, 3), "101": (3, 4, 23, 3), "152": (3, 8, 36, 3), "200": (3, 24, 36, 3)}
+RESNET_BLOCKS = {
+    "26": (2, 2, 2, 2),
+    "50": (3, 4, 6, 3),
+    "101": (3, 4, 23, 3),
+    "152": (3, 8, 36, 3),
+    "200": (3, 24, 36, 3),
+}
 
 NO_TOKENS: dict[str, Any] = {"pool": "mean", "class_token": False}
 _DINOV2: dict[str, Any] = {
@@ -66,7 +72,7 @@ _GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind
 _DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
 #: families that are a plain ViT with other options: family -> size and patch -> what differs from ViT of that size
-KIN: dict[str, dict[str, dict[str, Any]]] = {
+VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "DeiT": {f"{size}/16-distilled": _DEIT for size in ("Ti", "S", "B")},
     "DeiT-III": dict.fromkeys(("S/16", "M/16", "B/16", "L/16", "H/14"), _DEIT3),
     "DINO": {name: {"classes": 0, "positions.resize": "bicubic-offset"} for name in ("S/16", "S/8", "B/16", "B/8")},
@@ -91,7 +97,7 @@ KIN: dict[str, dict[str, dict[str, Any]]] = {
 }
 #: blocks of the stem, and the pixels of a token where the name's number says something else (arXiv:2010.11929 Table 6,
 #: AugReg)
-HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
+HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R+ViT-Ti/16": ((), 32),  # named so, though a token covers 32 pixels: patches of 8 on a map of a quarter
     "R26+ViT-S/32": ((2, 2, 2, 2), None),
     "R26+ViT-B/32": ((2, 2, 2, 2), None),
@@ -101,11 +107,11 @@ HYBRIDS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R50+ViT-L/32": ((3, 4, 6, 3), None),
 }
 #: arXiv:2106.14881, with the stem of ConvStemConfig where none is named
-CONVS = ("Conv+ViT-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")
-BITS = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
+CONV_HYBRID_NAMES = ("Conv+ViT-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")
+BIT_NAMES = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
 #: width of the first stage, blocks and heads of all (arXiv:2103.14030, section 3.3)
-SWINS = {
+SWIN_SIZES = {
     "T": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
     "S": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
     "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),

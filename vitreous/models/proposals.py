@@ -12,14 +12,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.models.boxes import clip, draws, has_area, in_crowd, sample, suppress
+from vitreous.models.boxes import (
+    clip_boxes,
+    draw_splitmix64,
+    has_min_side,
+    is_in_crowd,
+    nms_keep_mask,
+    sample_foreground_background,
+)
 from vitreous.models.configs.detector import DetectorConfig
 
-RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
-OBJECT, BACKGROUND = 0.7, 0.3  # IoU from which an anchor is an object, and up to which it is background
-OVERLAP = 0.7  # IoU of proposals of a level, above which the worse one is left out
-BETA = 1 / 9  # of the smooth L1 loss
-LEAST = 1e-3  # pixels along the sides of a proposal
+ANCHOR_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
+ANCHOR_FOREGROUND_IOU, ANCHOR_BACKGROUND_IOU = (
+    0.7,
+    0.3,
+)  # IoU from which an anchor is an object, and up to which it is background
+NMS_IOU = 0.7  # IoU of proposals of a level, above which the worse one is left out
+SMOOTH_L1_BETA = 1 / 9  # of the smooth L1 loss
+MIN_PROPOSAL_SIDE = 1e-3  # pixels along the sides of a proposal
 
 
 class Proposals(NamedTuple):
@@ -39,10 +49,10 @@ class RegionProposals(nn.Module):
         from torchvision.models.detection.rpn import RPNHead
 
         self.config = config
-        self.head = RPNHead(config.width, len(RATIOS), config.sizes.rpn)
-        self.cells = [anchor_cells(config.anchor * stride, config.round_anchors) for stride in config.strides]
+        self.head = RPNHead(config.width, len(ANCHOR_RATIOS), config.sizes.rpn)
+        self.cells = [build_anchor_cells(config.anchor * stride, config.round_anchors) for stride in config.strides]
         self.coder = BoxCoder((1.0, 1.0, 1.0, 1.0))
-        self.matcher = Matcher(OBJECT, BACKGROUND, allow_low_quality_matches=True)
+        self.matcher = Matcher(ANCHOR_FOREGROUND_IOU, ANCHOR_BACKGROUND_IOU, allow_low_quality_matches=True)
 
     def forward(self, levels: Sequence[Tensor], size: tuple[int, int]) -> Proposals:
         """Levels (B, W, h, w) of images of (height, width) `size` -> P proposals of each."""
@@ -80,9 +90,9 @@ class RegionProposals(nn.Module):
         deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
         starts = torch.cat(anchors)[chosen]
         boxes = self.coder.decode_single(deltas.flatten(0, 1), starts.flatten(0, 1)).view_as(deltas)
-        boxes = clip(boxes, size)
-        scores = scores.where(has_area(boxes, LEAST), torch.zeros_like(scores))
-        stay = torch.stack([self.survivors(*row, counts) for row in zip(boxes, scores, strict=True)])
+        boxes = clip_boxes(boxes, size)
+        scores = scores.where(has_min_side(boxes, MIN_PROPOSAL_SIDE), torch.zeros_like(scores))
+        stay = torch.stack([self.nms_per_level(*row, counts) for row in zip(boxes, scores, strict=True)])
         scores = scores.where(stay, torch.zeros_like(scores))
         count = min(self.config.proposals, scores.shape[1])
         best, order = scores.topk(count)
@@ -90,10 +100,10 @@ class RegionProposals(nn.Module):
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4)) * valid[..., None]
         return Proposals(boxes, valid)
 
-    def survivors(self, boxes: Tensor, scores: Tensor, counts: list[int]) -> Tensor:
+    def nms_per_level(self, boxes: Tensor, scores: Tensor, counts: list[int]) -> Tensor:
         """(n, 4), (n,), as many of each level as `counts` says -> (n,) bool: those that stay."""
         levels = zip(boxes.split(counts), scores.split(counts), strict=True)
-        return torch.cat([suppress(*level, None, OVERLAP) for level in levels])
+        return torch.cat([nms_keep_mask(*level, None, NMS_IOU) for level in levels])
 
     def losses(
         self, levels: Sequence[Tensor], size: tuple[int, int], targets: Mapping[str, Any]
@@ -107,12 +117,12 @@ class RegionProposals(nn.Module):
         places, rows = torch.cat(anchors), []
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
             labels, match = self.matches(places, boxes[~crowd], boxes[crowd])
-            keys = draws(targets["keys"][image], len(labels))
-            positive, negative = sample(labels, keys, self.config.sizes.anchors, 0.5)
+            keys = draw_splitmix64(targets["keys"][image], len(labels))
+            positive, negative = sample_foreground_background(labels, keys, self.config.sizes.anchors, 0.5)
             chosen = torch.cat([positive, negative])
             entropy = F.binary_cross_entropy_with_logits(logits[image, chosen], labels[chosen].float())
             wanted = self.coder.encode_single(boxes[~crowd][match[positive]], places[positive])
-            distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=BETA, reduction="sum")
+            distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=SMOOTH_L1_BETA, reduction="sum")
             rows.append(torch.stack([entropy, distance / max(1, len(chosen))]))
         objectness, corrections = torch.stack(rows).mean(0)
         losses = {"objectness": objectness, "proposals": corrections}
@@ -128,13 +138,13 @@ class RegionProposals(nn.Module):
             labels = torch.where(match >= 0, 1, torch.where(match == self.matcher.BELOW_LOW_THRESHOLD, 0, -1))
         else:
             match = labels = torch.zeros(len(anchors), dtype=torch.int64, device=anchors.device)
-        labels = torch.where((labels == 0) & in_crowd(anchors, crowds), -1, labels)
+        labels = torch.where((labels == 0) & is_in_crowd(anchors, crowds), -1, labels)
         return labels, match.clamp(min=0)
 
 
-def anchor_cells(side: float, rounded: bool) -> list[list[float]]:
+def build_anchor_cells(side: float, rounded: bool) -> list[list[float]]:
     """Anchors of an area of `side` squared around a place at 0, in the order of RATIOS: left, top, right, bottom, in
     pixels, and `rounded` to whole ones, halves to even."""
-    sizes = [(side / ratio**0.5, side * ratio**0.5) for ratio in RATIOS]
+    sizes = [(side / ratio**0.5, side * ratio**0.5) for ratio in ANCHOR_RATIOS]
     cells = [[-width / 2, -height / 2, width / 2, height / 2] for width, height in sizes]
     return [[float(round(edge)) for edge in cell] for cell in cells] if rounded else cells

@@ -11,18 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.models.boxes import clip, draws, has_area, in_crowd, region_features, sample, suppress
+from vitreous.models.boxes import (
+    clip_boxes,
+    draw_splitmix64,
+    has_min_side,
+    is_in_crowd,
+    nms_keep_mask,
+    pyramid_roi_align,
+    sample_foreground_background,
+)
 from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.proposals import Proposals
 from vitreous.nn.pyramid import LayerNorm2d
 
-CORRECTIONS = (10.0, 10.0, 5.0, 5.0)  # what corrections of x, y, width and height are multiplied by
-OBJECT = 0.5  # IoU from which a region is an object
-SHARE = 0.25  # of the regions that are learned from are objects, at most
-BINS, MASK_BINS = 7, 14  # of a region along a side, for its box and for its mask
-CANDIDATES = 1000  # boxes of an image, the best of all classes, of which those of one object are suppressed
-LEAST = 1e-2  # pixels along the sides of an object
-SALT = 0x5245  # what tells draws of regions from those of anchors
+BOX_CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # what corrections of x, y, width and height are multiplied by
+REGION_FOREGROUND_IOU = 0.5  # IoU from which a region is an object
+FOREGROUND_FRACTION = 0.25  # of the regions that are learned from are objects, at most
+BOX_BINS, MASK_BINS = 7, 14  # of a region along a side, for its box and for its mask
+MAX_NMS_CANDIDATES = 1000  # boxes of an image, the best of all classes, of which those of one object are suppressed
+MIN_DETECTION_SIDE = 1e-2  # pixels along the sides of an object
+REGION_SAMPLING_SALT = 0x5245  # what tells draws of regions from those of anchors
 
 
 class RegionHeads(nn.Module):
@@ -35,25 +43,25 @@ class RegionHeads(nn.Module):
         self.config = config
         self.box = BoxHead(config)
         self.mask = mask_head(config) if config.masks else None
-        self.coder = BoxCoder(CORRECTIONS)
-        self.matcher = Matcher(OBJECT, OBJECT, allow_low_quality_matches=False)
+        self.coder = BoxCoder(BOX_CODER_WEIGHTS)
+        self.matcher = Matcher(REGION_FOREGROUND_IOU, REGION_FOREGROUND_IOU, allow_low_quality_matches=False)
 
     def forward(self, levels: Sequence[Tensor], proposals: Proposals, size: tuple[int, int]) -> tuple[Tensor, ...]:
         """Levels (B, W, h, w), proposals of images of (height, width) `size` -> what `Detector.forward` returns, N rows
         of each image."""
-        logits, corrections = self.box(self.read(levels, numbered(proposals.boxes), BINS))
+        logits, corrections = self.box(self.read(levels, prepend_image_indices(proposals.boxes), BOX_BINS))
         images, count = proposals.boxes.shape[:2]
         logits = logits.float()
         scores = logits.softmax(-1)[:, 1:] if self.config.scores == "softmax" else logits[:, 1:].sigmoid()
         scores = scores.view(images, count, -1) * proposals.valid[..., None]
         deltas = corrections.float().view(images * count, -1)
         boxes = self.coder.decode_single(deltas, proposals.boxes.flatten(0, 1)).view(images, count, -1, 4)
-        boxes = clip(boxes if self.config.agnostic else boxes[:, :, 1:], size)
+        boxes = clip_boxes(boxes if self.config.agnostic else boxes[:, :, 1:], size)
         boxes = boxes.expand(-1, -1, self.config.classes, -1)
         boxes, scores, labels = self.choose(boxes, scores)
         if self.mask is None:
             return boxes, scores, labels
-        logits = self.mask(self.read(levels, numbered(boxes), MASK_BINS)).float()
+        logits = self.mask(self.read(levels, prepend_image_indices(boxes), MASK_BINS)).float()
         own = labels.flatten()[:, None, None, None].expand(-1, 1, *logits.shape[2:])
         masks = logits.gather(1, own).view(*labels.shape, *logits.shape[2:]).sigmoid()
         return boxes, scores, labels, masks
@@ -62,11 +70,11 @@ class RegionHeads(nn.Module):
         """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best of those above
         the threshold that overlap no better one of their class; zeros behind the last."""
         c, nothing = self.config, torch.zeros((), device=scores.device)
-        scores = scores.where((scores > c.threshold) & has_area(boxes, LEAST), nothing).flatten(1)
-        scores, order = scores.topk(min(CANDIDATES, scores.shape[1]))
+        scores = scores.where((scores > c.threshold) & has_min_side(boxes, MIN_DETECTION_SIDE), nothing).flatten(1)
+        scores, order = scores.topk(min(MAX_NMS_CANDIDATES, scores.shape[1]))
         boxes = boxes.flatten(1, 2).gather(1, order[..., None].expand(-1, -1, 4))
         labels = order % c.classes
-        stay = torch.stack([suppress(*row, c.nms) for row in zip(boxes, scores, labels, strict=True)])
+        stay = torch.stack([nms_keep_mask(*row, c.nms) for row in zip(boxes, scores, labels, strict=True)])
         lacking = max(0, c.detections - scores.shape[1])
         scores = torch.nn.functional.pad(scores.where(stay, nothing), (0, lacking))
         boxes, labels = (
@@ -89,16 +97,16 @@ class RegionHeads(nn.Module):
         """
         from torchvision.models.detection.roi_heads import fastrcnn_loss, maskrcnn_loss
 
-        chosen = [self.learned_from(proposals, targets, image) for image in range(len(proposals.boxes))]
+        chosen = [self.sample_training_regions(proposals, targets, image) for image in range(len(proposals.boxes))]
         counts = [len(labels) for _, labels, _ in chosen]
-        regions = torch.cat([with_number(boxes, image) for image, (boxes, _, _) in enumerate(chosen)])
-        logits, corrections = self.box(self.read(levels, regions, BINS))
+        regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _, _) in enumerate(chosen)])
+        logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
         rows = []
         for image, row in enumerate(zip(logits.float().split(counts), corrections.float().split(counts), strict=True)):
             (boxes, labels, match), (own, deltas) = chosen[image], row
             if self.config.agnostic:
                 deltas = deltas.repeat(1, own.shape[1])
-            objects = truth(targets, image, "boxes")
+            objects = select_targets(targets, image, "boxes")
             wanted = boxes if not len(objects) else objects[match]
             entropy, distance = fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])
             if self.config.scores == "sigmoid":
@@ -110,23 +118,29 @@ class RegionHeads(nn.Module):
         if self.mask is None:
             return losses
         objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in chosen]
-        regions = torch.cat([with_number(boxes, image) for image, (boxes, _) in enumerate(objects)])
+        regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _) in enumerate(objects)])
         logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
         rows = [
-            maskrcnn_loss(own, [boxes], [truth(targets, image, "masks")], [truth(targets, image, "labels")], [match])
+            maskrcnn_loss(
+                own,
+                [boxes],
+                [select_targets(targets, image, "masks")],
+                [select_targets(targets, image, "labels")],
+                [match],
+            )
             for image, (own, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
         ]
         return losses | {"masks": torch.stack(rows).mean()}
 
     @torch.no_grad()
-    def learned_from(
+    def sample_training_regions(
         self, proposals: Proposals, targets: Mapping[str, Any], image: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw the regions of an image that are learned from: boxes (R, 4), labels (R,) int64, 0 for background and
         1 + the class for an object, and (R,) int64, the number of the object. Objects' own boxes are among them."""
         from torchvision.ops import box_iou
 
-        objects, labels = truth(targets, image, "boxes"), truth(targets, image, "labels")
+        objects, labels = select_targets(targets, image, "boxes"), select_targets(targets, image, "labels")
         crowds = targets["boxes"][image][targets["crowd"][image]]
         boxes = torch.cat([proposals.boxes[image], objects])
         valid = torch.cat([proposals.valid[image], torch.ones(len(objects), dtype=torch.bool, device=boxes.device)])
@@ -135,16 +149,16 @@ class RegionHeads(nn.Module):
             own = torch.where(match >= 0, labels[match.clamp(min=0)] + 1, 0)
         else:
             own = match = torch.zeros(len(boxes), dtype=torch.int64, device=boxes.device)
-        own = torch.where(~valid | ((own == 0) & in_crowd(boxes, crowds)), -1, own)
-        keys = draws(targets["keys"][image] ^ SALT, len(own))
-        chosen = torch.cat(sample(own, keys, self.config.sizes.regions, SHARE))
+        own = torch.where(~valid | ((own == 0) & is_in_crowd(boxes, crowds)), -1, own)
+        keys = draw_splitmix64(targets["keys"][image] ^ REGION_SAMPLING_SALT, len(own))
+        chosen = torch.cat(sample_foreground_background(own, keys, self.config.sizes.regions, FOREGROUND_FRACTION))
         return boxes[chosen], own[chosen], match[chosen].clamp(min=0)
 
     def read(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
         """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the type of the levels; the coarsest level is
         for proposals alone."""
         used, strides = levels[:-1], self.config.strides[:-1]
-        return region_features(used, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
+        return pyramid_roi_align(used, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
 
 
 class BoxHead(nn.Module):
@@ -159,7 +173,7 @@ class BoxHead(nn.Module):
         from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor
 
         sizes, width = config.sizes, config.width
-        shape = (width, BINS, BINS)
+        shape = (width, BOX_BINS, BOX_BINS)
         norm = LayerNorm2d if sizes.norm else None
         self.layers = FastRCNNConvFCHead(shape, [width] * sizes.convolutions, [config.hidden] * sizes.layers, norm)
         self.predictor = FastRCNNPredictor(config.hidden, 1 + config.classes)
@@ -200,18 +214,18 @@ def mask_head(config: DetectorConfig) -> nn.Module:
     return nn.Sequential(layers, MaskRCNNPredictor(config.width, config.width, config.classes))
 
 
-def numbered(boxes: Tensor) -> Tensor:
+def prepend_image_indices(boxes: Tensor) -> Tensor:
     """(B, n, 4) -> (B n, 5): each box behind the number of its image."""
     images, count = boxes.shape[:2]
     numbers = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
     return torch.cat([numbers, boxes], -1).flatten(0, 1)
 
 
-def with_number(boxes: Tensor, image: int) -> Tensor:
+def prepend_image_index(boxes: Tensor, image: int) -> Tensor:
     """(n, 4) -> (n, 5): each box behind the number of the image."""
     return torch.cat([torch.full_like(boxes[:, :1], image), boxes], 1)
 
 
-def truth(targets: Mapping[str, Any], image: int, name: str) -> Tensor:
+def select_targets(targets: Mapping[str, Any], image: int, name: str) -> Tensor:
     """What is known of the objects of an image that are no crowds, (n, ...)."""
     return targets[name][image][~targets["crowd"][image]]

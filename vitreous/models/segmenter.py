@@ -11,29 +11,29 @@ from functools import lru_cache
 from torch import Tensor, nn
 
 from vitreous.models.configs.segmenter import SegmenterConfig
-from vitreous.models.dense import Dense
+from vitreous.models.dense import BackboneWithHead
 from vitreous.nn.decoder import LinearDecoder, UNETDecoder
-from vitreous.nn.sizes import grid_of
+from vitreous.nn.sizes import patch_grid
 from vitreous.nn.upernet import UPerNetDecoder
 
-CONVOLUTIONAL = ("unet", "upernet")  # heads whose cost their layers tell
+CONVOLUTIONAL_HEADS = ("unet", "upernet")  # heads whose cost their layers tell
 
 
-class Segmenter(Dense):
+class Segmenter(BackboneWithHead):
     """A backbone and its head; `backbone` where it is there already, else a fresh one."""
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
-        widths, patches = shapes(config)
+        widths, patches = map_widths_and_patches(config)
         super().__init__(config, backbone, config.backbone.unread([patch[0] for patch in patches]))
-        self.head = decoder_of(config, widths, patches)
+        self.head = build_decoder(config, widths, patches)
 
     @classmethod
     def count_macs(cls, config: SegmenterConfig, image: tuple[int, ...]) -> int:
         """Multiply-adds of one forward pass for one image of these sides; norms and interpolation are left out."""
         total = config.backbone.macs(image)
-        if config.head in CONVOLUTIONAL:
+        if config.head in CONVOLUTIONAL_HEADS:
             return total + decoder_macs(config, image)
-        widths, patches = shapes(config)
+        widths, patches = map_widths_and_patches(config)
         places = math.prod(math.ceil(side / p) for side, p in zip(image, patches[-1], strict=True))
         return total + places * sum(widths) * config.classes
 
@@ -46,15 +46,15 @@ class Segmenter(Dense):
         its last norm, as DINOv2's linear heads have it; of stages the last one does."""
         c = self.config
         if c.backbone.has_stages:
-            strides = c.backbone.strides[::-1][: len(shapes(c)[0])]
+            strides = c.backbone.strides[::-1][: len(map_widths_and_patches(c)[0])]
             last, *maps = self.backbone.features_at(images, strides)
             return [self.backbone.last_norm(last), *maps]
-        grid = grid_of(tuple(images.shape[2:]), c.patch)
+        grid = patch_grid(tuple(images.shape[2:]), c.patch)
         tokens = self.backbone.features_after(images, c.taps)
         return [self.backbone.last_norm(x)[:, c.prefix :].unflatten(1, grid) for x in tokens]
 
 
-def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
+def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
     """The channels of each map, and the pixels per axis of its places."""
     backbone = config.backbone
     if backbone.has_stages:
@@ -63,7 +63,7 @@ def shapes(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
     return [backbone.width] * len(config.taps), [backbone.patch] * len(config.taps)
 
 
-def decoder_of(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
+def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
     """The head for maps of these channels and pixels per axis."""
     if config.head == "unet":
         return UNETDecoder(config.channels, widths, patches, config.classes, width=config.head_width)
@@ -78,9 +78,9 @@ def decoder_macs(config: SegmenterConfig, image: tuple[int, ...]) -> int:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    widths, patches = shapes(config)
+    widths, patches = map_widths_and_patches(config)
     with torch.device("meta"):
-        decoder = decoder_of(config, widths, patches)
+        decoder = build_decoder(config, widths, patches)
         grids = [tuple(math.ceil(side / p) for side, p in zip(image, patch, strict=True)) for patch in patches]
         maps = [torch.empty(1, *grid, width) for grid, width in zip(grids, widths, strict=True)]
         with FlopCounterMode(display=False) as counter:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from vitreous.models.base import VisionModel, linear_head
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.nn.block import Block, Mlp
-from vitreous.nn.encoder import Encoder, stack
-from vitreous.nn.grid import fill, patchify
-from vitreous.nn.layout import Windows
+from vitreous.nn.encoder import Encoder, build_blocks
+from vitreous.nn.grid import pad_to_multiple, patchify
+from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.windows import CosineWindowAttention, PatchMerging, WindowAttention
 
 
@@ -45,7 +45,7 @@ class Swin(VisionModel[SwinConfig]):
         self.any_size = True  # windows take images of any size; a ViT warns of others than its own
         self.projection = nn.Linear(c.channels * math.prod(c.patch_size), c.width)
         self.first_norm = nn.LayerNorm(c.width, eps=c.norm.eps)
-        self.stages = nn.ModuleList(build_stages(c))
+        self.stages = nn.ModuleList(build_swin_stages(c))
         self.norm = nn.LayerNorm(c.width_out, eps=c.norm.eps)
         self.head = self.build_head()
 
@@ -67,7 +67,7 @@ class Swin(VisionModel[SwinConfig]):
         c = self.config
         self.check_images(images)
         if any(side % p for side, p in zip(images.shape[2:], c.patch_size, strict=True)):
-            images = fill(images.movedim(1, -1), c.patch_size).movedim(-1, 1)
+            images = pad_to_multiple(images.movedim(1, -1), c.patch_size).movedim(-1, 1)
         return self.first_norm(self.projection(patchify(images, c.patch_size)))
 
     def features(self, images: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class Swin(VisionModel[SwinConfig]):
         return self.norm(x)
 
 
-class Stage(Encoder):
+class SwinStage(Encoder):
     """Blocks on one grid, and before them, in all stages but the first, the merging of 2 x 2 tokens."""
 
     def __init__(self, width: int, blocks: Sequence[nn.Module], merge: nn.Module | None) -> None:
@@ -108,13 +108,13 @@ class Stage(Encoder):
         return super().forward(self.merge(x))
 
 
-def build_stages(config: SwinConfig) -> list[Stage]:
+def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
     """The stages of a model; stochastic depth counts the blocks of all of them."""
     places = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
     noise = config.regularization
-    stacked = stack(
+    stacked = build_blocks(
         config.depth,
-        lambda number, rate: build_block(config, *places[number], rate),
+        lambda number, rate: build_swin_block(config, *places[number], rate),
         noise.drop_path,
         noise.drop_path_rises,
     )
@@ -122,11 +122,11 @@ def build_stages(config: SwinConfig) -> list[Stage]:
     stages = []
     for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
         merge = PatchMerging(config.widths[stage - 1], config.norm.eps, config.version == 2) if stage else None
-        stages.append(Stage(width, list(islice(blocks, count)), merge))
+        stages.append(SwinStage(width, list(islice(blocks, count)), merge))
     return stages
 
 
-def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) -> Block:
+def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: float) -> Block:
     """A block of a stage; the windows of those of odd `index` are shifted by half of their size."""
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
@@ -142,7 +142,7 @@ def build_block(config: SwinConfig, stage: int, index: int, drop_path: float) ->
     for linear in (mlp.fc1, mlp.fc2):
         nn.init.trunc_normal_(linear.weight, std=0.02)
         nn.init.zeros_(linear.bias)
-    attention = Windows(attention, size, shift, c.attention.pad)
+    attention = WindowedAttention(attention, size, shift, c.attention.pad)
     return Block(
         width, attention, mlp, c.regularization.dropout, drop_path=drop_path, eps=c.norm.eps, post_norm=c.version == 2
     )

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from vitreous.models.configs.video import VideoConfig
 from vitreous.models.vit import ViT
-from vitreous.nn.attention import Attention, QueryValueBias
-from vitreous.nn.block import Block, Branch
-from vitreous.nn.encoder import Encoder, stack
+from vitreous.nn.attention import Attention, QkvLinearWithoutKeyBias
+from vitreous.nn.block import Block, ResidualBranch
+from vitreous.nn.encoder import Encoder, build_blocks
 from vitreous.nn.position import SpaceTimePosition, TokenPositions
-from vitreous.nn.spacetime import SpaceTimeBlock, SpaceTimeHeads, add_nothing, join_slots
+from vitreous.nn.spacetime import SpaceTimeBlock, SpaceTimeHeads, flatten_time_slots, zero_output_layer
 
 
 class Video(ViT):
@@ -40,7 +40,7 @@ class Video(ViT):
             self.pooled_norm.eps = c.pooled_eps
         self.temporal: Encoder | None = None
         if c.arrangement == "factorised-encoder":
-            blocks = stack(c.temporal_depth, self.temporal_block, c.regularization.drop_path, rises=False)
+            blocks = build_blocks(c.temporal_depth, self.temporal_block, c.regularization.drop_path, rises=False)
             self.temporal = Encoder(c.width, blocks, norm=False)
 
     def block(self, index: int, drop_path: float) -> nn.Module:
@@ -49,32 +49,32 @@ class Video(ViT):
         if c.arrangement != "factorised-attention":
             return block
         assert isinstance(block, Block)
-        part = self.keyless(Attention(c.width, c.heads, c.attention.qkv_bias))
+        part = self.drop_key_bias(Attention(c.width, c.heads, c.attention.qkv_bias))
         dropout, scale = c.regularization.dropout, c.norm.layer_scale
-        time = Branch(part, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps)
+        time = ResidualBranch(part, c.width, dropout=dropout, drop_path=drop_path, layer_scale=scale, eps=c.norm.eps)
         if c.temporal_zero:
-            add_nothing(time, "out")
+            zero_output_layer(time, "out")
         return SpaceTimeBlock(block, time)
 
     def temporal_block(self, index: int, drop_path: float) -> Block:
         """One block over the time slots of a factorised encoder."""
         block = self.plain_block(index, drop_path)
         if self.config.temporal_zero:
-            add_nothing(block.attention, "out")
-            add_nothing(block.mlp, "fc2")
+            zero_output_layer(block.attention, "out")
+            zero_output_layer(block.mlp, "fc2")
         return block
 
     def attention(self, index: int) -> nn.Module:
         """The attention of a block, that over space where there are two."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
-            return self.keyless(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
-        return self.keyless(super().attention(index))
+            return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
+        return self.drop_key_bias(super().attention(index))
 
-    def keyless(self, part: nn.Module) -> nn.Module:
+    def drop_key_bias(self, part: nn.Module) -> nn.Module:
         """The attention, without a bias of its keys where the config says so."""
         if self.config.no_key_bias:
-            part.qkv = QueryValueBias(self.config.width)
+            part.qkv = QkvLinearWithoutKeyBias(self.config.width)
         return part
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
@@ -88,7 +88,7 @@ class Video(ViT):
         front. Raises ValueError for tokens of no whole grid."""
         if not self.config.factorised:
             return super().prepare(tokens, places)
-        places = places or self.native_places(tokens)
+        places = places or self.native_token_positions(tokens)
         if places.index is not None:
             raise ValueError("factorised blocks take whole clips: no patch can be left out")
         slots = places.grid[0]
@@ -100,18 +100,18 @@ class Video(ViT):
         if not self.config.factorised:
             return super().encode(tokens, places, whole)
         (x,) = self.prepare(tokens, places)
-        x = self.encoder.norm(self.related(self.encoder.run_blocks(x, whole=whole)))
-        return self.join(x) if whole else join_slots(x, self.config.pooled_prefix or self.config.prefix)
+        x = self.encoder.norm(self.run_temporal_blocks(self.encoder.run_blocks(x, whole=whole)))
+        return self.join(x) if whole else flatten_time_slots(x, self.config.pooled_prefix or self.config.prefix)
 
-    def encoded_after(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
+    def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, *grid, D) -> for each depth t, (B, P + N, D): what `project` gave after t blocks; those over time of a
         factorised encoder come after all of them and are not among these."""
         if not self.config.factorised:
-            return super().encoded_after(tokens, depths)
+            return super().encode_to_depths(tokens, depths)
         (x,) = self.prepare(self.place(tokens), self.places(tokens))
         return [self.join(output) for output in self.encoder.features(x, depths)]
 
-    def related(self, x: Tensor) -> Tensor:
+    def run_temporal_blocks(self, x: Tensor) -> Tensor:
         """(B, T, S, D) -> (B, T, S, D): a factorised encoder's vectors of slots, after its blocks over time.
 
         The vector of a slot is its class token if that is pooled, which is replaced; else the mean of its patch tokens,
@@ -131,4 +131,4 @@ class Video(ViT):
 
     def join(self, x: Tensor) -> Tensor:
         """(B, T, P + h w, D) -> (B, P + N, D): all tokens of a factorised model as one sequence."""
-        return join_slots(x, self.config.prefix)
+        return flatten_time_slots(x, self.config.prefix)

@@ -23,26 +23,31 @@ from vitreous.models.base import VisionModel, zero_parameters
 from vitreous.models.configs.vit import ViTConfig
 from vitreous.nn.attention import Attention
 from vitreous.nn.block import Block, Mlp, SwiGLU
-from vitreous.nn.encoder import Encoder, stack
-from vitreous.nn.grid import patchify, take
+from vitreous.nn.encoder import Encoder, build_blocks
+from vitreous.nn.grid import gather_tokens, patchify
 from vitreous.nn.local import LocalAttention
-from vitreous.nn.pool import AttentionPool, Heads
+from vitreous.nn.pool import AttentionPool, DistilledHeads
 from vitreous.nn.position import (
     BlockWithPosition,
     BlockWithSharedPosition,
     FactorisedPosition,
-    Learned,
-    LearnedAxes,
+    LearnedAxesPosition,
+    LearnedPosition,
     SinCosPosition,
     SinusoidPosition,
     SpaceTimePosition,
     TokenPositions,
-    everywhere,
+    gather_token_positions,
 )
 from vitreous.nn.relative import RelativeAttention, RotaryAttention
 
 #: `positions.kind` -> its table
-TABLES = {"learned": Learned, "axes": LearnedAxes, "factorised": FactorisedPosition, "space-time": SpaceTimePosition}
+TABLES = {
+    "learned": LearnedPosition,
+    "axes": LearnedAxesPosition,
+    "factorised": FactorisedPosition,
+    "space-time": SpaceTimePosition,
+}
 
 
 class ViT(VisionModel[ViTConfig]):
@@ -81,13 +86,13 @@ class ViT(VisionModel[ViTConfig]):
         self.cell = c.cell
         channels = c.channels if self.stem is None else self.stem.width_out
         self.projection = nn.Linear(channels * math.prod(self.cell), c.width, bias=c.projection_bias)
-        self.position = position(c) if c.positions.at != "each" else None
+        self.position = build_position(c) if c.positions.at != "each" else None
         self.prefix = nn.Parameter(torch.empty(c.prefix, c.width).normal_(std=0.02)) if c.prefix else None
         if self.prefix is not None and c.class_token:
             nn.init.zeros_(self.prefix.data[0])
-        self.slots = own_positions(c) if c.positions.at != "each" else None
+        self.slots = build_prefix_positions(c) if c.positions.at != "each" else None
         self.first_norm = self.build_first_norm()
-        blocks = stack(c.depth, self.block, c.regularization.drop_path, c.regularization.drop_path_rises)
+        blocks = build_blocks(c.depth, self.block, c.regularization.drop_path, c.regularization.drop_path_rises)
         self.encoder = Encoder(c.width, blocks, c.norm.eps, c.norm.final == "tokens", read=c.pooled_prefix)
         self.neck = self.build_neck()
         self.pooling = (
@@ -114,16 +119,16 @@ class ViT(VisionModel[ViTConfig]):
 
     def build_head(self) -> nn.Module:
         """(B, features) -> (B, classes): a head whose weights are 0."""
-        return zero_parameters(head(self.config))
+        return zero_parameters(build_classifier_head(self.config))
 
     def block(self, index: int, drop_path: float) -> nn.Module:
         """One block of the stack, with its own stochastic depth rate, and where it looks."""
         c = self.config
 
         if c.positions.at == "each":
-            own = position(c)
+            own = build_position(c)
             assert own is not None
-            return BlockWithPosition(self.plain_block(index, drop_path), own, own_positions(c))
+            return BlockWithPosition(self.plain_block(index, drop_path), own, build_prefix_positions(c))
         block = self.plain_block(index, drop_path)
         return BlockWithSharedPosition(block) if c.positions.at == "shared" else block
 
@@ -167,7 +172,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
-        self.warn_of_size(images, stacklevel=6)
+        self.warn_about_size(images, stacklevel=6)
         tokens = self.project(images)
         return self.answer(self.place(tokens), self.places(tokens))
 
@@ -178,12 +183,12 @@ class ViT(VisionModel[ViTConfig]):
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
         """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone."""
         tokens = self.project(images)
-        return self.answer(take(self.place(tokens), index), self.places(tokens, index))
+        return self.answer(gather_tokens(self.place(tokens), index), self.places(tokens, index))
 
     def encode_patches(self, images: Tensor, index: Tensor) -> Tensor:
         """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches of these numbers alone."""
         tokens = self.project(images)
-        return self.encode(take(self.place(tokens), index), self.places(tokens, index))
+        return self.encode(gather_tokens(self.place(tokens), index), self.places(tokens, index))
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks in order, as layers are counted: from 0."""
@@ -191,7 +196,7 @@ class ViT(VisionModel[ViTConfig]):
 
     def features(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, P + N, D): every token after the last norm."""
-        self.warn_of_size(images, stacklevel=3)
+        self.warn_about_size(images, stacklevel=3)
         tokens = self.project(images)
         return self.encode(self.place(tokens), self.places(tokens))
 
@@ -201,7 +206,7 @@ class ViT(VisionModel[ViTConfig]):
         Blocks after the last that is asked for are not computed. Raises ValueError for a depth that is no number of
         blocks.
         """
-        return self.encoded_after(self.project(images), depths)
+        return self.encode_to_depths(self.project(images), depths)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each stride, in pixels, (B, *grid, D): the map in which a place covers so many rows.
@@ -213,17 +218,17 @@ class ViT(VisionModel[ViTConfig]):
         tokens = self.project(images)
         return [self.last_map(tokens)] * len(strides)
 
-    def encoded_after(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
+    def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, *grid, D) -> for each depth t, (B, P + N, D): what `project` gave after t blocks."""
         x, *context = self.prepare(self.place(tokens), self.places(tokens))
         return [output.flatten(1, -2) for output in self.encoder.features(x, depths, *context)]
 
     def last_map(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D): the patch tokens after the last block."""
-        last = self.encoded_after(tokens, [self.config.depth])[0]
+        last = self.encode_to_depths(tokens, [self.config.depth])[0]
         return last[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
 
-    def warn_of_size(self, images: Tensor, stacklevel: int) -> None:
+    def warn_about_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
 
         Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled,
@@ -299,7 +304,7 @@ class ViT(VisionModel[ViTConfig]):
         c = self.config
         if not c.needs_positions:
             return (self.with_prefix(tokens),)
-        places = places or self.native_places(tokens)
+        places = places or self.native_token_positions(tokens)
         tokens = self.with_prefix(tokens)
         if c.on_grid:
             if places.index is not None:
@@ -307,7 +312,7 @@ class ViT(VisionModel[ViTConfig]):
             return (tokens.unflatten(1, places.grid),)
         if c.positions.at == "shared":
             assert self.position is not None
-            return tokens, everywhere(self.position, self.slots, places)
+            return tokens, gather_token_positions(self.position, self.slots, places)
         return tokens, places
 
     def with_prefix(self, tokens: Tensor) -> Tensor:
@@ -316,12 +321,12 @@ class ViT(VisionModel[ViTConfig]):
         if self.prefix is not None:
             prefix = self.prefix
             if self.slots is not None and c.positions.at == "input":
-                prefix = torch.cat([prefix[: c.positioned] + self.slots, prefix[c.positioned :]])
+                prefix = torch.cat([prefix[: c.prefix_position_count] + self.slots, prefix[c.prefix_position_count :]])
             prefix = F.dropout(prefix.expand(tokens.shape[0], -1, -1), self.dropout, self.training)
             tokens = torch.cat([prefix, tokens], dim=1)
         return self.first_norm(tokens)
 
-    def native_places(self, tokens: Tensor) -> TokenPositions:
+    def native_token_positions(self, tokens: Tensor) -> TokenPositions:
         """Where (B, N, D) patch tokens of the native grid lie. Raises ValueError for another number of tokens."""
         if tokens.shape[1] != math.prod(self.config.grid):
             raise ValueError(f"{tokens.shape[1]} tokens are not those of the native grid", "give their places")
@@ -354,7 +359,7 @@ class ViT(VisionModel[ViTConfig]):
         return self.head(pooled)
 
 
-def position(config: ViTConfig) -> nn.Module | None:
+def build_position(config: ViTConfig) -> nn.Module | None:
     """What is added to patch tokens to say where they are."""
     kind, resize = config.positions.kind, config.positions.resize
     if kind in TABLES:
@@ -364,15 +369,19 @@ def position(config: ViTConfig) -> nn.Module | None:
     return None if kind == "none" else SinCosPosition(config.width, kind.removeprefix("sincos-"))
 
 
-def head(config: ViTConfig) -> nn.Module:
+def build_classifier_head(config: ViTConfig) -> nn.Module:
     """(B, features) -> (B, classes)."""
     if not config.classes:
         return nn.Identity()
     if config.pool == "distilled":
-        return Heads(config.width, config.classes, config.head.bias)
+        return DistilledHeads(config.width, config.classes, config.head.bias)
     return nn.Linear(config.features, config.classes, config.head.bias)
 
 
-def own_positions(config: ViTConfig) -> nn.Parameter | None:
+def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:
     """(S, D): what is added to the first prefix tokens, drawn from N(0, 0.02^2)."""
-    return nn.Parameter(torch.empty(config.positioned, config.width).normal_(std=0.02)) if config.positioned else None
+    return (
+        nn.Parameter(torch.empty(config.prefix_position_count, config.width).normal_(std=0.02))
+        if config.prefix_position_count
+        else None
+    )

@@ -14,19 +14,19 @@ from vitreous.models.vit import ViT
 from vitreous.nn.block import Block
 from vitreous.nn.convstem import ConvStem
 from vitreous.nn.grid import patchify
-from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.layout import AxialBlock, WindowedAttention
 from vitreous.nn.pool import Neck
 from vitreous.nn.relative import GridAttention
-from vitreous.nn.resnet import Stem
+from vitreous.nn.resnet import ResNetStem
 from vitreous.nn.windows import ConvPropagation
 
 
 class AxialViT(ViT):
     """A ViT whose blocks attend along rows, then along columns."""
 
-    def block(self, index: int, drop_path: float) -> Axial:
+    def block(self, index: int, drop_path: float) -> AxialBlock:
         """A block for the rows and one for the columns."""
-        return Axial(self.plain_block(index, drop_path), self.plain_block(index, drop_path))
+        return AxialBlock(self.plain_block(index, drop_path), self.plain_block(index, drop_path))
 
 
 class CLIP(ViT):
@@ -48,7 +48,7 @@ class SAM(ViT):
         if index not in c.windowed_blocks:
             return GridAttention(c.width, c.heads, (c.grid[0], c.grid[1]), c.attention.qkv_bias)
         size = (c.attention.window, c.attention.window)
-        return Windows(GridAttention(c.width, c.heads, size, c.attention.qkv_bias), size, pad="zeros")
+        return WindowedAttention(GridAttention(c.width, c.heads, size, c.attention.qkv_bias), size, pad="zeros")
 
     def plain_block(self, index: int, drop_path: float) -> Block:
         """Attention, MLP, and in some blocks the convolutions by which information crosses windows."""
@@ -67,12 +67,12 @@ class Hybrid(ViT):
 
     config: HybridConfig
 
-    def build_stem(self) -> ConvStem | Stem:
+    def build_stem(self) -> ConvStem | ResNetStem:
         """The convolutions: (B, C, H, W) -> (B, *map, channels)."""
         stem, channels = self.config.stem, self.config.channels
         if isinstance(stem, ConvStemConfig):
             return ConvStem(stem.widths, stem.blocks, channels)
-        return Stem(stem.blocks, stem.width, channels, stem.numerics)
+        return ResNetStem(stem.blocks, stem.width, channels, stem.numerics)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each stride, in pixels, (B, h, w, D): the maps of the stem's stages, and the patch

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.nn.no_init import NoInitMode
 
 Model = VisionModel[Any]
@@ -21,25 +21,25 @@ def build_model(config: ModelConfig) -> Any:
     return config.model_class()(config)
 
 
-def create(
+def create_untrained_model(
     name: str,
     image_size: int | tuple[int, ...] | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
     **changes: Any,
 ) -> Any:
-    """Build a model by name, freshly initialised: `create("ViT-B/16", image_size=384, num_classes=37)`.
+    """Build a model by name, freshly initialised: `create_untrained_model("ViT-B/16", image_size=384, num_classes=37)`.
 
     `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
     head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
     `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names. Raises UsageError for an unknown
     name or field and for a size that the patch does not divide.
     """
-    axes = len(configure(name).image)
+    axes = len(config_from_name(name).image)
     if "patch_size" in changes and not name.lower().startswith("swin"):
         size = changes.pop("patch_size")
         changes["patch"] = (size,) * axes if isinstance(size, int) else tuple(size)
-    config = configure(name, None if "patch" in changes else image_size)
+    config = config_from_name(name, None if "patch" in changes else image_size)
     if "patch" in changes and image_size is not None:
         changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
     known = {"num_classes", *config.option_names()} - {"classes"}
@@ -57,10 +57,10 @@ def suggest_option(config: ModelConfig, word: str, known: Iterable[str]) -> str:
     """Suggest the group with a field of this name as a keyword, else the nearest known option; "" without one."""
     path = next((path for path in config.option_paths() if path.endswith(f".{word}")), "")
     group = path.partition(".")[0]
-    return f'use {group}={{"{word}": …}}' if group else nearest(word, sorted(known))
+    return f'use {group}={{"{word}": …}}' if group else suggest_nearest(word, sorted(known))
 
 
-def skip_init(config: ModelConfig) -> Model:
+def build_without_init(config: ModelConfig) -> Model:
     """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
     with torch.device("meta"), NoInitMode():
         return build_model(config)

@@ -15,17 +15,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.deformable import DeformableAttention, centres_of
+from vitreous.nn.deformable import DeformableAttention, patch_centres
 
-STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
-COARSEST = STRIDES[-1]
+INTERACTION_STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
+COARSEST_STRIDE = INTERACTION_STRIDES[-1]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
-Norm = Literal["group", "batch"]
+AdapterNorm = Literal["group", "batch"]
 Grids = Sequence[tuple[int, int]]
 
 
-class BatchNorm(nn.Module):
+class Float32BatchNorm(nn.Module):
     """Batch norm (arXiv:1502.03167) whose statistics are float32: over the batches of all processes on accelerators
     (PyTorch's SyncBatchNorm), over that of its own process on a CPU."""
 
@@ -39,7 +39,7 @@ class BatchNorm(nn.Module):
         norm, exact = self.statistics, x.to(torch.promote_types(x.dtype, torch.float32))
         mean, variance = norm.running_mean, norm.running_var
         assert mean is not None and variance is not None
-        training = self.training and not (x.device.type == "cpu" and has_single_values(x))
+        training = self.training and not (x.device.type == "cpu" and has_single_value_per_channel(x))
         if not training:
             mean, variance = mean.to(exact), variance.to(exact)  # they may have been cast with the weights
         if x.device.type == "cpu" or not training:
@@ -49,31 +49,31 @@ class BatchNorm(nn.Module):
         return (y * self.weight[:, None, None] + self.bias[:, None, None]).to(x.dtype)
 
 
-def norm_of(width: int, norm: Norm) -> nn.Module:
-    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or `BatchNorm`."""
-    return BatchNorm(width) if norm == "batch" else nn.GroupNorm(math.gcd(32, max(1, width // 8)), width)
+def build_norm_layer(width: int, norm: AdapterNorm) -> nn.Module:
+    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or `Float32BatchNorm`."""
+    return Float32BatchNorm(width) if norm == "batch" else nn.GroupNorm(math.gcd(32, max(1, width // 8)), width)
 
 
-def convolution(inputs: int, outputs: int, stride: int, norm: Norm) -> list[nn.Module]:
+def conv3x3_norm_relu(inputs: int, outputs: int, stride: int, norm: AdapterNorm) -> list[nn.Module]:
     """A 3 x 3 convolution without bias, norm and ReLU."""
     conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-    return [conv, norm_of(outputs, norm), nn.ReLU()]
+    return [conv, build_norm_layer(outputs, norm), nn.ReLU()]
 
 
 class SpatialPrior(nn.Module):
     """Convolutions that read the image at strides of 4, 8, 16 and 32 (section 3.2 of the paper), each brought to D
-    channels by a 1 x 1; `inner` channels at the first."""
+    channels by a 1 x 1; `forward_before_output` channels at the first."""
 
-    def __init__(self, channels: int, width: int, inner: int, norm: Norm) -> None:
+    def __init__(self, channels: int, width: int, inner: int, norm: AdapterNorm) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            *convolution(channels, inner, 2, norm),
-            *convolution(inner, inner, 1, norm),
-            *convolution(inner, inner, 1, norm),
+            *conv3x3_norm_relu(channels, inner, 2, norm),
+            *conv3x3_norm_relu(inner, inner, 1, norm),
+            *conv3x3_norm_relu(inner, inner, 1, norm),
             nn.MaxPool2d(3, 2, 1),
         )
         sizes = (inner, 2 * inner, 4 * inner, 4 * inner)
-        self.stages = nn.ModuleList(nn.Sequential(*convolution(*pair, 2, norm)) for pair in pairwise(sizes))
+        self.stages = nn.ModuleList(nn.Sequential(*conv3x3_norm_relu(*pair, 2, norm)) for pair in pairwise(sizes))
         self.reduce = nn.ModuleList(nn.Conv2d(size, width, 1) for size in sizes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
@@ -85,7 +85,7 @@ class SpatialPrior(nn.Module):
         return maps
 
 
-class LevelMlp(nn.Module):
+class ConvFFN(nn.Module):
     """fc2(gelu(conv(fc1(x)))), with a depth-wise 3 x 3 convolution on the grid of each level (section 3.4)."""
 
     def __init__(self, width: int, hidden: int) -> None:
@@ -114,7 +114,7 @@ class Injector(nn.Module):
     def __init__(self, width: int, heads: int, points: int, ratio: float) -> None:
         super().__init__()
         self.norm_tokens, self.norm_levels = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
-        self.attention = DeformableAttention(width, heads, len(STRIDES), points, ratio=ratio)
+        self.attention = DeformableAttention(width, heads, len(INTERACTION_STRIDES), points, ratio=ratio)
         self.gate = nn.Parameter(torch.zeros(width))
 
     def forward(self, tokens: Tensor, centres: Tensor, levels: Tensor, grids: Grids) -> Tensor:
@@ -124,14 +124,14 @@ class Injector(nn.Module):
 
 
 class Extractor(nn.Module):
-    """Attention from all levels to the tokens of the ViT, then a `LevelMlp` of a quarter of the width, each added to
+    """Attention from all levels to the tokens of the ViT, then a `ConvFFN` of a quarter of the width, each added to
     what came in (Eqs. 2-3). `drop_path` is the probability that a sample goes without the latter in training."""
 
     def __init__(self, width: int, heads: int, points: int, ratio: float, *, drop_path: float) -> None:
         super().__init__()
         self.norm_levels, self.norm_tokens = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
         self.attention = DeformableAttention(width, heads, 1, points, ratio=ratio)
-        self.norm, self.mlp = nn.LayerNorm(width, eps=1e-6), LevelMlp(width, max(1, width // 4))
+        self.norm, self.mlp = nn.LayerNorm(width, eps=1e-6), ConvFFN(width, max(1, width // 4))
         self.drop_path = drop_path
 
     def forward(self, levels: Tensor, centres: Tensor, tokens: Tensor, grid: tuple[int, int], grids: Grids) -> Tensor:
@@ -145,7 +145,7 @@ class Extractor(nn.Module):
         return levels + y
 
 
-class Geometry:
+class ReferencePoints:
     """Where tokens and levels of a batch lie: grids, and the places of each in 0 .. 1 of the others.
 
     `image` and `patch` are those of the ViT, in pixels; the levels cover the image filled up at its end to whole places
@@ -153,17 +153,17 @@ class Geometry:
     """
 
     def __init__(self, image: tuple[int, int], patch: tuple[int, int], device: torch.device) -> None:
-        height, width = (-(-side // COARSEST) * COARSEST for side in image)
+        height, width = (-(-side // COARSEST_STRIDE) * COARSEST_STRIDE for side in image)
         self.grid = (image[0] // patch[0], image[1] // patch[1])
-        self.grids = [(height // stride, width // stride) for stride in STRIDES]
-        tokens = centres_of(self.grid, patch, device)
-        pairs = zip(self.grids, STRIDES, strict=True)
-        levels = torch.cat([centres_of(grid, (stride, stride), device) for grid, stride in pairs])
-        self.of_tokens = (tokens / tokens.new_tensor([width, height]))[:, None]  # (N, 1, 2)
-        self.of_levels = (levels / levels.new_tensor([image[1], image[0]]))[:, None]  # (M, 1, 2)
+        self.grids = [(height // stride, width // stride) for stride in INTERACTION_STRIDES]
+        tokens = patch_centres(self.grid, patch, device)
+        pairs = zip(self.grids, INTERACTION_STRIDES, strict=True)
+        levels = torch.cat([patch_centres(grid, (stride, stride), device) for grid, stride in pairs])
+        self.token_points = (tokens / tokens.new_tensor([width, height]))[:, None]  # (N, 1, 2)
+        self.level_points = (levels / levels.new_tensor([image[1], image[0]]))[:, None]  # (M, 1, 2)
 
 
-class Interaction(nn.Module):
+class InteractionBlock(nn.Module):
     """What surrounds a group of the ViT's blocks: an injector before it, and `extractors` after it."""
 
     def __init__(
@@ -182,18 +182,18 @@ class Interaction(nn.Module):
             Extractor(width, heads, points, ratio, drop_path=drop_path) for _ in range(extractors)
         )
 
-    def inject(self, tokens: Tensor, levels: Tensor, places: Geometry) -> Tensor:
+    def inject(self, tokens: Tensor, levels: Tensor, places: ReferencePoints) -> Tensor:
         """(B, N, D), (B, M, D) -> (B, N, D)."""
-        return self.injector(tokens, places.of_tokens, levels, places.grids)
+        return self.injector(tokens, places.token_points, levels, places.grids)
 
-    def extract_features(self, levels: Tensor, tokens: Tensor, places: Geometry) -> Tensor:
+    def extract_features(self, levels: Tensor, tokens: Tensor, places: ReferencePoints) -> Tensor:
         """(B, M, D), (B, N, D) -> (B, M, D)."""
         for extractor in self.extractors:
-            levels = extractor(levels, places.of_levels, tokens, places.grid, places.grids)
+            levels = extractor(levels, places.level_points, tokens, places.grid, places.grids)
         return levels
 
 
-def accept_single_values(module: nn.Module) -> None:
+def allow_single_value_batch_norm(module: nn.Module) -> None:
     """Let every batch norm of a module take inputs of one value per channel in training: such an input has no variance,
     so it is normalised by the running statistics, which stay as they are. PyTorch raises ValueError for it."""
     for part in module.modules():
@@ -202,20 +202,20 @@ def accept_single_values(module: nn.Module) -> None:
             part.register_forward_hook(use_batch_statistics, always_call=True)
 
 
-def has_single_values(x: Tensor) -> bool:
+def has_single_value_per_channel(x: Tensor) -> bool:
     """Whether a (B, C, ...) tensor has one value per channel."""
     return x.numel() == x.shape[1]
 
 
 class SwitchedNorm(nn.Module):
-    """A batch norm with the hooks of `accept_single_values`."""
+    """A batch norm with the hooks of `allow_single_value_batch_norm`."""
 
     is_single: bool
 
 
 def use_running_statistics(norm: SwitchedNorm, inputs: tuple[Any, ...]) -> None:
     """Before the forward pass of a batch norm: evaluation mode for a single value per channel."""
-    norm.is_single = norm.training and has_single_values(inputs[0])
+    norm.is_single = norm.training and has_single_value_per_channel(inputs[0])
     if norm.is_single:
         norm.training = False
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from vitreous.nn import kernels
-from vitreous.nn.attention import ALL
+from vitreous.nn.attention import ALL_QUERIES
 from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 
@@ -37,9 +37,9 @@ class Mlp(nn.Module):
             if hidden.requires_grad and hidden.dtype == last.weight.dtype and not (self.training and self.dropout):
                 return GeluLinear.apply(hidden, last.weight, last.bias, self.gelu)
             return last(F.dropout(F.gelu(hidden, approximate=self.gelu), self.dropout, self.training))
-        return last(F.dropout(self.inner(x), self.dropout, self.training))
+        return last(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
-    def inner(self, x: Tensor) -> Tensor:
+    def forward_before_output(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M): the hidden layer."""
         x = self.fc1(x)
         return x * torch.sigmoid(1.702 * x) if self.gelu == "quick" else F.gelu(x, approximate=self.gelu)
@@ -59,8 +59,8 @@ class GeluLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.gelu, ctx.own = gelu, kernels.takes_gelu(hidden)
-        return F.linear(kernels.gelu(hidden, gelu) if ctx.own else F.gelu(hidden, approximate=gelu), weight, bias)
+        ctx.gelu, ctx.own = gelu, kernels.can_apply_gelu(hidden)
+        return F.linear(kernels.gelu_bf16(hidden, gelu) if ctx.own else F.gelu(hidden, approximate=gelu), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -71,8 +71,8 @@ class GeluLinear(torch.autograd.Function):
         d_weight = d_hidden = None
         if ctx.own and of_weight:
             d_hidden = grad @ weight
-            activated = kernels.gelu_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
-            d_weight = kernels.transpose(rows) @ activated if kernels.can_transpose(rows) else rows.mT @ activated
+            activated = kernels.gelu_bf16_backward_(d_hidden, hidden, ctx.gelu).flatten(0, -2)
+            d_weight = kernels.transpose_bf16(rows) @ activated if kernels.can_transpose(rows) else rows.mT @ activated
         else:
             if of_weight:
                 d_weight = (F.gelu(hidden, approximate=ctx.gelu).flatten(0, -2).mT @ rows).mT
@@ -95,15 +95,15 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D)."""
-        return self.fc2(F.dropout(self.inner(x), self.dropout, self.training))
+        return self.fc2(F.dropout(self.forward_before_output(x), self.dropout, self.training))
 
-    def inner(self, x: Tensor) -> Tensor:
+    def forward_before_output(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M): the hidden layer."""
         a, b = self.fc1(x).chunk(2, -1)
         return F.silu(a) * b
 
 
-def draw_kept_samples(y: Tensor, keep: float) -> Tensor:
+def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
     """(B, ..., D) -> (B, 1, ..., 1): 1 / keep with probability `keep`, else 0, drawn for each sample.
 
     A compiled graph compares uniform numbers with `keep`: `bernoulli_` would make one graph for each value of it, and
@@ -115,7 +115,7 @@ def draw_kept_samples(y: Tensor, keep: float) -> Tensor:
     return y.new_empty(shape).bernoulli_(keep).div_(keep)
 
 
-class Branch(nn.Module):
+class ResidualBranch(nn.Module):
     """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch that every block is made of.
 
     `layer_scale` is the initial value of LayerScale (arXiv:2103.17239), None for no such parameter. `drop_path` is the
@@ -139,10 +139,10 @@ class Branch(nn.Module):
         self.part = part
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
-    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`, the tokens of axis -2 to come
         out."""
-        if queries == ALL:
+        if queries == ALL_QUERIES:
             y = self.part(self.norm(x), *context)
         else:
             y, x = self.part(self.norm(x), *context, queries=queries), x[..., queries, :]
@@ -153,15 +153,15 @@ class Branch(nn.Module):
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
-            y = y * draw_kept_samples(y, 1 - self.drop_path)
+            y = y * draw_drop_path_mask(y, 1 - self.drop_path)
         return y
 
 
-class PostNormBranch(Branch):
+class PostNormResidualBranch(ResidualBranch):
     """x + drop_path(scale(norm(dropout(part(x))))): the norm is on the branch, after its part (Swin V2,
     arXiv:2111.09883, section 3.2).
 
-    Its scale starts at 0, so that a fresh branch adds nothing. Options are those of `Branch`.
+    Its scale starts at 0, so that a fresh branch adds nothing. Options are those of `ResidualBranch`.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ class PostNormBranch(Branch):
         super().__init__(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps)
         nn.init.zeros_(self.norm.weight)
 
-    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`."""
-        if queries == ALL:
+        if queries == ALL_QUERIES:
             y = self.part(x, *context)
         else:
             y, x = self.part(x, *context, queries=queries), x[..., queries, :]
@@ -180,8 +180,8 @@ class PostNormBranch(Branch):
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `Branch`; with
-    `post_norm` its branches are `PostNormBranch`.
+    """Pre-norm residual block: attention, then MLP (Eqs. 2-3), both of `width`. Options are those of `ResidualBranch`;
+    with `post_norm` its branches are `PostNormResidualBranch`.
 
     `Block(768, Attention(768, 12), Mlp(768, 3072))`
     """
@@ -199,13 +199,13 @@ class Block(nn.Module):
         post_norm: bool = False,
     ) -> None:
         super().__init__()
-        branch = PostNormBranch if post_norm else Branch
+        branch = PostNormResidualBranch if post_norm else ResidualBranch
         self.attention, self.mlp = (
             branch(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for part in (attention, mlp)
         )
         self.after: nn.Module | None = None  # what all tokens pass at last, on a grid
 
-    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., Q, D): the `queries`, or all N; `context` goes to the attention."""
         x = self.mlp(self.attention(x, *context, queries=queries))
         return x if self.after is None else self.after(x)

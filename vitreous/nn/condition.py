@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL
+from vitreous.nn.attention import ALL_QUERIES
 
 
-class AdaBlock(nn.Module):
+class AdaLNBlock(nn.Module):
     """A pre-norm block whose norms have no parameters: shift, scale and gate of both branches are read off a condition.
 
     Section 3.2 of arXiv:2212.09748, with m1 .. m6 = `modulation`(condition), one (B, D) each, in the order of its code:
@@ -29,9 +29,9 @@ class AdaBlock(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
         self.attention, self.mlp = attention, mlp
-        self.modulation = zero_linear(width, 6 * width)
+        self.modulation = build_zero_linear(width, 6 * width)
 
-    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N."""
         numbers = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
         shift, scale, gate, *of_mlp = numbers.chunk(6, -1)  # (B, ..., 1, D) each
@@ -40,24 +40,24 @@ class AdaBlock(nn.Module):
         return x + gate * self.mlp(modulate(self.norm(x), shift, scale))
 
 
-class AdaTimeBlock(AdaBlock):
+class AdaLNTemporalBlock(AdaLNBlock):
     """The same, whose attention is over the tokens at one place at all times: for s in range(S): x[:, :, s] =
     block(x[:, :, s])."""
 
-    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, T, S, D), (B, D) -> (B, T, S, D)."""
         return super().forward(x.transpose(1, 2), condition).transpose(1, 2)
 
 
-class AdaHead(nn.Module):
+class AdaLNHead(nn.Module):
     """norm(x) * (1 + scale) + shift, then a linear layer to `out` channels: both it and what reads the condition start
     at 0, so that a fresh model answers 0."""
 
     def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width, eps=eps, elementwise_affine=False)
-        self.modulation = zero_linear(width, 2 * width)
-        self.linear = zero_linear(width, out)
+        self.modulation = build_zero_linear(width, 2 * width)
+        self.linear = build_zero_linear(width, out)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
         """(B, N, D), (B, D) -> (B, N, out)."""
@@ -66,7 +66,7 @@ class AdaHead(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """A time, embedded by `waves` of `channels` channels and two layers with a SiLU between them."""
+    """A time, embedded by `timestep_embedding` of `channels` channels and two layers with a SiLU between them."""
 
     def __init__(self, width: int, channels: int = 256, shift: int = 0) -> None:
         super().__init__()
@@ -78,10 +78,12 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, time: Tensor) -> Tensor:
         """(B,) -> (B, D)."""
-        return self.fc2(F.silu(self.fc1(waves(time.float(), self.channels, self.shift).to(self.fc1.weight.dtype))))
+        return self.fc2(
+            F.silu(self.fc1(timestep_embedding(time.float(), self.channels, self.shift).to(self.fc1.weight.dtype)))
+        )
 
 
-def waves(time: Tensor, channels: int, shift: int = 0, period: float = 10000.0) -> Tensor:
+def timestep_embedding(time: Tensor, channels: int, shift: int = 0, period: float = 10000.0) -> Tensor:
     """(B,) float -> (B, channels): [cos(t w_i) | sin(t w_i)], w_i = period^(-i / (h - shift)), i = 0 .. h - 1, h =
     channels / 2 (GLIDE's form, which DiT took; diffusers' shift is 1)."""
     half = channels // 2
@@ -96,7 +98,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift.to(x.dtype), x, 1 + scale)
 
 
-def zero_linear(width: int, out: int) -> nn.Linear:
+def build_zero_linear(width: int, out: int) -> nn.Linear:
     """A linear layer whose weight (out, width) and bias are 0."""
     linear = nn.Linear(width, out)
     nn.init.zeros_(linear.weight)

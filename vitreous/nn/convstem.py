@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitreous.system.torch_types import ModuleList
 
 
-class ChannelNorm(nn.Module):
+class ChannelNormReLU(nn.Module):
     """LayerNorm over the channels of each place of a map, then ReLU."""
 
     def __init__(self, width: int) -> None:
@@ -27,26 +27,26 @@ class ChannelNorm(nn.Module):
         return F.relu(self.norm(x.movedim(1, -1))).movedim(-1, 1)
 
 
-def convolution(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
+def build_he_conv3x3(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
     """3x3 without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.normal_(conv.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
     return conv
 
 
-class Unit(nn.Module):
+class ResidualConvUnit(nn.Module):
     """x + conv(relu(norm(x))): a residual unit of one convolution, which starts at half its usual size."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.norm, self.conv = ChannelNorm(width), convolution(width, width, 0.5)
+        self.norm, self.conv = ChannelNormReLU(width), build_he_conv3x3(width, width, 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, h, w) -> (B, C, h, w)."""
         return x + self.conv(self.norm(x))
 
 
-class Stage(nn.Module):
+class ConvStemStage(nn.Module):
     """A convolution, `units` residual units, max-pooling by two if `pooled`, norm and ReLU.
 
     Pooling comes before the norm, which so costs a quarter.
@@ -55,9 +55,9 @@ class Stage(nn.Module):
     def __init__(self, inputs: int, width: int, units: int, pooled: bool) -> None:
         super().__init__()
         self.pooled = pooled
-        self.conv = convolution(inputs, width)
-        self.units = nn.ModuleList(Unit(width) for _ in range(units))
-        self.norm = ChannelNorm(width)
+        self.conv = build_he_conv3x3(inputs, width)
+        self.units = nn.ModuleList(ResidualConvUnit(width) for _ in range(units))
+        self.norm = ChannelNormReLU(width)
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, I, h, w) -> (B, width, h, w), or ceil(h / 2) and ceil(w / 2)."""
@@ -82,7 +82,7 @@ class ConvStem(nn.Module):
         self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
         inputs = (channels, *widths)
         self.stages = ModuleList(
-            Stage(inputs[i], width, units, i + 1 < len(widths))
+            ConvStemStage(inputs[i], width, units, i + 1 < len(widths))
             for i, (width, units) in enumerate(zip(widths, blocks, strict=True))
         )
 

@@ -19,15 +19,15 @@ from torch import Tensor
 WARM_UP_PASSES = 3  # of a shape, before it is recorded: kernels are compiled and chosen there
 MAX_GRAPHS = 8  # of a model; further shapes are computed without
 
-Passes = Callable[[dict[str, Any]], dict[str, Tensor]]
+ForwardPasses = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
-def uses_graphs(device: torch.device | str) -> bool:
+def uses_cuda_graphs(device: torch.device | str) -> bool:
     """Whether passes on a device are recorded: on CUDA, unless `VITREOUS_CUDA_GRAPHS=0` is set."""
     return torch.device(device).type == "cuda" and os.environ.get("VITREOUS_CUDA_GRAPHS", "1") != "0"
 
 
-class CapturedPasses:
+class CudaGraphRunner:
     """Passes that are computed as CUDA graphs where inputs of one shape come again.
 
     Graphs read copies of the inputs and share one memory pool. Gradients are added to the same tensors as without a
@@ -42,7 +42,7 @@ class CapturedPasses:
         self.graphs: dict[Hashable, tuple[torch.cuda.CUDAGraph, dict[str, Any], dict[str, Tensor]]] = {}
         self.works, self.lock = True, threading.Lock()
 
-    def run(self, passes: Passes, inputs: dict[str, Any], constant: Hashable = None) -> dict[str, Tensor]:
+    def run(self, passes: ForwardPasses, inputs: dict[str, Any], constant: Hashable = None) -> dict[str, Tensor]:
         """What `passes` returns for inputs (B, ...) by name; tensors that the next call does not change.
 
         `passes` may wait for no tensor and read none but those on the device; `constant` is what else it depends on.
@@ -64,7 +64,7 @@ class CapturedPasses:
             graph.replay()
             return {name: value.clone() for name, value in outputs.items()}
 
-    def compute(self, passes: Passes, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    def compute(self, passes: ForwardPasses, inputs: dict[str, Any]) -> dict[str, Tensor]:
         """The same without a graph, on the stream that graphs are recorded on."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
@@ -73,7 +73,7 @@ class CapturedPasses:
         current.wait_stream(self.stream)
         return outputs
 
-    def capture(self, key: Hashable, passes: Passes, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+    def capture(self, key: Hashable, passes: ForwardPasses, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
         """Record the passes for inputs (B, ...) of one shape; returns False where an operator cannot be recorded."""
         static = {**inputs, **{name: entry.clone() for name, entry in tensors.items()}}
         graph = torch.cuda.CUDAGraph()

@@ -16,7 +16,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, Callable[..., nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
-GROUPS = 8  # of channels that are normalised together
+GROUP_NORM_GROUPS = 8  # of channels that are normalised together
 
 
 class LinearDecoder(nn.Module):
@@ -33,9 +33,9 @@ class LinearDecoder(nn.Module):
         """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are read at the grid of the
         largest."""
         grid = max((x.shape[1:-1] for x in maps), key=math.prod)
-        rows = [x if x.shape[1:-1] == grid else enlarge(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
+        rows = [x if x.shape[1:-1] == grid else interpolate_map(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
         logits = self.head(torch.cat(rows, -1)).movedim(-1, 1)
-        return enlarge(logits, tuple(images.shape[2:]))
+        return interpolate_map(logits, tuple(images.shape[2:]))
 
 
 class UNETDecoder(nn.Module):
@@ -60,13 +60,13 @@ class UNETDecoder(nn.Module):
         self.skips, self.ups, self.blocks = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
         inputs, before = widths[0], patches[0]
         for number, (after, size) in enumerate(zip(steps, sizes, strict=True)):
-            factor = ratio(before, after)
+            factor = upsampling_factors(before, after)
             self.ups.append(TRANSPOSED[axes](inputs, size, factor, factor))
             last = number == len(steps) - 1
             skip = (
                 None
                 if last or number + 1 >= len(widths)
-                else Enlarge(widths[number + 1], size, patches[number + 1], after)
+                else UpsampleBlock(widths[number + 1], size, patches[number + 1], after)
             )
             self.skips.append(nn.Identity() if skip is None else skip)
             self.blocks.append(ConvBlock(size * (1 if skip is None and not last else 2), size, axes))
@@ -81,9 +81,9 @@ class UNETDecoder(nn.Module):
             if number == len(self.ups) - 1:
                 beside = [self.image(images.to(x.dtype))]
             else:
-                beside = [skip(maps[number + 1].movedim(-1, 1))] if isinstance(skip, Enlarge) else []
-            x = block(torch.cat([crop(x, beside[0].shape[2:]), *beside], 1) if beside else x)
-        return self.head(crop(x, images.shape[2:]))
+                beside = [skip(maps[number + 1].movedim(-1, 1))] if isinstance(skip, UpsampleBlock) else []
+            x = block(torch.cat([crop_map(x, beside[0].shape[2:]), *beside], 1) if beside else x)
+        return self.head(crop_map(x, images.shape[2:]))
 
 
 def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
@@ -100,7 +100,7 @@ class ConvBlock(nn.Module):
 
     def __init__(self, inputs: int, width: int, axes: int) -> None:
         super().__init__()
-        conv, groups = CONVOLUTIONS[axes], math.gcd(width, GROUPS)
+        conv, groups = CONVOLUTIONS[axes], math.gcd(width, GROUP_NORM_GROUPS)
         layers: list[nn.Module] = []
         for channels in (inputs, width):
             layer = conv(channels, width, 3, padding=1, bias=False)
@@ -113,7 +113,7 @@ class ConvBlock(nn.Module):
         return self.layers(x)
 
 
-class Enlarge(nn.Module):
+class UpsampleBlock(nn.Module):
     """Transposed convolutions of two and a `ConvBlock` after each, from places of `before` pixels to `after`; a
     `ConvBlock` alone where they are the same."""
 
@@ -122,7 +122,7 @@ class Enlarge(nn.Module):
         layers: list[nn.Module] = []
         while before != after:
             smaller = tuple(max(side // 2, end) for side, end in zip(before, after, strict=True))
-            factor = ratio(before, smaller)
+            factor = upsampling_factors(before, smaller)
             layers += [TRANSPOSED[len(after)](inputs, width, factor, factor), ConvBlock(width, width, len(after))]
             inputs, before = width, smaller
         self.layers = nn.Sequential(*layers) if layers else ConvBlock(inputs, width, len(after))
@@ -132,16 +132,16 @@ class Enlarge(nn.Module):
         return self.layers(x)
 
 
-def ratio(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
+def upsampling_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
     """How many times smaller each side is."""
     return tuple(a // b for a, b in zip(before, after, strict=True))
 
 
-def enlarge(x: Tensor, size: tuple[int, ...]) -> Tensor:
+def interpolate_map(x: Tensor, size: tuple[int, ...]) -> Tensor:
     """(B, D, *grid) -> (B, D, *size), linearly along each axis."""
     return F.interpolate(x, size=size, mode=INTERPOLATION[len(size)], align_corners=False)
 
 
-def crop(x: Tensor, size: Sequence[int]) -> Tensor:
+def crop_map(x: Tensor, size: Sequence[int]) -> Tensor:
     """(B, D, *grid) -> (B, D, *size): the first places of each axis, where images were filled up to whole patches."""
     return x[(..., *(slice(side) for side in size))]

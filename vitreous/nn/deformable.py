@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.system.machine import fixed_table
+from vitreous.system.machine import get_device_table
 
 
 def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class DeformableAttention(nn.Module):
         for linear in (self.offsets, self.weights):
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)
-        self.offsets.bias.data.copy_(directions(heads, levels, points).flatten())
+        self.offsets.bias.data.copy_(initial_sampling_offsets(heads, levels, points).flatten())
 
     def forward(self, queries: Tensor, centres: Tensor, values: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
         """(B, Q, D) queries, the places (Q, L or 1, 2) that they look around, (B, N, D) of all levels -> (B, Q, D).
@@ -74,7 +74,7 @@ class DeformableAttention(nn.Module):
         """
         exact = torch.promote_types(queries.dtype, torch.float32)
         shape = (*queries.shape[:2], self.heads, self.levels, self.points)
-        steps = fixed_table(grid_sides, queries.device, tuple(map(tuple, grids)))  # (L, 2)
+        steps = get_device_table(grid_sizes_xy, queries.device, tuple(map(tuple, grids)))  # (L, 2)
         offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
         places = centres[None, :, None, :, None] + offsets
         weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
@@ -82,12 +82,12 @@ class DeformableAttention(nn.Module):
         return self.out(sample_levels(seen, grids, places, weights).flatten(-2).to(queries.dtype))
 
 
-def grid_sides(grids: tuple[tuple[int, int], ...]) -> Tensor:
+def grid_sizes_xy(grids: tuple[tuple[int, int], ...]) -> Tensor:
     """(L, 2) int64: columns and rows of each grid (rows, columns)."""
     return torch.tensor([[columns, rows] for rows, columns in grids])
 
 
-def directions(heads: int, levels: int, points: int) -> Tensor:
+def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
     """(h, L, P, 2): the first offsets. Head k looks along the angle 2 pi k / h, to the edge of a square whose half side
     is the number of the point."""
     angles = torch.arange(heads) * (2 * math.pi / heads)
@@ -96,7 +96,7 @@ def directions(heads: int, levels: int, points: int) -> Tensor:
     return rays[:, None, None] * torch.arange(1, points + 1)[:, None].expand(heads, levels, points, 1)
 
 
-def centres_of(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
+def patch_centres(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
     """(rows * columns, 2): the centres (x, y) in pixels of places that stand for `patch` pixels, rows first."""
     lines = [(torch.arange(length, device=device) + 0.5) * side for length, side in zip(grid, patch, strict=True)]
     rows, columns = torch.meshgrid(*lines, indexing="ij")

@@ -63,7 +63,7 @@ class Encoder(nn.Module):
         return block(x, *context)
 
 
-def stack(depth: int, block: Callable[[int, float], M], drop_path: float = 0.0, rises: bool = True) -> list[M]:
+def build_blocks(depth: int, block: Callable[[int, float], M], drop_path: float = 0.0, rises: bool = True) -> list[M]:
     """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`,
     or is that."""
     return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]

@@ -8,11 +8,11 @@ N tokens, D width. What changes is how a product is carried out, never what is c
     Mlp        the GELU is applied by the first product as it writes, if `packed`, or in place by a kernel of our own
     Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
     LayerNorm  computes in float32, whatever the products compute in; where this project's kernels are compiled, one
-               before products of bfloat16 writes bfloat16 in the same pass: `NarrowNorm`
+               before products of bfloat16 writes bfloat16 in the same pass: `BFloat16OutputNorm`
     StandardizedConv
                its filters are standardised once, and not on every pass: `FrozenConv`
     Windows    those of a Swin, in bfloat16 on a CPU, are cut out of queries, keys and values, and attend by batched
-               products: `FrozenWindows`
+               products: `FrozenWindowedAttention`
 
 In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs
 little and takes a third off the error.
@@ -29,19 +29,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.nn import kernels
-from vitreous.nn.attention import ALL, Attention, masked
-from vitreous.nn.block import Branch, Mlp, SwiGLU
+from vitreous.nn.attention import ALL_QUERIES, Attention, mask_logits
+from vitreous.nn.block import Mlp, ResidualBranch, SwiGLU
 from vitreous.nn.encoder import Encoder
-from vitreous.nn.layout import Windows
+from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.resnet import LineAttention, StandardizedConv
 from vitreous.nn.spacetime import SpaceTimeHeads
-from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short
+from vitreous.nn.windows import ContinuousPositionBias, WindowAttention, attend_short_sequences
 from vitreous.system.torch_types import bias_of, named_modules
 
 
-def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
+def freeze_for_inference(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
     """A copy of `module` for inference with its products in `dtype`, its modules changed as the table above says.
 
     `packed` asks for oneDNN's packed products; where this PyTorch has none for `dtype`, plain ones are taken. A layer
@@ -49,10 +49,10 @@ def frozen(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool =
     The copy takes images of any floating type and is in evaluation mode.
     """
     with torch.no_grad():
-        return copied(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
+        return copy_frozen(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
 
 
-def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
+def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
     """The copy, module by module; a child called `without` is left out. A part that says `frozen_as_is` stays as it is,
     in float32."""
     if getattr(module, "frozen_as_is", False):
@@ -62,23 +62,27 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
     if isinstance(module, ContinuousPositionBias):
         dtype, packed = torch.float32, False  # of a few hundred offsets, once for all windows
     if isinstance(module, nn.Linear):
-        return product(module, dtype, packed)
+        return freeze_linear(module, dtype, packed)
     if isinstance(module, StandardizedConv):
         return FrozenConv(module)
-    if type(module) is Branch and type(module.part) in LAST:
+    if type(module) is ResidualBranch and type(module.part) in OUTPUT_LAYER_NAMES:
         return FrozenBranch(module, dtype, packed)
-    if dtype == torch.bfloat16 and isinstance(module, Windows) and FrozenWindows.takes(module):
-        return FrozenWindows(module, dtype, packed)
-    fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or fuses_gelu(dtype)))
-    kind = FROZEN.get(type(module), type(module)) if fused else type(module)
+    if (
+        dtype == torch.bfloat16
+        and isinstance(module, WindowedAttention)
+        and FrozenWindowedAttention.can_replace(module)
+    ):
+        return FrozenWindowedAttention(module, dtype, packed)
+    fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or uses_native_gelu(dtype)))
+    kind = FROZEN_CLASSES.get(type(module), type(module)) if fused else type(module)
     state = dict(vars(module))
     children: dict[str, nn.Module | None] = {}
     for name, child in state["_modules"].items():
         if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
-            children[name] = Packed(module.fc1, dtype, gelu=module.gelu)
+            children[name] = PackedLinear(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
             children[name] = (
-                None if child is None else copied(child, torch.float32 if name == "head" else dtype, packed)
+                None if child is None else copy_frozen(child, torch.float32 if name == "head" else dtype, packed)
             )
     own: dict[str, nn.Parameter | None] = {}
     for name, parameter in state["_parameters"].items():
@@ -88,27 +92,27 @@ def copied(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "
     if packed and isinstance(module, Encoder) and module.read:
         for name, part in named_modules(module.blocks[-1]):
             if type(part) is Attention:
-                twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = Plain(part.qkv, dtype)
+                twin.get_submodule(f"blocks.{len(module.blocks) - 1}.{name}").qkv = FrozenLinear(part.qkv, dtype)
     return twin
 
 
 class FrozenAttention(Attention):
-    """Attention whose layers are `Plain` or `Packed`."""
+    """Attention whose layers are `FrozenLinear` or `PackedLinear`."""
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
         """Weight (3 D, D) and bias (3 D,); None where the weight is packed."""
-        return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, Plain) else None
+        return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, FrozenLinear) else None
 
 
 class FrozenMlp(Mlp):
     """An Mlp whose first product applies the GELU."""
 
-    def inner(self, x: Tensor) -> Tensor:
+    def forward_before_output(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., M)."""
         return self.fc1(x)
 
 
-class FrozenNorm(nn.LayerNorm):
+class Float32LayerNorm(nn.LayerNorm):
     """A LayerNorm in float32."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -116,7 +120,7 @@ class FrozenNorm(nn.LayerNorm):
         return super().forward(input.float())
 
 
-class NarrowNorm(nn.LayerNorm):
+class BFloat16OutputNorm(nn.LayerNorm):
     """A LayerNorm in float32 that writes bfloat16."""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
@@ -127,28 +131,32 @@ class NarrowNorm(nn.LayerNorm):
         )
 
     @staticmethod
-    def takes(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
+    def can_replace(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
         """Whether a norm before products in `dtype` can be such."""
         if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.normalized_shape[0] % 16:
             return False
-        return bias_of(norm) is not None and packed and fuses(dtype)
+        return bias_of(norm) is not None and packed and uses_native_kernels(dtype)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., D) -> (..., D) bfloat16."""
         return kernels.layer_norm(input.float(), self.weight, self.bias, self.eps)
 
 
-def fuses(dtype: torch.dtype) -> bool:
+def uses_native_kernels(dtype: torch.dtype) -> bool:
     """Whether kernels of our own compute what lies between packed products in `dtype`."""
-    return dtype == torch.bfloat16 and kernels.can_fuse()
+    return dtype == torch.bfloat16 and kernels.has_native_kernels()
 
 
-def fuses_gelu(dtype: torch.dtype) -> bool:
+def uses_native_gelu(dtype: torch.dtype) -> bool:
     """Whether a kernel of our own applies the GELU after a packed product in `dtype`."""
-    return fuses(dtype) and kernels.gelu_pays()
+    return uses_native_kernels(dtype) and kernels.is_native_gelu_faster()
 
 
-FROZEN: dict[type[nn.Module], type[nn.Module]] = {Attention: FrozenAttention, Mlp: FrozenMlp, nn.LayerNorm: FrozenNorm}
+FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    Attention: FrozenAttention,
+    Mlp: FrozenMlp,
+    nn.LayerNorm: Float32LayerNorm,
+}
 
 
 class FrozenConv(StandardizedConv):
@@ -165,66 +173,71 @@ class FrozenConv(StandardizedConv):
         return self.weight
 
 
-class FrozenWindows(Windows):
+class FrozenWindowedAttention(WindowedAttention):
     """Windows of a Swin's attention in bfloat16 on a CPU.
 
     The first product is of the whole grid; its shift and its windows are the one copy that lays out heads for batched
     products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
     """
 
-    def __init__(self, windows: Windows, dtype: torch.dtype, packed: bool) -> None:
+    def __init__(self, windows: WindowedAttention, dtype: torch.dtype, packed: bool) -> None:
         part: Any = windows.part
         super().__init__(nn.Identity(), windows.size, windows.shift, windows.pad)
         # queries are divided by sqrt(d) here
         scale = torch.ones(3, part.qkv.in_features, device=part.qkv.weight.device)
         scale[0] *= (part.qkv.in_features // part.heads) ** -0.5
         self.dtype, self.heads = dtype, part.heads
-        self.qkv, self.out = product(part.qkv, dtype, packed, scale.flatten()), product(part.out, dtype, packed)
-        self.position = copied(part.position, torch.float32, False)
+        self.qkv, self.out = (
+            freeze_linear(part.qkv, dtype, packed, scale.flatten()),
+            freeze_linear(part.out, dtype, packed),
+        )
+        self.position = copy_frozen(part.position, torch.float32, False)
 
     @staticmethod
-    def takes(windows: Windows) -> bool:
+    def can_replace(windows: WindowedAttention) -> bool:
         """Whether windows are such."""
         return type(windows.part) is WindowAttention and windows.part.qkv.weight.device.type == "cpu"
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D)."""
         grid, (m, n), h = tuple(x.shape[1:-1]), self.size, self.heads
-        qkv = self.qkv(self.shift_and_fill(x.to(self.dtype)))  # (B, ch m, cw n, 3 h d)
+        qkv = self.qkv(self.shift_and_pad_grid(x.to(self.dtype)))  # (B, ch m, cw n, 3 h d)
         rows, columns = qkv.shape[1] // m, qkv.shape[2] // n
         parts = qkv.view(-1, rows, m, columns, n, 3, h, qkv.shape[-1] // (3 * h)).permute(5, 0, 1, 3, 6, 2, 4, 7)
         q, k, v = parts.flatten(5, 6).flatten(1, 4)  # 3 x (B ch cw h, T, d)
         bias, mask = self.position().to(self.dtype).contiguous(), self.mask(grid, x.device)
         if mask is not None:
-            bias = masked(bias, mask).flatten(0, 2)  # (ch cw h, T, T)
-        y = attend_short(q, k, v, bias).view(-1, rows, columns, h, m, n, v.shape[-1])
+            bias = mask_logits(bias, mask).flatten(0, 2)  # (ch cw h, T, T)
+        y = attend_short_sequences(q, k, v, bias).view(-1, rows, columns, h, m, n, v.shape[-1])
         y = y.permute(0, 1, 4, 2, 5, 3, 6).reshape(-1, rows * m, columns * n, x.shape[-1])
-        return self.out(self.shift_back(y, grid))
+        return self.out(self.unshift_and_crop(y, grid))
 
 
 class FrozenBranch(nn.Module):
     """x + scale(part(norm(x))) with the scale in the last product's weights."""
 
-    def __init__(self, branch: Branch, dtype: torch.dtype, packed: bool) -> None:
+    def __init__(self, branch: ResidualBranch, dtype: torch.dtype, packed: bool) -> None:
         super().__init__()
-        last = LAST[type(branch.part)]
-        narrow = NarrowNorm.takes(branch.norm, dtype, packed)
-        self.norm = NarrowNorm(branch.norm) if narrow else copied(branch.norm, dtype, packed)
-        part = copied(branch.part, dtype, packed, without=last)
-        assert isinstance(part, Attention | Mlp | SwiGLU)  # those of `LAST`
+        last = OUTPUT_LAYER_NAMES[type(branch.part)]
+        narrow = BFloat16OutputNorm.can_replace(branch.norm, dtype, packed)
+        self.norm = BFloat16OutputNorm(branch.norm) if narrow else copy_frozen(branch.norm, dtype, packed)
+        part = copy_frozen(branch.part, dtype, packed, without=last)
+        assert isinstance(part, Attention | Mlp | SwiGLU)  # those of `OUTPUT_LAYER_NAMES`
         self.part = part
-        self.last = product(getattr(branch.part, last), dtype, packed, branch.scale)
+        self.last = freeze_linear(getattr(branch.part, last), dtype, packed, branch.scale)
 
-    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., N, D) float32, or the `queries` alone."""
-        if queries == ALL:
-            return self.last.onto(self.part.inner(self.norm(x), *context), x)
+        if queries == ALL_QUERIES:
+            return self.last.forward_add_residual(self.part.forward_before_output(self.norm(x), *context), x)
         assert isinstance(self.part, Attention)
-        return self.last.onto(self.part.inner(self.norm(x), *context, queries=queries), x[..., queries, :])
+        return self.last.forward_add_residual(
+            self.part.forward_before_output(self.norm(x), *context, queries=queries), x[..., queries, :]
+        )
 
 
-#: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `inner`
-LAST: dict[type[nn.Module], str] = {
+#: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `forward_before_output`
+OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
     Attention: "out",
     RelativeAttention: "out",
     RotaryAttention: "out",
@@ -236,30 +249,32 @@ LAST: dict[type[nn.Module], str] = {
 }
 
 
-def product(linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None) -> Plain | Packed:
+def freeze_linear(
+    linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None
+) -> FrozenLinear | PackedLinear:
     """A linear layer for inference, its outputs multiplied by `scale` (out,) if there is one."""
-    return (Packed if packed else Plain)(linear, dtype, scale)
+    return (PackedLinear if packed else FrozenLinear)(linear, dtype, scale)
 
 
-class Plain(nn.Module):
+class FrozenLinear(nn.Module):
     """y = (x W^T + b) scale in `dtype`, by PyTorch's own product: (..., n) -> (..., m), scale (m,)."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()
-        weight, bias = scaled(linear, dtype, scale)
+        weight, bias = fold_output_scale(linear, dtype, scale)
         self.weight, self.bias = nn.Parameter(weight, requires_grad=False), bias
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
-    def onto(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward_add_residual(self, x: Tensor, residual: Tensor) -> Tensor:
         """(..., in), (..., out) -> (..., out): residual + y."""
         y = self(x)
         return y.add_(residual) if y.dtype == residual.dtype else residual + y
 
 
-class Packed(nn.Module):
+class PackedLinear(nn.Module):
     """y = gelu((x W^T + b) scale), (..., n) -> (..., m), scale (m,), by oneDNN with the weight in its own layout;
     `gelu` is torch's name of a form, or None.
 
@@ -271,28 +286,28 @@ class Packed(nn.Module):
         self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None, gelu: str | None = None
     ) -> None:
         super().__init__()
-        weight, self.bias = scaled(linear, dtype, scale)
+        weight, self.bias = fold_output_scale(linear, dtype, scale)
         self.dtype = dtype
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
-        self.gelu = gelu if fuses_gelu(dtype) else None
+        self.gelu = gelu if uses_native_gelu(dtype) else None
         self.after = ("none", "") if gelu in (None, self.gelu) else ("gelu", gelu)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in) -> (..., out)."""
         after, form = self.after
         y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, after, [], form)
-        return y if self.gelu is None else kernels.gelu_(y, self.gelu)
+        return y if self.gelu is None else kernels.gelu_bf16_(y, self.gelu)
 
-    def onto(self, x: Tensor, residual: Tensor) -> Tensor:
+    def forward_add_residual(self, x: Tensor, residual: Tensor) -> Tensor:
         """(..., in), (..., out) -> (..., out): residual + y."""
         if residual.dtype != self.dtype:
             y = self(x)
-            fused = fuses(self.dtype) and residual.dtype == torch.float32 and residual.shape == y.shape
-            return kernels.add(residual, y) if fused else residual + y
+            fused = uses_native_kernels(self.dtype) and residual.dtype == torch.float32 and residual.shape == y.shape
+            return kernels.add_bf16(residual, y) if fused else residual + y
         return torch.ops.mkldnn._linear_pointwise.binary(x.to(self.dtype), residual, self.weight, self.bias, "add")
 
 
-def scaled(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Weight (n, m) and bias (n,) of a linear layer in `dtype`, its outputs multiplied by `scale` (n,)."""
     weight, own = linear.weight.detach(), bias_of(linear)
     bias = None if own is None else own.detach()
@@ -308,7 +323,10 @@ def can_pack(dtype: torch.dtype) -> bool:
     linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
     try:
         with torch.inference_mode():
-            outputs = Packed(linear, dtype, gelu="none")(x), Packed(linear, dtype).onto(x, residual.to(dtype))
+            outputs = (
+                PackedLinear(linear, dtype, gelu="none")(x),
+                PackedLinear(linear, dtype).forward_add_residual(x, residual.to(dtype)),
+            )
             y = linear(x)
     except (AttributeError, RuntimeError, TypeError, NotImplementedError):
         return False

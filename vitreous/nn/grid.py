@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.nn.sizes import grid_of
-from vitreous.system.machine import fixed_table
+from vitreous.nn.sizes import patch_grid
+from vitreous.system.machine import get_device_table
 
 
 class Interpolation(TypedDict):
@@ -26,7 +26,7 @@ class Interpolation(TypedDict):
 
 
 #: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
-RESIZE: dict[str, Interpolation] = {
+RESIZE_MODES: dict[str, Interpolation] = {
     "bicubic-antialias": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
     "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
     "bicubic-offset": {"mode": "bicubic", "align_corners": False},  # DINO, DINOv2: the scale is (new + 0.1) / old
@@ -44,7 +44,7 @@ def patchify(images: Tensor, patch: tuple[int, ...]) -> Tensor:
         out[b, i, j] = images[b, :, i * p : (i + 1) * p, j * q : (j + 1) * q].flatten()
     """
     batch, channels, *image = images.shape
-    grid, axes = grid_of(tuple(image), patch), len(patch)
+    grid, axes = patch_grid(tuple(image), patch), len(patch)
     split = [size for pair in zip(grid, patch, strict=True) for size in pair]
     order = [0, *range(2, 2 + 2 * axes, 2), 1, *range(3, 3 + 2 * axes, 2)]  # B, grid axes, C, patch axes
     return images.reshape(batch, channels, *split).permute(order).reshape(batch, *grid, channels * math.prod(patch))
@@ -59,48 +59,48 @@ def unpatchify(patches: Tensor, patch: tuple[int, ...]) -> Tensor:
     return patches.reshape(batch, *grid, channels, *patch).permute(order).reshape(batch, channels, *image)
 
 
-def take(tokens: Tensor, places: Tensor) -> Tensor:
+def gather_tokens(tokens: Tensor, places: Tensor) -> Tensor:
     """(B, N, D) tokens and (B, K) int64 places -> (B, K, D): those tokens, in that order."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
-def fill(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
+def pad_to_multiple(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
     """(B, *grid, D) -> (B, *whole, D): zeros after the ends of the grid, up to a multiple of `size` along each axis."""
     missing = [-g % s for g, s in zip(tokens.shape[1:-1], size, strict=True)]
     return F.pad(tokens, [0, 0, *(n for m in reversed(missing) for n in (0, m))]) if any(missing) else tokens
 
 
-def crop(tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
+def crop_grid(tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
     """(B, *whole, D) -> (B, *grid, D): the first places along each axis."""
     for axis, length in enumerate(grid, 1):
         tokens = tokens.narrow(axis, 0, length)
     return tokens
 
 
-def cut(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
+def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
     """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of
     `size`."""
     batch, *grid, width = tokens.shape
-    tokens = fill(tokens, size)
+    tokens = pad_to_multiple(tokens, size)
     count, axes = [-(-g // s) for g, s in zip(grid, size, strict=True)], len(size)
     split = [number for pair in zip(count, size, strict=True) for number in pair]
     order = [0, *range(1, 1 + 2 * axes, 2), *range(2, 2 + 2 * axes, 2), 1 + 2 * axes]
     return tokens.reshape(batch, *split, width).permute(order)
 
 
-def join(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `cut`, without what was filled up."""
+def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `window_partition`, without what was filled up."""
     axes = len(grid)
     batch, *sizes, width = windows.shape
     order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
     whole = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
-    return crop(windows.permute(order).reshape(batch, *whole, width), grid)
+    return crop_grid(windows.permute(order).reshape(batch, *whole, width), grid)
 
 
-def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:
+def resize_position_table(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:
     """(*old, D) -> (*grid, D): a table of positions read at another grid, one axis after the other.
 
-    `how` names a row of `RESIZE`. Interpolation is linear in the table, so each axis is one small matrix and the
+    `how` names a row of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix and the
     result is the separable 2-D (or N-D) interpolation of the source that the row names. An equal grid is returned as
     it is. If the grid differs along one axis only, `bicubic-offset` rescales the other axes too, by (n + 0.1) / n, as
     `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them as they are. The matrices are made in
@@ -110,23 +110,23 @@ def resize(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias")
         return table
     for axis, (old, new) in enumerate(zip(table.shape[:-1], grid, strict=True)):
         if old != new or how == "bicubic-offset":
-            weights = fixed_table(cast_axis_weights, table.device, old, new, how, table.dtype)  # (new, old)
+            weights = get_device_table(cast_axis_resize_matrix, table.device, old, new, how, table.dtype)  # (new, old)
             table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
 
-def cast_axis_weights(old: int, new: int, how: str, dtype: torch.dtype) -> Tensor:
-    """The (new, old) matrix of `axis_weights` in another dtype."""
-    return axis_weights(old, new, how).to(dtype)
+def cast_axis_resize_matrix(old: int, new: int, how: str, dtype: torch.dtype) -> Tensor:
+    """The (new, old) matrix of `axis_resize_matrix` in another dtype."""
+    return axis_resize_matrix(old, new, how).to(dtype)
 
 
-def axis_weights(old: int, new: int, how: str) -> Tensor:
+def axis_resize_matrix(old: int, new: int, how: str) -> Tensor:
     """The (new, old) matrix that resizes one axis; every row sums to one, but for the row that `zoom-scipy` may
     lose."""
     identity = torch.eye(old, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
     if how == "bicubic-offset":
-        return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE[how])[0, 0]
-    weights = F.interpolate(identity, size=(new, old), **RESIZE[how])[0, 0]
+        return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE_MODES[how])[0, 0]
+    weights = F.interpolate(identity, size=(new, old), **RESIZE_MODES[how])[0, 0]
     if how == "zoom-scipy" and new > 1 and (old - 1) / (new - 1) * (new - 1) > old - 1:
         weights[-1] = 0.0  # the last coordinate is rounded to beyond the table, where scipy reads zero
     return weights

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.grid import crop, cut, fill, join
+from vitreous.nn.grid import crop_grid, pad_to_multiple, window_partition, window_reverse
 from vitreous.nn.relative import GridAttention
 
-Pad = Literal["mask", "zeros", "zeros-after-shift"]
+WindowPadding = Literal["mask", "zeros", "zeros-after-shift"]
 
 
-class Axial(nn.Module):
+class AxialBlock(nn.Module):
     """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6): each with attention and
     MLP.
 
@@ -36,7 +36,7 @@ class Axial(nn.Module):
         return self.column(self.row(x).transpose(1, 2)).transpose(1, 2)
 
 
-class Windows(nn.Module):
+class WindowedAttention(nn.Module):
     """A part that attends within windows of the grid (ViTDet, arXiv:2203.16527, section 3; Swin, arXiv:2103.14030).
 
     `part` is a block or an attention, over sequences or, as `GridAttention` is, over grids. `size` is the window's
@@ -54,7 +54,7 @@ class Windows(nn.Module):
     """
 
     def __init__(
-        self, part: nn.Module, size: tuple[int, ...], shift: tuple[int, ...] | None = None, pad: Pad = "mask"
+        self, part: nn.Module, size: tuple[int, ...], shift: tuple[int, ...] | None = None, pad: WindowPadding = "mask"
     ) -> None:
         super().__init__()
         shift = shift or (0,) * len(size)
@@ -63,7 +63,7 @@ class Windows(nn.Module):
         if pad not in ("mask", "zeros", "zeros-after-shift"):
             raise ValueError(f"pad={pad} is neither mask, zeros nor zeros-after-shift")
         self.part, self.size, self.shift = part, size, shift
-        self.pad: Pad = pad
+        self.pad: WindowPadding = pad
         self.takes_grid = any(isinstance(module, GridAttention) for module in part.modules())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class Windows(nn.Module):
         y = self.part(*self.split(x))
         if not self.takes_grid:
             y = y.unflatten(-2, self.size)
-        return self.shift_back(join(y, self.whole(grid)), grid)
+        return self.unshift_and_crop(window_reverse(y, self.whole(grid)), grid)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, *grid, D) -> what the part is given: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
@@ -81,7 +81,7 @@ class Windows(nn.Module):
         windows = windows if self.takes_grid else windows.flatten(1 + len(self.size), -2)
         return (windows,) if mask is None else (windows, mask)
 
-    def shift_of(self, grid: tuple[int, ...]) -> tuple[int, ...]:
+    def effective_shift(self, grid: tuple[int, ...]) -> tuple[int, ...]:
         """The shift along each axis of a grid: 0 along those that one window covers."""
         if self.pad == "zeros-after-shift":
             return self.shift
@@ -93,34 +93,34 @@ class Windows(nn.Module):
 
     def cut(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *count, *size, D): filled up with zeros, shifted, cut."""
-        return cut(self.shift_and_fill(x), self.size)
+        return window_partition(self.shift_and_pad_grid(x), self.size)
 
-    def shift_and_fill(self, x: Tensor) -> Tensor:
+    def shift_and_pad_grid(self, x: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *whole, D): what is cut into windows."""
-        back, axes = [-s for s in self.shift_of(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
+        back, axes = [-s for s in self.effective_shift(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
         if self.pad == "zeros-after-shift":
-            return fill(x.roll(back, axes) if any(back) else x, self.size)
-        x = fill(x, self.size)
+            return pad_to_multiple(x.roll(back, axes) if any(back) else x, self.size)
+        x = pad_to_multiple(x, self.size)
         return x.roll(back, axes) if any(back) else x
 
-    def shift_back(self, y: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """(B, *whole, D) -> (B, *grid, D): the inverse of `shift_and_fill`."""
-        shift, axes = self.shift_of(grid), tuple(range(1, y.dim() - 1))
+    def unshift_and_crop(self, y: Tensor, grid: tuple[int, ...]) -> Tensor:
+        """(B, *whole, D) -> (B, *grid, D): the inverse of `shift_and_pad_grid`."""
+        shift, axes = self.effective_shift(grid), tuple(range(1, y.dim() - 1))
         if self.pad == "zeros-after-shift":
-            y = crop(y, grid)
+            y = crop_grid(y, grid)
             return y.roll(shift, axes) if any(shift) else y
-        return crop(y.roll(shift, axes) if any(shift) else y, grid)
+        return crop_grid(y.roll(shift, axes) if any(shift) else y, grid)
 
     def mask(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor | None:
         """(*count, 1, T, T) bool: which tokens of a window may attend to which; None if all may.
 
         Those may that are on one side of every seam of the cyclic shift. Padding attends to padding: no row is empty.
         """
-        shift = self.shift_of(grid)
+        shift = self.effective_shift(grid)
         filled = self.pad == "mask" and any(g % w for g, w in zip(grid, self.size, strict=True))
         if not any(shift) and not filled:
             return None
-        # 1 and a bit for each seam that a token lies behind; 0, which `cut` fills in, is padding
+        # 1 and a bit for each seam that a token lies behind; 0, which `window_partition` fills in, is padding
         whole = grid if filled else self.whole(grid)
         region = torch.ones((1, *whole, 1), dtype=torch.long, device=device)
         for axis, (length, s) in enumerate(zip(whole, shift, strict=True)):

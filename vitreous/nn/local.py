@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.nn.attention import ALL, Attention, attend, probabilities, split_heads
-from vitreous.nn.grid import cut, join
+from vitreous.nn.attention import ALL_QUERIES, Attention, attention_probabilities, dot_product_attention, split_heads
+from vitreous.nn.grid import window_partition, window_reverse
 from vitreous.nn.position import TokenPositions
 
 
@@ -29,12 +29,12 @@ class LocalAttention(Attention):
         super().__init__(width, heads, bias)
         self.window = window
 
-    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, Q, D). Raises ValueError for patches that were left out, and for `queries` other than
         prefix tokens or everything."""
-        if self.is_whole(places) or (queries.stop is not None and queries.stop <= places.prefix):
-            return super().inner(x, None, queries)
-        if queries != ALL or places.index is not None:
+        if self.sees_whole_grid(places) or (queries.stop is not None and queries.stop <= places.prefix):
+            return super().forward_before_output(x, None, queries)
+        if queries != ALL_QUERIES or places.index is not None:
             raise ValueError("windows take whole grids: no patch can be left out")
         qkv, prefix = self.qkv(x), places.prefix
         q, k, v = split_heads(qkv, self.heads)
@@ -42,7 +42,7 @@ class LocalAttention(Attention):
         patches = self.within(qkv[..., prefix:, :].unflatten(-2, places.grid), *first).flatten(1, -2)
         if not prefix:
             return patches
-        return torch.cat([attend(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
+        return torch.cat([dot_product_attention(q[..., :prefix, :], k, v).transpose(-3, -2).flatten(-2), patches], -2)
 
     def within(self, grid: Tensor, first_keys: Tensor, first_values: Tensor) -> Tensor:
         """(B, *grid, 3 D) queries, keys and values of patches, (B, h, P, d) keys and values of the prefix tokens ->
@@ -54,7 +54,7 @@ class LocalAttention(Attention):
                 parts = grid.split_with_sizes([length - rest, rest], axis)
                 return torch.cat([self.within(part, first_keys, first_values) for part in parts], axis)
         size = tuple(min(length, self.window) for length in sides)
-        windows = cut(grid, size)  # (B, *count, *size, 3 D)
+        windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
         q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
         if first_keys.shape[-2]:
@@ -62,17 +62,17 @@ class LocalAttention(Attention):
                 torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), own], -2)
                 for first, own in ((first_keys, k), (first_values, v))
             )
-        answers = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
-        return join(answers.view(len(grid), *count, *size, -1), sides)
+        answers = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
+        return window_reverse(answers.view(len(grid), *count, *size, -1), sides)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, h, Q, P + N): the probabilities of the `queries`, or all tokens, 0 outside of a patch's
         window; rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        seen = None if self.is_whole(places) else self.seen(places).to(x.device)[queries]
-        return probabilities(q[..., queries, :], k, seen)
+        seen = None if self.sees_whole_grid(places) else self.seen(places).to(x.device)[queries]
+        return attention_probabilities(q[..., queries, :], k, seen)
 
-    def is_whole(self, places: TokenPositions) -> bool:
+    def sees_whole_grid(self, places: TokenPositions) -> bool:
         """Whether all tokens see all others."""
         return not self.window or max(places.grid) <= self.window
 

@@ -9,13 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend
+from vitreous.nn.attention import ALL_QUERIES, Attention, dot_product_attention
 from vitreous.nn.block import Block
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.frozen import FrozenBranch
 
 
-def merge(tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: int = 0) -> tuple[Tensor, Tensor]:
+def merge_similar_tokens(
+    tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: int = 0
+) -> tuple[Tensor, Tensor]:
     """(B, N, D) tokens, a (B, N, d) metric and (B, N, 1) sizes -> `count` fewer tokens, and their sizes.
 
     Bipartite soft matching (section 3 there): the tokens after the first `protected` go to two sets in turn, each of
@@ -41,7 +43,7 @@ def merge(tokens: Tensor, metric: Tensor, sizes: Tensor, count: int, protected: 
     return joined(tokens * sizes) / total, total
 
 
-class Merging(nn.Module):
+class TokenMergingEncoder(nn.Module):
     """An encoder of frozen blocks (`nn.frozen`) that merges `count` tokens after the attention of each block.
 
     Attention is proportional: a token that stands for several counts as several. `protected` tokens in front never
@@ -58,15 +60,15 @@ class Merging(nn.Module):
         """(B, N, D) -> (B, fewer, D), or (B, read, D) where not the `whole` is asked for."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
-            few = slice(self.read) if not whole and block is self.blocks[-1] else ALL
+            few = slice(self.read) if not whole and block is self.blocks[-1] else ALL_QUERIES
             assert isinstance(block, Block)
             branch = block.attention
             assert isinstance(branch, FrozenBranch) and isinstance(branch.part, Attention)
             q, k, v = branch.part.split(branch.norm(x))
-            heads = attend(q[..., few, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
-            x = branch.last.onto(heads.transpose(-3, -2).flatten(-2), x[:, few])
-            if few == ALL:
-                x, sizes = merge(x, k.mean(-3), sizes, self.count, self.protected)
+            heads = dot_product_attention(q[..., few, :], k, v, sizes.log().to(q.dtype)[:, None].mT)
+            x = branch.last.forward_add_residual(heads.transpose(-3, -2).flatten(-2), x[:, few])
+            if few == ALL_QUERIES:
+                x, sizes = merge_similar_tokens(x, k.mean(-3), sizes, self.count, self.protected)
             x = block.mlp(x)
         x = self.norm(x)
         if self.mean:

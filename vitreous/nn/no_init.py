@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-DRAWS = {Tensor.normal_, Tensor.uniform_}
+RANDOM_INIT_METHODS = {Tensor.normal_, Tensor.uniform_}
 
 
 class NoInitMode(TorchFunctionMode):
@@ -18,6 +18,6 @@ class NoInitMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in DRAWS or getattr(func, "__module__", "") == "torch.nn.init":
+        if func in RANDOM_INIT_METHODS or getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import attend
+from vitreous.nn.attention import dot_product_attention
 from vitreous.nn.block import Mlp
 
 
@@ -28,11 +28,11 @@ class AttentionPool(nn.Module):
         """(B, N, D) -> (B, D)."""
         q = self.q(self.query).expand(tokens.shape[0], 1, -1).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         k, v = self.kv(tokens).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 2 x (B, h, N, d)
-        x = self.out(attend(q, k, v).transpose(1, 2).flatten(2))
+        x = self.out(dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return (x + self.mlp(self.norm(x)))[:, 0]
 
 
-class Heads(nn.Module):
+class DistilledHeads(nn.Module):
     """Two classifiers, one on the class token and one on the distillation token; their logits' mean (DeiT,
     arXiv:2012.12877)."""
 

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL
-from vitreous.nn.grid import resize
-from vitreous.system.machine import fixed_table
+from vitreous.nn.attention import ALL_QUERIES
+from vitreous.nn.grid import resize_position_table
+from vitreous.system.machine import get_device_table
 from vitreous.system.torch_types import ModuleList
 
 
@@ -35,7 +35,7 @@ class TokenPositions(NamedTuple):
         return rows[None] if self.index is None else rows[self.index]
 
 
-def crossed(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
+def combine_axis_tables(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
     """A table (length, C) of each axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
     axes = range(len(grid))
     parts = [
@@ -45,7 +45,7 @@ def crossed(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
     return torch.cat(parts[::-1], -1)
 
 
-def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
+def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
     """(*grid, width): sines and cosines of each axis' coordinate, an equal share of the channels to an axis.
 
     Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i /
@@ -56,7 +56,10 @@ def sincos(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str =
     half = width // (2 * axes)
     frequencies = base ** (-torch.arange(half) / (half - 1 if form == "big-vision" else half))
     angles = [torch.arange(length)[:, None] * frequencies for length in grid]  # (length, half) each
-    return F.pad(crossed([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid), (0, width - 2 * half * axes))
+    return F.pad(
+        combine_axis_tables([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid),
+        (0, width - 2 * half * axes),
+    )
 
 
 class Position(nn.Module):
@@ -67,7 +70,7 @@ class Position(nn.Module):
         raise NotImplementedError
 
 
-class Learned(Position):
+class LearnedPosition(Position):
     """Learned 1-D positions (arXiv:2010.11929, Eq. 1): one vector per place of `grid`, drawn from N(0, 0.02^2).
 
     At another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
@@ -80,10 +83,10 @@ class Learned(Position):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return resize(self.table, grid, self.how)
+        return resize_position_table(self.table, grid, self.how)
 
 
-class LearnedAxes(Position):
+class LearnedAxesPosition(Position):
     """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, an equal share of the channels each.
 
     e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError where the axes do not divide the width.
@@ -98,8 +101,12 @@ class LearnedAxes(Position):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return crossed(
-            [resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid
+        return combine_axis_tables(
+            [
+                resize_position_table(table, (length,), self.how)
+                for table, length in zip(self.tables, grid, strict=True)
+            ],
+            grid,
         )
 
 
@@ -112,7 +119,7 @@ class FactorisedPosition(Position):
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
         super().__init__()
-        self.axes = ModuleList(Learned((length,), width, resize_rule) for length in grid)
+        self.axes = ModuleList(LearnedPosition((length,), width, resize_rule) for length in grid)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
@@ -133,7 +140,7 @@ class FixedPosition(Position):
 
 
 class SinCosPosition(FixedPosition):
-    """Fixed positions, `sincos` of a form; nothing to learn, and the same at any grid."""
+    """Fixed positions, `sincos_position_table` of a form; nothing to learn, and the same at any grid."""
 
     def __init__(self, width: int, form: str = "mae") -> None:
         super().__init__()
@@ -141,7 +148,7 @@ class SinCosPosition(FixedPosition):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return fixed_table(sincos, self.device, grid, self.width, 10000.0, self.form)
+        return get_device_table(sincos_position_table, self.device, grid, self.width, 10000.0, self.form)
 
 
 class SpaceTimePosition(Position):
@@ -153,7 +160,10 @@ class SpaceTimePosition(Position):
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
         super().__init__()
-        self.time, self.space = Learned(grid[:1], width, resize_rule), Learned(grid[1:], width, resize_rule)
+        self.time, self.space = (
+            LearnedPosition(grid[:1], width, resize_rule),
+            LearnedPosition(grid[1:], width, resize_rule),
+        )
         nn.init.zeros_(self.time.table)
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
@@ -174,10 +184,10 @@ class SinusoidPosition(FixedPosition):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D) float32."""
-        return fixed_table(sinusoids, self.device, grid, self.width)
+        return get_device_table(sinusoid_position_table, self.device, grid, self.width)
 
 
-def sinusoids(grid: tuple[int, ...], width: int) -> Tensor:
+def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
     """(*grid, width) float32: the table of `SinusoidPosition`."""
     frequencies = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angles = torch.arange(math.prod(grid), dtype=torch.float64)[:, None] * frequencies
@@ -185,7 +195,7 @@ def sinusoids(grid: tuple[int, ...], width: int) -> Tensor:
     return torch.unflatten(table, 0, grid)
 
 
-def everywhere(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
+def gather_token_positions(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): what every token's position is; prefix tokens beyond the `slots` (S, D) have none."""
     assert isinstance(position, Position)
     table = places.read(position.read(places.grid))
@@ -202,9 +212,9 @@ class BlockWithPosition(nn.Module):
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
-    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
-        return self.block(x + everywhere(self.position, self.slots, places).to(x), queries=queries)
+        return self.block(x + gather_token_positions(self.position, self.slots, places).to(x), queries=queries)
 
 
 class BlockWithSharedPosition(nn.Module):
@@ -214,6 +224,6 @@ class BlockWithSharedPosition(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, x: Tensor, added: Tensor, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, added: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
         return self.block(x + added.to(x), queries=queries)

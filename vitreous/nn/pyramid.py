@@ -26,7 +26,7 @@ class LayerNorm2d(nn.Module):
         return self.norm(x.movedim(1, -1)).movedim(-1, 1).to(x.dtype)
 
 
-def conv_norm(inputs: int, width: int, kernel: int) -> nn.Sequential:
+def conv_layer_norm(inputs: int, width: int, kernel: int) -> nn.Sequential:
     """A convolution without bias that keeps the size of the map, and a LayerNorm over its channels."""
     conv = nn.Conv2d(inputs, width, kernel, padding=kernel // 2, bias=False)
     return nn.Sequential(conv, LayerNorm2d(width))
@@ -65,8 +65,8 @@ class SimplePyramid(nn.Module):
         if levels > 3:
             self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
         channels = (quarter, half, inputs, inputs)[5 - levels :]
-        self.reduce = nn.ModuleList(conv_norm(own, width, 1) for own in channels)
-        self.smooth = nn.ModuleList(conv_norm(width, width, 3) for _ in channels)
+        self.reduce = nn.ModuleList(conv_layer_norm(own, width, 1) for own in channels)
+        self.smooth = nn.ModuleList(conv_layer_norm(width, width, 3) for _ in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
         """[(B, h, w, D)], a list of the one map -> five levels (B, W, ., .): of 4 h, 2 h, h, h / 2 and h / 4 rows,
@@ -81,7 +81,7 @@ class SimplePyramid(nn.Module):
             resized = [self.upsample4(x), *resized]
         resized = resized[-(self.count - 1) :]
         parts = zip(self.reduce, self.smooth, resized, strict=True)
-        return subsampled([smooth(reduce(level)) for reduce, smooth, level in parts], self.count)
+        return append_subsampled_levels([smooth(reduce(level)) for reduce, smooth, level in parts], self.count)
 
 
 class FeaturePyramid(nn.Module):
@@ -116,10 +116,10 @@ class FeaturePyramid(nn.Module):
         for finer in reversed(range(len(merged) - 1)):
             above = F.interpolate(merged[finer + 1], size=merged[finer].shape[2:], mode="nearest")
             merged[finer] = merged[finer] + above
-        return subsampled([smooth(x) for smooth, x in zip(self.smooth, merged, strict=True)], self.levels)
+        return append_subsampled_levels([smooth(x) for smooth, x in zip(self.smooth, merged, strict=True)], self.levels)
 
 
-def subsampled(levels: list[Tensor], count: int) -> list[Tensor]:
+def append_subsampled_levels(levels: list[Tensor], count: int) -> list[Tensor]:
     """Levels (B, W, h, w), the finest first -> `count` of them: every second place of the last one, again and again."""
     while len(levels) < count:
         levels = [*levels, levels[-1][..., ::2, ::2]]

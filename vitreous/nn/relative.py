@@ -11,8 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, attend_unscaled, masked, probabilities
-from vitreous.nn.grid import resize
+from vitreous.nn.attention import (
+    ALL_QUERIES,
+    Attention,
+    attend_unscaled,
+    attention_probabilities,
+    dot_product_attention,
+    mask_logits,
+)
+from vitreous.nn.grid import resize_position_table
 from vitreous.nn.position import TokenPositions
 
 
@@ -30,22 +37,22 @@ class RelativeAttention(Attention):
         super().__init__(width, heads, bias)
         self.table = nn.Parameter(torch.empty(2 * tokens - 1, heads, width // heads).normal_(std=0.02))
 
-    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
         q, k, v = self.split(x)
         q = q[..., queries, :]
-        return attend(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
+        return dot_product_attention(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
         q, k, _ = self.split(x)
-        return probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
+        return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
 
-    def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
         whole = places.prefix + math.prod(places.grid)
         # (2 T - 1, h, d)
-        rows = resize(self.table.flatten(1), (2 * whole - 1,), "bilinear")
+        rows = resize_position_table(self.table.flatten(1), (2 * whole - 1,), "bilinear")
         table = torch.unflatten(rows, 1, self.table.shape[1:])
         numbers = torch.arange(whole, device=q.device)[None]
         if places.index is not None:
@@ -72,22 +79,22 @@ class RotaryAttention(Attention):
             raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
         self.axes, self.base = axes, base
 
-    def inner(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, Q, D)."""
-        q, k, v = self.turned(x, places)
-        return attend(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
+        q, k, v = self.project_rotated_qkv(x, places)
+        return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
-        q, k, _ = self.turned(x, places)
-        return probabilities(q[..., queries, :], k)
+        q, k, _ = self.project_rotated_qkv(x, places)
+        return attention_probabilities(q[..., queries, :], k)
 
-    def turned(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
+    def project_rotated_qkv(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
         """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
         angles = places.read(self.angles(places.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
-        return turn(q, cos, sin, places.prefix), turn(k, cos, sin, places.prefix), v
+        return apply_rotary_embedding(q, cos, sin, places.prefix), apply_rotary_embedding(k, cos, sin, places.prefix), v
 
     def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
         """(*grid, d / 2): by how much each pair of a head's d channels is turned, in radians."""
@@ -100,7 +107,7 @@ class RotaryAttention(Attention):
         return F.pad(torch.cat(parts, -1), (0, channels // 2 - len(grid) * pairs))
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
+def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
     """(B, h, N, d), angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): every pair (a, b) of a patch becomes its
     rotation."""
     a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
@@ -123,17 +130,17 @@ class GridAttention(Attention):
         super().__init__(width, heads, bias)
         self.rows, self.columns = (nn.Parameter(torch.zeros(2 * length - 1, width // heads)) for length in size)
 
-    def inner(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward_before_output(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool, true where a query may attend to a key."""
         y = attend_unscaled(*self.joined(x), mask)
         return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
         sum to one."""
         q, k, _ = self.joined(x)
         logits = q[..., queries, :] @ k.mT
-        return masked(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
+        return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
 
     def joined(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., h, w, D) -> queries and keys, (..., heads, h w, d + h + w), whose products are the logits, and values,
@@ -145,8 +152,8 @@ class GridAttention(Attention):
         height, width = x.shape[-3:-1]
         q, k, v = self.split(x.flatten(-3, -2))
         grid = torch.unflatten(q, -2, (height, width))  # (..., heads, h, w, d)
-        rows = torch.einsum("...ijc,ikc->...ijk", grid, relative(self.rows, height).to(q))
-        columns = torch.einsum("...ijc,jkc->...ijk", grid, relative(self.columns, width).to(q))
+        rows = torch.einsum("...ijc,ikc->...ijk", grid, gather_relative_positions(self.rows, height).to(q))
+        columns = torch.einsum("...ijc,jkc->...ijk", grid, gather_relative_positions(self.columns, width).to(q))
         places = torch.arange(height * width, device=x.device)[:, None]
         at_row = places // width == torch.arange(height, device=x.device)
         at_column = places % width == torch.arange(width, device=x.device)
@@ -155,9 +162,9 @@ class GridAttention(Attention):
         return torch.cat([q * q.shape[-1] ** -0.5, positions], -1), torch.cat([k, ones], -1), v
 
 
-def relative(table: Tensor, length: int) -> Tensor:
+def gather_relative_positions(table: Tensor, length: int) -> Tensor:
     """(2 L - 1, d) -> (length, length, d): row q, column k has the vector of q - k; the table is resized to 2 length -
     1."""
-    table = resize(table, (2 * length - 1,), "bilinear")
+    table = resize_position_table(table, (2 * length - 1,), "bilinear")
     places = torch.arange(length, device=table.device)
     return table[places[:, None] - places + length - 1]

@@ -3,8 +3,8 @@ convolution.
 
 Two arrangements of one bottleneck. The baseline is a ResNet-v2, norms before convolutions (`ResNet`); the stem of
 hybrid Vision Transformers (arXiv:2010.11929, section 3.1) has them after, with the stride in the 3x3 and padding as
-TensorFlow does it (`Stem`). Each stage but the first halves the map, and a remainder is rounded up, so any image size
-works.
+TensorFlow does it (`ResNetStem`). Each stage but the first halves the map, and a remainder is rounded up, so any image
+size works.
 
 B batch, C channels, H and W image, h and w map; L tokens of a line, heads as an axis, d channels of a head's values.
 """
@@ -20,10 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.grid import resize
+from vitreous.nn.grid import resize_position_table
 
 
-class Numerics(NamedTuple):
+class ResNetNumerics(NamedTuple):
     """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the
     root.
 
@@ -37,18 +37,18 @@ class Numerics(NamedTuple):
 
 
 #: Published variants, by whose weights they belong to. Weights run under another row give slightly other answers.
-NUMERICS: dict[str, Numerics] = {
+NUMERICS: dict[str, ResNetNumerics] = {
     # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
-    "google": Numerics(1e-5, "deviation", 1e-6),
-    "bit": Numerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, whose max-pooling sees zeros
+    "google": ResNetNumerics(1e-5, "deviation", 1e-6),
+    "bit": ResNetNumerics(1e-10, "variance", 1e-5),  # big_transfer/bit_pytorch/models.py, whose max-pooling sees zeros
     # big_vision/models/bit_paper.py: flax pads a max-pooling with -inf
-    "big-vision": Numerics(1e-10, "variance", 1e-5, -math.inf),
-    "timm": Numerics(1e-8, "variance", 1e-5),  # timm 1.0.31: resnetv2_*_bit and the backbones of vit_*_r*
-    "transformers": Numerics(1e-8, "variance", 1e-5),  # transformers 5.23: BitModel, and hybrids built on it
+    "big-vision": ResNetNumerics(1e-10, "variance", 1e-5, -math.inf),
+    "timm": ResNetNumerics(1e-8, "variance", 1e-5),  # timm 1.0.31: resnetv2_*_bit and the backbones of vit_*_r*
+    "transformers": ResNetNumerics(1e-8, "variance", 1e-5),  # transformers 5.23: BitModel, and hybrids built on it
 }
 
 
-def standardize(weight: Tensor, numerics: str) -> Tensor:
+def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
     """(O, I, k, k) -> (O, I, k, k): each filter with mean 0 and deviation 1 (arXiv:1903.10520), the biased deviation
     over I, k, k.
 
@@ -109,7 +109,7 @@ class StandardizedConv(nn.Module):
 
     def filters(self) -> Tensor:
         """The standardised filters, (O, I, k, k)."""
-        return standardize(self.weight, self.numerics)
+        return standardize_weight(self.weight, self.numerics)
 
 
 class Shortcut(nn.Module):
@@ -125,7 +125,7 @@ class Shortcut(nn.Module):
         return self.norm(self.conv(x))
 
 
-class PostActivation(nn.Module):
+class PostActivationBottleneck(nn.Module):
     """Bottleneck of the hybrid stem: convolution, norm, ReLU; `width` channels inside, 4 `width` outside.
 
     The stride is in conv2, the 3x3. The scale of norm3 starts at zero, so a fresh unit passes its shortcut on.
@@ -152,7 +152,7 @@ class PostActivation(nn.Module):
         return F.relu(y + (x if self.shortcut is None else self.shortcut(x)))
 
 
-class PreActivation(nn.Module):
+class PreActivationBottleneck(nn.Module):
     """Bottleneck of BiT (ResNet-v2, arXiv:1603.05027): norm, ReLU, convolution; no ReLU after the sum.
 
     A shortcut that needs a convolution is taken after the first norm and ReLU, any other before. `axial`, the lengths
@@ -216,38 +216,41 @@ class LineAttention(nn.Module):
         """(..., L, C) -> (..., L, C)."""
         q, k, v = self.split(x)
         rq, rk, rv = self.offsets(x.shape[-2])
-        p = probabilities(q, k, rq, rk)
+        p = line_attention_probabilities(q, k, rq, rk)
         y = p @ v + torch.einsum("...ij,ijd->...id", p, rv)
-        return within_lines(self.norm_out, y.transpose(-3, -2).flatten(-2))
+        return group_norm_per_line(self.norm_out, y.transpose(-3, -2).flatten(-2))
 
     def weights(self, x: Tensor) -> Tensor:
         """(..., L, C) -> (..., heads, L, L): the probabilities, rows are queries and sum to one."""
         q, k, _ = self.split(x)
         rq, rk, _ = self.offsets(x.shape[-2])
-        return probabilities(q, k, rq, rk)
+        return line_attention_probabilities(q, k, rq, rk)
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., L, C) -> queries and keys, each (..., heads, L, d / 2), and values, (..., heads, L, d)."""
-        qkv = within_lines(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
+        qkv = group_norm_per_line(self.norm_qkv, self.qkv(x).to(self.relative.dtype))
         heads = torch.unflatten(qkv, -1, (self.heads, -1)).transpose(-3, -2)
         q, k, v = heads.split_with_sizes(self.parts, -1)
         return q, k, v
 
     def offsets(self, length: int) -> tuple[Tensor, Tensor, Tensor]:
         """rq and rk, each (L, L, d / 2), and rv, (L, L, d): entry [i, j] belongs to the offset j - i."""
-        table, place = resize(self.relative, (2 * length - 1,)), torch.arange(length, device=self.relative.device)
+        table, place = (
+            resize_position_table(self.relative, (2 * length - 1,)),
+            torch.arange(length, device=self.relative.device),
+        )
         rq, rk, rv = table[place - place[:, None] + length - 1].split_with_sizes(self.parts, -1)
         return rq, rk, rv
 
 
-def probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
+def line_attention_probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -> Tensor:
     """softmax over keys j of q_i k_j + q_i rq_ij + k_j rk_ij: (..., heads, L, d / 2) twice, (L, L, d / 2) twice ->
     (..., heads, L, L)."""
     logits = q @ k.transpose(-2, -1) + torch.einsum("...id,ijd->...ij", q, rq) + torch.einsum("...jd,ijd->...ij", k, rk)
     return logits.softmax(-1)
 
 
-def within_lines(norm: nn.GroupNorm, x: Tensor) -> Tensor:
+def group_norm_per_line(norm: nn.GroupNorm, x: Tensor) -> Tensor:
     """(..., L, C) -> (..., L, C): a group norm with statistics of each line by itself."""
     return norm(x.flatten(0, -3).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
 
@@ -272,7 +275,7 @@ class AxialAttention(nn.Module):
         return F.avg_pool2d(x, self.stride, ceil_mode=True) if self.stride > 1 else x
 
 
-class Root(nn.Module):
+class ResNetRoot(nn.Module):
     """7x7 convolution and 3x3 max-pooling, each of stride 2: a quarter of the image's size.
 
     `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3,
@@ -296,7 +299,7 @@ class Root(nn.Module):
         return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
 
 
-class Stage(nn.Module):
+class ResNetStage(nn.Module):
     """Units of one width, of which the first changes shape."""
 
     def __init__(self, units: list[nn.Module]) -> None:
@@ -310,7 +313,9 @@ class Stage(nn.Module):
         return x
 
 
-def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, int], nn.Module]) -> nn.ModuleList:
+def build_resnet_stages(
+    blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, int], nn.Module]
+) -> nn.ModuleList:
     """`blocks` units a stage, the width doubled and the map halved from stage to stage.
 
     Each is made by unit(inputs, width, stride, scale), where `scale` is how many pixels a place of its input spans.
@@ -323,11 +328,11 @@ def stages(blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, i
             scale = 4 * 2 ** (number - 1 if stride == 2 else number)
             units.append(unit(inputs, inner, stride, scale))
             inputs = 4 * inner
-        stages.append(Stage(units))
+        stages.append(ResNetStage(units))
     return nn.ModuleList(stages)
 
 
-class Stem(nn.Module):
+class ResNetStem(nn.Module):
     """The hybrid's ResNet (arXiv:2010.11929, section 3.1): an image becomes a grid of tokens, `reduction` pixels to a
     token.
 
@@ -337,10 +342,10 @@ class Stem(nn.Module):
 
     def __init__(self, blocks: tuple[int, ...], width: int = 64, channels: int = 3, numerics: str = "google") -> None:
         super().__init__()
-        self.reduction, self.width_out = shape_of(blocks, width)
-        self.root = Root(channels, width, numerics, hybrid=True)
-        self.stages = stages(
-            blocks, width, lambda inputs, inner, stride, _: PostActivation(inputs, inner, stride, numerics)
+        self.reduction, self.width_out = output_stride_and_width(blocks, width)
+        self.root = ResNetRoot(channels, width, numerics, hybrid=True)
+        self.stages = build_resnet_stages(
+            blocks, width, lambda inputs, inner, stride, _: PostActivationBottleneck(inputs, inner, stride, numerics)
         )
 
     def first_layer(self) -> nn.Module:
@@ -353,7 +358,7 @@ class Stem(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """(B, C, H, W) -> (B, h, w, width): the map after each stage, or after the root where there is none."""
-        return [x.movedim(1, -1) for x in staged(self.root(images), self.stages)]
+        return [x.movedim(1, -1) for x in run_resnet_stages(self.root(images), self.stages)]
 
 
 class ResNet(nn.Module):
@@ -373,13 +378,13 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
 
-        def unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivation:
+        def unit(inputs: int, inner: int, stride: int, scale: int) -> PreActivationBottleneck:
             lengths = None if axial is None else (math.ceil(axial[1] / scale), math.ceil(axial[0] / scale))
-            return PreActivation(inputs, inner, stride, numerics, axial=lengths)
+            return PreActivationBottleneck(inputs, inner, stride, numerics, axial=lengths)
 
-        self.reduction, self.width_out = shape_of(blocks, width)
-        self.root = Root(channels, width, numerics, hybrid=False)
-        self.stages = stages(blocks, width, unit)
+        self.reduction, self.width_out = output_stride_and_width(blocks, width)
+        self.root = ResNetRoot(channels, width, numerics, hybrid=False)
+        self.stages = build_resnet_stages(blocks, width, unit)
         self.norm = group_norm(self.width_out, numerics)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -388,16 +393,16 @@ class ResNet(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """(B, C, H, W) -> (B, width, h, w): the map after each stage, before any norm."""
-        return staged(self.root(images), self.stages)
+        return run_resnet_stages(self.root(images), self.stages)
 
 
-def staged(x: Tensor, stages: nn.ModuleList) -> list[Tensor]:
+def run_resnet_stages(x: Tensor, stages: nn.ModuleList) -> list[Tensor]:
     """(B, C, h, w), the root's map -> that after each stage; itself where there is none."""
     maps = list(accumulate(stages, lambda y, stage: stage(y), initial=x))
     return maps[1:] or maps
 
 
-def shape_of(blocks: tuple[int, ...], width: int) -> tuple[int, int]:
+def output_stride_and_width(blocks: tuple[int, ...], width: int) -> tuple[int, int]:
     """Pixels to a place of the last map along each axis, and its channels."""
     if not blocks:
         return 4, width

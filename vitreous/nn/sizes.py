@@ -6,10 +6,10 @@ import math
 
 from vitreous.errors import UsageError
 
-LEAST_TOKENS = 4  # patches of a picture that can be wide or tall
+MIN_TOKENS = 4  # patches of a picture that can be wide or tall
 
 
-def grid_of(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
+def patch_grid(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
     """The grid that `patch` cuts out of `image`; both hold one length per axis, in pixels.
 
     Raises ValueError where a patch does not divide its axis: a remainder is never dropped in silence.
@@ -24,13 +24,13 @@ def format_size(sizes: tuple[int, ...]) -> str:
     return str(sizes[0]) if len(set(sizes)) == 1 else "x".join(map(str, sizes))
 
 
-def nearby(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
+def nearest_divisible_size(image: tuple[int, ...], patch: tuple[int, ...]) -> tuple[int, ...]:
     """The nearest size that `patch` divides, axis by axis."""
     sizes = image if len(image) == len(patch) else (image[0],) * len(patch)
     return tuple(max(1, round(i / p)) * p for i, p in zip(sizes, patch, strict=True))
 
 
-def native_size(size: tuple[float, ...], patch: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+def fit_size_to_tokens(size: tuple[float, ...], patch: tuple[int, ...], tokens: int) -> tuple[int, ...]:
     """Pixels along each axis of an image -> those of about its aspect ratio that have at most so many patches, whole
     ones: as many as there may be, at least one along each axis.
 
@@ -47,9 +47,9 @@ def native_size(size: tuple[float, ...], patch: tuple[int, ...], tokens: int) ->
     return tuple(min(tokens, max(1, round(cell * low))) * length for cell, length in zip(cells, patch, strict=True))
 
 
-def check_tokens(tokens: int) -> None:
+def check_token_budget(tokens: int) -> None:
     """Raise UsageError where pictures at their own aspect would have too few tokens to have one."""
-    if tokens < LEAST_TOKENS:
+    if tokens < MIN_TOKENS:
         raise UsageError(
-            f"--tokens {tokens} leaves too little of a picture", f"use {LEAST_TOKENS} patches or more, as --tokens 256"
+            f"--tokens {tokens} leaves too little of a picture", f"use {MIN_TOKENS} patches or more, as --tokens 256"
         )

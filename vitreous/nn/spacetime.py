@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, probabilities, split_heads
-from vitreous.nn.block import Block, Branch
+from vitreous.nn.attention import ALL_QUERIES, Attention, attention_probabilities, dot_product_attention, split_heads
+from vitreous.nn.block import Block, ResidualBranch
 
 
 class SpaceTimeBlock(Block):
@@ -28,11 +28,11 @@ class SpaceTimeBlock(Block):
     `block` is the one of pictures, whose tensors keep their names.
     """
 
-    def __init__(self, block: Block, time: Branch) -> None:
+    def __init__(self, block: Block, time: ResidualBranch) -> None:
         nn.Module.__init__(self)
         self.attention, self.time, self.mlp, self.after = block.attention, time, block.mlp, block.after
 
-    def forward(self, x: Tensor, *context: Any, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, T, S, D) -> (B, T, Q, D): the `queries` of each slot, or all S."""
         x = self.attention(x, *context, queries=queries)
         x = self.time(x.transpose(1, 2)).transpose(1, 2)
@@ -51,44 +51,44 @@ class SpaceTimeHeads(Attention):
         if heads % 2:
             raise ValueError(f"{heads} heads cannot be halved")
 
-    def inner(self, x: Tensor, queries: slice = ALL) -> Tensor:
+    def forward_before_output(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, T, S, D) -> (B, T, Q, D)."""
         if x.shape[1] == 1:
-            return super().inner(x, queries=queries)
+            return super().forward_before_output(x, queries=queries)
         half = self.heads // 2
         q, k, v = self.split(x)  # (B, T, h, S, d)
-        space = attend(q[:, :, :half, queries], k[:, :, :half], v[:, :, :half])
+        space = dot_product_attention(q[:, :, :half, queries], k[:, :, :half], v[:, :, :half])
         # (B, Q, h / 2, T, d): a token sees itself at all times
         lines = (part[:, :, half:, queries].transpose(1, 3) for part in (q, k, v))
-        time = attend(*lines).transpose(1, 3)
+        time = dot_product_attention(*lines).transpose(1, 3)
         return torch.cat([space, time], 2).transpose(-3, -2).flatten(-2)
 
-    def half_heads(self, of_time: bool) -> HalfHeads:
+    def half_heads(self, of_time: bool) -> SpaceOrTimeHeads:
         """The half of the heads that is over time, or over space, by itself, for its `weights`."""
-        return HalfHeads(self, of_time)
+        return SpaceOrTimeHeads(self, of_time)
 
 
-class HalfHeads(nn.Module):
+class SpaceOrTimeHeads(nn.Module):
     """The queries and keys of half of the heads of `SpaceTimeHeads`, to be looked at."""
 
     def __init__(self, whole: SpaceTimeHeads, of_time: bool) -> None:
         super().__init__()
         self.qkv, self.whole_heads, self.heads, self.of_time = whole.qkv, whole.heads, whole.heads // 2, of_time
 
-    def weights(self, x: Tensor, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., N, D) -> (..., h / 2, Q, N): the probabilities of the `queries`, or all N; rows sum to one."""
         q, k, _ = split_heads(self.qkv(x), self.whole_heads)
         chosen = slice(self.heads, None) if self.of_time else slice(self.heads)
-        return probabilities(q[..., chosen, queries, :], k[..., chosen, :, :])
+        return attention_probabilities(q[..., chosen, queries, :], k[..., chosen, :, :])
 
 
-def add_nothing(branch: Branch, layer: str) -> None:
+def zero_output_layer(branch: ResidualBranch, layer: str) -> None:
     """Set the last layer of a branch's part, of this name, to 0: the branch adds nothing until it is trained."""
     for parameter in branch.part.get_submodule(layer).parameters():
         nn.init.zeros_(parameter)
 
 
-def join_slots(x: Tensor, prefix: int) -> Tensor:
+def flatten_time_slots(x: Tensor, prefix: int) -> Tensor:
     """(B, T, P + K, D) -> (B, P + T K, D): the mean over time of each prefix token, then all patch tokens in raster
     order."""
     return torch.cat([x[:, :, :prefix].mean(1), x[:, :, prefix:].flatten(1, 2)], 1)

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.decoder import CONVOLUTIONS, GROUPS, TRANSPOSED, crop, enlarge, pixel_head
+from vitreous.nn.decoder import CONVOLUTIONS, GROUP_NORM_GROUPS, TRANSPOSED, crop_map, interpolate_map, pixel_head
 
-BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
+POOLING_BINS = (1, 2, 3, 6)  # along each axis, of the pyramid of means
 DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole channels, by the number of axes
 
 
@@ -41,12 +41,12 @@ class UPerNetDecoder(nn.Module):
         axes = len(patches[0])
         self.resize = nn.ModuleList(nn.Identity() for _ in widths)
         if len(set(patches)) == 1 and len(patches) > 1:
-            self.resize = nn.ModuleList(Resized(own, number - 1, axes) for number, own in enumerate(widths))
-        self.pools = nn.ModuleList(conv_norm(widths[0], width, 1, axes) for _ in BINS)
-        self.top = conv_norm(widths[0] + len(BINS) * width, width, 3, axes)
-        self.laterals = nn.ModuleList(conv_norm(own, width, 1, axes) for own in widths[1:])
-        self.smooth = nn.ModuleList(conv_norm(width, width, 3, axes) for _ in widths[1:])
-        self.fuse = conv_norm(len(widths) * width, width, 3, axes)
+            self.resize = nn.ModuleList(ResampleBlock(own, number - 1, axes) for number, own in enumerate(widths))
+        self.pools = nn.ModuleList(conv_group_norm_relu(widths[0], width, 1, axes) for _ in POOLING_BINS)
+        self.top = conv_group_norm_relu(widths[0] + len(POOLING_BINS) * width, width, 3, axes)
+        self.laterals = nn.ModuleList(conv_group_norm_relu(own, width, 1, axes) for own in widths[1:])
+        self.smooth = nn.ModuleList(conv_group_norm_relu(width, width, 3, axes) for _ in widths[1:])
+        self.fuse = conv_group_norm_relu(len(widths) * width, width, 3, axes)
         self.dropout = DROPOUTS[axes](dropout)
         self.head = pixel_head(width, classes, axes)
 
@@ -54,26 +54,29 @@ class UPerNetDecoder(nn.Module):
         """(B, C, *image), maps (B, *grid, D), the coarsest first -> (B, K, *image) logits."""
         levels = [resize(x.movedim(-1, 1)) for resize, x in zip(self.resize, maps, strict=True)]
         coarsest, size = levels[0], levels[0].shape[2:]
-        pools = [enlarge(pool(bin_means(coarsest, bins)), size) for pool, bins in zip(self.pools, BINS, strict=True)]
+        pools = [
+            interpolate_map(pool(adaptive_average_pool(coarsest, bins)), size)
+            for pool, bins in zip(self.pools, POOLING_BINS, strict=True)
+        ]
         x = self.top(torch.cat([coarsest, *pools], 1))
         pyramid = [x]
         for lateral, level in zip(self.laterals, levels[1:], strict=True):
-            x = lateral(level) + enlarge(x, level.shape[2:])
+            x = lateral(level) + interpolate_map(x, level.shape[2:])
             pyramid.append(x)
         finest = pyramid[-1].shape[2:]
         rows = [pyramid[0], *(smooth(x) for smooth, x in zip(self.smooth, pyramid[1:], strict=True))]
-        fused = self.fuse(torch.cat([x if x.shape[2:] == finest else enlarge(x, finest) for x in rows], 1))
-        return crop(enlarge(self.head(self.dropout(fused)), tuple(images.shape[2:])), images.shape[2:])
+        fused = self.fuse(torch.cat([x if x.shape[2:] == finest else interpolate_map(x, finest) for x in rows], 1))
+        return crop_map(interpolate_map(self.head(self.dropout(fused)), tuple(images.shape[2:])), images.shape[2:])
 
 
-class Resized(nn.Module):
+class ResampleBlock(nn.Module):
     """A map at 2**`doublings` times its resolution, -1 for half of it: (B, D, *grid) -> (B, D, *other)."""
 
     def __init__(self, width: int, doublings: int, axes: int) -> None:
         super().__init__()
         layers: list[nn.Module] = []
         for number in range(doublings):
-            norm = [nn.GroupNorm(math.gcd(width, GROUPS), width), nn.GELU()] if number else []
+            norm = [nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.GELU()] if number else []
             layers += [*norm, TRANSPOSED[axes](width, width, 2, 2)]
         self.layers, self.halve = nn.Sequential(*layers), doublings < 0
 
@@ -84,14 +87,14 @@ class Resized(nn.Module):
         return self.layers(x)
 
 
-def conv_norm(inputs: int, width: int, kernel: int, axes: int) -> nn.Sequential:
+def conv_group_norm_relu(inputs: int, width: int, kernel: int, axes: int) -> nn.Sequential:
     """A convolution, GroupNorm and ReLU."""
     conv = CONVOLUTIONS[axes](inputs, width, kernel, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-    return nn.Sequential(conv, nn.GroupNorm(math.gcd(width, GROUPS), width), nn.ReLU())
+    return nn.Sequential(conv, nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.ReLU())
 
 
-def bin_means(x: Tensor, bins: int) -> Tensor:
+def adaptive_average_pool(x: Tensor, bins: int) -> Tensor:
     """(B, D, *grid) -> (B, D, *bins): the means over bins that cover each axis evenly, overlapping where its length is
     no multiple, as adaptive average pooling has them."""
     for axis, length in enumerate(x.shape[2:], 2):

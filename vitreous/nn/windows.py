@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, masked, probabilities
-from vitreous.nn.grid import fill
+from vitreous.nn.attention import ALL_QUERIES, Attention, attention_probabilities, dot_product_attention, mask_logits
+from vitreous.nn.grid import pad_to_multiple
 from vitreous.nn.pyramid import LayerNorm2d
 
-EXPONENT = 30.0  # e to the power of it, and of minus it, are far from what float32 and bfloat16 end at
+MAX_SAFE_EXPONENT = 30.0  # e to the power of it, and of minus it, are far from what float32 and bfloat16 end at
 
 
 class RelativePositionBias(nn.Module):
@@ -39,10 +39,10 @@ class RelativePositionBias(nn.Module):
 
     def forward(self) -> Tensor:
         """-> (h, T, T): what is added to the logits of a window."""
-        return read_offsets(self.offsets(), self.size)
+        return gather_offset_table(self.offsets(), self.size)
 
 
-def read_offsets(table: Tensor, size: tuple[int, int]) -> Tensor:
+def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
     """(2 m - 1, 2 n - 1, h) -> (h, T, T): row i, column j has the entry of the offset from j to i."""
     rows, columns = (torch.arange(length, device=table.device) for length in size)
     down, right = rows[:, None] - rows + size[0] - 1, columns[:, None] - columns + size[1] - 1
@@ -62,7 +62,7 @@ class WindowAttention(Attention):
         for linear in (self.qkv, self.out):
             nn.init.trunc_normal_(linear.weight, std=0.02)
 
-    def inner(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+    def forward_before_output(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, *count, T, D) -> (B, *count, Q, D): the heads' answers side by side.
 
         `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: everywhere.
@@ -71,23 +71,23 @@ class WindowAttention(Attention):
         q = q[..., queries, :]
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is None:
-            answers = attend(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
+            answers = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
         else:  # the windows of an image are heads of its own, so that all images share the bias
-            joined = masked(bias, mask[..., queries, :]).flatten(0, -3)
-            answers = attend(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
+            joined = mask_logits(bias, mask[..., queries, :]).flatten(0, -3)
+            answers = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
         return answers.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
-    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL) -> Tensor:
+    def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., T, D) -> (..., h, Q, T): the probabilities of the `queries`, or all T; rows are queries and sum to
         one."""
         q, k, _ = self.split(x)
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is not None:
-            bias = masked(bias, mask[..., queries, :])
-        return probabilities(q[..., queries, :], k, bias)
+            bias = mask_logits(bias, mask[..., queries, :])
+        return attention_probabilities(q[..., queries, :], k, bias)
 
 
-def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+def attend_short_sequences(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T + bias) v of short sequences by batched products, without gradients: (n, T, d) -> (n, T, d).
 
     `bias` (s, T, T), with s a divisor of n, is that of every s sequences in turn; minus infinity where a query may not
@@ -98,7 +98,7 @@ def attend_short(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     low, high = torch.aminmax(logits)
     largest = torch.maximum(-low, high) + bias.masked_fill(bias.isneginf(), 0).abs().max()
     logits.view(-1, *bias.shape).add_(bias)
-    if not largest < EXPONENT:
+    if not largest < MAX_SAFE_EXPONENT:
         return torch.bmm(logits.softmax(-1), v)
     p = logits.exp_()
     return torch.bmm(p, v).div_(p.sum(-1, keepdim=True))
@@ -123,15 +123,15 @@ class ContinuousPositionBias(nn.Module):
 
     def offsets(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
-        places = log_spaced(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
+        places = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
         return 16 * torch.sigmoid(self.fc2(self.fc1(places).relu()).float())
 
     def forward(self) -> Tensor:
         """-> (h, T, T): what is added to the logits of a window."""
-        return read_offsets(self.offsets(), self.size)
+        return gather_offset_table(self.offsets(), self.size)
 
 
-def log_spaced(size: tuple[int, int], pretrained: int = 0, device: torch.device | None = None) -> Tensor:
+def log_spaced_offsets(size: tuple[int, int], pretrained: int = 0, device: torch.device | None = None) -> Tensor:
     """-> (2 m - 1, 2 n - 1, 2) float32: s of `ContinuousPositionBias` for each offset, in rows and columns."""
     axes: list[Tensor] = []
     for length in size:
@@ -188,13 +188,13 @@ class PatchMerging(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 2 D)."""
-        x = merge(x)
+        x = concatenate_2x2_tokens(x)
         return self.norm(self.reduction(x)) if self.post_norm else self.reduction(self.norm(x))
 
 
-def merge(x: Tensor) -> Tensor:
+def concatenate_2x2_tokens(x: Tensor) -> Tensor:
     """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): the tokens of each 2 x 2 side by side."""
-    x = fill(x, (2, 2))
+    x = pad_to_multiple(x, (2, 2))
     x = torch.unflatten(torch.unflatten(x, 2, (-1, 2)), 1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
 

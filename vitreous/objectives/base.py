@@ -23,7 +23,7 @@ from vitreous.models.zoo import Model
 from vitreous.tasks.base import Task
 
 
-class Progress(NamedTuple):
+class TrainingProgress(NamedTuple):
     """How far a run is: optimiser steps made, samples of the stream before this step, and samples of the whole run.
 
     `values`: what the run's `schedules` give at this step, by name.
@@ -41,7 +41,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ObjectiveSetting:
     """What of a run an objective may know: its seed, names of classes or of targets, whether images have several
     labels, the config of its views, how often an epoch shows a sample, the precision that the model computes in,
     `normalisation`: the mean and deviation of each channel, of values in 0 .. 1, that images are normalised with, and
@@ -114,22 +114,22 @@ class ObjectiveConfig:
     def initialise(self, model: Model) -> None:
         """Change a fresh model in place, before weights are loaded into it."""
 
-    def restoration(self) -> str:
+    def describe_restoration(self) -> str:
         """What `Objective.reconstruct` shows, in sentences for people; empty where the objective restores nothing."""
         return ""
 
-    def build(self, model: Model, setting: Setting) -> Objective:
+    def build(self, model: Model, setting: ObjectiveSetting) -> Objective:
         """The objective of a model, whose weights are loaded and whose frozen parameters require no gradient. May draw
         from torch's generator."""
         raise NotImplementedError
 
 
-def identity(values: Tensor) -> Tensor:
+def reduce_single_process(values: Tensor) -> Tensor:
     """The mean over one process, of any shape."""
     return values
 
 
-def alone(rows: Tensor) -> tuple[Tensor, int]:
+def gather_single_process(rows: Tensor) -> tuple[Tensor, int]:
     """The rows (n, ...) of one process, and the number of the first."""
     return rows, 0
 
@@ -168,10 +168,10 @@ class Objective(nn.Module):
     #: of the patch embedding, and their gradient is clipped with the model's
     input_tokens: ClassVar[tuple[str, ...]] = ()
     idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
-    reduce: Callable[[Tensor], Tensor] = staticmethod(identity)  # set by the session, as `gather`
-    gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(alone)
+    reduce: Callable[[Tensor], Tensor] = staticmethod(reduce_single_process)  # set by the session, as `gather`
+    gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(gather_single_process)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """A batch on the device, its views normalised float32 -> what `forward` takes: mixing, masks, noise.
 
         Called without gradient. Chance is a function of the seed and of `batch["positions"]` (B,) int64, the samples'
@@ -183,10 +183,10 @@ class Objective(nn.Module):
         """-> "loss", a float32 scalar, the mean over the samples of the batch; and the scalars of `logged`."""
         raise NotImplementedError
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingProgress) -> None:
         """Called without gradient when the optimiser has moved the weights: a teacher, a centre follow."""
 
-    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+    def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
         """What looks wrong in the mean scalars since the last log line: a name, and what it means and what mends it."""
         return iter(())
 
@@ -194,7 +194,7 @@ class Objective(nn.Module):
         """Return the names of parameters that are frozen at the start of a run."""
         return ()
 
-    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+    def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
         """Return how the optimiser treats the parameters of `frozen_at_start` at a step; None once they train."""
         return None
 
@@ -203,7 +203,7 @@ class Objective(nn.Module):
         model = getattr(self, "model", None)
         return (p for p in model.parameters() if not p.requires_grad) if isinstance(model, nn.Module) else iter(())
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """What the bundle ships, with a `config`: a classifier, an encoder. Part of this module, not a copy."""
         raise NotImplementedError
 
@@ -217,9 +217,9 @@ class Objective(nn.Module):
 
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
         """(B, C, *image) normalised, (B,) keys that chance is drawn from -> what is hidden of them and restored, where
-        the config's `restoration` says that the objective can."""
+        the config's `describe_restoration` says that the objective can."""
         raise NotImplementedError
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Floating-point operations of one sample's training step, as carried out: two to a multiply-add."""
         raise NotImplementedError

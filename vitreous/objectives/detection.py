@@ -12,26 +12,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key, uniform
+from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.coco import CocoEvaluator
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.models.config import DetectorConfig, ModelConfig
-from vitreous.models.configs.adapter import Adapter, add_adapter
-from vitreous.models.configs.detector import DetectionHeads, Scores
+from vitreous.models.configs.adapter import AdapterChoice, add_adapter
+from vitreous.models.configs.detector import DetectionHeads, ScoreActivation
 from vitreous.models.detector import Detector
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import Objective, ObjectiveConfig, ObjectiveSetting, TrainingProgress
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.detection import Detection
 
-SAMPLING = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample
-FEDERATED = 0x66656465  # ... and that of classes
+SAMPLING_SALT = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample
+FEDERATED_SALT = 0x66656465  # ... and that of classes
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DetectionConfig(ObjectiveConfig):
 
     name: Literal["detection"] = "detection"
     masks: bool = False
-    adapter: Adapter = "none"
+    adapter: AdapterChoice = "none"
     heads: DetectionHeads = "light"
     width: int = 256
     hidden: int = 1024
@@ -58,7 +58,7 @@ class DetectionConfig(ObjectiveConfig):
     anchor: float = 8.0
     round_anchors: bool = True
     agnostic: bool = False
-    scores: Scores = "softmax"
+    scores: ScoreActivation = "softmax"
     federated: int = 0
     frequencies: tuple[int, ...] = ()
     proposals: int = 1000
@@ -68,7 +68,7 @@ class DetectionConfig(ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without boxes, and a model that no heads fit."""
-        if not isinstance(views, Scenes):
+        if not isinstance(views, SceneViews):
             raise UsageError("detection takes views of the kind scenes", "leave --views.name out")
         if self.federated < 0 or (self.federated and self.scores != "sigmoid"):
             problem = f"a federated loss of {self.federated} classes with scores by {self.scores}"
@@ -96,7 +96,7 @@ class DetectionConfig(ObjectiveConfig):
         """Whether images of a batch do not see each other: not with batch norm."""
         return self.adapter != "batch"
 
-    def build(self, model: Model, setting: Setting) -> DetectionObjective:
+    def build(self, model: Model, setting: ObjectiveSetting) -> DetectionObjective:
         """The objective of a backbone, which gets a pyramid and heads."""
         return DetectionObjective(model, self, setting)
 
@@ -110,31 +110,31 @@ class DetectionObjective(Objective):
 
     logged = ("objectness", "proposals", "classes", "boxes", "masks")
 
-    def __init__(self, model: Model, config: DetectionConfig, setting: Setting) -> None:
+    def __init__(self, model: Model, config: DetectionConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.config, self.setting = config, setting
         self.model = Detector(config.detector(model.config, len(setting.classes)), model)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Add "keys" (B,) int64, from which it is drawn what is learned from, a function of seed and position; and for
         the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
         device, positions = batch["images"].device, batch["positions"].numpy()
-        keys = key(self.setting.seed, SAMPLING, positions).view("int64")
+        keys = derive_keys(self.setting.seed, SAMPLING_SALT, positions).view("int64")
         batch = batch | {"keys": copy_to_device(from_numpy(keys), device)}
         if not self.config.federated:
             return batch
         classes = len(self.setting.classes)
         present = torch.stack([torch.bincount(own.cpu(), minlength=classes) > 0 for own in batch["labels"]]).numpy()
         frequencies = np.array(self.config.frequencies or (1,) * classes)
-        keys = key(self.setting.seed, FEDERATED, positions)
-        counted = federated_classes(present, frequencies, self.config.federated, keys)
+        keys = derive_keys(self.setting.seed, FEDERATED_SALT, positions)
+        counted = draw_federated_classes(present, frequencies, self.config.federated, keys)
         return batch | {"federated": copy_to_device(from_numpy(counted), device)}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         losses = self.model.losses(batch["images"], batch)
         return {"loss": torch.stack([*losses.values()]).sum(), **{name: row.detach() for name, row in losses.items()}}
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The detector."""
         return self.model
 
@@ -146,12 +146,12 @@ class DetectionObjective(Objective):
         """Average precision of boxes and masks."""
         return [CocoEvaluator(self.setting.classes, self.config.masks)]
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three forward passes."""
         return 6 * self.model.config.macs()
 
 
-def federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+def draw_federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
     """Choose the classes that the federated loss counts: those on an image, and others until they are `count`, drawn
     without replacement with probabilities in proportion to the square root of their frequency (arXiv:2103.07461); of
     those that no image has, none.
@@ -168,7 +168,7 @@ def federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, 
             counted[image] = classes on the image and the `lacking` of the least times
     """
     with np.errstate(divide="ignore"):
-        times = -np.log1p(-uniform(keys, len(frequencies))) / np.sqrt(frequencies)[None]
+        times = -np.log1p(-draw_uniform(keys, len(frequencies))) / np.sqrt(frequencies)[None]
     times = np.where(present, -1.0, np.where(frequencies[None] > 0, times, np.inf))
     rank = times.argsort(1, kind="stable").argsort(1, kind="stable")
     return present | ((rank < count) & np.isfinite(times))

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key, normal, uniform
-from vitreous.data.labels import label_kind
+from vitreous.data.keys import derive_keys, draw_normal, draw_uniform
+from vitreous.data.labels import get_label_kind
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.denoising import DenoisingEvaluator
 from vitreous.evaluation.evaluator import Evaluator
-from vitreous.generation.noising import Gaussian, Noised
+from vitreous.generation.noising import GaussianDiffusion, NoisyBatch
 from vitreous.generation.process import Betas, Diffusion, Predicts, Process
 from vitreous.models.config import ModelConfig
 from vitreous.models.dit import DiT
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import Objective, ObjectiveConfig, ObjectiveSetting, TrainingProgress
 from vitreous.objectives.unlabelled import check_views
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
@@ -80,7 +80,7 @@ class DiffusionConfig(GeneratorConfig):
         super().check(model, classes, views)
         assert self.process
 
-    def build(self, model: Model, setting: Setting) -> DiffusionObjective:
+    def build(self, model: Model, setting: ObjectiveSetting) -> DiffusionObjective:
         """The objective of a model."""
         return DiffusionObjective(model, self, setting)
 
@@ -96,23 +96,23 @@ class GeneratorObjective(Objective):
 
     process: Process
 
-    def __init__(self, model: Any, config: Any, setting: Setting) -> None:
+    def __init__(self, model: Any, config: Any, setting: ObjectiveSetting) -> None:
         """Raises UsageError for images with several labels."""
         super().__init__()
         problem = "images with several labels cannot be made by class"
-        label_kind(setting.multilabel).require_one_label(problem, "use --model.classes 0")
+        get_label_kind(setting.multilabel).require_single_label(problem, "use --model.classes 0")
         self.model: DiT = model
         self.config, self.setting, self.process = config, setting, config.process
 
     def draws(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for classes left out: functions of
         the seed and the positions."""
-        keys, images = key(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
-        noise = copy_to_device(from_numpy(normal(keys, tuple(images.shape[1:]))), images.device)
-        times, left_out = from_numpy(uniform(keys, 2)).unbind(1)
+        keys, images = derive_keys(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
+        noise = copy_to_device(from_numpy(draw_normal(keys, tuple(images.shape[1:]))), images.device)
+        times, left_out = from_numpy(draw_uniform(keys, 2)).unbind(1)
         return noise, times, left_out
 
-    def assemble(self, batch: Batch, noised: Noised, left_out: Tensor) -> Batch:
+    def assemble_batch(self, batch: Batch, noised: NoisyBatch, left_out: Tensor) -> Batch:
         """What `forward` takes, of a batch whose images have noise: with the classes, where the model has any, but for
         those that are left out."""
         parts: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
@@ -129,7 +129,7 @@ class GeneratorObjective(Objective):
         answer = self.answer(batch)[:, : batch["target"].shape[1]]
         return {"loss": (answer - batch["target"]).square().mean()}
 
-    def deployed(self) -> Any:
+    def deployed_model(self) -> Any:
         """The model."""
         return self.model
 
@@ -142,7 +142,7 @@ class GeneratorObjective(Objective):
         """The error at several times."""
         return [DenoisingEvaluator(self.process, bool(self.model.config.classes))]
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three forward passes."""
         return 6 * self.model.config.macs()
 
@@ -156,23 +156,23 @@ class DiffusionObjective(GeneratorObjective):
 
     logged = ("error", "bound")
 
-    def __init__(self, model: Any, config: DiffusionConfig, setting: Setting = Setting()) -> None:  # noqa: B008
+    def __init__(self, model: Any, config: DiffusionConfig, setting: ObjectiveSetting = ObjectiveSetting()) -> None:
         super().__init__(model, config, setting)
-        self.gaussian = Gaussian(config.process)
+        self.gaussian = GaussianDiffusion(config.process)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is told, and add the noise."""
         noise, times, left_out = self.draws(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
-        noised = self.gaussian.noised(images, noise, step)
+        noised = self.gaussian.make_noisy_batch(images, noise, step)
         both = {"clean": images, "noisy": noised.images} if self.model.config.learned_variance else {}
         step = copy_to_device(step, images.device)
-        return self.assemble(batch, noised, left_out) | {"step": step, **both}
+        return self.assemble_batch(batch, noised, left_out) | {"step": step, **both}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         answer = self.answer(batch)
         error = (answer[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:
             return {"loss": error, "error": error.detach(), "bound": torch.zeros_like(error).detach()}
-        bound = self.gaussian.bound(answer, batch["clean"], batch["noisy"], batch["step"]).mean()
+        bound = self.gaussian.variational_bound(answer, batch["clean"], batch["noisy"], batch["step"]).mean()
         return {"loss": error + bound, "error": error.detach(), "bound": bound.detach()}

@@ -16,17 +16,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.data.augmentation.views import GLOBAL, MultiCrop
+from vitreous.data.augmentation.views import NUM_GLOBAL_VIEWS, MultiCrop
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
-from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
-from vitreous.objectives.unlabelled import STARTED, Unlabelled, check_local_views, check_views, koleo_of_views
+from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, ObjectiveSetting, TrainingProgress
+from vitreous.objectives.heads import DINOHead, HeadOptions, check_head, compute_prototype_logits
+from vitreous.objectives.unlabelled import (
+    COLLAPSE_CHECK_START,
+    UnlabelledObjective,
+    check_local_views,
+    check_views,
+    koleo_loss_of_views,
+)
 
-UNIFORM = 0.999  # of ln K: an entropy from which a teacher says nothing
-ONE = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
+UNIFORM_ENTROPY_SHARE = 0.999  # of ln K: an entropy from which a teacher says nothing
+ONE_PROTOTYPE_ENTROPY = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
 
 
 @dataclass(frozen=True)
@@ -66,12 +72,12 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
         check_views(views, MultiCrop, self.name)
         check_local_views(model, views)
 
-    def build(self, model: Model, setting: Setting) -> DINO:
+    def build(self, model: Model, setting: ObjectiveSetting) -> DINO:
         """The objective of an encoder."""
         return DINO(model, self, setting)
 
 
-class DINO(Unlabelled):
+class DINO(UnlabelledObjective):
     """Cross-entropy of the student's views with the teacher's, in nats, mean over all pairs of different views.
 
     Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image)}. The teacher's parameters are float32
@@ -86,10 +92,12 @@ class DINO(Unlabelled):
     temperature: Tensor
     outputs: Tensor
 
-    def __init__(self, model: Model, config: DINOConfig = DINOConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
+    def __init__(
+        self, model: Model, config: DINOConfig = DINOConfig(), setting: ObjectiveSetting = ObjectiveSetting()
+    ) -> None:
         super().__init__()
         self.config, self.setting = config, setting
-        self.model, self.head = model, Head(model.config.features, config)
+        self.model, self.head = model, DINOHead(model.config.features, config)
         self.teacher: Model = copy.deepcopy(model).requires_grad_(False)
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
         self.model.any_size = self.teacher.any_size = True
@@ -99,7 +107,7 @@ class DINO(Unlabelled):
         self.register_buffer("outputs", torch.zeros(config.prototypes + 1), persistent=False)
 
     @property
-    def mends(self) -> str:
+    def collapse_hint(self) -> str:
         """KoLeo where there is none, which alone keeps features apart; else more of it, or smaller steps."""
         if self.config.koleo:
             return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
@@ -112,7 +120,7 @@ class DINO(Unlabelled):
         self.teacher.eval()
         return self
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Set the teacher's temperature."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         return batch
@@ -121,16 +129,16 @@ class DINO(Unlabelled):
         images = batch["images"]
         with torch.no_grad():
             answers = self.answer(images)
-            add_outputs(self.outputs, answers.flatten(0, 1), self.idle)
+            accumulate_outputs(self.outputs, answers.flatten(0, 1), self.idle)
             targets = ((answers - self.centre) / self.temperature).softmax(-1)
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
-        logits = compare_views(self.head, features, len(images), self.reduce, self.idle)
-        loss = cross_views(targets, logits / self.config.temperature)
+        logits = compute_prototype_logits(self.head, features, len(images), self.reduce, self.idle)
+        loss = cross_view_entropy(targets, logits / self.config.temperature)
         if self.config.koleo:
-            loss = loss + self.config.koleo * koleo_of_views(
-                features[0].unflatten(0, (len(images), GLOBAL)), self.gather, self.idle
+            loss = loss + self.config.koleo * koleo_loss_of_views(
+                features[0].unflatten(0, (len(images), NUM_GLOBAL_VIEWS)), self.gather, self.idle
             )
-        return {"loss": loss, **describe_targets(targets, features[0])}
+        return {"loss": loss, **compute_target_metrics(targets, features[0])}
 
     def answer(self, images: Tensor) -> Tensor:
         """(B, 2, C, *image) -> (B, 2, K) float32: what the teacher says."""
@@ -139,33 +147,33 @@ class DINO(Unlabelled):
             features = self.teacher(images.flatten(0, 1))
         return self.teacher_head(features.float(), self.reduce, self.idle).unflatten(0, images.shape[:2])
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingProgress) -> None:
         """Let the teacher follow the student, and the centre the teacher's outputs of this step."""
         momentum = progress.values.get("momentum", 0.996)
-        follow((self.model, self.head), (self.teacher, self.teacher_head), momentum)
+        update_teacher_ema((self.model, self.head), (self.teacher, self.teacher_head), momentum)
         mean = self.reduce(self.outputs)
         self.centre.lerp_(mean[:-1] / mean[-1], 1 - self.config.centre_momentum)
         self.outputs.zero_()
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The teacher."""
         return self.teacher
 
-    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+    def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
         """A collapse: of the features, and where every image has the same target, or none has one."""
         yield from super().warnings(scalars, progress)
-        yield from collapse(scalars, self.config.prototypes, progress)
+        yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
         """The prototypes."""
         return prototype_names(self, "head")
 
-    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+    def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
         """Skip the prototypes during the first share of the run, where the authors' code sets their gradient to
         None."""
         return "skip" if progress.done < self.config.frozen else None
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
         views, shape = self.setting.views, self.teacher.config
         head = sum(weight.numel() for weight in self.head.parameters() if weight.ndim == 2)
@@ -173,7 +181,7 @@ class DINO(Unlabelled):
             shape.computed_macs() + head,
             shape.computed_macs(views.local_image) + head if views.locals else 0,
         )
-        return 2 * (4 * GLOBAL * large + 3 * views.locals * small)
+        return 2 * (4 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
 
 
 def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
@@ -183,13 +191,13 @@ def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
     return tuple(name for name in names if name in parameters)
 
 
-def add_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
+def accumulate_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
     """Add (n, K) answers to (K + 1,) `outputs`: their sum, and their number; nothing where the batch is `idle`."""
     if not idle:
         outputs += torch.cat([answers.sum(0), answers.new_full((1,), len(answers))])
 
 
-def cross_views(targets: Tensor, logits: Tensor) -> Tensor:
+def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
     """(B, 2, K) probabilities q, (B, V, K) logits s -> a scalar: the mean over pairs i, v != i of -sum_k q_ik log p_vk.
 
         for i in range(2): for v in range(V): if v != i: loss -= (q[:, i] * log_softmax(s[:, v])).sum(-1).mean()
@@ -198,12 +206,12 @@ def cross_views(targets: Tensor, logits: Tensor) -> Tensor:
     As each q_i adds up to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be added up first.
     """
     views, evidence = logits.shape[1], logits.logsumexp(-1)
-    others = logits.sum(1, keepdim=True) - logits[:, :GLOBAL]
+    others = logits.sum(1, keepdim=True) - logits[:, :NUM_GLOBAL_VIEWS]
     matched = (targets * others).sum(-1)
-    return (evidence.sum(1, keepdim=True) - evidence[:, :GLOBAL] - matched).mean() / (views - 1)
+    return (evidence.sum(1, keepdim=True) - evidence[:, :NUM_GLOBAL_VIEWS] - matched).mean() / (views - 1)
 
 
-def describe_targets(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
+def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     """(..., K) probabilities, (n, D) features -> scalars: the mean entropy of the targets and the entropy of their
     mean, in nats, 0 to ln K; and the deviation over the images of features of length one, 0 to 1 / sqrt(D)."""
     rows = targets.flatten(0, -2)
@@ -215,11 +223,13 @@ def describe_targets(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     }
 
 
-def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) -> Iterator[tuple[str, str]]:
+def detect_target_collapse(
+    scalars: Mapping[str, float], prototypes: int, progress: TrainingProgress
+) -> Iterator[tuple[str, str]]:
     """Warnings of a collapse, once the run has begun to learn."""
-    if progress.done < STARTED or "teacher_entropy" not in scalars:
+    if progress.done < COLLAPSE_CHECK_START or "teacher_entropy" not in scalars:
         return
-    if scalars["teacher_entropy"] > UNIFORM * math.log(prototypes):
+    if scalars["teacher_entropy"] > UNIFORM_ENTROPY_SHARE * math.log(prototypes):
         yield (
             "uniform teacher",
             (
@@ -227,7 +237,7 @@ def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) 
                 "temperature, as with --schedules.teacher_temperature.end 0.04, or --objective.prototypes"
             ),
         )
-    if scalars["prototype_entropy"] < ONE:
+    if scalars["prototype_entropy"] < ONE_PROTOTYPE_ENTROPY:
         yield (
             "one prototype",
             (
@@ -237,7 +247,7 @@ def collapse(scalars: Mapping[str, float], prototypes: int, progress: Progress) 
         )
 
 
-def follow(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
+def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
     """teacher <- momentum teacher + (1 - momentum) student, parameter by parameter, in float32; buffers, as the
     statistics of a batch norm, are the student's.
 

@@ -16,30 +16,37 @@ import torch
 from torch import Tensor, nn
 
 from vitreous.data.augmentation.masks import ibot_masks
-from vitreous.data.augmentation.views import GLOBAL, MultiCrop
+from vitreous.data.augmentation.views import NUM_GLOBAL_VIEWS, MultiCrop
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, Progress, Setting
-from vitreous.objectives.dino import add_outputs, collapse, cross_views, describe_targets, follow, prototype_names
-from vitreous.objectives.heads import Head, HeadOptions, check_head, compare_views
-from vitreous.objectives.prototypes import PrototypeTeacher, check_fits
-from vitreous.objectives.teacher import check_same, located
+from vitreous.objectives.base import FrozenUpdate, ObjectiveConfig, ObjectiveSetting, TrainingProgress
+from vitreous.objectives.dino import (
+    accumulate_outputs,
+    compute_target_metrics,
+    cross_view_entropy,
+    detect_target_collapse,
+    prototype_names,
+    update_teacher_ema,
+)
+from vitreous.objectives.heads import DINOHead, HeadOptions, check_head, compute_prototype_logits
+from vitreous.objectives.prototypes import PrototypeTeacher, check_teacher_fits
+from vitreous.objectives.teacher import absolute_source, check_teacher_digest
 from vitreous.objectives.unlabelled import (
-    Unlabelled,
+    UnlabelledObjective,
     check_local_views,
     check_takes_patches,
     check_views,
     hide_patches,
-    koleo_of_views,
+    koleo_loss_of_views,
 )
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-ITERATIONS = 3  # of Sinkhorn and Knopp
+SINKHORN_ITERATIONS = 3  # of Sinkhorn and Knopp
 _MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation
 
 
@@ -48,10 +55,10 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
     """DINOv2; the defaults are those of the authors' code (`ssl_default_config.yaml`).
 
     Options are DINO's, and: `patch_prototypes` and `patch_bottleneck` of a head of its own for patches, or 0 for the
-    same head. `centring` of the teacher's outputs: by their moving mean, or `sinkhorn`, which gives every prototype an
-    equal share of the batch. With `mask_probability` a global view is masked in blocks, a share of it between the two
-    of `mask_shares`. `patch_weight` and `koleo` are what the losses of patches and of near features are multiplied by.
-    Raises UsageError for numbers that cannot be.
+    same head. `centring` of the teacher's outputs: by their moving mean, or `sinkhorn_knopp`, which gives every
+    prototype an equal share of the batch. With `mask_probability` a global view is masked in blocks, a share of it
+    between the two of `mask_shares`. `patch_weight` and `koleo` are what the losses of patches and of near features are
+    multiplied by. Raises UsageError for numbers that cannot be.
 
     With a `teacher` the targets are those of a frozen model with its heads, as DINOv2's smaller models were distilled:
     nothing is masked, the patch loss is that of all patches, and the moving average of the student ships. The numbers
@@ -100,16 +107,16 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         if not self.teacher:
             return self
         teacher = PrototypeTeacher(self.teacher)
-        check_fits(teacher, model)
+        check_teacher_fits(teacher, model)
         counts = {"prototypes": teacher.prototypes, "patch_prototypes": teacher.patch_prototypes}
-        return replace(self, teacher=located(self.teacher), **counts)
+        return replace(self, teacher=absolute_source(self.teacher), **counts)
 
-    def build(self, model: Model, setting: Setting) -> DINOv2:
-        """The objective of an encoder. Raises UsageError and WeightsError as `located`."""
+    def build(self, model: Model, setting: ObjectiveSetting) -> DINOv2:
+        """The objective of an encoder. Raises UsageError and WeightsError as `absolute_source`."""
         return DINOv2(model, self, setting, PrototypeTeacher(self.teacher, setting.dtype) if self.teacher else None)
 
 
-class DINOv2(Unlabelled):
+class DINOv2(UnlabelledObjective):
     """The sum of three losses, in nats: DINO's, iBOT's times `patch_weight`, and KoLeo times `koleo`.
 
     Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The teacher
@@ -140,21 +147,21 @@ class DINOv2(Unlabelled):
         self,
         model: Model,
         config: DINOv2Config = DINOv2Config(),
-        setting: Setting = Setting(),  # noqa: B008
+        setting: ObjectiveSetting = ObjectiveSetting(),
         frozen: PrototypeTeacher | None = None,
     ) -> None:
         super().__init__()
         self.config, self.setting, self.frozen = config, setting, frozen
         if frozen is not None:
-            check_fits(frozen, model.config)
+            check_teacher_fits(frozen, model.config)
             self.register_buffer("digest", frozen.digest.clone())
         width, shape = model.config.features, model.config
-        self.model, self.head = cast(ViT, model), Head(width, config)
+        self.model, self.head = cast(ViT, model), DINOHead(width, config)
         self.mask_token = nn.Parameter(torch.zeros(shape.width))
         if config.patch_prototypes:
             sizes = (config.patch_prototypes, config.head_layers, config.head_width, config.patch_bottleneck)
             options = HeadOptions(*sizes, unit_prototypes=config.unit_prototypes, batch_norm=config.batch_norm)
-            self.patch_head = Head(shape.width, options)
+            self.patch_head = DINOHead(shape.width, options)
             self.teacher_patch_head = copy.deepcopy(self.patch_head).requires_grad_(False)
         self.teacher = copy.deepcopy(self.model).requires_grad_(False)
         self.teacher_head = copy.deepcopy(self.head).requires_grad_(False)
@@ -166,11 +173,11 @@ class DINOv2(Unlabelled):
             self.register_buffer(f"{name}outputs", torch.zeros(count + 1), persistent=False)
 
     @property
-    def mends(self) -> str:
+    def collapse_hint(self) -> str:
         """More of KoLeo, which keeps features apart, or smaller steps."""
         return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
 
-    def heads(self, owner: str = "") -> tuple[Head, ...]:
+    def heads(self, owner: str = "") -> tuple[DINOHead, ...]:
         """The student's heads, or those of the owner "teacher_": of images, and of patches where these have their
         own."""
         names = ("head", "patch_head") if self.config.patch_prototypes else ("head",)
@@ -182,14 +189,16 @@ class DINOv2(Unlabelled):
         self.teacher.eval()
         return self
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the masks, and set the teacher's temperature."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         if self.frozen is not None:
             whole = (*batch["images"].shape[:2], *self.model.config.grid)
             masks = torch.ones(whole, dtype=torch.bool, device=batch["images"].device)
             return {**batch, "masks": masks, "masked": torch.full((len(masks),), masks[0].numel())}
-        keys = key(self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(GLOBAL).numpy())
+        keys = derive_keys(
+            self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(NUM_GLOBAL_VIEWS).numpy()
+        )
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
         masks = from_numpy(masks).reshape(*keys.shape, *grid)
@@ -206,16 +215,16 @@ class DINOv2(Unlabelled):
         views = [whole]
         if batch["local"].shape[1]:
             views.append(self.model(batch["local"].flatten(0, 1)))
-        logits = compare_views(self.head, views, count, self.reduce, self.idle) / config.temperature
+        logits = compute_prototype_logits(self.head, views, count, self.reduce, self.idle) / config.temperature
         patch_logits = self.heads()[-1](patches, self.reduce, self.idle) / config.temperature
         losses = {
-            "dino": cross_views(torch.unflatten(targets, 0, (count, GLOBAL)), logits),
+            "dino": cross_view_entropy(torch.unflatten(targets, 0, (count, NUM_GLOBAL_VIEWS)), logits),
             "ibot": masked_cross_entropy(patch_targets, patch_logits, masks, index),
-            "koleo": koleo_of_views(torch.unflatten(whole, 0, (count, GLOBAL)), self.gather, self.idle),
+            "koleo": koleo_loss_of_views(torch.unflatten(whole, 0, (count, NUM_GLOBAL_VIEWS)), self.gather, self.idle),
         }
         loss = losses["dino"] + config.patch_weight * losses["ibot"] + config.koleo * losses["koleo"]
         parts = {name: value.detach() for name, value in losses.items()}
-        return {"loss": loss, **parts, **describe_targets(targets, whole)}
+        return {"loss": loss, **parts, **compute_target_metrics(targets, whole)}
 
     def encode(self, images: Tensor, masks: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student has
@@ -233,10 +242,10 @@ class DINOv2(Unlabelled):
         for images and masked patches."""
         logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
-            whole, part = (sinkhorn(rows / self.temperature, self.reduce, self.idle) for rows in logits)
+            whole, part = (sinkhorn_knopp(rows / self.temperature, self.reduce, self.idle) for rows in logits)
             return whole, part
         for outputs, rows in zip((self.outputs, self.patch_outputs), logits, strict=True):
-            add_outputs(outputs, rows, self.idle)
+            accumulate_outputs(outputs, rows, self.idle)
         centres = (self.centre, self.patch_centre)
         whole, part = (
             ((rows - centre) / self.temperature).softmax(-1) for rows, centre in zip(logits, centres, strict=True)
@@ -247,7 +256,7 @@ class DINOv2(Unlabelled):
         """(b, C, *image), (M,) positions of masked patches -> (b, K) and (M, K) float32: of images and masked patches.
         Raises WeightsError where a resumed run finds another frozen teacher."""
         if self.frozen is not None:
-            check_same(self.frozen, self.digest)
+            check_teacher_digest(self.frozen, self.digest)
             patch, seen = self.model.config.patch, self.setting.normalisation
             whole, every = self.frozen.answer(images, seen, patch, self.reduce, self.idle)
             return whole, every.flatten(0, 1)[index]
@@ -258,35 +267,35 @@ class DINOv2(Unlabelled):
         whole, part = self.teacher_head, self.heads("teacher_")[-1]
         return whole(features, self.reduce, self.idle), part(patches, self.reduce, self.idle)
 
-    def after_step(self, progress: Progress) -> None:
+    def after_step(self, progress: TrainingProgress) -> None:
         """Let the teacher follow the student, and the centres the teacher's outputs of this step."""
         momentum = progress.values.get("momentum", 0.992)
-        follow((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
+        update_teacher_ema((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
         for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
             mean = self.reduce(outputs)
             target = torch.where(mean[-1] > 0, mean[:-1] / mean[-1], centre)  # no `if`, which would wait for a GPU
             centre.lerp_(target, 1 - self.config.centre_momentum)
             outputs.zero_()
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The teacher."""
         return self.teacher
 
-    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+    def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
         """A collapse: of the features, and where every image has the same target, or none has one."""
         yield from super().warnings(scalars, progress)
-        yield from collapse(scalars, self.config.prototypes, progress)
+        yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
     def frozen_at_start(self) -> tuple[str, ...]:
         """The prototypes of all heads."""
         return prototype_names(self, *("head", "patch_head")[: len(self.heads())])
 
-    def frozen_update(self, progress: Progress) -> FrozenUpdate | None:
+    def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
         """Keep the prototypes at learning rate 0 during the first share of the run, as the authors' code does: their
         moments and step count advance."""
         return "zero-lr" if progress.done < self.config.frozen else None
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three passes of the student over every view, one of the teacher over the global ones; heads included."""
         views, shape, config = self.setting.views, self.teacher.config, self.config
         heads = [sum(p.numel() for p in head.parameters() if p.ndim == 2) for head in self.heads()]
@@ -295,8 +304,8 @@ class DINOv2(Unlabelled):
             masked = math.prod(shape.grid)
         large = shape.macs() + heads[0] + masked * heads[-1]
         small = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
-        own = 2 * (3 * GLOBAL * large + 3 * views.locals * small)
-        return own + GLOBAL * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
+        own = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
+        return own + NUM_GLOBAL_VIEWS * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
 
 
 def masked_positions(masks: Tensor, count: int) -> Tensor:
@@ -320,7 +329,7 @@ def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: 
     return (terms * weights).sum() / len(masks)
 
 
-def sinkhorn(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
+def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
     """(n, K) scores -> (n, K) probabilities: exp(scores) with the columns brought to equal sums, then the rows to one,
     three times (arXiv:2006.09882, Algorithm 1 of its appendix), over the rows of all processes that are not `idle`.
 
@@ -329,7 +338,7 @@ def sinkhorn(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = Fa
     In logarithms, so nothing overflows.
     """
     logs, none = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
-    for _ in range(ITERATIONS):
+    for _ in range(SINKHORN_ITERATIONS):
         sums = none if idle or not len(logs) else logs.logsumexp(0)
         level = reduce(sums.nan_to_num(neginf=0.0))
         logs = logs - level - reduce((sums - level).exp()).log()

@@ -17,11 +17,11 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import take
-from vitreous.nn.pool import Heads
-from vitreous.objectives.base import Progress, Setting
-from vitreous.objectives.supervised import Supervised, SupervisedConfig, cross_entropy
-from vitreous.objectives.teacher import Teacher, check_same, located, open_teacher
+from vitreous.nn.grid import gather_tokens
+from vitreous.nn.pool import DistilledHeads
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
+from vitreous.objectives.supervised import SupervisedConfig, SupervisedObjective, cross_entropy
+from vitreous.objectives.teacher import Teacher, absolute_source, check_teacher_digest, open_teacher
 from vitreous.system.machine import copy_to_device
 
 
@@ -56,43 +56,43 @@ class DistillationConfig(SupervisedConfig):
     def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DistillationConfig:
         """The config with the teacher's absolute path. Raises UsageError where no teacher is named, or one of other
         classes or channels; WeightsError for one that cannot be read."""
-        fitting(self.opened(), self.teacher, model, classes)
-        return replace(self, teacher=located(self.teacher))
+        match_teacher_classes(self.opened(), self.teacher, model, classes)
+        return replace(self, teacher=absolute_source(self.teacher))
 
     def opened(self, dtype: torch.dtype = torch.float32) -> Teacher:
         """The teacher. Raises UsageError for none, WeightsError for one that cannot be read."""
         return open_teacher(self.teacher, dtype, (self.teacher_mean, self.teacher_std) if self.teacher_mean else None)
 
-    def build(self, model: Model, setting: Setting) -> Distillation:
-        """The objective of a student. Raises UsageError and WeightsError as `located`."""
-        return Distillation(model, self, setting, self.opened(setting.dtype))
+    def build(self, model: Model, setting: ObjectiveSetting) -> DistillationObjective:
+        """The objective of a student. Raises UsageError and WeightsError as `absolute_source`."""
+        return DistillationObjective(model, self, setting, self.opened(setting.dtype))
 
 
-class Distillation(Supervised):
+class DistillationObjective(SupervisedObjective):
     """(1 - alpha) times the loss of the labels, and alpha times that of the teacher's answers.
 
-    Takes what `Supervised` takes, and "answers" (B, K) float32: the teacher's logits for the very images, mixed as they
-    are. The teacher is no part of the checkpoint: its name is in the run's config, its digest in the checkpoint. Raises
-    UsageError for a teacher of other classes or channels.
+    Takes what `SupervisedObjective` takes, and "answers" (B, K) float32: the teacher's logits for the very images,
+    mixed as they are. The teacher is no part of the checkpoint: its name is in the run's config, its digest in the
+    checkpoint. Raises UsageError for a teacher of other classes or channels.
     """
 
     digest: Tensor
 
-    def __init__(self, model: Model, config: DistillationConfig, setting: Setting, teacher: Teacher) -> None:
+    def __init__(self, model: Model, config: DistillationConfig, setting: ObjectiveSetting, teacher: Teacher) -> None:
         super().__init__(model, config, setting)
         self.distillation, self.teacher = config, teacher
-        self.order = fitting(teacher, config.teacher, model.config, setting.classes)
+        self.order = match_teacher_classes(teacher, config.teacher, model.config, setting.classes)
         self.register_buffer("digest", teacher.digest.clone())  # a checkpoint has that of the teacher it began with
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
-        """Mix and resize as `Supervised`, and ask the teacher about the result."""
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
+        """Mix and resize as `SupervisedObjective`, and ask the teacher about the result."""
         batch = super().prepare(batch, progress)
         return {**batch, "answers": self.ask(batch["images"])}
 
     def ask(self, images: Tensor) -> Tensor:
         """(B, C, *image) as the student gets them, float32 -> (B, K) float32: the teacher's logits, in the order of the
         student's classes. Raises WeightsError where a resumed run finds another teacher."""
-        check_same(self.teacher, self.digest)
+        check_teacher_digest(self.teacher, self.digest)
         logits = self.teacher.logits(self.teacher.read(images, self.setting.normalisation))
         return logits.index_select(1, copy_to_device(torch.tensor(self.order), logits.device))
 
@@ -113,32 +113,32 @@ class Distillation(Supervised):
     def answer(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """-> (B, K) float32 logits for the labels, and for the teacher: two heads, or one."""
         head = getattr(self.model, "head", None)
-        if not isinstance(head, Heads):
+        if not isinstance(head, DistilledHeads):
             keep = batch.get("keep")
             logits = self.model(batch["images"]) if keep is None else self.model.forward_patches(batch["images"], keep)
             return logits.float(), logits.float()
         model, keep = cast(ViT, self.model), batch.get("keep")
         grid = model.project(batch["images"])
         tokens = model.place(grid)
-        tokens = tokens if keep is None else take(tokens, keep)
+        tokens = tokens if keep is None else gather_tokens(tokens, keep)
         label, teacher = model.pool(model.encode(tokens, model.places(grid, keep), whole=False)).chunk(2, -1)
         return head.label(label).float(), head.teacher(teacher).float()
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """The student's, and one pass of the teacher."""
         return super().flops(progress) + self.teacher.flops()
 
 
-def fitting(teacher: Teacher, source: str, model: ModelConfig, classes: tuple[str, ...]) -> list[int]:
-    """The order of the teacher's logits, as `class_order`. Raises UsageError for other channels than the student's, and
-    other classes."""
+def match_teacher_classes(teacher: Teacher, source: str, model: ModelConfig, classes: tuple[str, ...]) -> list[int]:
+    """The order of the teacher's logits, as `find_class_order`. Raises UsageError for other channels than the
+    student's, and other classes."""
     if teacher.channels != model.channels:
         message = f"the teacher {source} reads {teacher.channels} channels, the student {model.channels}"
         raise UsageError(message, "name another teacher")
-    return class_order(classes, teacher.classes, source)
+    return find_class_order(classes, teacher.classes, source)
 
 
-def class_order(classes: tuple[str, ...], own: tuple[str, ...], source: str) -> list[int]:
+def find_class_order(classes: tuple[str, ...], own: tuple[str, ...], source: str) -> list[int]:
     """The teacher's logits, of its `own` classes, in the order of `classes`: by their names where it has these, else
     as they come. Raises
     UsageError where it has other classes, or another number of them."""

@@ -10,10 +10,10 @@ from typing import Literal
 
 from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
-from vitreous.generation.noising import Line
+from vitreous.generation.noising import RectifiedFlow
 from vitreous.generation.process import Flow
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Progress, Setting
+from vitreous.objectives.base import ObjectiveSetting, TrainingProgress
 from vitreous.objectives.diffusion import GeneratorConfig, GeneratorObjective
 from vitreous.system.torch_types import ndtri
 
@@ -41,7 +41,7 @@ class FlowConfig(GeneratorConfig):
         """How noise is added."""
         return Flow(self.scale)
 
-    def build(self, model: Model, setting: Setting) -> FlowObjective:
+    def build(self, model: Model, setting: ObjectiveSetting) -> FlowObjective:
         """The objective of a model."""
         return FlowObjective(model, self, setting)
 
@@ -49,9 +49,11 @@ class FlowConfig(GeneratorConfig):
 class FlowObjective(GeneratorObjective):
     """The mean squared error of the velocity: image less noise."""
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw a time, noise, and whether the class is told, and mix image and noise."""
         noise, times, left_out = self.draws(batch)
         if self.config.times == "logit-normal":
             times = ndtri(times.clamp(min=1e-9)).sigmoid()
-        return self.assemble(batch, Line(self.config.process).noised(batch["images"], noise, times), left_out)
+        return self.assemble_batch(
+            batch, RectifiedFlow(self.config.process).make_noisy_batch(batch["images"], noise, times), left_out
+        )

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.errors import UsageError
-from vitreous.objectives.base import identity
+from vitreous.objectives.base import reduce_single_process
 from vitreous.system.torch_types import FunctionContext, once_differentiable
 
-Reduce = Callable[[Tensor], Tensor]
-BATCH_EPS = 1e-5  # added to the variance of a batch norm
+ReduceFunction = Callable[[Tensor], Tensor]
+BATCH_NORM_EPS = 1e-5  # added to the variance of a batch norm
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def check_head(options: HeadOptions) -> None:
         raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
 
 
-class Head(nn.Module):
+class DINOHead(nn.Module):
     """MLP with GELU, then the cosine to each prototype, times its length: (..., D) -> (..., K)."""
 
     def __init__(self, width: int, config: HeadOptions) -> None:
@@ -60,20 +60,22 @@ class Head(nn.Module):
         self.lengths = None if config.unit_prototypes else nn.Parameter(torch.ones(config.prototypes, 1))
         self.batch_norm = config.batch_norm
 
-    def forward(self, x: Tensor, reduce: Reduce = identity, idle: bool = False) -> Tensor:
+    def forward(self, x: Tensor, reduce: ReduceFunction = reduce_single_process, idle: bool = False) -> Tensor:
         """(n, D) -> (n, K) float32. A batch norm takes the statistics of all processes, by `reduce`, the mean over
         them, but for those that are `idle`."""
         for number, layer in enumerate(self.mlp):
             x = layer(F.gelu(x) if number else x)
             if self.batch_norm and number < len(self.mlp) - 1:
-                x = BatchNorm.apply(x, reduce, idle)
+                x = SyncBatchNormFunction.apply(x, reduce, idle)
         prototypes = F.normalize(self.prototypes.weight.float(), dim=-1)
         if self.lengths is not None:
             prototypes = prototypes * self.lengths.float()
         return F.linear(F.normalize(x.float(), dim=-1), prototypes)
 
 
-def compare_views(head: Head, features: Sequence[Tensor], images: int, reduce: Reduce, idle: bool) -> Tensor:
+def compute_prototype_logits(
+    head: DINOHead, features: Sequence[Tensor], images: int, reduce: ReduceFunction, idle: bool
+) -> Tensor:
     """Features (B v, D) of v views of each image, for each size of views -> (B, V, K): the cosines of all. A batch norm
     takes views of one size together."""
     if head.batch_norm:
@@ -84,13 +86,14 @@ def compare_views(head: Head, features: Sequence[Tensor], images: int, reduce: R
 
 
 class RowsContext(FunctionContext):
-    """What `BatchNorm` leaves to its backward pass: the mean over rows, and whether this process has none."""
+    """What `SyncBatchNormFunction` leaves to its backward pass: the mean over rows, and whether this process has
+    none."""
 
     average: Callable[[Tensor], Tensor]
     idle: bool
 
 
-class BatchNorm(torch.autograd.Function):
+class SyncBatchNormFunction(torch.autograd.Function):
     """(n, C) rows, less the mean and over the deviation of each channel, among the rows of all processes (`reduce` is
     the mean over them) that are not `idle`.
 
@@ -98,10 +101,10 @@ class BatchNorm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: RowsContext, x: Tensor, reduce: Reduce, idle: bool) -> Tensor:
-        ctx.average = partial(mean_of_rows, reduce=reduce, idle=idle)
+    def forward(ctx: RowsContext, x: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
+        ctx.average = partial(mean_over_processes, reduce=reduce, idle=idle)
         centred = x.float() - ctx.average(x.float())
-        scale = (ctx.average(centred.square()) + BATCH_EPS).rsqrt()
+        scale = (ctx.average(centred.square()) + BATCH_NORM_EPS).rsqrt()
         y = centred * scale
         ctx.save_for_backward(y, scale)
         ctx.idle = idle
@@ -116,7 +119,7 @@ class BatchNorm(torch.autograd.Function):
         return (torch.zeros_like(grad) if ctx.idle else dx.to(grad.dtype)), None, None
 
 
-def mean_of_rows(rows: Tensor, reduce: Reduce, idle: bool) -> Tensor:
+def mean_over_processes(rows: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
     """(n, C) -> (C,): the mean of the rows of all processes that are not `idle`; 0 where there is none."""
     rows = rows[:0] if idle else rows
     sums = reduce(torch.cat([rows.sum(0), rows.new_full((1,), len(rows))]))

@@ -12,13 +12,13 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.batch import Batch
 from vitreous.data.split import Split
 from vitreous.evaluation.evaluator import Evaluator, TaskEvaluator
-from vitreous.models.packed import Packed
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, Progress, Setting
-from vitreous.objectives.progressive import draw_patches, forward_macs, resize_images, sides_at
+from vitreous.objectives.base import Objective, ObjectiveSetting, TrainingProgress
+from vitreous.objectives.progressive import draw_patches, image_size_at, progressive_macs, resize_images
 
 
-class Labelled(Objective):
+class LabelledObjective(Objective):
     """Mean loss of a model's outputs for images, which subclasses compute.
 
     Takes {"images": (B, C, *image), "labels": (B, ...)}. The outputs are brought to float32
@@ -30,7 +30,7 @@ class Labelled(Objective):
 
     capturable: ClassVar[bool] = True
 
-    def __init__(self, model: Model, config: Any, setting: Setting) -> None:
+    def __init__(self, model: Model, config: Any, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.model: Model = model
         self.config, self.setting = config, setting
@@ -39,7 +39,7 @@ class Labelled(Objective):
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(B, K) float32 outputs and the labels of the batch -> a scalar."""
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Mix, resize, and draw the patches to encode."""
         setting, config, position = self.setting, self.config, int(batch["positions"][0])
         classes = self.model.config.classes
@@ -47,21 +47,21 @@ class Labelled(Objective):
         images: Tensor | list[Tensor] = batch["images"]
         if isinstance(images, list):
             if drops:
-                batch = {**batch, "keep": self.draw_patches_of_each(images, position)}
+                batch = {**batch, "keep": self.draw_patches_per_image(images, position)}
             return batch
         labels = batch["labels"]
         if isinstance(setting.views, Augment):
             images, labels = setting.views.mix(
                 images, labels, classes=classes, seed=setting.seed, batch=position, apart=setting.repeats
             )
-        images = resize_images(images, sides_at(config, self.model.config, progress.samples, progress.total))
+        images = resize_images(images, image_size_at(config, self.model.config, progress.samples, progress.total))
         batch = {**batch, "images": images, "labels": labels}
         if drops:
             patch = self.model.config.patch
             batch["keep"] = draw_patches(images, patch, config.patch_dropout, setting.seed, position)
         return batch
 
-    def draw_patches_of_each(self, images: list[Tensor], position: int) -> list[Tensor]:
+    def draw_patches_per_image(self, images: list[Tensor], position: int) -> list[Tensor]:
         """B pictures (C, height, width), the first at `position` of the stream -> the patches (K_i,) that stay."""
         patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
         return [
@@ -71,7 +71,7 @@ class Labelled(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            packed = Packed(model)  # type: ignore[arg-type]  # which checks the config
+            packed = PackedViT(model)  # type: ignore[arg-type]  # which checks the config
             outputs = packed(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()
@@ -79,7 +79,7 @@ class Labelled(Objective):
             outputs = model(batch["images"]).float()
         return {"loss": self.loss(outputs, batch["labels"])}
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The model with its head."""
         return self.model
 
@@ -87,9 +87,9 @@ class Labelled(Objective):
         """The metrics of the task."""
         return [TaskEvaluator(self.task())]
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three forward passes, without the patches and pixels that are left out."""
         config, tokens = self.model.config, self.setting.tokens
         if tokens:  # a strip has as many
             config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
-        return 6 * forward_macs(self.config, config, progress.samples, progress.total)
+        return 6 * progressive_macs(self.config, config, progress.samples, progress.total)

@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.masks import random_masks, tube_masks
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.cost import block_macs
-from vitreous.models.initial import xavier
+from vitreous.models.initial import init_xavier
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.attention import Attention, QueryValueBias
+from vitreous.nn.attention import Attention, QkvLinearWithoutKeyBias
 from vitreous.nn.block import Block, Mlp
-from vitreous.nn.encoder import Encoder, stack
-from vitreous.nn.grid import patchify, take, unpatchify
-from vitreous.nn.position import SinusoidPosition, sincos
-from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
-from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views, hide_patches
+from vitreous.nn.encoder import Encoder, build_blocks
+from vitreous.nn.grid import gather_tokens, patchify, unpatchify
+from vitreous.nn.position import SinusoidPosition, sincos_position_table
+from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting, Reconstruction, TrainingProgress
+from vitreous.objectives.unlabelled import UnlabelledObjective, check_takes_patches, check_views, hide_patches
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
@@ -93,7 +93,7 @@ class MAEConfig(ObjectiveConfig):
                 "use a share like 0.75, and smaller patches where there are few",
             )
 
-    def restoration(self) -> str:
+    def describe_restoration(self) -> str:
         """What a reconstruction shows."""
         text = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
@@ -106,14 +106,14 @@ class MAEConfig(ObjectiveConfig):
 
     def initialise(self, model: Model) -> None:
         """Draw the encoder's weights as the paper does (appendix A.1)."""
-        xavier(model)
+        init_xavier(model)
 
-    def build(self, model: Model, setting: Setting) -> MAE:
+    def build(self, model: Model, setting: ObjectiveSetting) -> MAE:
         """The objective of an encoder."""
         return MAE(model, self, setting)
 
 
-class Decoder(nn.Module):
+class MAEDecoder(nn.Module):
     """A narrow ViT that sees the encoded tokens, and a mask token in each other place.
 
     An encoder with VideoMAE's positions has VideoMAE's decoder: with the same positions, without a bias of keys and of
@@ -129,15 +129,17 @@ class Decoder(nn.Module):
         videomae = shape.positions.kind == "sinusoid"
         self.embed = nn.Linear(shape.width, own, bias=not videomae)
         self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
-        position = SinusoidPosition(own).read(grid) if videomae else sincos(grid, own)
+        position = SinusoidPosition(own).read(grid) if videomae else sincos_position_table(grid, own)
         self.register_buffer("position", position.flatten(0, -2), persistent=False)
-        blocks = stack(config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own)))
+        blocks = build_blocks(
+            config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own))
+        )
         if videomae:
             for block in blocks:
-                block.attention.part.qkv = QueryValueBias(own)
+                block.attention.part.qkv = QkvLinearWithoutKeyBias(own)
         self.encoder = Encoder(own, blocks)
         self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
-        xavier(self)
+        init_xavier(self)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 places -> (B, M, V): what the masked patches hold."""
@@ -147,7 +149,7 @@ class Decoder(nn.Module):
         return self.head(self.encoder(x)[:, : masked.shape[1]])
 
 
-class MAE(Unlabelled):
+class MAE(UnlabelledObjective):
     """The mean squared error of the masked patches.
 
     Takes {"images": (B, C, *image), "visible": (B, K), "masked": (B, M) int64, "targets": (B, M, V) float32}. The
@@ -156,16 +158,18 @@ class MAE(Unlabelled):
 
     capturable: ClassVar[bool] = True
 
-    def __init__(self, model: Model, config: MAEConfig = MAEConfig(), setting: Setting = Setting()) -> None:  # noqa: B008
+    def __init__(
+        self, model: Model, config: MAEConfig = MAEConfig(), setting: ObjectiveSetting = ObjectiveSetting()
+    ) -> None:
         super().__init__()
         self.model = cast(ViT, model)
         self.config, self.setting = config, setting
-        self.decoder = Decoder(model.config, config)
+        self.decoder = MAEDecoder(model.config, config)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the masks, and take the masked patches of the images as targets."""
         images = batch["images"]
-        visible, masked = self.draw(key(self.setting.seed, _MASK, batch["positions"].numpy()), images.device)
+        visible, masked = self.draw(derive_keys(self.setting.seed, _MASK, batch["positions"].numpy()), images.device)
         return {
             "images": images,
             "visible": visible,
@@ -184,7 +188,7 @@ class MAE(Unlabelled):
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
         """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config
         says so."""
-        patches = take(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
+        patches = gather_tokens(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
         parts = self.parts(patches)
@@ -226,14 +230,14 @@ class MAE(Unlabelled):
         predicted = self.predict(images, visible, masked).float()
         whole = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            mean, deviation = self.moments(self.parts(take(whole, masked)))
+            mean, deviation = self.moments(self.parts(gather_tokens(whole, masked)))
             predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
         shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
         seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
         return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three passes: the encoder over the visible patches, the decoder over all."""
         shape, config = self.model.config, self.config
         patches = math.prod(shape.grid)

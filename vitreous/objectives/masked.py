@@ -15,23 +15,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.masks import MASK, corruptions
+from vitreous.data.augmentation.masks import MASK_VECTOR, corrupt_patches
 from vitreous.data.batch import Batch
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
-from vitreous.nn.grid import patchify, take, unpatchify
-from vitreous.objectives.base import ObjectiveConfig, Progress, Reconstruction, Setting
-from vitreous.objectives.unlabelled import Unlabelled, check_takes_patches, check_views
+from vitreous.nn.grid import gather_tokens, patchify, unpatchify
+from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting, Reconstruction, TrainingProgress
+from vitreous.objectives.unlabelled import UnlabelledObjective, check_takes_patches, check_views
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-Target = Literal["mean-colour", "small-colours", "pixels"]
-LEVELS = 8  # of a channel: 3 bits
-SMALL = 4  # pixels along a side of the patch that `small-colours` predicts
-CHANNELS = 4  # at most, for 8 to the power of them are the classes
+MaskedTarget = Literal["mean-colour", "small-colours", "pixels"]
+COLOUR_LEVELS = 8  # of a channel: 3 bits
+SMALL_PATCH_SIDE = 4  # pixels along a side of the patch that `small-colours` predicts
+MAX_COLOUR_CHANNELS = 4  # at most, for 8 to the power of them are the classes
 _CORRUPT = 0x6D7070  # sets the draws of corruptions apart from those of augmentation
 
 
@@ -46,7 +46,7 @@ class MaskedPatchesConfig(ObjectiveConfig):
     """
 
     name: Literal["masked-patches"] = "masked-patches"
-    target: Target = "mean-colour"
+    target: MaskedTarget = "mean-colour"
     share: float = 0.5
     masked: float = 0.8
     swapped: float = 0.1
@@ -55,19 +55,19 @@ class MaskedPatchesConfig(ObjectiveConfig):
         """Raise UsageError for several views, a model without patch tokens, and patches that cannot be targets."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
-        corruptions(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
+        corrupt_patches(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
         if not int(self.share * math.prod(model.grid)):
             raise UsageError(
                 f"--objective.share {self.share} of {math.prod(model.grid)} patches is none", "use smaller patches"
             )
-        if self.target != "pixels" and model.channels > CHANNELS:
+        if self.target != "pixels" and model.channels > MAX_COLOUR_CHANNELS:
             hint = "use --objective.target pixels"
             raise UsageError(f"colours of {model.channels} channels are too many classes", hint)
-        if self.target == "small-colours" and min(model.patch) < SMALL:
+        if self.target == "small-colours" and min(model.patch) < SMALL_PATCH_SIDE:
             hint = "use --objective.target mean-colour"
-            raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL}", hint)
+            raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL_PATCH_SIDE}", hint)
 
-    def restoration(self) -> str:
+    def describe_restoration(self) -> str:
         """What a reconstruction shows."""
         stay = 1 - self.masked - self.swapped
         text = (
@@ -76,22 +76,25 @@ class MaskedPatchesConfig(ObjectiveConfig):
         )
         if self.target == "pixels":
             return text
-        parts = "its mean colour" if self.target == "mean-colour" else f"{SMALL} x {SMALL} colours"
+        parts = (
+            "its mean colour" if self.target == "mean-colour" else f"{SMALL_PATCH_SIDE} x {SMALL_PATCH_SIDE} colours"
+        )
         return (
-            text + f" Of a patch {parts} is predicted, by {LEVELS} levels of each channel; shown is a level's middle."
+            text
+            + f" Of a patch {parts} is predicted, by {COLOUR_LEVELS} levels of each channel; shown is a level's middle."
         )
 
-    def build(self, model: Model, setting: Setting) -> MaskedPatches:
+    def build(self, model: Model, setting: ObjectiveSetting) -> MaskedPatchesObjective:
         """The objective of an encoder."""
-        return MaskedPatches(model, self, setting)
+        return MaskedPatchesObjective(model, self, setting)
 
 
-class MaskedPatches(Unlabelled):
+class MaskedPatchesObjective(UnlabelledObjective):
     """Mean cross-entropy in nats, or mean squared error, over the corrupted patches.
 
     Takes {"images": (B, C, *image), "source": (B, N) int64, "places": (B, M) int64, "targets"}: which patch's embedding
-    stands in each place, `MASK` for the mask token; the places to predict; their colours (B, M) or (B, M, S) int64, or
-    pixels (B, M, V) float32.
+    stands in each place, `MASK_VECTOR` for the mask token; the places to predict; their colours (B, M) or (B, M, S)
+    int64, or pixels (B, M, V) float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -100,31 +103,31 @@ class MaskedPatches(Unlabelled):
         self,
         model: Model,
         config: MaskedPatchesConfig = MaskedPatchesConfig(),
-        setting: Setting = Setting(),  # noqa: B008
+        setting: ObjectiveSetting = ObjectiveSetting(),
     ) -> None:
         super().__init__()
         shape = model.config
         self.model = cast(ViT, model)
         self.config, self.setting = config, setting
         self.mask_token = nn.Parameter(torch.empty(shape.width).normal_(std=0.02))
-        self.colours = LEVELS**shape.channels
-        self.predictions = SMALL ** len(shape.patch) if config.target == "small-colours" else 1
+        self.colours = COLOUR_LEVELS**shape.channels
+        self.predictions = SMALL_PATCH_SIDE ** len(shape.patch) if config.target == "small-colours" else 1
         values = shape.channels * math.prod(shape.patch)
         self.head = nn.Linear(shape.width, values if config.target == "pixels" else self.predictions * self.colours)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Draw the corruptions, and take the corrupted patches of the images as targets."""
         images = batch["images"]
-        source, places = self.draw(key(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
+        source, places = self.draw(derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
         entries = {"images": images, "source": source, "places": places, "targets": self.targets(images, places)}
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """(B,) keys -> (B, N) and (B, M) int64: the source of each place, and the places to predict."""
         config = self.config
-        drawn = corruptions(keys, self.model.config.grid, config.share, config.masked, config.swapped)
+        drawn = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = drawn.predicted.reshape(len(keys), -1)
         places = copy_to_device(from_numpy(predicted.nonzero()[1].reshape(len(keys), -1)), device)
         return copy_to_device(from_numpy(drawn.source.reshape(len(keys), -1)), device), places
@@ -136,14 +139,16 @@ class MaskedPatches(Unlabelled):
         (B, M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
         """
         shape, images = self.model.config, images.float()
-        patches = take(patchify(images, shape.patch).flatten(1, -2), places)
+        patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), places)
         if self.config.target == "pixels":
             return patches
         channels = torch.unflatten(patches, -1, (shape.channels, *shape.patch))
-        small = shrink(channels, SMALL if self.config.target == "small-colours" else 1, len(shape.patch))
+        small = average_pool_patches(
+            channels, SMALL_PATCH_SIDE if self.config.target == "small-colours" else 1, len(shape.patch)
+        )
         mean, std = (copy_to_device(torch.tensor(v), images.device) for v in self.setting.normalisation)
-        levels = ((small * std[:, None] + mean[:, None]) * LEVELS).floor().clamp(0, LEVELS - 1).long()
-        digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=images.device)
+        levels = ((small * std[:, None] + mean[:, None]) * COLOUR_LEVELS).floor().clamp(0, COLOUR_LEVELS - 1).long()
+        digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=images.device)
         colours = (levels * digits[:, None]).sum(-2)
         return colours if self.config.target == "small-colours" else colours[..., 0]
 
@@ -155,16 +160,17 @@ class MaskedPatches(Unlabelled):
         """
         model = self.model
         tokens = model.project(self.corrupt(images, source))
-        hidden = (source == MASK).view(*tokens.shape[:-1], 1)
+        hidden = (source == MASK_VECTOR).view(*tokens.shape[:-1], 1)
         tokens = torch.where(hidden, self.mask_token.to(tokens.dtype), tokens)
         encoded = model.encode(model.place(tokens), model.places(tokens))
-        return self.head(take(encoded[:, model.config.prefix :], predicted)).float()
+        return self.head(gather_tokens(encoded[:, model.config.prefix :], predicted)).float()
 
     def corrupt(self, images: Tensor, source: Tensor) -> Tensor:
-        """(B, C, *image), (B, N) int64 -> the images with each patch that of its source, 0 where that is `MASK`."""
+        """(B, C, *image), (B, N) int64 -> the images with each patch that of its source, 0 where that is
+        `MASK_VECTOR`."""
         shape = self.model.config
-        patches = take(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
-        patches = patches.masked_fill((source == MASK)[..., None], 0.0)
+        patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
+        patches = patches.masked_fill((source == MASK_VECTOR)[..., None], 0.0)
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -180,7 +186,7 @@ class MaskedPatches(Unlabelled):
         source, places = self.draw(keys, images.device)
         answers = self.predict(images, source, places)
         painted = answers if self.config.target == "pixels" else self.paint(answers)
-        whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK
+        whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
         restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
         seen, restored = self.corrupt(images.float(), source), unpatchify(torch.unflatten(restored, 1, grid), patch)
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
@@ -191,23 +197,23 @@ class MaskedPatches(Unlabelled):
         the middle of its levels."""
         shape = self.model.config
         colours = torch.unflatten(answers, -1, (self.predictions, self.colours)).argmax(-1)
-        digits = LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
-        levels = colours[:, :, None] // digits[:, None] % LEVELS
+        digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
+        levels = colours[:, :, None] // digits[:, None] % COLOUR_LEVELS
         mean, std = (torch.tensor(values, device=answers.device)[:, None] for values in self.setting.normalisation)
-        side = SMALL if self.config.target == "small-colours" else 1
-        pixels = torch.unflatten(((levels + 0.5) / LEVELS - mean) / std, -1, (side,) * len(shape.patch))
+        side = SMALL_PATCH_SIDE if self.config.target == "small-colours" else 1
+        pixels = torch.unflatten(((levels + 0.5) / COLOUR_LEVELS - mean) / std, -1, (side,) * len(shape.patch))
         for axis, length in enumerate(shape.patch, -len(shape.patch)):
             pixels = pixels.index_select(axis, torch.arange(length, device=answers.device) * side // length)
         return pixels.flatten(2)
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three passes over all patches."""
         shape = self.model.config
         head = int(self.config.share * math.prod(shape.grid)) * shape.width * self.head.out_features
         return 6 * (shape.computed_macs() + head)
 
 
-def shrink(patches: Tensor, side: int, axes: int) -> Tensor:
+def average_pool_patches(patches: Tensor, side: int, axes: int) -> Tensor:
     """(..., *patch) of so many axes -> (..., side^axes): means over the parts that each axis is cut into, as equal as
     they can be.
 

@@ -15,15 +15,15 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.keys import key
+from vitreous.data.keys import derive_keys
 from vitreous.models.config import ModelConfig
-from vitreous.nn.sizes import grid_of
+from vitreous.nn.sizes import patch_grid
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
 
 @dataclass(frozen=True)
-class Thinning:
+class ProgressiveOptions:
     """Patch dropout (arXiv:2212.00794) and progressive resolution.
 
     `patch_dropout` of the patches are left out before `patch_dropout_until` of the run; sides begin at the share
@@ -36,7 +36,7 @@ class Thinning:
     progressive_until: float = 0.7
 
 
-def sides_at(thinning: Thinning, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
+def image_size_at(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
     """Pixels per axis of the images of a step, `samples` of `total` before it: whole patches, growing linearly."""
     share = thinning.progressive + (1 - thinning.progressive) * samples / max(1, thinning.progressive_until * total)
     if share >= 1:
@@ -57,25 +57,25 @@ def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int
     order."""
     patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
-    order = key(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
-    patch_indices = from_numpy(np.sort(order[:, : patches_left(dropout, patches)], 1))
+    order = derive_keys(seed, positions[:, None], np.arange(patches)[None]).argsort(1, kind="stable")
+    patch_indices = from_numpy(np.sort(order[:, : count_kept_patches(dropout, patches)], 1))
     return copy_to_device(patch_indices, images.device)
 
 
-def patches_left(dropout: float, patches: int) -> int:
+def count_kept_patches(dropout: float, patches: int) -> int:
     """How many of so many patches are left, when that share of them is dropped."""
     return max(1, round(patches * (1 - dropout)))
 
 
-def forward_macs(thinning: Thinning, model: ModelConfig, samples: int, total: int) -> float:
+def progressive_macs(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> float:
     """Multiply-adds of one image's forward pass, `samples` of `total` into a run: without the pixels and patches that
     are left out, and without what of the last block is not read."""
     dropout = thinning.patch_dropout if samples < thinning.patch_dropout_until * total else 0.0
-    return _forward_macs(model, sides_at(thinning, model, samples, total), dropout)
+    return _cached_forward_macs(model, image_size_at(thinning, model, samples, total), dropout)
 
 
 @lru_cache(maxsize=16)
-def _forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
+def _cached_forward_macs(model: ModelConfig, image: tuple[int, ...], dropout: float) -> float:
     return model.computed_macs(
-        image, patches_left(dropout, math.prod(grid_of(image, model.patch))) if dropout else None
+        image, count_kept_patches(dropout, math.prod(patch_grid(image, model.patch))) if dropout else None
     )

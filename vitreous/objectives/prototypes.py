@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.objectives.heads import Head, HeadOptions, Reduce
+from vitreous.objectives.heads import DINOHead, HeadOptions, ReduceFunction
 from vitreous.objectives.teacher import WeightsTeacher
-from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.weights.adopt import open_objective_state, open_weights
 
-MADE_BY = "name a run of --recipe dinov2, or the teacher_checkpoint.pth of DINOv2's code"
+TEACHER_HINT = "name a run of --recipe dinov2, or the teacher_checkpoint.pth of DINOv2's code"
 
 
 class PrototypeTeacher(WeightsTeacher):
@@ -31,32 +31,34 @@ class PrototypeTeacher(WeightsTeacher):
 
     def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
         if not source:
-            raise UsageError("no teacher to learn from", MADE_BY)
-        weights, parts = open_weights(source), parts_of(source)
+            raise UsageError("no teacher to learn from", TEACHER_HINT)
+        weights, parts = open_weights(source), open_objective_state(source)
         if parts is None or parts.config.get("name") != "dinov2":
             has = f"those of {parts.config.get('name')}" if parts else "none"
-            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {has}", MADE_BY)
+            raise UsageError(f"a teacher of dinov2 needs the heads of DINOv2, and {source} has {has}", TEACHER_HINT)
         config, state = parts.config, parts.state
         self.prototypes, self.patch_prototypes = config["prototypes"], config.get("patch_prototypes", 0)
         bundle = weights.bundle()
         width = bundle.model.config.features
-        heads = {"teacher_head": head_options(config)}
+        heads = {"teacher_head": select_head_options(config)}
         if self.patch_prototypes:
             own = {"prototypes": self.patch_prototypes, "bottleneck": config["patch_bottleneck"]}
-            heads["teacher_patch_head"] = head_options({**config, **own})
-        self.heads = nn.ModuleList([Head(width, options) for options in heads.values()])
+            heads["teacher_patch_head"] = select_head_options({**config, **own})
+        self.heads = nn.ModuleList([DINOHead(width, options) for options in heads.values()])
         for name, head in zip(heads, self.heads, strict=True):
             tensors = {key.removeprefix(f"{name}."): t for key, t in state.items() if key.startswith(f"{name}.")}
             try:
                 head.load_state_dict(tensors)
             except RuntimeError as error:
-                raise WeightsError(f"the heads of {source} do not fit their description ({error})", MADE_BY) from None
+                raise WeightsError(
+                    f"the heads of {source} do not fit their description ({error})", TEACHER_HINT
+                ) from None
         self.heads.requires_grad_(False)
         super().__init__(source, bundle, dtype, self.heads)
         self.size = None  # it reads every view at as many patches as the student has
 
     def answer(
-        self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: Reduce, idle: bool
+        self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, idle: bool
     ) -> tuple[Tensor, Tensor]:
         """(B, C, *image) of a student with this patch -> (B, K) and (B, N, K) float32: its logits for images, and for
         each of the student's patches. Images are resized where its own patch is another."""
@@ -81,13 +83,13 @@ class PrototypeTeacher(WeightsTeacher):
         return 2 * (config.macs() + count)
 
 
-def head_options(config: dict[str, Any]) -> HeadOptions:
+def select_head_options(config: dict[str, Any]) -> HeadOptions:
     """The options of a head among the fields of an objective's config."""
     known = {field.name for field in fields(HeadOptions)}
     return HeadOptions(**{name: value for name, value in config.items() if name in known})
 
 
-def check_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
+def check_teacher_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
     """Raise UsageError for a teacher that reads other channels than the student, or other axes."""
     if teacher.channels != model.channels:
         message = f"the teacher {teacher.source} reads {teacher.channels} channels, the student {model.channels}"

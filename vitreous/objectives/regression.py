@@ -16,10 +16,10 @@ from vitreous.data.batch import Batch
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import ObjectiveConfig, Progress, Setting
-from vitreous.objectives.labelled import Labelled
-from vitreous.objectives.progressive import Thinning
-from vitreous.system.machine import fixed_table
+from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting, TrainingProgress
+from vitreous.objectives.labelled import LabelledObjective
+from vitreous.objectives.progressive import ProgressiveOptions
+from vitreous.system.machine import get_device_table
 from vitreous.tasks.base import Task
 from vitreous.tasks.regression import Regression as RegressionTask
 
@@ -27,8 +27,8 @@ ValueLoss = Literal["mse", "l1", "huber"]
 
 
 @dataclass(frozen=True)
-class RegressionConfig(Thinning, ObjectiveConfig):
-    """The loss of values, and what is left out while they are learned (`Thinning`).
+class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
+    """The loss of values, and what is left out while they are learned (`ProgressiveOptions`).
 
     `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target. `mean`, `std` and `present` have a
     number per target, of the training images: mean and standard deviation of its values, and the share of images that
@@ -88,12 +88,12 @@ class RegressionConfig(Thinning, ObjectiveConfig):
             present=tuple(given.mean(0).tolist()),
         )
 
-    def build(self, model: Model, setting: Setting) -> Regression:
+    def build(self, model: Model, setting: ObjectiveSetting) -> RegressionObjective:
         """The objective of a regressor."""
-        return Regression(model, self, setting)
+        return RegressionObjective(model, self, setting)
 
 
-class Regression(Labelled):
+class RegressionObjective(LabelledObjective):
     """Mean loss of values, each in standard deviations of its target.
 
     Labels are (B, T) float64 in the targets' units, NaN for none; `prepare` standardises them.
@@ -101,20 +101,15 @@ class Regression(Labelled):
 
     weights: Tensor
 
-    def __init__(
-        self,
-        model: Model,
-        config: RegressionConfig,
-        setting: Setting = Setting(),  # noqa: B008
-    ) -> None:
+    def __init__(self, model: Model, config: RegressionConfig, setting: ObjectiveSetting = ObjectiveSetting()) -> None:
         super().__init__(model, config, setting)
         self.register_buffer("weights", 1 / torch.tensor(config.present), persistent=False)
 
-    def prepare(self, batch: Batch, progress: Progress) -> Batch:
+    def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
         """Standardise the labels, in the precision that they have, then resize, and draw the patches to encode."""
         labels = batch["labels"]
         mean, std = (
-            fixed_table(build_row, labels.device, labels.dtype, values)
+            get_device_table(build_target_tensor, labels.device, labels.dtype, values)
             for values in (self.config.mean, self.config.std)
         )
         return super().prepare({**batch, "labels": ((labels - mean) / std).float()}, progress)
@@ -128,7 +123,7 @@ class Regression(Labelled):
         return RegressionTask(self.setting.targets, self.config.mean, self.config.std)
 
 
-def build_row(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
+def build_target_tensor(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor:
     """(T,) numbers as a tensor."""
     return torch.tensor(values, dtype=dtype)
 

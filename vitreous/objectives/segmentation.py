@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.annotations.target import IGNORE
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.annotations.target import IGNORE_INDEX
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.batch import Batch
 from vitreous.data.split import Split
@@ -22,11 +22,11 @@ from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
 from vitreous.evaluation.pixels import SegmentationEvaluator
 from vitreous.models.config import ModelConfig, SegmenterConfig
-from vitreous.models.configs.adapter import Adapter, TokenSource, add_adapter
+from vitreous.models.configs.adapter import AdapterChoice, TokenSource, add_adapter
 from vitreous.models.configs.segmenter import DenseHead
 from vitreous.models.segmenter import Segmenter
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import Objective, ObjectiveConfig, Progress, Setting
+from vitreous.objectives.base import Objective, ObjectiveConfig, ObjectiveSetting, TrainingProgress
 from vitreous.tasks.base import Task
 from vitreous.tasks.segmentation import Segmentation
 
@@ -47,7 +47,7 @@ class SegmentationConfig(ObjectiveConfig):
     head: DenseHead = "unet"
     head_width: int = 16
     head_dropout: float = 0.0
-    adapter: Adapter = "none"
+    adapter: AdapterChoice = "none"
     adapter_tokens: TokenSource = "interaction"
     dice: float = 1.0
     class_weights: tuple[float, ...] = ()
@@ -60,7 +60,7 @@ class SegmentationConfig(ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, and a model that no dense head fits."""
-        kind = Scenes if len(model.image) == 2 else VolumeViews
+        kind = SceneViews if len(model.image) == 2 else VolumeViews
         if not isinstance(views, kind):
             raise UsageError(f"segmentation takes views of the kind {kind.name} here", "leave --views.name out")
         if self.class_weights and len(self.class_weights) != len(classes):
@@ -88,7 +88,7 @@ class SegmentationConfig(ObjectiveConfig):
         """Whether images of a batch do not see each other: not with batch norm."""
         return self.adapter != "batch"
 
-    def build(self, model: Model, setting: Setting) -> SegmentationObjective:
+    def build(self, model: Model, setting: ObjectiveSetting) -> SegmentationObjective:
         """The objective of a backbone, which gets a head."""
         return SegmentationObjective(model, self, setting)
 
@@ -104,7 +104,7 @@ class SegmentationObjective(Objective):
     logged = ("cross_entropy", "dice")
     class_weights: Tensor | None
 
-    def __init__(self, model: Model, config: SegmentationConfig, setting: Setting) -> None:
+    def __init__(self, model: Model, config: SegmentationConfig, setting: ObjectiveSetting) -> None:
         super().__init__()
         self.config, self.setting = config, setting
         self.model = Segmenter(config.segmenter(model.config, len(setting.classes)), model)
@@ -118,7 +118,7 @@ class SegmentationObjective(Objective):
         dice = dice_loss(logits, classes) if config.dice else entropy.new_zeros(())
         return {"loss": entropy + config.dice * dice, "cross_entropy": entropy.detach(), "dice": dice.detach()}
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The backbone with its head."""
         return self.model
 
@@ -130,7 +130,7 @@ class SegmentationObjective(Objective):
         """Mean IoU, Dice and pixel accuracy."""
         return [SegmentationEvaluator(self.setting.classes)]
 
-    def flops(self, progress: Progress) -> float:
+    def flops(self, progress: TrainingProgress) -> float:
         """Three forward passes."""
         return 6 * self.model.config.macs()
 
@@ -141,7 +141,7 @@ def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None 
 
         for each image: sum(-w[class of i] log p[class of i] for pixels i with a class) / sum(w[class of i])
     """
-    known = classes != IGNORE
+    known = classes != IGNORE_INDEX
     targets = classes.where(known, 0)
     share = known if weights is None else known * weights[targets]
     rows = F.cross_entropy(logits, targets, reduction="none") * share
@@ -155,7 +155,7 @@ def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
 
         1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
     """
-    known = (classes != IGNORE)[:, None]
+    known = (classes != IGNORE_INDEX)[:, None]
     shares = logits.softmax(1) * known
     wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * known
     axes = tuple(range(2, logits.ndim))

@@ -15,24 +15,24 @@ from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.initial import mimetic
+from vitreous.models.initial import init_mimetic
 from vitreous.models.zoo import Model
-from vitreous.objectives.base import ObjectiveConfig, Setting
-from vitreous.objectives.labelled import Labelled
-from vitreous.objectives.progressive import Thinning
+from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting
+from vitreous.objectives.labelled import LabelledObjective
+from vitreous.objectives.progressive import ProgressiveOptions
 from vitreous.system.torch_types import bias_of
 from vitreous.tasks.base import Task
-from vitreous.tasks.classification import Classification, Loss
+from vitreous.tasks.classification import Classification, ClassificationLoss
 
 
 @dataclass(frozen=True)
-class SupervisedConfig(Thinning, ObjectiveConfig):
-    """Softmax or sigmoid cross-entropy with labels, and what is left out while it is learned (`Thinning`).
+class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
+    """Softmax or sigmoid cross-entropy with labels, and what is left out while it is learned (`ProgressiveOptions`).
 
     `loss` as `cross_entropy` has it; `smoothing` mixes targets with the uniform distribution; `class_weights` has one
     number a class, 1 on average over the training images, or none. `head_bias`: what the head's biases start at, -10
-    for 21,843 classes and the sigmoid loss (big_vision). `mimetic`: attention matrices that start out as trained ones
-    look (arXiv:2305.09828). Raises UsageError for numbers that cannot be.
+    for 21,843 classes and the sigmoid loss (big_vision). `init_mimetic`: attention matrices that start out as trained
+    ones look (arXiv:2305.09828). Raises UsageError for numbers that cannot be.
     """
 
     labelled: ClassVar[bool] = True
@@ -41,7 +41,7 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
     takes_volumes: ClassVar[bool] = True
 
     name: Literal["supervised"] = "supervised"
-    loss: Loss = "softmax"
+    loss: ClassificationLoss = "softmax"
     smoothing: float = 0.0
     class_weights: tuple[float, ...] = ()
     head_bias: float = 0.0
@@ -77,30 +77,27 @@ class SupervisedConfig(Thinning, ObjectiveConfig):
     def initialise(self, model: Model) -> None:
         """Set the head's biases and the attention's first matrices."""
         if self.mimetic:
-            mimetic(model)
+            init_mimetic(model)
         head = getattr(model, "head", None)
         if self.head_bias and isinstance(head, nn.Linear) and bias_of(head) is not None:
             nn.init.constant_(head.bias, self.head_bias)
 
-    def build(self, model: Model, setting: Setting) -> Supervised:
+    def build(self, model: Model, setting: ObjectiveSetting) -> SupervisedObjective:
         """The objective of a classifier."""
-        return Supervised(model, self, setting)
+        return SupervisedObjective(model, self, setting)
 
 
-SOFTMAX = SupervisedConfig()
+DEFAULT_CONFIG = SupervisedConfig()
 
 
-class Supervised(Labelled):
+class SupervisedObjective(LabelledObjective):
     """Mean cross-entropy of a classifier, in nats. Labels are (B,) int64 or (B, classes) float. Raises UsageError for
     class weights that do not fit the model."""
 
     class_weights: Tensor | None
 
     def __init__(
-        self,
-        model: Model,
-        config: SupervisedConfig = SOFTMAX,
-        setting: Setting = Setting(),  # noqa: B008
+        self, model: Model, config: SupervisedConfig = DEFAULT_CONFIG, setting: ObjectiveSetting = ObjectiveSetting()
     ) -> None:
         super().__init__(model, config, setting)
         weights = config.class_weights
@@ -121,7 +118,11 @@ class Supervised(Labelled):
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, loss: Loss = "softmax", smoothing: float = 0.0, weights: Tensor | None = None
+    logits: Tensor,
+    labels: Tensor,
+    loss: ClassificationLoss = "softmax",
+    smoothing: float = 0.0,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """(B, K) float32 logits s, (B,) int64 or (B, K) float targets y, (K,) weights w -> a scalar in nats.
 
@@ -146,7 +147,7 @@ def cross_entropy(
     return total / classes if loss == "binary" else total
 
 
-def balanced(labels: np.ndarray, classes: int) -> tuple[float, ...]:
+def balanced_class_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
     """(n,) class numbers or (n, K) multi-hot -> K weights, each one over the class's number of labels, 1 on average
     over all labels.
 

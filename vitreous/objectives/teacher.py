@@ -16,22 +16,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.config import from_plain
+from vitreous.config import from_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
-from vitreous.inference.graph_cache import weights_digest
-from vitreous.inference.libraries import needed
+from vitreous.inference.graph_cache import hash_weights
+from vitreous.inference.libraries import import_optional_library
 from vitreous.models.zoo import Model
-from vitreous.system.cores import cores
+from vitreous.system.cores import count_usable_cores
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 
-CARD = "vitreous"  # the metadata of an exported file that say what it is
-ASKED = "say --objective.teacher-mean 0.485 0.456 0.406 and --objective.teacher-std 0.229 0.224 0.225, if these are its"
+CARD_KEY = "vitreous"  # the metadata of an exported file that say what it is
+NORMALISATION_HINT = (
+    "say --objective.teacher-mean 0.485 0.456 0.406 and --objective.teacher-std 0.229 0.224 0.225, if these are its"
+)
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 
@@ -50,7 +52,7 @@ class Teacher:
         self.source, self.classes, self.normalisation = source, classes, normalisation
         self.channels = len(normalisation[0])
         self.digest = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
-        self.checked = (0, -1)  # the tensor that `check_same` found equal, and its version
+        self.checked = (0, -1)  # the tensor that `check_teacher_digest` found equal, and its version
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self
@@ -84,7 +86,7 @@ class WeightsTeacher(Teacher):
         self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32, heads: nn.Module | None = None
     ) -> None:
         seen, model = bundle.preprocess, bundle.model
-        digest = weights_digest(model if heads is None else nn.ModuleList([model, heads]))
+        digest = hash_weights(model if heads is None else nn.ModuleList([model, heads]))
         super().__init__(source, bundle.classes, (seen.mean, seen.std), digest)
         self.size = tuple(bundle.model.config.image)
         self.model: Model = bundle.model.requires_grad_(False).eval()
@@ -116,13 +118,13 @@ class OnnxTeacher(Teacher):
     """
 
     def __init__(self, source: str, given: Normalisation | None = None) -> None:
-        runtime = needed("onnxruntime", "a teacher in an ONNX file needs")
+        runtime = import_optional_library("onnxruntime", "a teacher in an ONNX file needs")
         try:
             raw = Path(source).read_bytes()
         except OSError as error:
             raise WeightsError(f"{source} cannot be read ({error.strerror})", "name the file of a teacher") from None
         options = runtime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = cores(), 1
+        options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
         options.log_severity_level = 4
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
@@ -131,7 +133,7 @@ class OnnxTeacher(Teacher):
             raise WeightsError(problem, "export the teacher again, or restore the file from a copy") from None
         entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
         self.input, self.output = entry.name, answer.name
-        card = card_in(self.session.get_modelmeta().custom_metadata_map, source)
+        card = parse_teacher_card(self.session.get_modelmeta().custom_metadata_map, source)
         if card is not None:
             classes, normalisation = card
         elif given is not None:
@@ -139,7 +141,7 @@ class OnnxTeacher(Teacher):
             classes, normalisation = tuple(map(str, range(count))), given
         else:
             problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
-            raise UsageError(problem, ASKED)
+            raise UsageError(problem, NORMALISATION_HINT)
         super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())
         sides = tuple(entry.shape[2:])
         self.size = sides if all(isinstance(side, int) for side in sides) else None
@@ -151,14 +153,14 @@ class OnnxTeacher(Teacher):
         return copy_to_device(from_numpy(np.array(answers, dtype=np.float32)), images.device)
 
 
-def card_in(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
+def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
     """The classes, and the mean and deviation, that `vitreous export` wrote into a file; None for another file's.
     Raises WeightsError where they cannot be read."""
-    if CARD not in metadata:
+    if CARD_KEY not in metadata:
         return None
     try:
-        card: Any = json.loads(metadata[CARD])["card"]
-        seen: Preprocess = from_plain(AnyPreprocess, card["preprocess"])
+        card: Any = json.loads(metadata[CARD_KEY])["card"]
+        seen: Preprocess = from_builtins(AnyPreprocess, card["preprocess"])
         return task_from_json(card, source).classes, (seen.mean, seen.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None
@@ -174,12 +176,12 @@ def open_teacher(source: str, dtype: torch.dtype = torch.float32, given: Normali
     return WeightsTeacher(source, open_weights(source).bundle(), dtype)
 
 
-def located(source: str) -> str:
+def absolute_source(source: str) -> str:
     """A teacher's name that is valid in every folder: an absolute path for what lies on disk, else unchanged."""
     return os.path.abspath(source) if source and os.path.lexists(source) else source
 
 
-def check_same(teacher: Teacher, digest: Tensor) -> None:
+def check_teacher_digest(teacher: Teacher, digest: Tensor) -> None:
     """Raise WeightsError unless the teacher is the one whose `digest` (32,) uint8 the run has kept. A digest that was
     compared and has not been written since is not read again: to read it would wait for a GPU."""
     if teacher.checked == (id(digest), digest._version):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.augmentation.views import MultiCrop
-from vitreous.data.keys import permutation
+from vitreous.data.keys import draw_permutation
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.evaluation.evaluator import Evaluator
@@ -22,52 +22,57 @@ from vitreous.evaluation.knn import KNNEvaluator
 from vitreous.evaluation.rankme import FeatureEvaluator
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
-from vitreous.nn.sizes import format_size, grid_of
-from vitreous.objectives.base import Objective, Progress, Setting
+from vitreous.nn.sizes import format_size, patch_grid
+from vitreous.objectives.base import Objective, ObjectiveSetting, TrainingProgress
 from vitreous.system.torch_types import vector_norm
 from vitreous.tasks.base import Task
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 
-NEIGHBOURS = 5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
-STARTED = 0.05  # share of a run before which a teacher's targets say nothing
-ONE_DIRECTION = 1.1  # a RankMe up to which features differ in their length alone
-ALIKE, FALLEN = 0.003, 0.1  # spread of features; share of the highest RankMe: a collapse of any objective
+MAX_KNN_IMAGES = (
+    5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
+)
+COLLAPSE_CHECK_START = 0.05  # share of a run before which a teacher's targets say nothing
+MIN_RANKME = 1.1  # a RankMe up to which features differ in their length alone
+MIN_FEATURE_SPREAD, MIN_RANKME_SHARE = (
+    0.003,
+    0.1,
+)  # spread of features; share of the highest RankMe: a collapse of any objective
 # the same of objectives that compare views, where features are all that the loss has: mean cosine 0.99 and half of the
 # first spread, and half of the highest RankMe and a tenth of the width (docs/pretraining.md has the measurements)
-VIEWS_ALIKE, VIEWS_FALLEN, FEW_DIRECTIONS = 0.1, 0.5, 0.1
+MIN_VIEW_FEATURE_SPREAD, MIN_VIEW_RANKME_SHARE, MIN_VIEW_RANKME_WIDTH_SHARE = 0.1, 0.5, 0.1
 
 
-class Unlabelled(Objective):
+class UnlabelledObjective(Objective):
     """An objective whose deployed model is `model`, an encoder without a head."""
 
     #: whether the loss compares features of views: pixels to restore forbid a collapse, and MAE's features share much
     compares_views: ClassVar[bool] = False
 
     model: Any
-    setting: Setting
+    setting: ObjectiveSetting
 
     @property
-    def mends(self) -> str:
+    def collapse_hint(self) -> str:
         """The settings that help features that collapse, and the reason where it is known."""
         return "lower --lr, or train longer"
 
-    def deployed(self) -> Model:
+    def deployed_model(self) -> Model:
         """The encoder."""
         return self.model
 
     def task(self) -> Task:
         """Features."""
-        return Features()
+        return FeatureExtraction()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
         """The rank of the features and, where images have labels of several classes, their nearest neighbours among
-        `NEIGHBOURS` training images."""
+        `MAX_KNN_IMAGES` training images."""
         classes, multilabel = self.setting.classes, self.setting.multilabel
-        if classes and len(train) > NEIGHBOURS:
-            train = train.take(np.sort(permutation(len(train), self.setting.seed, 0)[:NEIGHBOURS]))
+        if classes and len(train) > MAX_KNN_IMAGES:
+            train = train.take(np.sort(draw_permutation(len(train), self.setting.seed, 0)[:MAX_KNN_IMAGES]))
         return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if len(classes) > 1 else None)]
 
-    def warnings(self, scalars: Mapping[str, float], progress: Progress) -> Iterator[tuple[str, str]]:
+    def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
         """Features that collapse: all alike, along one direction, or along few of those that there were.
 
         `scalars` may have the metrics "rankme" and "feature_deviation", the highest rank so far ("highest_rankme") and
@@ -78,15 +83,22 @@ class Unlabelled(Objective):
         rank, spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_deviation"))
         highest, first = scalars.get("highest_rankme", rank), scalars.get("first_deviation", math.inf)
         spread, first = spread * math.sqrt(width), first * math.sqrt(width)
-        if spread < (min(VIEWS_ALIKE, first / 2) if self.compares_views else ALIKE):
+        if spread < (min(MIN_VIEW_FEATURE_SPREAD, first / 2) if self.compares_views else MIN_FEATURE_SPREAD):
             before = f", {1 - first**2:.3f} at the start" if first < math.inf else ""
             finding = f"all images have nearly the same features (mean cosine {1 - spread**2:.4f}{before})"
-            yield "same features", f"{finding}: {self.mends}"
-        if rank < ONE_DIRECTION:
-            yield "one direction", f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.mends}"
-        elif rank < (min(VIEWS_FALLEN * highest, FEW_DIRECTIONS * width) if self.compares_views else FALLEN * highest):
+            yield "same features", f"{finding}: {self.collapse_hint}"
+        if rank < MIN_RANKME:
+            yield (
+                "one direction",
+                f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.collapse_hint}",
+            )
+        elif rank < (
+            min(MIN_VIEW_RANKME_SHARE * highest, MIN_VIEW_RANKME_WIDTH_SHARE * width)
+            if self.compares_views
+            else MIN_RANKME_SHARE * highest
+        ):
             finding = f"features have lost most directions (RankMe {highest:.1f}, now {rank:.1f} of {width})"
-            yield "fallen rank", f"{finding}: {self.mends}"
+            yield "fallen rank", f"{finding}: {self.collapse_hint}"
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:
@@ -106,7 +118,7 @@ def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
     """
     if model.front == "patches":
         return images
-    places = torch.unflatten(hidden, 1, grid_of(tuple(images.shape[2:]), model.patch))[:, None]
+    places = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
     for axis, side in enumerate(model.patch, 2):
         places = places.repeat_interleave(side, axis)
     return images.masked_fill(places, 0.0)
@@ -129,17 +141,17 @@ def check_views(views: Any, kind: type[Augment | MultiCrop], name: str) -> None:
         raise UsageError(f"{name} takes views of the kind {kind.name}, not {views.name}", "leave --views.name out")
 
 
-EPS = 1e-8
-Gather = Callable[[Tensor], tuple[Tensor, int]]
+KOLEO_EPS = 1e-8
+GatherFunction = Callable[[Tensor], tuple[Tensor, int]]
 
 
-def koleo_of_views(views: Tensor, gather: Gather, idle: bool = False) -> Tensor:
-    """(B, V, D) features -> a scalar: the sum over the V views of `koleo` among the B images."""
-    losses = [koleo(view, gather, idle) for view in views.unbind(1)]
+def koleo_loss_of_views(views: Tensor, gather: GatherFunction, idle: bool = False) -> Tensor:
+    """(B, V, D) features -> a scalar: the sum over the V views of `koleo_loss` among the B images."""
+    losses = [koleo_loss(view, gather, idle) for view in views.unbind(1)]
     return torch.stack(losses).sum()
 
 
-def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
+def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
     """(n, D) features -> a scalar, -mean_i ln(|x_i - x_j + eps| + eps), x of length one in float32, x_j the nearest
     other, eps 1e-8 (arXiv:1806.03198, as DINOv2's code has it); 0 of one feature alone.
 
@@ -148,7 +160,7 @@ def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle
     Neighbours are looked for among the features of all processes, and a feature is moved by those that it is the
     neighbour of, too. Features of an `idle` process are no neighbours.
     """
-    own = F.normalize(features.float(), dim=-1, eps=EPS)[: 0 if idle else len(features)]
+    own = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
     everything, start = gather(own)
     count = len(everything)
     if count < 2 or idle:
@@ -156,6 +168,6 @@ def koleo(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle
     with torch.no_grad():
         nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
     rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
-    loss = -(vector_norm(rows - rows[nearest] + EPS, 2, -1) + EPS).log().mean()
+    loss = -(vector_norm(rows - rows[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
     # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
     return loss.detach() + (loss - loss.detach()) * (count / len(own))

@@ -5,42 +5,42 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.recipes.names import LEVELS
+from vitreous.recipes.names import AUGREG_LEVELS
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import (
-    INCEPTION,
+    INCEPTION_VIEWS,
     DatasetInfo,
-    Make,
-    Published,
+    PublishedResult,
     Recipe,
-    as_paper,
-    google,
-    pretraining,
-    sigmoid_bias,
+    RunBuilder,
+    apply_google_settings,
+    build_pretraining_recipe,
+    google_run_fields,
+    sigmoid_head_bias,
 )
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 #: data set -> epochs, and the augmentation of a model where none is named (big_vision's configs); of others, the last
-SMALL = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
-DEFAULTS = {
+SMALL_MODEL_LEVELS = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
+DATASET_DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
-    "imagenet21k": (300, {"ViT-Ti/16": "none", "ViT-S/32": "none", **SMALL, "": "medium2"}),
+    "imagenet21k": (300, {"ViT-Ti/16": "none", "ViT-S/32": "none", **SMALL_MODEL_LEVELS, "": "medium2"}),
 }
 PLAIN_MODELS = ("ViT-B/16", "ViT-Ti/16", "ViT-S/32", "ViT-S/16", "ViT-B/32", "ViT-L/16")
-MODELS = (*PLAIN_MODELS, "R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-L/32")
+AUGREG_PRETRAINING_MODELS = (*PLAIN_MODELS, "R+ViT-Ti/16", "R26+ViT-S/32", "R50+ViT-L/32")
 
 
-def augmentation(level: str) -> Augment:
+def build_level_augmentation(level: str) -> Augment:
     """Inception's crop, a flip, and one of the seven levels."""
-    layers, magnitude, mixup = LEVELS[level]
-    return replace(INCEPTION, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
+    layers, magnitude, mixup = AUGREG_LEVELS[level]
+    return replace(INCEPTION_VIEWS, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
 
 
-def augreg(data: str, level: str | None = None) -> Make:
+def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
     """The pre-training on `imagenet` or `imagenet21k` at a level, or at the model's own."""
-    epochs, levels = DEFAULTS[data]
+    epochs, levels = DATASET_DEFAULTS[data]
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """AugReg pre-training: arXiv:2106.10270, section 3, with the losses of big_vision's vit_i1k.py and vit_i21k.py.
@@ -54,11 +54,11 @@ def augreg(data: str, level: str | None = None) -> Make:
         bfloat16, here in float32.
         """
         return Run(
-            **google(as_paper(model, options, representation=data == "imagenet"), facts),
-            views=augmentation(level or levels.get(model.name(), levels[""])),
-            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
-            schedule=Schedule(10_000, "cosine"),
-            objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_bias(model.classes)),
+            **google_run_fields(apply_google_settings(model, options, representation=data == "imagenet"), facts),
+            views=build_level_augmentation(level or levels.get(model.name(), levels[""])),
+            optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
+            schedule=ScheduleConfig(10_000, "cosine"),
+            objective=SupervisedConfig(loss="sigmoid", head_bias=sigmoid_head_bias(model.classes)),
             batch_size=4096,
             epochs=epochs,
         )
@@ -66,7 +66,7 @@ def augreg(data: str, level: str | None = None) -> Make:
     return make
 
 
-def plain(epochs: int) -> Make:
+def plain_vit_run_builder(epochs: int) -> RunBuilder:
     """The plain baseline of so many epochs."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -79,13 +79,15 @@ def plain(epochs: int) -> Make:
         multiplies it too; on matrices. Its momentum is in bfloat16, here in float32. It holds out the last hundredth of
         the training images to choose on and reports the test split.
         """
-        model = as_paper(model, options)
-        model = replace_fields(model, {"positions.kind": "sincos-big-vision", "pool": "mean", "class_token": False})
+        model = apply_google_settings(model, options)
+        model = replace_known_fields(
+            model, {"positions.kind": "sincos-big-vision", "pool": "mean", "class_token": False}
+        )
         return Run(
-            **google(model, facts),
-            views=replace(INCEPTION, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
-            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
-            schedule=Schedule(10_000, "cosine"),
+            **google_run_fields(model, facts),
+            views=replace(INCEPTION_VIEWS, rand_style="big_vision", rand_layers=2, rand_magnitude=10, mixup=0.2),
+            optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.1, clip=1.0),
+            schedule=ScheduleConfig(10_000, "cosine"),
             batch_size=1024,
             epochs=epochs,
         )
@@ -93,7 +95,7 @@ def plain(epochs: int) -> Make:
     return make
 
 
-def after(**figures: float) -> tuple[Published, ...]:
+def list_finetuned_accuracies(**figures: float) -> tuple[PublishedResult, ...]:
     """ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
     hybrids = {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
     names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in figures}
@@ -104,33 +106,46 @@ def after(**figures: float) -> tuple[Published, ...]:
 
 
 #: level -> the recommended weights that were pre-trained with it; what their files call light1 is the paper's light2
-RECOMMENDED = {
-    "none": after(S32=79.58, Ti16=78.22, RTi16=75.40),
-    "light2": after(S16=83.73, B32=83.59, R26S32=83.85),
-    "medium1": after(B16=85.49, R50L32=85.99),
-    "strong1": after(L16=85.59),
+PUBLISHED_BY_LEVEL = {
+    "none": list_finetuned_accuracies(S32=79.58, Ti16=78.22, RTi16=75.40),
+    "light2": list_finetuned_accuracies(S16=83.73, B32=83.59, R26S32=83.85),
+    "medium1": list_finetuned_accuracies(B16=85.49, R50L32=85.99),
+    "strong1": list_finetuned_accuracies(L16=85.59),
 }
 
 
-def recipes(data: str, title: str) -> list[Recipe]:
+def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
     """The default and the seven levels on a data set."""
     about = f"ViT with the model's augmentation, {title}-sized data"
-    first = pretraining(f"augreg-{data}", augreg(data), about, "arXiv:2106.10270", data=title, models=MODELS)
+    first = build_pretraining_recipe(
+        f"augreg-{data}",
+        augreg_run_builder(data),
+        about,
+        "arXiv:2106.10270",
+        data=title,
+        models=AUGREG_PRETRAINING_MODELS,
+    )
     recipes = [first]
-    for level, (layers, magnitude, mixup) in LEVELS.items():
+    for level, (layers, magnitude, mixup) in AUGREG_LEVELS.items():
         about = f"the same with RandAugment({layers}, {magnitude}), MixUp {mixup:g}"
-        published = RECOMMENDED.get(level, ()) if data == "imagenet21k" else ()
+        published = PUBLISHED_BY_LEVEL.get(level, ()) if data == "imagenet21k" else ()
         recipes.append(
-            replace(first, name=f"{first.name}-{level}", make=augreg(data, level), about=about, published=published)
+            replace(
+                first,
+                name=f"{first.name}-{level}",
+                make=augreg_run_builder(data, level),
+                about=about,
+                published=published,
+            )
         )
     return recipes
 
 
-PRETRAINING = (*recipes("imagenet", "ImageNet"), *recipes("imagenet21k", "ImageNet-21k"))
-PLAIN = tuple(
-    pretraining(
+AUGREG_RECIPES = (*build_augreg_recipes("imagenet", "ImageNet"), *build_augreg_recipes("imagenet21k", "ImageNet-21k"))
+PLAIN_VIT_RECIPES = tuple(
+    build_pretraining_recipe(
         name,
-        plain(epochs),
+        plain_vit_run_builder(epochs),
         f"ViT-S/16 from scratch in {epochs} epochs",
         "arXiv:2205.01580",
         (("ViT-S/16", "ImageNet", figure),),

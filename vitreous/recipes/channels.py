@@ -6,25 +6,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from vitreous.config import set_paths
+from vitreous.config import set_dotted_paths
 from vitreous.data.annotations.target import AnnotatedSplit
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.layouts.video import ClipFiles, open_sample
 from vitreous.data.modalities.bands import BandPreprocess
-from vitreous.data.modalities.table import modality_of
-from vitreous.data.split import Arrays, Data, Split
-from vitreous.data.statistics import statistics
+from vitreous.data.modalities.table import find_modality
+from vitreous.data.split import ArraySplit, Data, Split
+from vitreous.data.statistics import measure_channel_statistics
 from vitreous.errors import DataError, UsageError
 from vitreous.objectives.base import ObjectiveConfig
-from vitreous.recipes.derive import Note, objective_of
+from vitreous.recipes.derive import NoteCallback, get_objective_config
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.run import Run
-from vitreous.weights.adopt import Start
+from vitreous.weights.adopt import WeightsInfo
 
-ASKED = ("name", "numbers")  # settings of the preprocessing by which files are read
+FORMAT_SETTINGS = ("name", "numbers")  # settings of the preprocessing by which files are read
 #: what samples are decoded to -> whether an objective learns from them, given whether they are annotated; what does
-OBJECTIVES: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str]] = {
+FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str]] = {
     "images": (lambda objective, masked: True, ""),
     "arrays": (
         lambda objective, masked: bool(objective.annotated if masked else objective.takes_volumes),
@@ -35,41 +35,47 @@ OBJECTIVES: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str]]
         "learn their classes: leave --recipe out; without labels: --recipe videomae; to make clips: --recipe sit",
     ),
 }
-PROBED = 100  # pictures of which one must be readable
+MAX_PROBED_SAMPLES = 100  # pictures of which one must be readable
 
 
-def detect_info(opened: Data, options: TrainOptions, start: Start | None = None) -> DatasetInfo:
+def infer_dataset_info(opened: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
     """What the recipe has to know of the data: its first readable picture stands for all.
 
     `--preprocess.numbers` and `--preprocess.name`, or else the weights that the run starts from, say how files are to
     be read that can be read in two ways, as 16-bit greys can. Raises DataError where none of the first can be read,
-    UsageError for weights of another number of channels, and as `check_kind`.
+    UsageError for weights of another number of channels, and as `check_modality`.
     """
     split = opened.split("train")
-    check_kind(opened, options, start)
-    first, asked = None, asked_settings(options, start)
-    for sample in range(min(len(split), PROBED)):
+    check_modality(opened, options, start)
+    first, asked = None, collect_format_settings(options, start)
+    for sample in range(min(len(split), MAX_PROBED_SAMPLES)):
         try:
             channels = start.config.channels if start else None
-            info = read_info(split, sample, asked, channels)
+            info = read_sample_info(split, sample, asked, channels)
             stills = isinstance(split, ClipFiles) and split.stills > 0
             return replace(info, latents=opened.latents, stills=stills)
         except DataError as error:
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")
-    raise DataError(f"{opened.name}: none of the first {PROBED} images can be read{why}", hint or "mend or remove them")
+    raise DataError(
+        f"{opened.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{why}", hint or "mend or remove them"
+    )
 
 
-def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None:
+def check_modality(opened: Data, options: TrainOptions, start: WeightsInfo | None) -> None:
     """Raise UsageError for weights of another kind of samples than the data, for samples that the objective does not
     learn from, and for options of clips and images where the data are others. Weights of images start a model of
     clips."""
-    split, objective = opened.split("train"), objective_of(options)
-    modality = modality_of(split)
-    if start is not None and (own := noun_of(start)) != modality.noun and (own, modality.noun) != ("images", "clips"):
+    split, objective = opened.split("train"), get_objective_config(options)
+    modality = find_modality(split)
+    if (
+        start is not None
+        and (own := get_weights_noun(start)) != modality.noun
+        and (own, modality.noun) != ("images", "clips")
+    ):
         problem = f"the weights of --init {options.init} are for {own}, the data are {modality.noun}"
         raise UsageError(problem, "leave --init out")
-    learns, hint = OBJECTIVES[modality.form]
+    learns, hint = FORM_SUPPORT[modality.form]
     masked = isinstance(split, AnnotatedSplit)
     if not learns(objective, masked):
         hint = "learn a class for each voxel: --recipe segment" if masked else hint
@@ -83,7 +89,7 @@ def check_kind(opened: Data, options: TrainOptions, start: Start | None) -> None
         )
 
 
-def noun_of(start: Start) -> str:
+def get_weights_noun(start: WeightsInfo) -> str:
     """What the samples are called that weights were trained on, by their preprocessing or the axes of their model."""
     config, seen = start.config, start.preprocess
     if seen is not None and len(seen.image) == len(config.image):
@@ -92,24 +98,28 @@ def noun_of(start: Start) -> str:
     return {1: "signals", 2: "images"}.get(len(config.image), solid)
 
 
-def asked_settings(options: TrainOptions, start: Start | None) -> dict[str, str]:
+def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) -> dict[str, str]:
     """The settings by which files are read that can be read in two ways, of the options or else of the weights. Raises
     UsageError for values that cannot be."""
-    asked = {path: options.settings[f"preprocess.{path}"] for path in ASKED if f"preprocess.{path}" in options.settings}
+    asked = {
+        path: options.settings[f"preprocess.{path}"]
+        for path in FORMAT_SETTINGS
+        if f"preprocess.{path}" in options.settings
+    }
     if not asked:
         return start.preprocess.form_settings if start and start.preprocess else {}
     words = {path: words[0] for path, words in asked.items()}
     if "numbers" in asked:
-        set_paths(BandPreprocess((1, 1)), {"numbers": asked["numbers"]}, "preprocess.")
+        set_dotted_paths(BandPreprocess((1, 1)), {"numbers": asked["numbers"]}, "preprocess.")
     return words
 
 
-def read_info(split: Split, sample: int, asked: dict[str, str], channels: int | None) -> DatasetInfo:
+def read_sample_info(split: Split, sample: int, asked: dict[str, str], channels: int | None) -> DatasetInfo:
     """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
     UsageError where it has other channels than the weights take."""
-    grey = isinstance(split, Arrays) and split.pixels.ndim == 3
+    grey = isinstance(split, ArraySplit) and split.pixels.ndim == 3
     raw, name = open_sample(split, sample), split.name(sample)
-    form = modality_of(split).read_form(raw, name, channels or (1 if grey else None), asked)
+    form = find_modality(split).read_form(raw, name, channels or (1 if grey else None), asked)
     check_channels(form.channels, channels)
     return DatasetInfo(len(split), form.size, form.channels, form.preprocess)
 
@@ -121,8 +131,14 @@ def check_channels(own: int, taken: int | None) -> None:
         raise UsageError(f"the images have {own} channels, the weights take {taken}", hint)
 
 
-def measure_channels(
-    run: Run, info: DatasetInfo, split: Split, start: Start | None, options: TrainOptions, workers: int, note: Note
+def measure_channel_moments(
+    run: Run,
+    info: DatasetInfo,
+    split: Split,
+    start: WeightsInfo | None,
+    options: TrainOptions,
+    workers: int,
+    note: NoteCallback,
 ) -> Run:
     """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for
     it.
@@ -137,13 +153,13 @@ def measure_channels(
         if info.latents is not None:
             moments, whence = info.latents.normalisation(seen.channels), f"those of {info.latents.autoencoder}"
         else:
-            moments, whence = statistics(split, seen, workers), "measured on the training images"
+            moments, whence = measure_channel_statistics(split, seen, workers), "measured on the training images"
         measured = dict(zip(("mean", "std"), moments, strict=True))
         seen = replace(
             seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings}
         )
         note(f"{seen.channels} channels of {seen.value_type}: their mean and deviation are {whence}")
-    views = run.views.geometric() if isinstance(run.views, Augment) else run.views
+    views = run.views.without_colour_transforms() if isinstance(run.views, Augment) else run.views
     if views != run.views:
         note("augmentation that is made for colours is left out")
     return replace(run, preprocess=seen, views=views)

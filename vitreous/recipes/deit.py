@@ -6,22 +6,22 @@ from dataclasses import fields, replace
 from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.modalities.base import IMAGENET
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import SMALL
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.distillation import DistillationConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.ours import small
-from vitreous.recipes.recipe import DatasetInfo, Recipe, common, pretraining
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.recipes.ours import make_small_run
+from vitreous.recipes.recipe import DatasetInfo, Recipe, base_run_fields, build_pretraining_recipe
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
-RANDOM = replace(CROP, rand_style="timm", rand_layers=2, rand_magnitude=9, rand_spread=0.5)
-EMA = 0.99996
-WARMUP, LEAST = 5, 1e-5  # epochs; the learning rate at the end
+DEIT_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
+DEIT_RANDAUGMENT = replace(DEIT_CROP, rand_style="timm", rand_layers=2, rand_magnitude=9, rand_spread=0.5)
+EMA_DECAY = 0.99996
+WARMUP_EPOCHS, FINAL_LR = 5, 1e-5  # epochs; the learning rate at the end
 #: DeiT III's model -> learning rate, stochastic depth while trained and while finished, pixels while trained
-SIZES = {
+DEIT3_HYPERPARAMETERS = {
     "DeiT-III-S/16": (4e-3, 0.05, 0.05, 224),
     "DeiT-III-B/16": (3e-3, 0.2, 0.2, 192),
     "DeiT-III-L/16": (3e-3, 0.45, 0.45, 192),
@@ -29,28 +29,28 @@ SIZES = {
 }
 
 
-def judged(model: ModelConfig, facts: DatasetInfo, share: float, repeats: int = 3) -> dict[str, Any]:
+def imagenet_run_fields(model: ModelConfig, facts: DatasetInfo, share: float, repeats: int = 3) -> dict[str, Any]:
     """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how
     often an epoch shows a picture (a third of them, where it is three times)."""
-    parts, (mean, std) = common(model, facts), IMAGENET
+    parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
     seen = replace(parts["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
     return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
 
 
-def warmed(facts: DatasetInfo, batch: int, lr: float, least: float = LEAST) -> Schedule:
+def deit_schedule(facts: DatasetInfo, batch: int, lr: float, least: float = FINAL_LR) -> ScheduleConfig:
     """Cosine to `least` after five epochs of warm-up."""
-    return Schedule(round(WARMUP * facts.images / batch), "cosine", end=least / lr)
+    return ScheduleConfig(round(WARMUP_EPOCHS * facts.images / batch), "cosine", end=least / lr)
 
 
-def dropped(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
+def set_drop_path(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
     """A ViT with stochastic depth, and no dropout."""
-    return replace_fields(
+    return replace_known_fields(
         model,
         {"regularization.drop_path": drop_path, "regularization.drop_path_rises": rises, "regularization.dropout": 0.0},
     )
 
 
-def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT without a teacher: arXiv:2012.12877, Table 9, and facebookresearch/deit's main.py.
 
     vitreous train DATA --recipe NAME --model ViT-S/16
@@ -63,21 +63,21 @@ def deit(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
       draws them.
     """
     return Run(
-        **judged(dropped(model, 0.1, rises=True), facts, 0.875),
-        views=replace(RANDOM, erase=0.25, erase_noise=True),
-        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
-        schedule=warmed(facts, 1024, 1e-3),
+        **imagenet_run_fields(set_drop_path(model, 0.1, rises=True), facts, 0.875),
+        views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
+        optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        schedule=deit_schedule(facts, 1024, 1e-3),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=300,
-        ema=EMA,
+        ema=EMA_DECAY,
         ema_warmup=False,
     )
 
 
-def distil(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `small`, with a
-    teacher.
+def make_distil_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `make_small_run`, with
+    a teacher.
 
     vitreous train DATA --recipe NAME --objective.teacher runs/teacher --model DeiT-S/16-distilled
 
@@ -85,29 +85,33 @@ def distil(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     a RegNetY-16GF); it sees the very images of the student, mixed as they are. A model without the distillation token
     learns labels and teacher with its one head.
     """
-    run = small(model, facts, options) if max(model.image) <= SMALL else deit(model, facts, options)
+    run = (
+        make_small_run(model, facts, options)
+        if max(model.image) <= MAX_SMALL_IMAGE_SIDE
+        else make_deit_run(model, facts, options)
+    )
     own = {field.name: getattr(run.objective, field.name) for field in fields(run.objective) if field.name != "name"}
     return replace(run, objective=DistillationConfig(**own))
 
 
-def larger(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT at 384 pixels, from its weights at 224: facebookresearch/deit's README_deit.md.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    lr 5e-6 to the end, decay 1e-8, 512 images a step, 30 epochs; everything else as in `deit`.
+    lr 5e-6 to the end, decay 1e-8, 512 images a step, 30 epochs; everything else as in `make_deit_run`.
     """
-    run = deit(model, facts, options)
+    run = make_deit_run(model, facts, options)
     return replace(
         run,
         optimizer=replace(run.optimizer, lr=5e-6, weight_decay=1e-8),
-        schedule=warmed(facts, 512, 5e-6, least=5e-6),
+        schedule=deit_schedule(facts, 512, 5e-6, least=5e-6),
         batch_size=512,
         epochs=30,
     )
 
 
-def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit3_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III on ImageNet-1k: arXiv:2204.07118, and facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
@@ -119,21 +123,21 @@ def deit3(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     not divide 160 pixels: 154. Weights start as Google's code draws them; the rate follows a changed batch by its root,
     as is usual for LAMB, where theirs stays.
     """
-    lr, drop_path, _, _ = SIZES.get(model.name(), SIZES["DeiT-III-S/16"])
+    lr, drop_path, _, _ = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])
     return Run(
-        **judged(dropped(model, drop_path), facts, 1.0),
-        views=replace(CROP, three=True, jitter=(0.3, 0.3, 0.3)),
-        optimizer=Optimizer("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=1.0),
-        schedule=warmed(facts, 2048, lr),
+        **imagenet_run_fields(set_drop_path(model, drop_path), facts, 1.0),
+        views=replace(DEIT_CROP, three=True, jitter=(0.3, 0.3, 0.3)),
+        optimizer=OptimizerConfig("lamb", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=1.0),
+        schedule=deit_schedule(facts, 2048, lr),
         objective=SupervisedConfig(loss="binary"),
         batch_size=2048,
         epochs=800,
-        ema=EMA,
+        ema=EMA_DECAY,
         ema_warmup=False,
     )
 
 
-def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_deit3_finish_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DeiT III's last 20 epochs at 224 pixels: facebookresearch/deit's README_revenge.md.
 
     vitreous train DATA --recipe NAME --init runs/deit3
@@ -142,35 +146,40 @@ def finish(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     the binary loss; no repeated augmentation.
     """
     return Run(
-        **judged(dropped(model, SIZES.get(model.name(), SIZES["DeiT-III-B/16"])[2]), facts, 1.0, repeats=1),
-        views=RANDOM,
-        optimizer=Optimizer("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
-        schedule=warmed(facts, 512, 1e-5),
+        **imagenet_run_fields(
+            set_drop_path(model, DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-B/16"])[2]),
+            facts,
+            1.0,
+            repeats=1,
+        ),
+        views=DEIT_RANDAUGMENT,
+        optimizer=OptimizerConfig("adamw", lr=1e-5, betas=(0.9, 0.999), weight_decay=0.1, clip=None),
+        schedule=deit_schedule(facts, 512, 1e-5),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=512,
         epochs=20,
-        ema=EMA,
+        ema=EMA_DECAY,
         ema_warmup=False,
     )
 
 
-SOURCE, SOURCE3 = "arXiv:2012.12877", "arXiv:2204.07118"
-FINISHED = {"DeiT-III-B/16": "83.8 %", "DeiT-III-L/16": "84.9 %", "DeiT-III-H/14": "85.2 %"}
-DEITS = (
-    pretraining(
+DEIT_PAPER, DEIT3_PAPER = "arXiv:2012.12877", "arXiv:2204.07118"
+DEIT3_FINISH_RESULTS = {"DeiT-III-B/16": "83.8 %", "DeiT-III-L/16": "84.9 %", "DeiT-III-H/14": "85.2 %"}
+DEIT_RECIPES = (
+    build_pretraining_recipe(
         "deit",
-        deit,
+        make_deit_run,
         "ViT from scratch on ImageNet, strongly augmented",
-        SOURCE,
+        DEIT_PAPER,
         (("ViT-Ti/16", "ImageNet", "72.2 %"), ("ViT-S/16", "ImageNet", "79.9 %"), ("ViT-B/16", "ImageNet", "81.8 %")),
         models=("ViT-S/16", "ViT-Ti/16", "ViT-B/16"),
         warmup_in_epochs=True,
     ),
     Recipe(
         "distil",
-        distil,
+        make_distil_run,
         about="labels and a teacher",
-        source=SOURCE,
+        source=DEIT_PAPER,
         rule="linear",
         published=(
             ("DeiT-Ti/16-distilled", "ImageNet", "74.5 %"),
@@ -183,39 +192,39 @@ DEITS = (
         warmup_in_epochs=True,
         hold_out=0.01,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "deit-384",
-        larger,
+        make_deit_384_run,
         about="DeiT's weights at 384 pixels",
-        source=SOURCE,
+        source=DEIT_PAPER,
         published=(("ViT-B/16", "ImageNet at 384 pixels", "82.9 %"),),
         side=384,
         models=("ViT-B/16",),
         from_weights=True,
         warmup_in_epochs=True,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "deit3",
-        deit3,
+        make_deit3_run,
         about="ViT from scratch on ImageNet, 800 epochs, LAMB",
-        source=SOURCE3,
+        source=DEIT3_PAPER,
         published=(
             ("DeiT-III-S/16", "ImageNet", "81.4 %"),
-            *((model, "ImageNet, finished at 224 pixels", figure) for model, figure in FINISHED.items()),
+            *((model, "ImageNet, finished at 224 pixels", figure) for model, figure in DEIT3_FINISH_RESULTS.items()),
         ),
-        side=lambda name, facts: SIZES.get(name, SIZES["DeiT-III-S/16"])[3],
+        side=lambda name, facts: DEIT3_HYPERPARAMETERS.get(name, DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])[3],
         rule="sqrt",
-        models=tuple(SIZES),
+        models=tuple(DEIT3_HYPERPARAMETERS),
         warmup_in_epochs=True,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "deit3-finish",
-        finish,
+        make_deit3_finish_run,
         "deit3's weights at 224 pixels",
-        SOURCE3,
-        tuple((model, "ImageNet", figure) for model, figure in FINISHED.items()),
+        DEIT3_PAPER,
+        tuple((model, "ImageNet", figure) for model, figure in DEIT3_FINISH_RESULTS.items()),
         rule="fixed",
-        models=tuple(FINISHED),
+        models=tuple(DEIT3_FINISH_RESULTS),
         from_weights=True,
         warmup_in_epochs=True,
     ),

@@ -5,25 +5,37 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vitreous.data.annotations.map_statistics import MapSymmetry
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.modalities.base import HALF, IMAGENET
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import ANNOTATED_IMAGE
+from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import ANNOTATED_IMAGE_SIZES
 from vitreous.objectives.segmentation import SegmentationConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, dense_optimizer, fixed_side
-from vitreous.training.run import FineTune, Optimizer, Run, Schedule
+from vitreous.recipes.recipe import (
+    DatasetInfo,
+    Recipe,
+    TrainingLength,
+    base_run_fields,
+    fixed_image_side,
+    make_muon_optimizer,
+)
+from vitreous.training.run import FineTuneConfig, OptimizerConfig, Run, ScheduleConfig
 
-BATCH, WARMUP = 16, 1500  # images of a step, and steps, on ADE20K
-SHOWN = Length(2e4, 5, 200)
-VOLUMES = 4  # of a step
-VOLUMES_SHOWN = Length(1e4, 5, 100)
+ADE20K_BATCH_SIZE, ADE20K_WARMUP_STEPS = 16, 1500  # images of a step, and steps, on ADE20K
+SEGMENT_LENGTH = TrainingLength(2e4, 5, 200)
+MAX_VOLUME_BATCH = 4  # of a step
+VOLUME_SEGMENT_LENGTH = TrainingLength(1e4, 5, 100)
 #: width of a ViT with an adapter -> learning rate, weight decay, stochastic depth; of others, those of B or L
-ADAPTERS = {192: (1.2e-4, 0.01, 0.1), 384: (6e-5, 0.01, 0.2), 768: (6e-5, 0.01, 0.3), 1024: (2e-5, 0.05, 0.4)}
+ADAPTER_HYPERPARAMETERS = {
+    192: (1.2e-4, 0.01, 0.1),
+    384: (6e-5, 0.01, 0.2),
+    768: (6e-5, 0.01, 0.3),
+    1024: (2e-5, 0.05, 0.4),
+}
 
 
-def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """A class for every pixel, for a few hundred images.
 
     vitreous train DATA --recipe NAME
@@ -35,27 +47,29 @@ def segment(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Ru
     scaled along each axis, turned, with other intensities and noise.
     """
     batch = max(1, min(8, facts.images // 2))
-    epochs = SHOWN.epochs(facts.images)
-    parts = common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts)
+    epochs = SEGMENT_LENGTH.epochs(facts.images)
+    parts = base_run_fields(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts
+    )
     symmetry = facts.maps.symmetry if facts.maps else MapSymmetry()
     flips = {"flip": 0.5 * symmetry.flip, "flip_vertical": 0.5 * symmetry.flip_vertical, "turn": symmetry.turn}
-    views = Scenes(**flips, jitter=(0.2, 0.2, 0.2))
+    views = SceneViews(**flips, jitter=(0.2, 0.2, 0.2))
     if len(model.image) == 3:
         views = VolumeViews()
-        batch, epochs = min(batch, VOLUMES), VOLUMES_SHOWN.epochs(facts.images)
+        batch, epochs = min(batch, MAX_VOLUME_BATCH), VOLUME_SEGMENT_LENGTH.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     return Run(
         **parts | {"preprocess": parts["preprocess"].adjust(filter="bilinear")},
         views=views,
-        optimizer=dense_optimizer(options, lr=4e-3),
-        schedule=Schedule(round(0.05 * steps)),
+        optimizer=make_muon_optimizer(options, lr=4e-3),
+        schedule=ScheduleConfig(round(0.05 * steps)),
         objective=SegmentationConfig(),
         batch_size=batch,
         epochs=epochs,
     )
 
 
-def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_upernet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin with UPerNet's head on ADE20K: arXiv:2103.14030, A2.3.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -66,18 +80,18 @@ def swin_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     zeros that pad a grid. The authors' auxiliary head on the third stage is left out, and GroupNorm replaces the head's
     batch norm. B and L at 640 pixels: --image-size 640.
     """
-    return published_run(
-        replace_fields(
+    return make_ade20k_run(
+        replace_known_fields(
             model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.3, "attention.pad": "zeros"}
         ),
         facts,
         steps=160_000,
-        optimizer=Optimizer("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
+        optimizer=OptimizerConfig("adamw", lr=6e-5, betas=(0.9, 0.999), weight_decay=0.01, decay_on="mmdet", clip=None),
         objective=SegmentationConfig(head="upernet", head_width=32, head_dropout=0.1, dice=0.0),
     )
 
 
-def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-Adapter with UPerNet's head on ADE20K: arXiv:2205.08534, section 4.3.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -94,12 +108,14 @@ def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     | B | 6e-5 | 0.01 | 0.3 |
     | L | 2e-5 | 0.05 | 0.4 |
     """
-    lr, decay, drop_path = ADAPTERS.get(model.width, ADAPTERS[1024 if model.width > 768 else 768])
-    run = published_run(
-        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
+    lr, decay, drop_path = ADAPTER_HYPERPARAMETERS.get(
+        model.width, ADAPTER_HYPERPARAMETERS[1024 if model.width > 768 else 768]
+    )
+    run = make_ade20k_run(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
         facts,
         steps=160_000,
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             "adamw", lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="multi-axis", layer_decay=0.95, clip=None
         ),
         objective=SegmentationConfig(
@@ -108,10 +124,10 @@ def adapter_upernet(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     )
     if model.width < 1024 or model.channels != 3:
         return run
-    return replace(run, preprocess=replace(run.preprocess, mean=HALF[0], std=HALF[1]))
+    return replace(run, preprocess=replace(run.preprocess, mean=HALF_MOMENTS[0], std=HALF_MOMENTS[1]))
 
 
-def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """A linear layer on the frozen patches of DINOv2 for every pixel: arXiv:2304.07193, section 7.4 and B.5.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -121,25 +137,25 @@ def dinov2_linear(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     Their batch norm before the layer is left out, since the tokens are normalised. On four depths, as their `+ms`
     figures: --objective.head multiscale; those also average over scales, which is left out.
     """
-    run = published_run(
-        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
+    run = make_ade20k_run(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
         facts,
         steps=40_000,
-        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=None),
+        optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=1e-4, clip=None),
         objective=SegmentationConfig(head="linear", dice=0.0),
     )
-    return replace(run, tune=FineTune(last_blocks=0))
+    return replace(run, tune=FineTuneConfig(last_blocks=0))
 
 
-def published_run(
-    model: ModelConfig, facts: DatasetInfo, steps: int, optimizer: Optimizer, objective: SegmentationConfig
+def make_ade20k_run(
+    model: ModelConfig, facts: DatasetInfo, steps: int, optimizer: OptimizerConfig, objective: SegmentationConfig
 ) -> Run:
     """What ADE20K's recipes share: views, warm-up, linear decay, 16 images a step."""
-    parts = common(model, facts)
-    mean, std = IMAGENET if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
+    parts = base_run_fields(model, facts)
+    mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
-        views=Scenes(
+        views=SceneViews(
             scale_spacing="linear",
             fit="short",
             max_class_share=0.75,
@@ -151,17 +167,17 @@ def published_run(
             fill="mean",
         ),
         optimizer=optimizer,
-        schedule=Schedule(WARMUP, "linear"),
+        schedule=ScheduleConfig(ADE20K_WARMUP_STEPS, "linear"),
         objective=objective,
-        batch_size=BATCH,
-        epochs=steps * BATCH / facts.images,
+        batch_size=ADE20K_BATCH_SIZE,
+        epochs=steps * ADE20K_BATCH_SIZE / facts.images,
     )
 
 
-DENSE = (
+SEGMENTATION_RECIPES = (
     Recipe(
         "swin-upernet",
-        swin_upernet,
+        make_swin_upernet_run,
         "Swin with UPerNet's head on ADE20K",
         "arXiv:2103.14030",
         published=tuple(
@@ -169,7 +185,7 @@ DENSE = (
             for name, figure in zip(("Swin-T/4", "Swin-S/4", "Swin-B/4"), ("44.5 %", "47.6 %", "48.1 %"), strict=True)
         ),
         models=("Swin-T/4", "Swin-S/4", "Swin-B/4"),
-        image=fixed_side(512),
+        image=fixed_image_side(512),
         objective=SegmentationConfig,
         for_models="swin",
         from_weights=True,
@@ -178,7 +194,7 @@ DENSE = (
     ),
     Recipe(
         "adapter-upernet",
-        adapter_upernet,
+        make_adapter_upernet_run,
         "ViT-Adapter with UPerNet's head on ADE20K",
         "arXiv:2205.08534",
         published=tuple(
@@ -188,7 +204,7 @@ DENSE = (
             )
         ),
         models=("ViT-Ti/16", "ViT-S/16", "ViT-B/16", "ViT-L/16"),
-        image=fixed_side(512),
+        image=fixed_image_side(512),
         objective=SegmentationConfig,
         for_models="vit",
         from_weights=True,
@@ -197,7 +213,7 @@ DENSE = (
     ),
     Recipe(
         "dinov2-segment",
-        dinov2_linear,
+        make_dinov2_segment_run,
         "a linear layer for every pixel on frozen DINOv2, ADE20K",
         "arXiv:2304.07193",
         published=tuple(
@@ -205,7 +221,7 @@ DENSE = (
             for size, figure in zip("SBLg", ("47.2 %", "51.3 %", "53.1 %", "53.0 %"), strict=True)
         ),
         models=tuple(f"DINOv2-{size}/14" for size in "SBLg"),
-        image=fixed_side(518),
+        image=fixed_image_side(518),
         objective=SegmentationConfig,
         for_models="vit",
         from_weights=True,
@@ -214,14 +230,14 @@ DENSE = (
     ),
     Recipe(
         "segment",
-        segment,
+        make_segment_run,
         "a class for every pixel, a few hundred images",
         "tuned here",
         models=("ViT-192x6/16",),
         solid="ViT-192x6/8x8x8",
-        image=fixed_side(ANNOTATED_IMAGE["classes"][0]),
+        image=fixed_image_side(ANNOTATED_IMAGE_SIZES["classes"][0]),
         objective=SegmentationConfig,
-        lengths=(("images", SHOWN), ("volumes", VOLUMES_SHOWN)),
+        lengths=(("images", SEGMENT_LENGTH), ("volumes", VOLUME_SEGMENT_LENGTH)),
         data="photographs",
         floor=8,
         by_maps=True,

@@ -6,40 +6,44 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
-from vitreous.config import change_fields, nest_paths, set_paths
+from vitreous.config import change_fields, nest_paths, set_dotted_paths
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import SMALL
+from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.recipes.architecture import architecture
-from vitreous.recipes.fit_to_data import describe_small_settings, fit_to_labels
-from vitreous.recipes.names import OWN
+from vitreous.recipes.architecture import choose_architecture
+from vitreous.recipes.fit_to_data import describe_small_settings, fit_objective_to_labels
+from vitreous.recipes.names import DEFAULT_RECIPE_NAMES
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.own_aspect import at_own_aspect, check_options
-from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
-from vitreous.recipes.registry import RECIPES, find, own_length
-from vitreous.system.cores import default_workers
+from vitreous.recipes.own_aspect import check_native_aspect_options, use_native_aspect
+from vitreous.recipes.recipe import MIN_SCRATCH_IMAGES, DatasetInfo, Recipe
+from vitreous.recipes.registry import RECIPES, count_reference_steps, get_recipe
+from vitreous.system.cores import default_worker_count
 from vitreous.system.machine import pick_device, pick_precision
 from vitreous.training.run import Run
-from vitreous.training.shards import default_shards
-from vitreous.weights.adopt import Start
-from vitreous.weights.published import published_for
+from vitreous.training.shards import choose_shard_count
+from vitreous.weights.adopt import WeightsInfo
+from vitreous.weights.published import find_published_name
 
-__all__ = ["DatasetInfo", "apply", "derive"]
+__all__ = ["DatasetInfo", "apply_train_options", "derive_run_config"]
 
-LARGER = 1.25  # times what a model sees: such a volume is scaled to it
-COMPILE_GAIN = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
-CANONICAL = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
+VOLUME_SCALING_THRESHOLD = 1.25  # times what a model sees: such a volume is scaled to it
+MIN_COMPILE_FLOPS = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
+REPRODUCIBLE_SHARDS = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
 
-Note = Callable[[str], None]
+NoteCallback = Callable[[str], None]
 
 
-def derive(
-    options: TrainOptions, data: Data, facts: DatasetInfo, start: Start | None = None, note: Note = lambda text: None
+def derive_run_config(
+    options: TrainOptions,
+    data: Data,
+    facts: DatasetInfo,
+    start: WeightsInfo | None = None,
+    note: NoteCallback = lambda text: None,
 ) -> Run:
     """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
 
@@ -48,15 +52,15 @@ def derive(
     """
     if options.epochs is not None and options.steps is not None:
         raise UsageError("--epochs and --steps say the same thing", "use one of them")
-    check_options(options)
-    named = find(options.recipe) if options.recipe else None
+    check_native_aspect_options(options)
+    named = get_recipe(options.recipe) if options.recipe else None
     if named is not None and named.from_weights and start is None:
         raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
     device = pick_device(options.device or "auto")
-    kind = objective_of(options)
+    kind = get_objective_config(options)
     outputs = len(kind.output_names(data.classes, data.targets))
-    model = architecture(options, facts, outputs, start.config if start else None, named)
-    recipe = named or default_recipe(data, model, start, facts)
+    model = choose_architecture(options, facts, outputs, start.config if start else None, named)
+    recipe = named or choose_default_recipe(data, model, start, facts)
     base = recipe.make(model, facts, options)
     run = replace(
         base,
@@ -69,25 +73,27 @@ def derive(
     )
     if start is not None and start.preprocess is not None:
         run = replace(run, preprocess=merge_preprocess(run.preprocess, start.preprocess, recipe))
-    if fit_run := ADAPTERS.get(facts.template.form):
+    if fit_run := RUN_ADAPTERS.get(facts.template.form):
         run = fit_run(run, options, facts, start, note)
-    run = at_own_aspect(run, options, note)
-    run = apply(scale_batch(run, recipe, options, note), options)
-    run = limit_warmup(run, recipe, own_length(recipe, base), options, note)
-    run = warm_up_average(run, recipe, own_length(recipe, base), options, note)
-    run = replace(run, objective=fit_to_labels(run.objective, data, options, facts))
+    run = use_native_aspect(run, options, note)
+    run = apply_train_options(scale_batch(run, recipe, options, note), options)
+    run = limit_warmup(run, recipe, count_reference_steps(recipe, base), options, note)
+    run = warm_up_ema(run, recipe, count_reference_steps(recipe, base), options, note)
+    run = replace(run, objective=fit_objective_to_labels(run.objective, data, options, facts))
     if options.compile is None and device.startswith("cuda") and not run.reproducible and run.preprocess.stacks:
-        run = replace(run, compile=6 * run.model.macs() * run.total > COMPILE_GAIN)
+        run = replace(run, compile=6 * run.model.macs() * run.total > MIN_COMPILE_FLOPS)
     if options.shards is None and run.reproducible:
-        run = replace(run, shards=CANONICAL)
+        run = replace(run, shards=REPRODUCIBLE_SHARDS)
     elif options.shards is None and run.splittable and not (run.compile or run.draws_in_forward):
-        run = replace(run, shards=default_shards(device, run.batch_size, run.objective.shard_images))
+        run = replace(run, shards=choose_shard_count(device, run.batch_size, run.objective.shard_images))
     if settings := describe_small_settings(run, facts, options):
         note(settings)
-    return choose_periods(run, options)
+    return choose_intervals(run, options)
 
 
-def for_clips(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
+def adapt_run_to_clips(
+    run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
+) -> Run:
     """The run with the stride that was asked for, and without mirrored clips: left and right may be what tells classes
     apart."""
     stride = run.preprocess.stride if options.stride is None else options.stride
@@ -97,7 +103,9 @@ def for_clips(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start 
     return replace(run, preprocess=run.preprocess.adjust(stride=stride))
 
 
-def for_arrays(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start | None, note: Note) -> Run:
+def adapt_run_to_arrays(
+    run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
+) -> Run:
     """The run with preprocessing and views of volumes or signals. Volumes that are larger than what the model sees are
     scaled to it, where neither weights nor `--preprocess.fit` say what is done; of signals a part is cut out. A run
     that learns a class for each voxel has views of its own."""
@@ -106,13 +114,13 @@ def for_arrays(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start
     known = start.preprocess if start is not None else None
     fresh = facts.template.for_model(run.model.image, facts.channels)
     preprocess: Any = fresh.continue_from(known) if known is not None else fresh
-    large = any(own > LARGER * side for own, side in zip(facts.size, run.model.image, strict=True))
+    large = any(own > VOLUME_SCALING_THRESHOLD * side for own, side in zip(facts.size, run.model.image, strict=True))
     if known is None and large and len(facts.size) == 3 and "preprocess.fit" not in options.settings:
         preprocess = preprocess.adjust(fit="squash")
         sides, seen = (" x ".join(map(str, size)) for size in (facts.size, run.model.image))
         note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop cuts out their middle")
     if rule := options.settings.get("preprocess.standardise"):
-        preprocess = set_paths(preprocess, {"standardise": rule}, "preprocess.")
+        preprocess = set_dotted_paths(preprocess, {"standardise": rule}, "preprocess.")
     strength = 0.1 if preprocess.is_standardised else 0.0  # of deviations, which others do not have
     views = VolumeViews(
         scale=(1.0, 1.0),
@@ -128,19 +136,24 @@ def for_arrays(run: Run, options: TrainOptions, facts: DatasetInfo, start: Start
 
 
 #: what samples are decoded to (`Preprocess.form`) -> how a run is fitted to them
-ADAPTERS = {"clips": for_clips, "arrays": for_arrays}
+RUN_ADAPTERS = {"clips": adapt_run_to_clips, "arrays": adapt_run_to_arrays}
 
 
-def objective_of(options: TrainOptions) -> type[ObjectiveConfig]:
+def get_objective_config(options: TrainOptions) -> type[ObjectiveConfig]:
     """The config of what the options' recipe minimises: learning from labels, where none is named."""
-    return find(options.recipe).objective if options.recipe else SupervisedConfig
+    return get_recipe(options.recipe).objective if options.recipe else SupervisedConfig
 
 
 def advise_weights(run: Run) -> str:
     """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
-    if run.init or not run.preprocess.is_browsable or max(run.model.image[-2:]) <= SMALL or run.data.images >= FEW:
+    if (
+        run.init
+        or not run.preprocess.is_browsable
+        or max(run.model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
+        or run.data.images >= MIN_SCRATCH_IMAGES
+    ):
         return ""
-    source = published_for(run.model.name()) or published_for("ViT-S/16")
+    source = find_published_name(run.model.name()) or find_published_name("ViT-S/16")
     kind = run.preprocess.noun if run.preprocess.is_animated else "photographs"
     return (
         f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch: start from published "
@@ -148,23 +161,23 @@ def advise_weights(run: Run) -> str:
     )
 
 
-def default_recipe(data: Data, model: ModelConfig, start: Start | None, facts: DatasetInfo) -> Recipe:
+def choose_default_recipe(data: Data, model: ModelConfig, start: WeightsInfo | None, facts: DatasetInfo) -> Recipe:
     """The recipe where none is named."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
-    small = not facts.template.is_browsable or max(model.image[-2:]) <= SMALL
+    small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     return RECIPES["digits" if data.name == "digits" else "small" if small else "photos"]
 
 
 def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
     """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean
     and deviation."""
-    if recipe.name in OWN:
+    if recipe.name in DEFAULT_RECIPE_NAMES:
         return own.continue_from(weights)
     return own.with_moments(weights)
 
 
-def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> Run:
+def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallback) -> Run:
     """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the
     recipe's rule.
 
@@ -199,7 +212,7 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: Note) -> 
     return replace(run, optimizer=new)
 
 
-def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
+def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
     """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its
     own data.
 
@@ -207,13 +220,13 @@ def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note
     """
     named = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
     warmup, most = run.schedule.warmup_steps, run.steps // 10
-    if named or recipe.name in OWN or run.steps >= own / 2 or warmup <= most:
+    if named or recipe.name in DEFAULT_RECIPE_NAMES or run.steps >= own / 2 or warmup <= most:
         return run
     note(f"warm-up {warmup} -> {most} steps: a tenth of the run, which is shorter than {recipe.name}'s {own}")
     return replace(run, schedule=replace(run.schedule, warmup_steps=most))
 
 
-def warm_up_average(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: Note) -> Run:
+def warm_up_ema(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
     """Let the EMA warm up in a run of less than half of the steps that the recipe has on its own data.
 
     Its average would otherwise keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. Logs
@@ -225,9 +238,9 @@ def warm_up_average(run: Run, recipe: Recipe, own: int, options: TrainOptions, n
     return replace(run, ema_warmup=True)
 
 
-def apply(run: Run, options: TrainOptions) -> Run:
+def apply_train_options(run: Run, options: TrainOptions) -> Run:
     """The run with every option that was given set, and every `--path.to.field` after them."""
-    values = options.run_fields()
+    values = options.collect_run_fields()
     if options.keep_last:
         values["keep_best"] = False
     if options.device is not None:
@@ -236,17 +249,17 @@ def apply(run: Run, options: TrainOptions) -> Run:
         values["micro_batch"] = parse_micro_batch(options.micro_batch)
     if options.precision is not None:
         values["precision"] = pick_precision(options.precision, values.get("device", run.device))
-    run = set_fields(run, values)
+    run = set_run_fields(run, values)
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
-    own = run.recipe in ("", *OWN)  # whose warm-up is a twentieth of the run
+    own = run.recipe in ("", *DEFAULT_RECIPE_NAMES)  # whose warm-up is a twentieth of the run
     if (
         own
         and options.warmup_steps is None
         and (options.epochs or options.steps or options.batch_size or options.accumulate)
     ):
         run = replace(run, schedule=replace(run.schedule, warmup_steps=round(0.05 * run.steps)))
-    return set_paths(run, options.settings)
+    return set_dotted_paths(run, options.settings)
 
 
 def parse_micro_batch(words: str | None) -> int:
@@ -256,7 +269,7 @@ def parse_micro_batch(words: str | None) -> int:
     return int(words or "")
 
 
-def set_fields(run: Run, values: dict[str, Any]) -> Run:
+def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
     """A copy of the run with fields, by their dotted paths, set together. Raises UsageError for a part of the run that
     has no such field."""
     own: dict[str, Any] = {}
@@ -274,7 +287,7 @@ def set_fields(run: Run, values: dict[str, Any]) -> Run:
     return replace(run, **own)
 
 
-def choose_periods(run: Run, options: TrainOptions) -> Run:
+def choose_intervals(run: Run, options: TrainOptions) -> Run:
     """How often to log, evaluate and save: by the length of the run, unless said."""
     often = 20 if run.keep_best or run.early_stop else 6  # evaluations of a run, where nothing else is said
     chosen = {
@@ -282,5 +295,5 @@ def choose_periods(run: Run, options: TrainOptions) -> Run:
         "evaluate_every": options.evaluate_every or max(1, run.steps // often),
         "save_every": options.save_every or max(1, run.steps // 6),
     }
-    workers = options.workers if options.workers is not None else 0 if run.data.cache else default_workers()
+    workers = options.workers if options.workers is not None else 0 if run.data.cache else default_worker_count()
     return replace(run, **chosen, data=replace(run.data, workers=workers))

@@ -6,19 +6,27 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitreous.data.augmentation.scenes import Scenes
-from vitreous.data.modalities.base import HALF, IMAGENET
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import ANNOTATED_IMAGE
+from vitreous.data.augmentation.scenes import SceneViews
+from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import ANNOTATED_IMAGE_SIZES
 from vitreous.objectives.detection import DetectionConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Make, Recipe, common, dense_optimizer, fixed_side
-from vitreous.training.run import DecayRule, Optimizer, Run, Schedule
+from vitreous.recipes.recipe import (
+    DatasetInfo,
+    Recipe,
+    RunBuilder,
+    TrainingLength,
+    base_run_fields,
+    fixed_image_side,
+    make_muon_optimizer,
+)
+from vitreous.training.run import DecayRule, OptimizerConfig, Run, ScheduleConfig
 
-SHOWN = Length(2e4, 5, 200)
+DETECT_LENGTH = TrainingLength(2e4, 5, 200)
 
 
-def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_detect_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Boxes of objects, and their masks where the data have any, for a few hundred images.
 
     vitreous train DATA --recipe NAME
@@ -27,14 +35,16 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     go in by --init; their blocks then move more slowly than the heads, by layer decay.
     """
     batch = max(1, min(8, facts.images // 2))
-    epochs = SHOWN.epochs(facts.images)
+    epochs = DETECT_LENGTH.epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
-    parts = common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts)
+    parts = base_run_fields(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}), facts
+    )
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear")},
-        views=Scenes(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
-        optimizer=dense_optimizer(options, lr=2e-3, beta2=0.95),
-        schedule=Schedule(round(0.05 * steps)),
+        views=SceneViews(scale=(0.8, 1.25), fit="whole", flip=0.5, jitter=(0.2, 0.2, 0.2), fill="mean", visible=0.25),
+        optimizer=make_muon_optimizer(options, lr=2e-3, beta2=0.95),
+        schedule=ScheduleConfig(round(0.05 * steps)),
         objective=DetectionConfig(
             masks=facts.masks, heads="light", width=128, hidden=256, finest=8, anchor=4.0, proposals=300
         ),
@@ -44,7 +54,7 @@ def detect(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     )
 
 
-def vitdet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vitdet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViTDet with Mask R-CNN on COCO: arXiv:2203.16527, appendix A.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -54,44 +64,44 @@ def vitdet(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The loss of boxes is smooth L1, as in
     torchvision.
     """
-    return scaled_run(model, facts, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
+    return make_vitdet_base_run(model, facts, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
 
 
-def vitdet_lvis(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViTDet with Mask R-CNN on LVIS: arXiv:2203.16527, appendix A.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `vitdet`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 objects an image of scores
-    above 0.02. Images of rare classes are shown more often, by repeat factors of threshold 0.001 (LVIS,
+    As `make_vitdet_run`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 objects an image of
+    scores above 0.02. Images of rare classes are shown more often, by repeat factors of threshold 0.001 (LVIS,
     arXiv:1908.03195, appendix B.2), and the federated loss of a region counts 50 classes (arXiv:2103.07461). The
     classes are drawn for each image, theirs for the images of a GPU; their background is one of the 50.
     """
-    run = scaled_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
+    run = make_vitdet_base_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
-        run = replace(run, model=replace_fields(run.model, {"regularization.drop_path": 0.4}))
+        run = replace(run, model=replace_known_fields(run.model, {"regularization.drop_path": 0.4}))
     objective = replace(run.objective, detections=300, threshold=0.02, scores="sigmoid", federated=50)
     return replace(run, objective=objective, data=replace(run.data, sampling="repeat-factor"))
 
 
-def scaled_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
+def make_vitdet_base_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
     """What ViTDet's recipes share."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
     decay_on = "all" if model.depth == 32 else "vitdet"
-    return published_run(
-        replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
+    return make_mask_rcnn_run(
+        replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path}),
         facts,
         batch=64,
         epochs=64 * steps / facts.images,
-        optimizer=Optimizer(
+        optimizer=OptimizerConfig(
             "adamw", lr, weight_decay=0.1, decay_on=decay_on, layer_decay=layer_decay, clip=None, betas=(0.9, 0.999)
         ),
-        schedule=Schedule(250, "steps", milestones=(8 / 9, 26 / 27)),
-        views=Scenes(scale=(0.1, 2.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
+        schedule=ScheduleConfig(250, "steps", milestones=(8 / 9, 26 / 27)),
+        views=SceneViews(scale=(0.1, 2.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
     )
 
 
-def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin with Mask R-CNN on COCO, 36 epochs: arXiv:2103.14030, section 4.2 and A2.2.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -100,8 +110,8 @@ def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Windows
     attend to the zeros that pad a grid. Heads have ViTDet's convolutions and norms.
     """
-    return tripled_run(
-        replace_fields(
+    return make_3x_schedule_run(
+        replace_known_fields(
             model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.2, "attention.pad": "zeros"}
         ),
         facts,
@@ -109,7 +119,7 @@ def swin_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> 
     )
 
 
-def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_adapter_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """ViT-Adapter with Mask R-CNN on COCO, 36 epochs: arXiv:2205.08534, section 4.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -121,45 +131,49 @@ def adapter_mask(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
     decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
-    windows = {"attention.window": 14, "attention.global_blocks": last_of_quarters(model.depth)}
-    adapted = replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **windows})
-    run = tripled_run(adapted, facts, decay_on, layer_decay)
+    windows = {"attention.window": 14, "attention.global_blocks": global_attention_blocks(model.depth)}
+    adapted = replace_known_fields(
+        model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **windows}
+    )
+    run = make_3x_schedule_run(adapted, facts, decay_on, layer_decay)
     run = replace(run, objective=replace(run.objective, adapter="batch"))
     if model.width < 1024 or model.channels != 3:
         return run
-    return replace(run, preprocess=replace(run.preprocess, mean=HALF[0], std=HALF[1]))
+    return replace(run, preprocess=replace(run.preprocess, mean=HALF_MOMENTS[0], std=HALF_MOMENTS[1]))
 
 
-def last_of_quarters(depth: int) -> tuple[int, ...]:
+def global_attention_blocks(depth: int) -> tuple[int, ...]:
     """Return the index of the last block of each quarter of a ViT: 2, 5, 8 and 11 of 12."""
     return tuple(sorted({-(-depth * quarter // 4) - 1 for quarter in (1, 2, 3, 4)}))
 
 
-def tripled_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
+def make_3x_schedule_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
     """What runs of 36 epochs share, three times the usual 12."""
-    return published_run(
+    return make_mask_rcnn_run(
         model,
         facts,
         batch=16,
         epochs=36.0,
-        optimizer=Optimizer("adamw", 1e-4, betas=(0.9, 0.999), decay_on=decay_on, layer_decay=layer_decay, clip=None),
-        schedule=Schedule(500, "steps", milestones=(27 / 36, 33 / 36)),
-        views=Scenes(scale=(0.6, 1.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
+        optimizer=OptimizerConfig(
+            "adamw", 1e-4, betas=(0.9, 0.999), decay_on=decay_on, layer_decay=layer_decay, clip=None
+        ),
+        schedule=ScheduleConfig(500, "steps", milestones=(27 / 36, 33 / 36)),
+        views=SceneViews(scale=(0.6, 1.0), scale_spacing="linear", fit="whole", fill="mean", visible=0.0),
     )
 
 
-def published_run(
+def make_mask_rcnn_run(
     model: ModelConfig,
     facts: DatasetInfo,
     batch: int,
     epochs: float,
-    optimizer: Optimizer,
-    schedule: Schedule,
-    views: Scenes,
+    optimizer: OptimizerConfig,
+    schedule: ScheduleConfig,
+    views: SceneViews,
 ) -> Run:
     """What COCO's recipes share: Mask R-CNN with ViTDet's heads, ImageNet's mean and deviation."""
-    parts = common(model, facts)
-    mean, std = IMAGENET if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
+    parts = base_run_fields(model, facts)
+    mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
     return Run(
         **parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", mean=mean, std=std)},
         views=views,
@@ -171,74 +185,92 @@ def published_run(
     )
 
 
-def published(name: str, make: Make, about: str, source: str, **changes: Any) -> Recipe:
+def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **changes: Any) -> Recipe:
     """A recipe of COCO at 1024 pixels, from weights; `changes` are its further fields."""
     recipe = Recipe(
-        name, make, about, source, image=fixed_side(1024), objective=DetectionConfig, from_weights=True, data="COCO"
+        name,
+        make,
+        about,
+        source,
+        image=fixed_image_side(1024),
+        objective=DetectionConfig,
+        from_weights=True,
+        data="COCO",
     )
     return replace(recipe, **changes)
 
 
-def figures(prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]) -> tuple[tuple[str, str, str], ...]:
+def list_detection_results(
+    prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]
+) -> tuple[tuple[str, str, str], ...]:
     """Published figures of models of several sizes."""
     return tuple((prefix + size, data, row) for size, row in zip(sizes, rows, strict=True))
 
 
-VITDETS, SWINS, ADAPTED = ("B/16", "L/16", "H/16"), ("T/4", "S/4"), ("Ti/16", "S/16", "B/16", "L/16")
+VITDET_SIZES, SWIN_MASK_RCNN_SIZES, ADAPTER_SIZES = (
+    ("B/16", "L/16", "H/16"),
+    ("T/4", "S/4"),
+    ("Ti/16", "S/16", "B/16", "L/16"),
+)
 
-DETECT = (
-    published(
+DETECTION_RECIPES = (
+    build_coco_recipe(
         "vitdet",
-        vitdet,
+        make_vitdet_run,
         "ViTDet with Mask R-CNN on COCO",
         "arXiv:2203.16527",
-        published=figures(
-            "ViTDet-", VITDETS, "COCO, AP of boxes / masks", ("51.6 / 45.9", "55.5 / 49.2", "56.7 / 50.2")
+        published=list_detection_results(
+            "ViTDet-", VITDET_SIZES, "COCO, AP of boxes / masks", ("51.6 / 45.9", "55.5 / 49.2", "56.7 / 50.2")
         ),
-        models=tuple(f"ViTDet-{size}" for size in VITDETS),
+        models=tuple(f"ViTDet-{size}" for size in VITDET_SIZES),
         for_models="vit",
         by_steps=True,
     ),
-    published(
+    build_coco_recipe(
         "vitdet-lvis",
-        vitdet_lvis,
+        make_vitdet_lvis_run,
         "ViTDet with Mask R-CNN on LVIS",
         "arXiv:2203.16527",
-        published=figures("ViTDet-", VITDETS, "LVIS, AP of boxes", ("40.2", "46.1", "49.1")),
-        models=tuple(f"ViTDet-{size}" for size in VITDETS),
+        published=list_detection_results("ViTDet-", VITDET_SIZES, "LVIS, AP of boxes", ("40.2", "46.1", "49.1")),
+        models=tuple(f"ViTDet-{size}" for size in VITDET_SIZES),
         for_models="vit",
         by_steps=True,
         data="LVIS",
     ),
-    published(
+    build_coco_recipe(
         "swin-mask-rcnn",
-        swin_mask,
+        make_swin_mask_rcnn_run,
         "Swin with Mask R-CNN on COCO, 36 epochs",
         "arXiv:2103.14030",
-        published=figures("Swin-", SWINS, "COCO, AP of boxes / masks", ("46.0 / 41.6", "48.5 / 43.3")),
-        models=tuple(f"Swin-{size}" for size in SWINS),
+        published=list_detection_results(
+            "Swin-", SWIN_MASK_RCNN_SIZES, "COCO, AP of boxes / masks", ("46.0 / 41.6", "48.5 / 43.3")
+        ),
+        models=tuple(f"Swin-{size}" for size in SWIN_MASK_RCNN_SIZES),
         for_models="swin",
     ),
-    published(
+    build_coco_recipe(
         "adapter-mask-rcnn",
-        adapter_mask,
+        make_adapter_mask_rcnn_run,
         "ViT-Adapter with Mask R-CNN on COCO, 36 epochs",
         "arXiv:2205.08534",
-        published=figures(
-            "ViT-", ADAPTED, "COCO, AP of boxes / masks", ("46.0 / 41.0", "48.2 / 42.8", "49.6 / 43.6", "52.1 / 46.0")
+        published=list_detection_results(
+            "ViT-",
+            ADAPTER_SIZES,
+            "COCO, AP of boxes / masks",
+            ("46.0 / 41.0", "48.2 / 42.8", "49.6 / 43.6", "52.1 / 46.0"),
         ),
-        models=tuple(f"ViT-{size}" for size in ADAPTED),
+        models=tuple(f"ViT-{size}" for size in ADAPTER_SIZES),
         for_models="vit",
     ),
     Recipe(
         "detect",
-        detect,
+        make_detect_run,
         "objects, their boxes and masks, a few hundred images",
         "tuned here",
         models=("Conv16-32-64-128+ViT-192x4/16",),
-        image=fixed_side(ANNOTATED_IMAGE["objects"][0]),
+        image=fixed_image_side(ANNOTATED_IMAGE_SIZES["objects"][0]),
         objective=DetectionConfig,
-        lengths=(("images", SHOWN),),
+        lengths=(("images", DETECT_LENGTH),),
         data="photographs",
         floor=8,
     ),

@@ -6,19 +6,19 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import SMALL
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.recipes.deit import RANDOM, judged
+from vitreous.recipes.deit import DEIT_RANDAUGMENT, imagenet_run_fields
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import DatasetInfo, Length, Recipe, common, fixed_side
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.recipes.recipe import DatasetInfo, Recipe, TrainingLength, base_run_fields, fixed_image_side
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-PHOTOGRAPHS, PICTURES = Length(1e5, 10, 100), Length(1e5, 10, 100)
-LENGTHS = (("photographs", PHOTOGRAPHS), ("images up to 64 pixels", PICTURES))
+PHOTO_LENGTH, SMALL_IMAGE_LENGTH = TrainingLength(1e5, 10, 100), TrainingLength(1e5, 10, 100)
+ENCODER_LENGTHS = (("photographs", PHOTO_LENGTH), ("images up to 64 pixels", SMALL_IMAGE_LENGTH))
 
 
-class Size(NamedTuple):
+class MAEFinetuneSettings(NamedTuple):
     """What MAE's fine-tuning takes for a size of ViT: epochs, base rate for 256 images, layer decay, stochastic
     depth."""
 
@@ -29,13 +29,17 @@ class Size(NamedTuple):
 
 
 #: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md; by the depth of the model
-SIZES = {12: Size(100, 5e-4, 0.65, 0.1), 24: Size(50, 1e-3, 0.75, 0.2), 32: Size(50, 1e-3, 0.75, 0.3)}
+MAE_FINETUNE_SETTINGS = {
+    12: MAEFinetuneSettings(100, 5e-4, 0.65, 0.1),
+    24: MAEFinetuneSettings(50, 1e-3, 0.75, 0.2),
+    32: MAEFinetuneSettings(50, 1e-3, 0.75, 0.3),
+}
 
 
-def mean_of_patches(model: ModelConfig, drop_path: float) -> ModelConfig:
+def use_mean_pooling(model: ModelConfig, drop_path: float) -> ModelConfig:
     """A ViT that answers from the mean of its patch tokens, which is normalised after it is taken, not before."""
     pooled = {"pool": "mean", "norm.final": "pooled"} if model.pool == "class" else {}
-    return replace_fields(
+    return replace_known_fields(
         model,
         pooled
         | {
@@ -46,7 +50,7 @@ def mean_of_patches(model: ModelConfig, drop_path: float) -> ModelConfig:
     )
 
 
-def mae_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_mae_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Fine-tuning of MAE's encoders: arXiv:2111.06377, Table 9, and facebookresearch/mae's FINETUNE.md.
 
     vitreous train DATA --recipe NAME --init runs/mae
@@ -57,22 +61,22 @@ def mae_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     in place of the last one. It starts at zero, where theirs is drawn with a deviation of 2e-5. Models of another depth
     take the numbers of the next larger one.
     """
-    size = SIZES[next((depth for depth in SIZES if model.depth <= depth), 32)]
+    size = MAE_FINETUNE_SETTINGS[next((depth for depth in MAE_FINETUNE_SETTINGS if model.depth <= depth), 32)]
     lr = size.base * 1024 / 256
     return Run(
-        **judged(mean_of_patches(model, size.drop_path), facts, 0.875, repeats=1),
-        views=replace(RANDOM, erase=0.25, erase_noise=True),
-        optimizer=Optimizer(
+        **imagenet_run_fields(use_mean_pooling(model, size.drop_path), facts, 0.875, repeats=1),
+        views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
+        optimizer=OptimizerConfig(
             "adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None, layer_decay=size.layer_decay
         ),
-        schedule=Schedule(round(5 * facts.images / 1024), "cosine", end=1e-6 / lr),
+        schedule=ScheduleConfig(round(5 * facts.images / 1024), "cosine", end=1e-6 / lr),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=size.epochs,
     )
 
 
-def dino_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dino_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Fine-tuning of DINO's encoders on CIFAR: arXiv:2104.14294, Table 6, with the authors' numbers for ViT-B
     (facebookresearch/dino, issues 81 and 144).
 
@@ -85,22 +89,22 @@ def dino_finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
     """
     lr = 7.5e-6
     return Run(
-        **judged(
-            replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}),
+        **imagenet_run_fields(
+            replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}),
             facts,
             0.875,
             repeats=3,
         ),
-        views=replace(RANDOM, erase=0.25, erase_noise=True),
-        optimizer=Optimizer("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
-        schedule=Schedule(round(5 * facts.images / 768), "cosine", end=1e-6 / lr),
+        views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
+        optimizer=OptimizerConfig("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=0.05, clip=None),
+        schedule=ScheduleConfig(round(5 * facts.images / 768), "cosine", end=1e-6 / lr),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=768,
         epochs=1000,
     )
 
 
-def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_finetune_encoder_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Images of any size from an encoder that learned without labels.
 
     vitreous train DATA --recipe NAME --init runs/mae
@@ -109,16 +113,18 @@ def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     ones, which know least about classes, move as if they were new: lr 1e-3 x batch / 256 with decay 0.75, as MAE's
     fine-tuning has it; images up to 64 pixels 2e-3 for 64 images.
     """
-    small = max(model.image) <= SMALL
+    small = max(model.image) <= MAX_SMALL_IMAGE_SIDE
     batch = max(1, min(64, facts.images // 4))
-    epochs = (PICTURES if small else PHOTOGRAPHS).epochs(facts.images)
+    epochs = (SMALL_IMAGE_LENGTH if small else PHOTO_LENGTH).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
     crop = Augment(shift=0.125, flip=0.5) if small else Augment(crop=(0.2, 1.0), flip=0.5, rand_layers=2)
     return Run(
-        **common(replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}), facts),
+        **base_run_fields(
+            replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.1}), facts
+        ),
         views=crop,
-        optimizer=Optimizer("adamw", lr=2e-3 if small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
-        schedule=Schedule(round(0.05 * steps)),
+        optimizer=OptimizerConfig("adamw", lr=2e-3 if small else 1e-3 * 64 / 256, weight_decay=0.05, layer_decay=0.75),
+        schedule=ScheduleConfig(round(0.05 * steps)),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=batch,
         epochs=epochs,
@@ -126,22 +132,22 @@ def finetune_encoder(model: ModelConfig, facts: DatasetInfo, options: TrainOptio
     )
 
 
-OWN = Recipe(
+FINETUNE_ENCODER_RECIPE = Recipe(
     "finetune-encoder",
-    finetune_encoder,
+    make_finetune_encoder_run,
     "images, from an encoder that learned without labels",
     "tuned here",
     from_weights=True,
-    lengths=LENGTHS,
+    lengths=ENCODER_LENGTHS,
     data="photographs",
     floor=64,
 )
-WEIGHTS: dict[str, Any] = {"from_weights": True, "warmup_in_epochs": True, "image": fixed_side(224)}
-ENCODERS = (
-    OWN,
+ENCODER_RECIPE_FIELDS: dict[str, Any] = {"from_weights": True, "warmup_in_epochs": True, "image": fixed_image_side(224)}
+ENCODER_RECIPES = (
+    FINETUNE_ENCODER_RECIPE,
     Recipe(
         "mae-finetune",
-        mae_finetune,
+        make_mae_finetune_run,
         "MAE's encoder to ImageNet-sized data",
         "arXiv:2111.06377, Table 9",
         rule="linear",
@@ -152,11 +158,11 @@ ENCODERS = (
         ),
         models=("ViT-B/16", "ViT-L/16", "ViT-H/14"),
         hold_out=0.01,
-        **WEIGHTS,
+        **ENCODER_RECIPE_FIELDS,
     ),
     Recipe(
         "dino-finetune",
-        dino_finetune,
+        make_dino_finetune_run,
         "DINO's encoder to CIFAR-10 or CIFAR-100, 224 pixels",
         "arXiv:2104.14294, Table 6",
         rule="fixed",
@@ -164,6 +170,6 @@ ENCODERS = (
         data="CIFAR-10",
         models=("ViT-B/16", "ViT-S/16"),
         hold_out=0.02,
-        **WEIGHTS,
+        **ENCODER_RECIPE_FIELDS,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from vitreous.data.annotations.map_statistics import balance_classes
+from vitreous.data.annotations.map_statistics import compute_class_weights
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.objectives.base import ObjectiveConfig
@@ -13,28 +13,32 @@ from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.segmentation import SegmentationConfig
-from vitreous.objectives.supervised import SupervisedConfig, balanced
+from vitreous.objectives.supervised import SupervisedConfig, balanced_class_weights
 from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.unlabelled import has_small_settings
 from vitreous.training.run import Run
 
-MIN_WEIGHED = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
+MIN_WEIGHTED_CLASSES = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
 
 #: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
-SHORT = "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
-WITH_LABELS = {
+SHORT_RUN_RESULT = (
+    "half a minute of {} and of fine-tuning gave {} % on 2,000 CIFAR-10 images, a minute from scratch 59.2 %"
+)
+LABELLED_RESULTS = {
     "dino": "one minute of dino and one of fine-tuning gave 53.1 % on 9,000 CIFAR-10 images, two from scratch 71.8 %",
-    "dinov2": SHORT.format("dinov2", 24.1),
-    "mae": SHORT.format("mae", 19.8),
+    "dinov2": SHORT_RUN_RESULT.format("dinov2", 24.1),
+    "mae": SHORT_RUN_RESULT.format("mae", 19.8),
 }
-FEW_LABELS = (
+FEW_LABELS_RESULT = (
     "with 60 labels of Quick, Draw! a minute of mae and fine-tuning gave 28.2 %, of dino 81.7 %, from scratch 80.1 %"
 )
-RECIPES = ("masked-patches", "mae", "dino", "dinov2")
+UNLABELLED_RECIPE_NAMES = ("masked-patches", "mae", "dino", "dinov2")
 
 
-def fit_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo) -> ObjectiveConfig:
+def fit_objective_to_labels(
+    objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo
+) -> ObjectiveConfig:
     """The objective with a loss for the labels that images have, and the class weights that were asked for.
 
     Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
@@ -51,30 +55,30 @@ def fit_to_labels(objective: ObjectiveConfig, data: Data, options: TrainOptions,
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
-        return replace(objective, class_weights=weigh_pixels(facts, options))
+        return replace(objective, class_weights=weigh_pixel_classes(facts, options))
     if not isinstance(objective, SupervisedConfig):
         return objective
     loss: Any = data.label_kind.choose_loss(objective.loss, options.loss, data.name)
     objective = replace(objective, loss=loss)
     if options.class_weights is not None:
         labels, classes = data.split("train").labels, len(data.classes)
-        weights = balanced(labels, classes) if options.class_weights == "balanced" else ()
+        weights = balanced_class_weights(labels, classes) if options.class_weights == "balanced" else ()
         objective = replace(objective, class_weights=weights)
     return objective
 
 
-def weigh_pixels(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
-    """The weight of each class in the loss of pixels, by the statistics of class maps: for `MIN_WEIGHED` classes or
-    more, or where the options ask for balance; else, and without statistics, none."""
+def weigh_pixel_classes(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
+    """The weight of each class in the loss of pixels, by the statistics of class maps: for `MIN_WEIGHTED_CLASSES`
+    classes or more, or where the options ask for balance; else, and without statistics, none."""
     shares = facts.maps.shares if facts.maps else ()
-    chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHED else "even")
-    return balance_classes(shares) if chosen == "balanced" else ()
+    chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
+    return compute_class_weights(shares) if chosen == "balanced" else ()
 
 
 def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
     """Return one line with the settings that a recipe has for small images and few photographs, where a run takes them
     in place of the published ones; an empty string for any other run."""
-    if run.recipe not in RECIPES or not has_small_settings(run.model, info, options):
+    if run.recipe not in UNLABELLED_RECIPE_NAMES or not has_small_settings(run.model, info, options):
         return ""
     settings, objective = [f"{run.step_size} images a step", f"learning rate {run.optimizer.lr:g}"], run.objective
     if isinstance(objective, MAEConfig):
@@ -94,9 +98,12 @@ def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> st
     if run.init or not describe_small_settings(run, info, options):
         return ""
     if len(run.data.classes) > 1:
-        figures = WITH_LABELS.get(run.recipe, WITH_LABELS["mae"])
+        figures = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
         hint = "leave --recipe out unless most of your images have no labels"
         return f"the images have labels, and {run.recipe} learns without them: {figures} (docs/pretraining.md); {hint}"
     if run.recipe == "mae":
-        return f"mae is slow on small sets: {FEW_LABELS} (docs/pretraining.md); use --recipe dino, or train for long"
+        return (
+            f"mae is slow on small sets: {FEW_LABELS_RESULT} (docs/pretraining.md); "
+            f"use --recipe dino, or train for long"
+        )
     return ""

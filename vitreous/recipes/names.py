@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 
 #: AugReg's augmentations (arXiv:2106.10270): RandAugment's layers, its magnitude, MixUp's alpha
-LEVELS = {
+AUGREG_LEVELS = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
     "light2": (2, 10, 0.2),
@@ -16,10 +16,10 @@ LEVELS = {
 }
 
 #: those that a run takes when none is named
-OWN = ("digits", "small", "photos", "finetune", "finetune-encoder")
+DEFAULT_RECIPE_NAMES = ("digits", "small", "photos", "finetune", "finetune-encoder")
 
-NAMES = (
-    *OWN,
+RECIPE_NAMES = (
+    *DEFAULT_RECIPE_NAMES,
     *(f"vit-{data}" for data in ("imagenet", "imagenet21k", "jft")),
     *(f"bit-{data}" for data in ("jft-adam", "jft-sgd", "imagenet", "imagenet21k")),
     *(f"finetune-{data}" for data in ("imagenet", "imagenet-512", "cifar", "pets", "flowers", "vtab")),
@@ -27,7 +27,7 @@ NAMES = (
     *(
         f"augreg-{data}{level}"
         for data in ("imagenet", "imagenet21k")
-        for level in ("", *(f"-{one}" for one in LEVELS))
+        for level in ("", *(f"-{one}" for one in AUGREG_LEVELS))
     ),
     "augreg-finetune-imagenet",
     *(f"augreg-finetune-{data}{length}" for data in ("pets", "cifar", "vtab") for length in ("", "-long")),
@@ -50,8 +50,10 @@ NAMES = (
 )
 
 
-def known(name: str) -> str:
+def check_recipe_name(name: str) -> str:
     """The name, if a recipe is called so. Raises UsageError with the nearest."""
-    if name not in NAMES:
-        raise UsageError(f"unknown recipe {name}", nearest(name, NAMES) or "`vitreous recipes` lists them")
+    if name not in RECIPE_NAMES:
+        raise UsageError(
+            f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "`vitreous recipes` lists them"
+        )
     return name

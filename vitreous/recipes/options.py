@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from tyro.conf import Positional, Suppress, arg
 
-from vitreous.config import OptionalPath, Synonyms, marks_of
+from vitreous.config import OptionAliases, OptionalPath, get_field_markers
 from vitreous.errors import UsageError
 from vitreous.weights.options import WeightsOptions
 
-FROM_SCRATCH = "none"  # the value of --init that refuses weights
+INIT_FROM_SCRATCH = "none"  # the value of --init that refuses weights
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,16 @@ class TrainOptions(WeightsOptions):
     """Model name: ViT-B/16, R50+ViT-B/16, BiT-R50x1, vit_base_patch16_224, ViT-WIDTHxDEPTH/PATCH; see `vitreous models`
     (default: from the recipe)."""
     init: Annotated[
-        OptionalPath, RunField("init", none=FROM_SCRATCH), Synonyms("pretrained", "weights", "initial_checkpoint")
+        OptionalPath,
+        RunField("init", none=INIT_FROM_SCRATCH),
+        OptionAliases("pretrained", "weights", "initial_checkpoint"),
     ] = None
     """Initial weights: a run folder, a bundle, a file or folder of a supported format, a name listed by `vitreous
     models --weights`, hf:org/name or timm:name; `none` trains from scratch (default: published weights for fewer than
     2,000 photographs if they are cached or can be downloaded, else none)."""
-    out: Annotated[OptionalPath, Synonyms("output_dir", "output", "project")] = None
+    out: Annotated[OptionalPath, OptionAliases("output_dir", "output", "project")] = None
     """Run folder to create (default: runs/DATE-MODEL-DATA)."""
-    resume: Annotated[bool, Synonyms("checkpoint")] = False
+    resume: Annotated[bool, OptionAliases("checkpoint")] = False
     """Continue a run: `train --resume runs/a` is short for --resume --out runs/a (default: runs/latest)."""
     override: bool = False
     """With --resume: allow settings that differ from those of the run."""
@@ -96,7 +98,7 @@ class TrainOptions(WeightsOptions):
     sheets (default: this machine, measured with a few steps)."""
     images: int | None = None
     """With --world: number of training images to assume (default: the dataset's)."""
-    image_size: Annotated[int | None, Synonyms("img_size", "imgsz", "input_size")] = None
+    image_size: Annotated[int | None, OptionAliases("img_size", "imgsz", "input_size")] = None
     """Height and width of the model input in pixels (default: from the recipe, the weights or the model name)."""
     patch_size: int | None = None
     """Height and width of a patch in pixels (default: from the model name)."""
@@ -114,11 +116,11 @@ class TrainOptions(WeightsOptions):
     buckets: Annotated[tuple[str, ...] | None, arg(metavar="[SIZE...]")] = None
     """Train a generative model at several sizes; each image is assigned to the nearest: 64x48, for clips 8x64x48.
     Without values: sizes chosen from the data, which may mix clips and images (default: one size)."""
-    epochs: Annotated[float | None, RunField("epochs"), Synonyms("num_epochs", "num_train_epochs")] = None
+    epochs: Annotated[float | None, RunField("epochs"), OptionAliases("num_epochs", "num_train_epochs")] = None
     """Passes over the training images (default: from the recipe)."""
     steps: int | None = None
     """Optimiser steps, instead of --epochs."""
-    batch_size: Annotated[int | None, RunField("batch_size"), Synonyms("batch")] = None
+    batch_size: Annotated[int | None, RunField("batch_size"), OptionAliases("batch")] = None
     """Images per forward pass, over all devices (default: from the recipe)."""
     accumulate: Annotated[int | None, RunField("accumulate")] = None
     """Batches per optimiser step: gradient accumulation (default: from the recipe)."""
@@ -128,17 +130,17 @@ class TrainOptions(WeightsOptions):
     recompute: Annotated[bool, RunField("recompute")] = False
     """Gradient checkpointing: less memory for about a third more compute."""
     optimizer: Annotated[
-        Literal["adamw", "sgd", "lamb", "lars", "muon"] | None, RunField("optimizer.name"), Synonyms("opt")
+        Literal["adamw", "sgd", "lamb", "lars", "muon"] | None, RunField("optimizer.name"), OptionAliases("opt")
     ] = None
     """Optimiser; muon applies Muon to the weight matrices of the blocks and AdamW to all other parameters (default:
     from the recipe)."""
     lr: Annotated[
-        float | None, RunField("optimizer.lr"), Synonyms("learning_rate", "lr0"), arg(aliases=["--learning-rate"])
+        float | None, RunField("optimizer.lr"), OptionAliases("learning_rate", "lr0"), arg(aliases=["--learning-rate"])
     ] = None
     """Peak learning rate (default: from the recipe)."""
     weight_decay: Annotated[float | None, RunField("optimizer.weight_decay")] = None
     """Decoupled weight decay of weight matrices, multiplied by the learning rate (default: from the recipe)."""
-    warmup_steps: Annotated[int | None, RunField("schedule.warmup_steps"), Synonyms("warmup")] = None
+    warmup_steps: Annotated[int | None, RunField("schedule.warmup_steps"), OptionAliases("warmup")] = None
     """Steps of linear warm-up (default: from the recipe)."""
     decay: Annotated[Literal["cosine", "linear", "constant", "rsqrt", "steps"] | None, RunField("schedule.decay")] = (
         None
@@ -171,7 +173,7 @@ class TrainOptions(WeightsOptions):
     sampling: Annotated[Literal["even", "balanced", "repeat-factor"] | None, RunField("data.sampling")] = None
     """balanced: sample all classes equally often. repeat-factor: repeat images of rare classes as in LVIS (default:
     from the recipe)."""
-    label_smoothing: Annotated[float | None, RunField("objective.smoothing"), Synonyms("smoothing")] = None
+    label_smoothing: Annotated[float | None, RunField("objective.smoothing"), OptionAliases("smoothing")] = None
     """Share of the target probability that is spread over all classes (default: from the recipe)."""
     drop_path: Annotated[float | None, RunField("model.regularization.drop_path")] = None
     """Stochastic depth rate of the last block (default: from the recipe)."""
@@ -193,7 +195,7 @@ class TrainOptions(WeightsOptions):
     """Probability of random erasing (default: from the recipe)."""
     bad_images: Literal["stop", "skip"] = "stop"
     """Stop at unreadable images, or skip them."""
-    workers: Annotated[int | None, RunField("data.workers"), Synonyms("num_workers")] = None
+    workers: Annotated[int | None, RunField("data.workers"), OptionAliases("num_workers")] = None
     """Processes that decode images (default: chosen from decoding cost, model and cores)."""
     seed: Annotated[int | None, RunField("seed")] = None
     """Seed of weights, data order and augmentation (default: 0)."""
@@ -216,7 +218,7 @@ class TrainOptions(WeightsOptions):
     """Decode JPEG files at full resolution, even if a crop is downscaled by more than two; slower."""
     device: str | None = None
     """auto, cpu, cuda, cuda:1 or mps (default: auto)."""
-    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"] | None, Synonyms("amp")] = None
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16"] | None, OptionAliases("amp")] = None
     """Compute dtype; weights are kept in fp32 (default: auto, which is bf16 if the device supports it)."""
     compile: Annotated[bool | None, RunField("compile")] = None
     """Compile the blocks with torch.compile (default: on GPUs, if the run is long enough to benefit)."""
@@ -265,20 +267,20 @@ class TrainOptions(WeightsOptions):
     settings: Suppress[dict[str, list[str]]] = field(default_factory=dict)
     """Any other field of the run by its path: `--optimizer.betas 0.9 0.95`."""
 
-    def run_fields(self) -> dict[str, Any]:
+    def collect_run_fields(self) -> dict[str, Any]:
         """Return the fields of `Run` that the options set, by their dotted paths."""
-        paths = run_field_marks()
+        paths = get_run_field_options()
         given = {name: getattr(self, name) for name in paths if getattr(self, name) != getattr(TrainOptions, name)}
         return {paths[name].path: None if value == paths[name].none else value for name, value in given.items()}
 
-    def check_data(self) -> None:
+    def require_data_source(self) -> None:
         """Raise UsageError where no data set is named and no run says which."""
         if not self.data and not self.resume:
             raise UsageError("no data set is named", "vitreous train DATA: `digits`, a folder of images or a CSV file")
 
 
 @cache
-def run_field_marks() -> dict[str, RunField]:
+def get_run_field_options() -> dict[str, RunField]:
     """Return the options that set one field of `Run`, with their marks."""
     of_weights = {"resize": RunField("model.positions.resize"), "source_size": RunField("init_source_size")}
-    return of_weights | marks_of(TrainOptions, RunField)
+    return of_weights | get_field_markers(TrainOptions, RunField)

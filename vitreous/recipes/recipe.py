@@ -16,27 +16,27 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.errors import UsageError
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import configure
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import config_from_name
 from vitreous.objectives.base import ObjectiveConfig
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.training.run import Optimizer, Run
+from vitreous.training.run import OptimizerConfig, Run
 
-Rule = Literal["linear", "sqrt", "fixed"]
-Published = tuple[str, str, str]  # model, data set, figure
+LRScalingRule = Literal["linear", "sqrt", "fixed"]
+PublishedResult = tuple[str, str, str]  # model, data set, figure
 
 #: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's
 #: input_pipeline.py)
-INCEPTION = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
+INCEPTION_VIEWS = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
 #: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets',
 #: CIFAR's, ImageNet's
-SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
-FEW = 10_000  # photographs: fewer are few for a Vision Transformer from scratch
-JUDGED = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
+HOLD_OUT_SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
+MIN_SCRATCH_IMAGES = 10_000  # photographs: fewer are few for a Vision Transformer from scratch
+CENTER_CROP_SHARE = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
 
 
-PHOTOGRAPHS, CLIPS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # of any size
+PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # of any size
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class DatasetInfo:
     images: int
     size: tuple[int, ...]
     channels: int
-    template: Preprocess = PHOTOGRAPHS
+    template: Preprocess = PHOTO_PREPROCESS
     _: KW_ONLY
     masks: bool = False
     latents: Latents | None = None
@@ -58,7 +58,7 @@ class DatasetInfo:
 
 
 #: data set -> what it is, and its classes; the sizes of photographs are examples
-SETS = {
+REFERENCE_DATASETS = {
     "ImageNet": (DatasetInfo(1_281_167, (375, 500), 3), 1000),
     "ImageNet-21k": (DatasetInfo(14_200_000, (375, 500), 3), 21_843),
     "JFT-300M": (DatasetInfo(303_000_000, (375, 500), 3), 18_291),
@@ -70,13 +70,13 @@ SETS = {
     "ADE20K": (DatasetInfo(20_210, (512, 683), 3), 150),
     "COCO": (DatasetInfo(118_287, (480, 640), 3, masks=True), 80),
     "LVIS": (DatasetInfo(100_170, (480, 640), 3, masks=True), 1203),
-    "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3, CLIPS), 400),
+    "Kinetics-400": (DatasetInfo(240_436, (300, 256, 340), 3, CLIP_PREPROCESS), 400),
     "photographs": (DatasetInfo(10_000, (375, 500), 3), 10),
 }
 
 
 @dataclass(frozen=True)
-class Length:
+class TrainingLength:
     """Epochs by the number of training images: as many as show `shown` images, rounded to a tenth, from `least` to
     `most`."""
 
@@ -94,7 +94,7 @@ class Length:
         return f"{self.least:g} to {self.most:g} epochs"
 
 
-Make = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
+RunBuilder = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
 
 
 @dataclass(frozen=True)
@@ -103,26 +103,26 @@ class Recipe:
 
     `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the
     name. `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls.
-    `published` is what the authors printed, as they printed it. `data`: the set, of `SETS`, that it was written
-    for. `objective` is the config of what it minimises. `models` are those that its table names, the first of them
-    the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
+    `published` is what the authors printed, as they printed it. `data`: the set, of `REFERENCE_DATASETS`, that it was
+    written for. `objective` is the config of what it minimises. `models` are those that its table names, the first of
+    them the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
     weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
-    `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for
-    such; `few`: the one for fewer than `FEW` photographs, where its table has none for these; `solid`: the one for
-    volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no classifier; `mixed`: the one
-    for such clips and pictures together. `lengths`: where the number of images decides the epochs, how, for each kind
-    of model; the first is that of the first model. `grid` holds the learning rates to choose from, and `hold_out` the
-    share of the training images to choose on, if its table has one. `by_maps`: its augmentation and class weights are
-    chosen by the class maps (`DatasetInfo.maps`).
+    `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for such;
+    `few`: the one for fewer than `MIN_SCRATCH_IMAGES` photographs, where its table has none for these; `solid`: the one
+    for volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no classifier; `mixed`: the
+    one for such clips and pictures together. `lengths`: where the number of images decides the epochs, how, for each
+    kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and `hold_out`
+    the share of the training images to choose on, if its table has one. `by_maps`: its augmentation and class weights
+    are chosen by the class maps (`DatasetInfo.maps`).
     """
 
     name: str
-    make: Make
+    make: RunBuilder
     about: str
     source: str
     _: KW_ONLY
-    rule: Rule = "linear"
-    published: tuple[Published, ...] = ()
+    rule: LRScalingRule = "linear"
+    published: tuple[PublishedResult, ...] = ()
     data: str = "ImageNet"
     models: tuple[str, ...] = ()
     small: str | None = None
@@ -137,7 +137,7 @@ class Recipe:
     by_steps: bool = False
     warmup_in_epochs: bool = False
     floor: int = 1
-    lengths: tuple[tuple[str, Length], ...] = ()
+    lengths: tuple[tuple[str, TrainingLength], ...] = ()
     grid: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     hold_out: float | None = None
     by_maps: bool = False
@@ -150,26 +150,26 @@ class Recipe:
     @property
     def of_clips(self) -> bool:
         """Whether its table names models of clips, and it takes nothing else."""
-        return bool(self.models) and len(configure(self.models[0]).image) == 3
+        return bool(self.models) and len(config_from_name(self.models[0]).image) == 3
 
-    def check_data(self, facts: DatasetInfo) -> None:
+    def require_data_source(self, facts: DatasetInfo) -> None:
         """Raise UsageError for data of another modality than a recipe of clips needs."""
         if self.of_clips and not facts.template.is_animated:
             problem = f"{self.name} is for clips, and the data are {facts.template.noun}"
             raise UsageError(problem, "use --recipe mae, or name clips")
 
 
-def fixed_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
+def fixed_image_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
     """An image side that is the same for every model."""
     return lambda name, facts: pixels
 
 
-def pretraining(
+def build_pretraining_recipe(
     name: str,
-    make: Make,
+    make: RunBuilder,
     about: str,
     source: str,
-    published: tuple[Published, ...] = (),
+    published: tuple[PublishedResult, ...] = (),
     side: int | Callable[[str, DatasetInfo], int] = 224,
     **others: Any,
 ) -> Recipe:
@@ -177,13 +177,13 @@ def pretraining(
 
     `others` are further fields of `Recipe`.
     """
-    image = side if callable(side) else fixed_side(side)
+    image = side if callable(side) else fixed_image_side(side)
     for_models = "bit" if name.startswith("bit-") else "vit"
     settings: dict[str, Any] = {"image": image, "for_models": for_models, "hold_out": 0.01} | others
     return Recipe(name, make, about, source, published=published, **settings)
 
 
-def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
+def base_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     """What every run starts from: data, model, and preprocessing, of pixels to [-1, 1]."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
@@ -192,21 +192,21 @@ def common(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     }
 
 
-def dense_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) -> Optimizer:
+def make_muon_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) -> OptimizerConfig:
     """Muon for masks and boxes of a few hundred images; the blocks of weights that go in (--init) move more slowly than
     the heads, the first most."""
     decay = 0.75 if options.init else 1.0
-    return Optimizer("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
+    return OptimizerConfig("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
 
 
-def google(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:
+def google_run_fields(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:
     """The same as Google's code has it: read bilinearly, the centre of the picture or all of it squashed."""
-    parts = common(model, facts)
-    fit = {"fit": "squash"} if squash else {"share": JUDGED}
+    parts = base_run_fields(model, facts)
+    fit = {"fit": "squash"} if squash else {"share": CENTER_CROP_SHARE}
     return parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", **fit)}
 
 
-def as_paper(
+def apply_google_settings(
     model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True
 ) -> ModelConfig:
     """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width
@@ -214,13 +214,13 @@ def as_paper(
     aligned corners; weights keep their own. A ResNet stays."""
     details = {} if options.init else {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     width = model.width if representation else None
-    return replace_fields(
+    return replace_known_fields(
         model,
         {"head.representation": width, "regularization.dropout": dropout, "regularization.drop_path": 0.0, **details},
     )
 
 
-def sigmoid_bias(classes: int) -> float:
+def sigmoid_head_bias(classes: int) -> float:
     """What the head's biases start at under the sigmoid loss: -ln K to a tenth, big_vision's -10 for 21,843 and -6.9
     for 1000."""
     return -round(math.log(classes), 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from vitreous.models.names import configure
+from vitreous.models.names import config_from_name
 from vitreous.recipes import (
     augreg,
     deit,
@@ -21,67 +21,69 @@ from vitreous.recipes import (
     unlabelled,
     video,
 )
-from vitreous.recipes.architecture import architecture
-from vitreous.recipes.names import OWN, known
+from vitreous.recipes.architecture import choose_architecture
+from vitreous.recipes.names import DEFAULT_RECIPE_NAMES, check_recipe_name
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import SETS, Recipe
+from vitreous.recipes.recipe import REFERENCE_DATASETS, Recipe
 from vitreous.training.run import Run
 
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipes in (
-        ours.OURS,
-        (encoder.ENCODERS[0],),
-        pretrain.PRETRAINING,
-        finetune.FINETUNING,
-        augreg.PRETRAINING,
-        finetune.AUGREG_FINETUNING,
-        augreg.PLAIN,
-        deit.DEITS,
-        regression.REGRESSION,
-        swin.SWINS,
-        unlabelled.UNLABELLED,
-        (video.VIDEOMAE,),
-        encoder.ENCODERS[1:],
-        dense.DENSE,
-        detect.DETECT,
-        generate.GENERATE,
+        ours.DEFAULT_RECIPES,
+        (encoder.ENCODER_RECIPES[0],),
+        pretrain.PRETRAIN_RECIPES,
+        finetune.FINETUNE_RECIPES,
+        augreg.AUGREG_RECIPES,
+        finetune.AUGREG_FINETUNE_RECIPES,
+        augreg.PLAIN_VIT_RECIPES,
+        deit.DEIT_RECIPES,
+        regression.REGRESSION_RECIPES,
+        swin.SWIN_RECIPES,
+        unlabelled.UNLABELLED_RECIPES,
+        (video.VIDEOMAE_RECIPE,),
+        encoder.ENCODER_RECIPES[1:],
+        dense.SEGMENTATION_RECIPES,
+        detect.DETECTION_RECIPES,
+        generate.GENERATION_RECIPES,
     )
     for recipe in recipes
 }
 
 
-def find(name: str) -> Recipe:
+def get_recipe(name: str) -> Recipe:
     """The recipe of that name. Raises UsageError with the nearest."""
-    return RECIPES[known(name)]
+    return RECIPES[check_recipe_name(name)]
 
 
-def grid_of(run: Run | str) -> tuple[float, ...]:
+def get_lr_grid(run: Run | str) -> tuple[float, ...]:
     """The learning rates that a run, or a recipe by name, chooses from: .001 .003 .01 .03 where its table has none."""
     name = run if isinstance(run, str) else run.recipe
-    return (find(name) if name else RECIPES["finetune"]).grid
+    return (get_recipe(name) if name else RECIPES["finetune"]).grid
 
 
-def hold_out_of(run: Run | str) -> float | None:
+def get_hold_out_share(run: Run | str) -> float | None:
     """The share of the training images on which a run, or a recipe by name, chooses; None where its table has none."""
     name = run if isinstance(run, str) else run.recipe
-    return find(name).hold_out if name else None
+    return get_recipe(name).hold_out if name else None
 
 
-def own_length(recipe: Recipe, base: Run) -> int:
+def count_reference_steps(recipe: Recipe, base: Run) -> int:
     """Steps of the recipe on the data that it was written for, or, where the number of images decides its epochs, on
     these; `base` is its run on any."""
-    decided = recipe.by_steps or base.epochs != example(recipe.name).epochs
-    return base.steps if decided else math.ceil(base.epochs * SETS[recipe.data][0].images / base.step_size)
+    decided = recipe.by_steps or base.epochs != build_example_run(recipe.name).epochs
+    return (
+        base.steps if decided else math.ceil(base.epochs * REFERENCE_DATASETS[recipe.data][0].images / base.step_size)
+    )
 
 
-def example(name: str, model: str | None = None) -> Run:
+def build_example_run(name: str, model: str | None = None) -> Run:
     """Return a recipe's run, with its first model or another, on the data that it was written for; on clips where the
     other is a model of clips."""
-    recipe = find(name)
-    is_of_clips = model is not None and configure(model).has_time_axis
-    facts, classes = SETS["Kinetics-400" if is_of_clips else recipe.data]
+    recipe = get_recipe(name)
+    is_of_clips = model is not None and config_from_name(model).has_time_axis
+    facts, classes = REFERENCE_DATASETS["Kinetics-400" if is_of_clips else recipe.data]
     classes = classes if recipe.objective.labelled or recipe.objective.generates else 0
     options = TrainOptions(recipe.data, recipe=name, model=model)
-    named = None if name in OWN else recipe
-    return replace(recipe.make(architecture(options, facts, classes, recipe=named), facts, options), recipe=name)
+    named = None if name in DEFAULT_RECIPE_NAMES else recipe
+    return replace(recipe.make(choose_architecture(options, facts, classes, recipe=named), facts, options), recipe=name)

@@ -6,42 +6,52 @@ from dataclasses import replace
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.models.config import ModelConfig
-from vitreous.models.names import SMALL
+from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.regression import RegressionConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.ours import PATCHED, SCRATCH, STARTED, pictures, small
+from vitreous.recipes.ours import (
+    PATCH_STEM_LENGTH,
+    PHOTO_FINETUNE_LENGTH,
+    PHOTO_SCRATCH_LENGTH,
+    make_adamw_photo_run,
+    make_small_run,
+)
 from vitreous.recipes.recipe import DatasetInfo, Recipe
 from vitreous.training.run import Run
 
 
-def regression(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Values of images, from scratch or from weights.
 
     vitreous train DATA --recipe NAME
 
-    Optimiser and length are those of `small` (images up to 64 pixels, from scratch), `photos` (larger ones, from
-    scratch) or `finetune` (with --init). The whole image is scaled to the model's size, and neither crops nor colours
-    are changed: a crop changes a count, brightness may be the target. Half of the images are mirrored; --views.flip 0
-    mirrors none, for targets that depend on left and right.
+    Optimiser and length are those of `make_small_run` (images up to 64 pixels, from scratch), `photos` (larger ones,
+    from scratch) or `finetune` (with --init). The whole image is scaled to the model's size, and neither crops nor
+    colours are changed: a crop changes a count, brightness may be the target. Half of the images are mirrored;
+    --views.flip 0 mirrors none, for targets that depend on left and right.
     """
-    is_small = not facts.template.is_browsable or max(model.image[-2:]) <= SMALL
+    is_small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     if is_small and not options.init:
-        run = small(model, facts, options)
+        run = make_small_run(model, facts, options)
     else:
-        run = pictures(model, facts, started=options.init is not None)
+        run = make_adamw_photo_run(model, facts, started=options.init is not None)
     return replace(
         run, preprocess=replace(run.preprocess, fit="squash"), views=Augment(flip=0.5), objective=RegressionConfig()
     )
 
 
-REGRESSION = (
+REGRESSION_RECIPES = (
     Recipe(
         "regression",
-        regression,
+        make_regression_run,
         "values of images, from scratch or from weights",
         "tuned here",
         objective=RegressionConfig,
-        lengths=(("images up to 64 pixels", PATCHED), ("photographs", SCRATCH), ("from weights", STARTED)),
+        lengths=(
+            ("images up to 64 pixels", PATCH_STEM_LENGTH),
+            ("photographs", PHOTO_SCRATCH_LENGTH),
+            ("from weights", PHOTO_FINETUNE_LENGTH),
+        ),
         data="photographs",
         floor=64,
     ),

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.objectives.supervised import SupervisedConfig
-from vitreous.recipes.deit import RANDOM, judged
+from vitreous.recipes.deit import DEIT_RANDAUGMENT, imagenet_run_fields
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import JUDGED, DatasetInfo, Recipe, pretraining
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.recipes.recipe import CENTER_CROP_SHARE, DatasetInfo, Recipe, build_pretraining_recipe
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-END = 0.01  # of the learning rate
+FINAL_LR_SHARE = 0.01  # of the learning rate
 #: size -> stochastic depth on ImageNet-1k
-DROP_PATH = {"T": 0.2, "S": 0.3, "B": 0.5}
-OTHERS = 0.2  # of other sizes
+DROP_PATH_1K = {"T": 0.2, "S": 0.3, "B": 0.5}
+DEFAULT_DROP_PATH = 0.2  # of other sizes
 #: the same on ImageNet-22k, and from its weights on ImageNet-1k
 DROP_PATH_22K = {"T": 0.1}
 
 
-def swin(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from scratch on ImageNet-1k: arXiv:2103.14030, A2.1, and microsoft/Swin-Transformer's config.py.
 
     vitreous train DATA --recipe NAME --model Swin-T/4
@@ -30,17 +30,22 @@ def swin(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     the head starts at 0. Their colour jitter does nothing beside RandAugment in timm, and is left out.
     """
     return Run(
-        **judged(with_drop_path(model, DROP_PATH.get(size_of(model), OTHERS)), facts, JUDGED, repeats=1),
-        views=replace(RANDOM, erase=0.25, erase_noise=True),
-        optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=5.0),
-        schedule=warmed(facts, 1024, 20),
+        **imagenet_run_fields(
+            set_swin_drop_path(model, DROP_PATH_1K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
+            facts,
+            CENTER_CROP_SHARE,
+            repeats=1,
+        ),
+        views=replace(DEIT_RANDAUGMENT, erase=0.25, erase_noise=True),
+        optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.999), weight_decay=0.05, clip=5.0),
+        schedule=swin_schedule(facts, 1024, 20),
         objective=SupervisedConfig(smoothing=0.1),
         batch_size=1024,
         epochs=300,
     )
 
 
-def larger_set(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from scratch on ImageNet-22k: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --model Swin-B/4
@@ -48,11 +53,14 @@ def larger_set(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) ->
     lr 1.25e-4 x batch / 512, 4096 images a step, 90 epochs of which 5 warm up; stochastic depth 0.2 (T: 0.1), all else
     as on ImageNet-1k. The weights' head for the thousand classes of ImageNet-1k: `vitreous convert --class-map`.
     """
-    run, model = swin(model, facts, options), with_drop_path(model, DROP_PATH_22K.get(size_of(model), OTHERS))
-    return replace(run, model=model, schedule=warmed(facts, 4096, 5), batch_size=4096, epochs=90)
+    run, model = (
+        make_swin_run(model, facts, options),
+        set_swin_drop_path(model, DROP_PATH_22K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
+    )
+    return replace(run, model=model, schedule=swin_schedule(facts, 4096, 5), batch_size=4096, epochs=90)
 
 
-def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin from ImageNet-22k's weights on ImageNet-1k: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -60,17 +68,17 @@ def finetune(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     lr 2e-5 x batch / 512, 1024 images a step, 30 epochs of which 5 warm up, decay 1e-8, stochastic depth 0.2 (T:
     0.1).
     """
-    run = swin(model, facts, options)
+    run = make_swin_run(model, facts, options)
     return replace(
         run,
-        model=with_drop_path(model, DROP_PATH_22K.get(size_of(model), OTHERS)),
+        model=set_swin_drop_path(model, DROP_PATH_22K.get(get_size_letter(model), DEFAULT_DROP_PATH)),
         optimizer=replace(run.optimizer, lr=4e-5, weight_decay=1e-8),
-        schedule=warmed(facts, 1024, 5),
+        schedule=swin_schedule(facts, 1024, 5),
         epochs=30,
     )
 
 
-def larger_image(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_swin_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Swin at 384 pixels, from its weights at 224: arXiv:2103.14030, A2.1.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
@@ -79,49 +87,54 @@ def larger_image(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     interpolation, and the whole picture squashed where they are judged. Stochastic depth stays that of the size, as on
     ImageNet-1k; for weights of ImageNet-22k: --drop-path 0.2.
     """
-    first = swin(model, facts, options)
-    run, wide = finetune(model, facts, options), replace_fields(first.model, {"attention.window": window_for(model)})
+    first = make_swin_run(model, facts, options)
+    run, wide = (
+        make_swin_finetune_run(model, facts, options),
+        replace_known_fields(first.model, {"attention.window": get_window_side(model)}),
+    )
     return replace(run, model=wide, preprocess=replace(run.preprocess, fit="squash", share=1.0))
 
 
-def window_for(model: ModelConfig) -> int:
+def get_window_side(model: ModelConfig) -> int:
     """The side of the window that the last grid of a model is, as published models have it."""
     return max(model.grid)
 
 
-def size_of(model: ModelConfig) -> str:
+def get_size_letter(model: ModelConfig) -> str:
     """Return the letter of a Swin's size, T to L, or what its name has in its place."""
     return model.name().partition("-")[2].partition("/")[0]
 
 
-def with_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
+def set_swin_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
     """A model with stochastic depth that rises to `rate`, and no dropout."""
-    return replace_fields(model, {"regularization.drop_path": rate, "regularization.dropout": 0.0})
+    return replace_known_fields(model, {"regularization.drop_path": rate, "regularization.dropout": 0.0})
 
 
-def warmed(facts: DatasetInfo, batch: int, epochs: int) -> Schedule:
+def swin_schedule(facts: DatasetInfo, batch: int, epochs: int) -> ScheduleConfig:
     """Cosine to a hundredth of the rate, after so many epochs of warm-up."""
-    return Schedule(round(epochs * facts.images / batch), "cosine", end=END)
+    return ScheduleConfig(round(epochs * facts.images / batch), "cosine", end=FINAL_LR_SHARE)
 
 
-SOURCE = "arXiv:2103.14030"
-SIZES = ("Swin-T/4", "Swin-S/4", "Swin-B/4")
-SWINS: tuple[Recipe, ...] = (
-    pretraining(
+SWIN_PAPER = "arXiv:2103.14030"
+SWIN_MODELS = ("Swin-T/4", "Swin-S/4", "Swin-B/4")
+SWIN_RECIPES: tuple[Recipe, ...] = (
+    build_pretraining_recipe(
         "swin",
-        swin,
+        make_swin_run,
         "Swin from scratch on ImageNet",
-        SOURCE,
-        tuple((name, "ImageNet", figure) for name, figure in zip(SIZES, ("81.2 %", "83.2 %", "83.5 %"), strict=True)),
-        models=SIZES,
+        SWIN_PAPER,
+        tuple(
+            (name, "ImageNet", figure) for name, figure in zip(SWIN_MODELS, ("81.2 %", "83.2 %", "83.5 %"), strict=True)
+        ),
+        models=SWIN_MODELS,
         for_models="swin",
         warmup_in_epochs=True,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "swin-imagenet21k",
-        larger_set,
+        make_swin_imagenet21k_run,
         "Swin from scratch on ImageNet-22k",
-        SOURCE,
+        SWIN_PAPER,
         (
             ("Swin-B/4", "ImageNet-22k, fine-tuned on ImageNet", "85.2 %"),
             ("Swin-L/4", "ImageNet-22k, fine-tuned on ImageNet", "86.3 %"),
@@ -131,22 +144,22 @@ SWINS: tuple[Recipe, ...] = (
         data="ImageNet-21k",
         warmup_in_epochs=True,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "swin-finetune",
-        finetune,
+        make_swin_finetune_run,
         "Swin's weights of ImageNet-22k on ImageNet",
-        SOURCE,
+        SWIN_PAPER,
         (("Swin-B/4", "ImageNet, from ImageNet-22k", "85.2 %"), ("Swin-L/4", "ImageNet, from ImageNet-22k", "86.3 %")),
         models=("Swin-B/4", "Swin-L/4"),
         for_models="swin",
         from_weights=True,
         warmup_in_epochs=True,
     ),
-    pretraining(
+    build_pretraining_recipe(
         "swin-384",
-        larger_image,
+        make_swin_384_run,
         about="Swin's weights at 384 pixels, windows of 12",
-        source=SOURCE,
+        source=SWIN_PAPER,
         published=(
             ("Swin-B/4-window12", "ImageNet at 384 pixels", "84.5 %"),
             ("Swin-L/4-window12", "ImageNet at 384 pixels, from ImageNet-22k", "87.3 %"),

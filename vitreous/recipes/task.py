@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from vitreous.data.annotations.learnable import find_unlearnable
-from vitreous.data.annotations.painted import first_target
-from vitreous.data.annotations.target import AnnotatedSplit, Target, axes_of
-from vitreous.data.layouts.split_names import has_role_name, split_of_name
+from vitreous.data.annotations.painted import find_first_target
+from vitreous.data.annotations.target import AnnotatedSplit, Target, get_sample_axes
+from vitreous.data.layouts.split_names import has_role_name, parse_split_name
 from vitreous.data.split import Data
 from vitreous.data.values import are_measurements, describe_targets
-from vitreous.errors import UsageError, printable
+from vitreous.errors import UsageError, escape_unprintable
 from vitreous.recipes.options import TrainOptions
 
 #: options of `train` that classification alone has
@@ -23,25 +23,25 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     recipe is named; else the options as they are. `note` is given the choice and how to choose otherwise.
 
     Raises DataError for annotations of which nothing can be learned, UsageError for options that classification alone
-    has, and as `check_labels`.
+    has, and as `check_class_folders`.
     """
     if options.recipe is not None:
         return options
     classify = f"--recipe {'finetune' if options.init else 'photos'}"
     if data.targets or are_measurements(data):
-        content = describe_targets(data) if data.targets else describe_numbers(data)
+        content = describe_targets(data) if data.targets else describe_measurements(data)
         other = "" if data.targets else f"; to learn each number as a class use {classify}"
         note(f"{data.name} has {content}: training regression (--recipe regression){other}")
         return replace(options, recipe="regression")
     split = data.whole or data.split("train")
     if not isinstance(split, AnnotatedSplit):
-        check_labels(data, classify)
+        check_class_folders(data, classify)
         return options
-    target = first_target(data.splits.values())
+    target = find_first_target(data.splits.values())
     if target is None and (error := find_unlearnable(data)) is not None:
         raise error
     content, task, recipe, others = describe_task(target)
-    if axes_of(split) == 2:
+    if get_sample_axes(split) == 2:
         others = (*others, f"for multi-label classification use {classify}")
     for name in CLASSIFICATION_OPTIONS:
         if getattr(options, name) is not None:
@@ -51,7 +51,7 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
     return replace(options, recipe=recipe)
 
 
-def describe_numbers(data: Data) -> str:
+def describe_measurements(data: Data) -> str:
     """Return the content of data whose classes are measurements."""
     fraction = next((name for name in data.classes if not float(name).is_integer()), data.classes[-1])
     images = sum(len(split) for split in data.splits.values())
@@ -71,14 +71,16 @@ def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]
     return "boxes", "object detection", "detect", ()
 
 
-def check_labels(data: Data, classify: str) -> None:
+def check_class_folders(data: Data, classify: str) -> None:
     """Raise UsageError for class folders beside annotations that they do not use, and for a class that is named like
     images or masks. `classify`: how to take labels for classes."""
     if data.unread_annotations is not None:
         problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that they do not use"
         hint = f"use {classify} to classify whole images, or train on the annotations: {data.unread_annotations}"
         raise UsageError(problem, hint)
-    if name := next((name for name in data.classes if has_role_name(name) and split_of_name(name) is None), None):
-        problem = f"{data.name} has class folders, and one of them, {printable(name)}, is named like images or masks"
+    if name := next((name for name in data.classes if has_role_name(name) and parse_split_name(name) is None), None):
+        problem = (
+            f"{data.name} has class folders, and one of them, {escape_unprintable(name)}, is named like images or masks"
+        )
         hint = f"use {classify} if it is a class, or arrange images and annotations as docs/dense.md describes"
         raise UsageError(problem, hint)

@@ -7,61 +7,73 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.views import DINO, DINOV2, MultiCrop
-from vitreous.data.modalities.base import IMAGENET
-from vitreous.models.config import ModelConfig, replace_fields
-from vitreous.models.names import SMALL
+from vitreous.data.augmentation.views import DINO_VIEWS, DINOV2_VIEWS, MultiCrop
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
+from vitreous.models.config import ModelConfig, replace_known_fields
+from vitreous.models.names import MAX_SMALL_IMAGE_SIDE
 from vitreous.objectives.dino import DINOConfig
 from vitreous.objectives.dinov2 import DINOv2Config
 from vitreous.objectives.mae import MAEConfig
 from vitreous.objectives.masked import MaskedPatchesConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import FEW, DatasetInfo, Length, Recipe, as_paper, common, google
-from vitreous.training.run import Optimizer, Ramp, Run, Schedule
+from vitreous.recipes.recipe import (
+    MIN_SCRATCH_IMAGES,
+    DatasetInfo,
+    Recipe,
+    TrainingLength,
+    apply_google_settings,
+    base_run_fields,
+    google_run_fields,
+)
+from vitreous.training.run import OptimizerConfig, RampConfig, Run, ScheduleConfig
 
-MEASURED = "benchmarks/README.md"
-ITERATIONS = 1250  # what DINOv2 calls an epoch
-SHORT = Length(2e6, 20, 1600)  # small images
-CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
+BENCHMARKS_PAGE = "benchmarks/README.md"
+DINOV2_EPOCH_STEPS = 1250  # what DINOv2 calls an epoch
+SMALL_UNLABELLED_LENGTH = TrainingLength(2e6, 20, 1600)  # small images
+UNLABELLED_CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
 
 
-def small(model: ModelConfig) -> bool:
+def has_small_input(model: ModelConfig) -> bool:
     """Whether a recipe takes the numbers that are tuned here for small images."""
-    return max(model.image[-2:]) <= SMALL
+    return max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
 
 
 def has_small_settings(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> bool:
     """Whether a recipe takes our settings for small images and few photographs, not the published ones: a student of a
     frozen teacher has those of its teacher."""
-    return small(model) or (facts.images < FEW and "objective.teacher" not in options.settings)
+    return has_small_input(model) or (facts.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings)
 
 
-def normalised(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
+def normalised_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
     """What every run starts from, with ImageNet's mean and deviation where the images are in colour."""
-    parts, (mean, std) = common(model, facts), IMAGENET
+    parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
     if model.channels != len(mean):
         return parts
     return parts | {"preprocess": replace(parts["preprocess"], mean=mean, std=std)}
 
 
-def plain(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
+def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
     """The model without dropout, with so much stochastic depth, and with changes by their dotted paths."""
-    return replace_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes})
+    return replace_known_fields(
+        model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes}
+    )
 
 
-def length(facts: DatasetInfo, batch: int, epochs: Length = SHORT) -> dict[str, Any]:
+def length_run_fields(
+    facts: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
+) -> dict[str, Any]:
     """The length of a run on small images, and a warm-up of a twentieth of it."""
     count = epochs.epochs(facts.images)
     steps = max(1, round(count * facts.images / batch))
-    return {"batch_size": batch, "epochs": count, "schedule": Schedule(round(0.05 * steps))}
+    return {"batch_size": batch, "epochs": count, "schedule": ScheduleConfig(round(0.05 * steps))}
 
 
-def batch_of(facts: DatasetInfo) -> int:
+def photo_batch_size(facts: DatasetInfo) -> int:
     """Images of a step where there are few photographs: an epoch has four steps at least."""
     return max(1, min(64, facts.images // 4))
 
 
-def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_masked_patches_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here; fewer than
     10,000 photographs: our own numbers, those of small images.
 
@@ -71,36 +83,36 @@ def masked_patches(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
     weights is not printed: that of Table 3's rows for JFT-300M, 0.1. The target is the mean colour; for the others:
     --objective.target small-colours, or pixels.
     """
-    if small(model):
+    if has_small_input(model):
         batch = max(1, min(256, facts.images // 4))
-        optimizer = Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
+        optimizer = OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
         return Run(
-            **common(plain(model), facts),
-            views=replace(CROP, crop=(0.4, 1.0)),
+            **base_run_fields(disable_dropout(model), facts),
+            views=replace(UNLABELLED_CROP, crop=(0.4, 1.0)),
             optimizer=optimizer,
             objective=MaskedPatchesConfig(),
-            **length(facts, batch),
+            **length_run_fields(facts, batch),
         )
-    if facts.images < FEW:
+    if facts.images < MIN_SCRATCH_IMAGES:
         return Run(
-            **google(as_paper(model, options, representation=False), facts),
-            views=CROP,
-            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
+            **google_run_fields(apply_google_settings(model, options, representation=False), facts),
+            views=UNLABELLED_CROP,
+            optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05),
             objective=MaskedPatchesConfig(),
-            **length(facts, batch_of(facts)),
+            **length_run_fields(facts, photo_batch_size(facts)),
         )
     return Run(
-        **google(as_paper(model, options, representation=False), facts),
-        views=CROP,
-        optimizer=Optimizer("adamw", lr=2e-4, weight_decay=0.1, decay_on="all", clip=None),
-        schedule=Schedule(10_000, "cosine"),
+        **google_run_fields(apply_google_settings(model, options, representation=False), facts),
+        views=UNLABELLED_CROP,
+        optimizer=OptimizerConfig("adamw", lr=2e-4, weight_decay=0.1, decay_on="all", clip=None),
+        schedule=ScheduleConfig(10_000, "cosine"),
         objective=MaskedPatchesConfig(),
         batch_size=4096,
         epochs=1e6 * 4096 / facts.images,
     )
 
 
-def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_mae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Masked autoencoding: arXiv:2111.06377, Table 8, and facebookresearch/mae. Images up to 64 pixels, and fewer than
     10,000 photographs: tuned here.
 
@@ -110,36 +122,38 @@ def mae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     all that is done to images. 1600 epochs, as the published models: --epochs 1600.
     """
     fixed: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # weights keep their own
-    if small(model):
+    if has_small_input(model):
         batch = max(1, min(256, facts.images // 4))
         return Run(
-            **common(plain(model, changes=fixed), facts),
-            views=replace(CROP, crop=(0.4, 1.0)),
-            optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+            **base_run_fields(disable_dropout(model, changes=fixed), facts),
+            views=replace(UNLABELLED_CROP, crop=(0.4, 1.0)),
+            optimizer=OptimizerConfig("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
             objective=MAEConfig(decoder_width=96, decoder_depth=2, decoder_heads=3),
-            **length(facts, batch),
+            **length_run_fields(facts, batch),
         )
-    if facts.images < FEW:
+    if facts.images < MIN_SCRATCH_IMAGES:
         heads = max(3, model.width // 64)
         return Run(
-            **normalised(plain(model, changes=fixed), facts),
-            views=CROP,
-            optimizer=Optimizer("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
+            **normalised_run_fields(disable_dropout(model, changes=fixed), facts),
+            views=UNLABELLED_CROP,
+            optimizer=OptimizerConfig("adamw", lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(decoder_width=32 * heads, decoder_depth=2, decoder_heads=heads),
-            **length(facts, batch_of(facts)),
+            **length_run_fields(facts, photo_batch_size(facts)),
         )
     return Run(
-        **normalised(plain(model, changes=fixed), facts),
-        views=CROP,
-        optimizer=Optimizer("adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, decay_on="multi-axis", clip=None),
-        schedule=Schedule(round(40 * facts.images / 4096)),
+        **normalised_run_fields(disable_dropout(model, changes=fixed), facts),
+        views=UNLABELLED_CROP,
+        optimizer=OptimizerConfig(
+            "adamw", lr=2.4e-3, betas=(0.9, 0.95), weight_decay=0.05, decay_on="multi-axis", clip=None
+        ),
+        schedule=ScheduleConfig(round(40 * facts.images / 4096)),
         objective=MAEConfig(),
         batch_size=4096,
         epochs=800,
     )
 
 
-def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here; fewer than
     10,000 photographs: our own numbers, those of small images with the published crops.
 
@@ -149,28 +163,30 @@ def dino(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     decay from 0.04 to 0.4, the teacher's momentum from 0.996 to 1 (for small batches: --schedules.momentum.start
     0.9995), its temperature 0.04. Gradients are clipped tensor by tensor.
     """
-    if small(model):
+    if has_small_input(model):
         fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
-        return self_distillation(plain(model, changes=fixed), facts)
-    if facts.images < FEW:
-        return few_photographs(model, facts, DINO)
+        return make_small_dino_run(disable_dropout(model, changes=fixed), facts)
+    if facts.images < MIN_SCRATCH_IMAGES:
+        return make_few_photos_run(model, facts, DINO_VIEWS)
     return Run(
-        **normalised(plain(model, 0.1), facts),
-        views=fitting(DINO, model),
-        optimizer=Optimizer("adamw", lr=1e-3, weight_decay=0.04, decay_on="multi-axis", clip=3.0, clip_by="tensor"),
-        schedule=Schedule(round(10 * facts.images / 512), end=1e-6 / 1e-3, warmup_includes_base=True),
+        **normalised_run_fields(disable_dropout(model, 0.1), facts),
+        views=fit_local_crops(DINO_VIEWS, model),
+        optimizer=OptimizerConfig(
+            "adamw", lr=1e-3, weight_decay=0.04, decay_on="multi-axis", clip=3.0, clip_by="tensor"
+        ),
+        schedule=ScheduleConfig(round(10 * facts.images / 512), end=1e-6 / 1e-3, warmup_includes_base=True),
         objective=DINOConfig(frozen=0.01),
         schedules={
-            "weight_decay": Ramp(0.04, 0.4),
-            "momentum": Ramp(0.996, 1.0),
-            "teacher_temperature": Ramp(0.04, 0.04),
+            "weight_decay": RampConfig(0.04, 0.4),
+            "momentum": RampConfig(0.996, 1.0),
+            "teacher_temperature": RampConfig(0.04, 0.04),
         },
         batch_size=512,
         epochs=100,
     )
 
 
-def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
     tuned here; fewer than 10,000 photographs, but for a student of a frozen teacher: our own numbers, those of small
     images with the published crops, and a ViT-S/16.
@@ -182,14 +198,20 @@ def dinov2(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run
     leaves out samples one by one here, where theirs leaves out the same number in every step.
     """
     if has_small_settings(model, facts, options):
-        run = self_distillation(plain(model), facts) if small(model) else few_photographs(model, facts, DINOV2)
+        run = (
+            make_small_dino_run(disable_dropout(model), facts)
+            if has_small_input(model)
+            else make_few_photos_run(model, facts, DINOV2_VIEWS)
+        )
         objective = DINOv2Config(**SMALL_HEAD)
         return replace(run, objective=objective, optimizer=replace(run.optimizer, clip_by="part"))
-    drop = dropped(0.3, options)
-    return short(model, facts, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100)
+    drop = get_student_drop_path(0.3, options)
+    return make_dinov2_paper_run(
+        model, facts, 4e-3, drop_path=drop, layer_decay=0.9, momentum=0.992, decay=0.4, warmup=10, epochs=100
+    )
 
 
-def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_dinov2_large_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on a large set: facebookresearch/dinov2's vitl14.yaml.
 
     vitreous train DATA --recipe NAME --model DINOv2-L/14-swiglu
@@ -199,8 +221,8 @@ def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     the published DINOv2-L/14, distilled from ViT-g on LVD-142M, has GELU. The last phase at 518 pixels was never
     published as code.
     """
-    drop = dropped(0.4, options)
-    run = short(
+    drop = get_student_drop_path(0.4, options)
+    run = make_dinov2_paper_run(
         model,
         facts,
         2e-4,
@@ -223,7 +245,7 @@ def dinov2_large(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
     return replace(run, objective=objective)
 
 
-def dropped(drop_path: float, options: TrainOptions) -> float:
+def get_student_drop_path(drop_path: float, options: TrainOptions) -> float:
     """The stochastic depth of a student of its own average; one of a frozen teacher has none."""
     return 0.0 if "objective.teacher" in options.settings else drop_path
 
@@ -231,28 +253,30 @@ def dropped(drop_path: float, options: TrainOptions) -> float:
 SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen": 0.01, "batch_norm": True}
 
 
-def self_distillation(model: ModelConfig, facts: DatasetInfo) -> Run:
+def make_small_dino_run(model: ModelConfig, facts: DatasetInfo) -> Run:
     """DINO for images up to 64 pixels, and for few photographs."""
     side = model.image[0] // 2
     side -= side % model.patch[0]
     none = (0.0, 0.0, 0.0)
     return Run(
-        **common(model, facts),
-        views=replace(DINO, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
-        optimizer=Optimizer("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
+        **base_run_fields(model, facts),
+        views=replace(DINO_VIEWS, locals=4 if side else 0, local_image=(side or 1,) * 2, blur=none, solarise=none),
+        optimizer=OptimizerConfig("muon", lr=2e-3, matrix_lr=0.02, weight_decay=0.04, clip=3.0, clip_by="tensor"),
         objective=DINOConfig(**SMALL_HEAD, koleo=0.1),
-        schedules={"momentum": Ramp(0.99, 1.0), "teacher_temperature": Ramp(0.04, 0.04)},
-        **length(facts, max(2, min(64, facts.images // 4)), Length(1e6, 10, 800)),
+        schedules={"momentum": RampConfig(0.99, 1.0), "teacher_temperature": RampConfig(0.04, 0.04)},
+        **length_run_fields(facts, max(2, min(64, facts.images // 4)), TrainingLength(1e6, 10, 800)),
     )
 
 
-def few_photographs(model: ModelConfig, facts: DatasetInfo, views: MultiCrop) -> Run:
+def make_few_photos_run(model: ModelConfig, facts: DatasetInfo, views: MultiCrop) -> Run:
     """The numbers for small images with the crops of photographs."""
-    run = self_distillation(plain(model), facts)
-    return replace(run, views=fitting(views, model), preprocess=normalised(model, facts)["preprocess"])
+    run = make_small_dino_run(disable_dropout(model), facts)
+    return replace(
+        run, views=fit_local_crops(views, model), preprocess=normalised_run_fields(model, facts)["preprocess"]
+    )
 
 
-def short(
+def make_dinov2_paper_run(
     model: ModelConfig,
     facts: DatasetInfo,
     base: float,
@@ -268,11 +292,12 @@ def short(
     """What the configs of DINOv2 have in common; `warmup` and `epochs` in its epochs of 1250 steps."""
     lr = base * (batch / 1024) ** 0.5
     return Run(
-        **normalised(
-            plain(model, drop_path, {"regularization.drop_path_rises": False, "norm.layer_scale": 1e-5}), facts
+        **normalised_run_fields(
+            disable_dropout(model, drop_path, {"regularization.drop_path_rises": False, "norm.layer_scale": 1e-5}),
+            facts,
         ),
-        views=fitting(DINOV2, model),
-        optimizer=Optimizer(
+        views=fit_local_crops(DINOV2_VIEWS, model),
+        optimizer=OptimizerConfig(
             "adamw",
             lr=lr,
             weight_decay=0.04,
@@ -282,42 +307,44 @@ def short(
             layer_decay=layer_decay,
             rates=(("model.projection.", 0.2),),
         ),
-        schedule=Schedule(warmup * ITERATIONS, end=1e-6 / lr, warmup_includes_base=True),
+        schedule=ScheduleConfig(warmup * DINOV2_EPOCH_STEPS, end=1e-6 / lr, warmup_includes_base=True),
         objective=DINOv2Config(frozen=1 / epochs),
         schedules={
-            "weight_decay": Ramp(0.04, decay),
-            "momentum": Ramp(momentum, 1.0),
-            "teacher_temperature": Ramp(0.04, 0.07, "linear", 30 * ITERATIONS, includes_end=True),
+            "weight_decay": RampConfig(0.04, decay),
+            "momentum": RampConfig(momentum, 1.0),
+            "teacher_temperature": RampConfig(0.04, 0.07, "linear", 30 * DINOV2_EPOCH_STEPS, includes_end=True),
         },
         batch_size=batch,
-        epochs=epochs * ITERATIONS * batch / facts.images,
+        epochs=epochs * DINOV2_EPOCH_STEPS * batch / facts.images,
     )
 
 
-def fitting(views: MultiCrop, model: ModelConfig) -> MultiCrop:
+def fit_local_crops(views: MultiCrop, model: ModelConfig) -> MultiCrop:
     """The views, with local ones of a size that the model's patch divides: 96 pixels, or 98 for patches of 14."""
     return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))
 
 
-PLAIN = "ViT-192x9/4"  # images up to 64 pixels; tokens of their own patch alone, so nothing is computed for hidden ones
-LENGTHS = (("images up to 64 pixels", SHORT),)
-UNLABELLED = (
+SMALL_IMAGE_MODEL = (
+    "ViT-192x9/4"  # images up to 64 pixels; tokens of their own patch alone, so nothing is computed for hidden ones
+)
+UNLABELLED_LENGTHS = (("images up to 64 pixels", SMALL_UNLABELLED_LENGTH),)
+UNLABELLED_RECIPES = (
     Recipe(
         "masked-patches",
-        masked_patches,
+        make_masked_patches_run,
         "masked patch prediction",
         "arXiv:2010.11929, B.1.2",
         rule="fixed",
         published=(("ViT-B/16", "ImageNet, from JFT-300M", "79.9 %"),),
         data="JFT-300M",
         models=("ViT-B/16",),
-        small=PLAIN,
+        small=SMALL_IMAGE_MODEL,
         objective=MaskedPatchesConfig,
         by_steps=True,
     ),
     Recipe(
         "mae",
-        mae,
+        make_mae_run,
         "masked autoencoding",
         "arXiv:2111.06377, Table 8",
         rule="linear",
@@ -327,13 +354,13 @@ UNLABELLED = (
             ("ViT-H/14", "ImageNet, fine-tuned", "86.9 %"),
         ),
         models=("ViT-B/16", "ViT-L/16", "ViT-H/14"),
-        small=PLAIN,
+        small=SMALL_IMAGE_MODEL,
         objective=MAEConfig,
         warmup_in_epochs=True,
     ),
     Recipe(
         "dino",
-        dino,
+        make_dino_run,
         "self-distillation",
         "arXiv:2104.14294",
         rule="linear",
@@ -345,20 +372,20 @@ UNLABELLED = (
     ),
     Recipe(
         "dinov2",
-        dinov2,
+        make_dinov2_run,
         "self-distillation of images and patches",
         "arXiv:2304.07193",
         rule="sqrt",
         published=(("ViT-L/16", "ImageNet, k-NN", "81.6 %"),),
         models=("ViT-L/16",),
-        small=PLAIN,
+        small=SMALL_IMAGE_MODEL,
         few="ViT-S/16",
         objective=DINOv2Config,
         by_steps=True,
     ),
     Recipe(
         "dinov2-large",
-        dinov2_large,
+        make_dinov2_large_run,
         "DINOv2 on a large set",
         "arXiv:2304.07193",
         rule="sqrt",

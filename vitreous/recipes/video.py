@@ -8,16 +8,22 @@ from typing import Any
 from vitreous.models.config import ModelConfig
 from vitreous.objectives.mae import MAEConfig
 from vitreous.recipes.options import TrainOptions
-from vitreous.recipes.recipe import FEW, DatasetInfo, Recipe
-from vitreous.recipes.unlabelled import CROP, length, normalised, plain, small
-from vitreous.training.run import Optimizer, Run, Schedule
+from vitreous.recipes.recipe import MIN_SCRATCH_IMAGES, DatasetInfo, Recipe
+from vitreous.recipes.unlabelled import (
+    UNLABELLED_CROP,
+    disable_dropout,
+    has_small_input,
+    length_run_fields,
+    normalised_run_fields,
+)
+from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
+KINETICS_STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
 #: width of the encoder -> clips a step, epochs, blocks of the decoder (scripts/kinetics); of others, those of B
-SIZES = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
+VIDEOMAE_HYPERPARAMETERS = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
 
 
-def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
+def make_videomae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000:
     numbers of our own, near those of `mae` for such pictures.
 
@@ -36,13 +42,13 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     """
     assert model.has_time_axis, "a recipe of clips is given a model of clips"
     fixed: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their own
-    parts = normalised(plain(model, changes=fixed), facts)
-    if small(model) or facts.images < FEW:
+    parts = normalised_run_fields(disable_dropout(model, changes=fixed), facts)
+    if has_small_input(model) or facts.images < MIN_SCRATCH_IMAGES:
         heads = max(3, model.width // 64)
         return Run(
             **parts,
-            views=replace(CROP, crop=(0.4, 1.0), flip=0.0),
-            optimizer=Optimizer("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
+            views=replace(UNLABELLED_CROP, crop=(0.4, 1.0), flip=0.0),
+            optimizer=OptimizerConfig("adamw", lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.05, clip=1.0),
             objective=MAEConfig(
                 mask=0.75,
                 tubes=True,
@@ -51,21 +57,21 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
                 decoder_heads=heads,
                 normalise_channels=True,
             ),
-            **length(facts, max(1, min(64, facts.images // 4))),
+            **length_run_fields(facts, max(1, min(64, facts.images // 4))),
         )
-    parts["preprocess"] = parts["preprocess"].adjust(stride=STRIDE)
-    batch, epochs, decoder_depth = SIZES.get(model.width, SIZES[768])
+    parts["preprocess"] = parts["preprocess"].adjust(stride=KINETICS_STRIDE)
+    batch, epochs, decoder_depth = VIDEOMAE_HYPERPARAMETERS.get(model.width, VIDEOMAE_HYPERPARAMETERS[768])
     return Run(
         **parts,
-        views=replace(CROP, crop=(0.4, 1.0), flip=0.0),
-        optimizer=Optimizer("adamw", lr=1.5e-4 * batch / 256, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
-        schedule=Schedule(round(40 * facts.images / batch), end=1e-5 / 1.5e-4, warmup_includes_base=True),
+        views=replace(UNLABELLED_CROP, crop=(0.4, 1.0), flip=0.0),
+        optimizer=OptimizerConfig("adamw", lr=1.5e-4 * batch / 256, betas=(0.9, 0.95), weight_decay=0.05, clip=None),
+        schedule=ScheduleConfig(round(40 * facts.images / batch), end=1e-5 / 1.5e-4, warmup_includes_base=True),
         objective=MAEConfig(
             mask=0.9,
             tubes=True,
             decoder_width=model.width // 2,
             decoder_depth=decoder_depth,
-            decoder_heads=max(1, model.head_count()["heads"] // 2),
+            decoder_heads=max(1, model.head_count_field()["heads"] // 2),
             normalise_channels=True,
         ),
         batch_size=batch,
@@ -73,9 +79,9 @@ def videomae(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> R
     )
 
 
-VIDEOMAE = Recipe(
+VIDEOMAE_RECIPE = Recipe(
     "videomae",
-    videomae,
+    make_videomae_run,
     "masked autoencoding of clips",
     "arXiv:2203.12602",
     rule="linear",

@@ -10,40 +10,40 @@ from functools import cached_property
 
 import numpy as np
 
-from vitreous.data.annotations.target import kind_of
-from vitreous.data.clip_views import ONE, clip_views_of
+from vitreous.data.annotations.target import get_sample_noun
+from vitreous.data.clip_views import SINGLE_VIEW, parse_clip_views
 from vitreous.data.loader import EvalLoader
-from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
-from vitreous.data.screen import as_error, readable, stop_at_unreadable
+from vitreous.data.run_data import choose_split, iterate_calibration_images, iterate_sample_images, open_run_data
+from vitreous.data.screen import check_unreadable_images, error_from_message, find_readable_samples
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation.evaluator import Evaluator
-from vitreous.inference.engine import CHUNK, InferenceOptions, logits_of, readable_mask
-from vitreous.inference.engine_choice import evaluation_engine
-from vitreous.inference.features import Features, features_of
+from vitreous.inference.engine import ENGINE_CHUNK, InferenceOptions, build_readable_mask, compute_split_logits
+from vitreous.inference.engine_choice import build_evaluation_engine
+from vitreous.inference.features import SplitFeatures, load_or_compute_features
 from vitreous.inference.open_model import open_bundle
-from vitreous.progress import Listener, NullListener
-from vitreous.system.cores import default_workers
-from vitreous.system.machine import pick_device, warning
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.system.cores import default_worker_count
+from vitreous.system.machine import describe_emulation, pick_device
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
 
 @dataclass(frozen=True)
-class Computing:
+class EvaluationSettings:
     """How answers are computed: nothing but `how` can change a figure."""
 
-    batch_size: int = CHUNK
+    batch_size: int = ENGINE_CHUNK
     workers: int | None = None
     how: InferenceOptions = field(default_factory=InferenceOptions)
     bad_images: str = "stop"
     _: KW_ONLY
-    listener: Listener = field(default_factory=NullListener)
+    listener: ProgressListener = field(default_factory=NullListener)
     cache: bool = True  # of features
 
 
 @dataclass(frozen=True)
-class Answered:
+class SplitPredictions:
     """The images of a split, labels in the model's class order, and the model's answers.
 
     `raw` (n, K) float32 are its logits, `bad` the unreadable images, `started` the clock's reading at the first image.
@@ -58,7 +58,7 @@ class Answered:
     raw: np.ndarray
     bad: frozenset[int]
     started: float
-    clip_views: str = ONE
+    clip_views: str = SINGLE_VIEW
     evaluator: Evaluator | None = None  # of dense predictions
 
     @property
@@ -79,7 +79,7 @@ class Answered:
     @cached_property
     def readable(self) -> np.ndarray:
         """(n,) bool: the images that could be read."""
-        return readable_mask(len(self.split), self.bad)
+        return build_readable_mask(len(self.split), self.bad)
 
     @cached_property
     def confidence(self) -> np.ndarray:
@@ -92,9 +92,9 @@ class Answered:
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
-def compute_answers(
-    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
-) -> Answered:
+def predict_split(
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
+) -> SplitPredictions:
     """Answer the images of a split of `data`, by default the run's own; without a split, of test or else val.
 
     Raises DataError for unreadable images, with bad_images `skip` only where none can be read; UsageError for several
@@ -102,7 +102,7 @@ def compute_answers(
     """
     bundle = open_bundle(run, note=computing.listener.note)
     source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
-    return answers_to(
+    return predict_open_split(
         run,
         bundle,
         source=source,
@@ -112,38 +112,38 @@ def compute_answers(
     )
 
 
-def answers_to(
-    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: Computing
-) -> Answered:
+def predict_open_split(
+    run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: EvaluationSettings
+) -> SplitPredictions:
     """Answer the images of a split with a model and data that are open.
 
     Raises UsageError for several labels and a model that names one class, and for another kind of images than it takes;
-    DataError as `compute_answers` does.
+    DataError as `predict_split` does.
     """
-    kind = kind_of(opened.split(split))
+    kind = get_sample_noun(opened.split(split))
     if kind != (own := bundle.preprocess.noun):
         raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
     chosen = bundle.task.align_labels(opened.split(split), opened)
-    if slow := warning(computing.how.precision, pick_device(computing.how.device)):
+    if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     p = bundle.preprocess
     asked = computing.how.clip_views
-    views, how = clip_views_of(asked, p), replace(computing.how, clip_views=ONE)
-    engine = evaluation_engine(
+    views, how = parse_clip_views(asked, p), replace(computing.how, clip_views=SINGLE_VIEW)
+    engine = build_evaluation_engine(
         bundle.model,
         p,
         options=how,
         images=len(chosen),
         note=computing.listener.note,
-        pictures=lambda: calibration_images(run, p, lambda: sample_images(opened, p)),
+        pictures=lambda: iterate_calibration_images(run, p, lambda: iterate_sample_images(opened, p)),
     )
-    started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
-    workers = default_workers() if computing.workers is None else computing.workers
-    logits, bad = logits_of(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
-    stop_at_unreadable(bad, len(chosen), computing.bad_images)
-    readable(chosen, bad)  # there must be some
+    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(chosen))
+    workers = default_worker_count() if computing.workers is None else computing.workers
+    logits, bad = compute_split_logits(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
+    check_unreadable_images(bad, len(chosen), computing.bad_images)
+    find_readable_samples(chosen, bad)  # there must be some
     unread = frozenset(bad)
-    return Answered(
+    return SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
@@ -157,13 +157,13 @@ def answers_to(
     )
 
 
-def split_features(bundle: Bundle, split: Split, name: str, computing: Computing) -> Features:
+def compute_split_features(bundle: Bundle, split: Split, name: str, computing: EvaluationSettings) -> SplitFeatures:
     """Return the features of a split, computed once; messages call the images `name`.
 
     Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
     """
-    c, on_images = computing, progress_counter(computing.listener, f"features of {name}", len(split))
-    features = features_of(
+    c, on_images = computing, make_progress_counter(computing.listener, f"features of {name}", len(split))
+    features = load_or_compute_features(
         bundle.model,
         bundle.preprocess,
         split=split,
@@ -173,13 +173,15 @@ def split_features(bundle: Bundle, split: Split, name: str, computing: Computing
         keep=c.cache,
         on_images=on_images,
     )
-    stop_at_unreadable({sample: as_error(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images)
+    check_unreadable_images(
+        {sample: error_from_message(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images
+    )
     if not features.good.any():
         raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
     return features
 
 
-def progress_counter(listener: Listener, label: str, total: int) -> Callable[[int], None]:
+def make_progress_counter(listener: ProgressListener, label: str, total: int) -> Callable[[int], None]:
     """Return a function of the number of images of each step that shows progress and speed."""
     started, done = time.perf_counter(), 0
 

@@ -11,64 +11,76 @@ import numpy as np
 from vitreous.data.run_data import open_run_data
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_bundle
-from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.tasks.calibration import calibration_error, fit_temperature, losses, probabilities
-from vitreous.training.folder import Folder
-from vitreous.weights.adopt import bundle_in
+from vitreous.reports.answers import EvaluationSettings, SplitPredictions, predict_open_split
+from vitreous.tasks.calibration import (
+    compute_image_nll,
+    compute_probabilities,
+    expected_calibration_error,
+    fit_temperature,
+)
+from vitreous.training.folder import RunFolder
+from vitreous.weights.adopt import locate_bundle
 from vitreous.weights.bundle import set_temperature
 
-HELD_OUT = "val"  # never test, which is read to judge, nor train, which the model knows
+CALIBRATION_SPLIT = "val"  # never test, which is read to judge, nor train, which the model knows
 
 
-def calibrate(run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: Computing) -> dict[str, Any]:
+def calibrate_temperature(
+    run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: EvaluationSettings
+) -> dict[str, Any]:
     """Fit a temperature on the validation images of a run, of `data` where a bundle has no run, and store it in the
     bundle.
 
     Returns the temperature, what it was fitted on, and NLL and ECE there before and after. Raises UsageError for
     weights that are no bundle, and where no images were held out; DataError where no temperature fits best.
     """
-    folder, own = bundle_in(Path(run)), Folder(Path(run)).config.is_file()
+    folder, own = locate_bundle(Path(run)), RunFolder(Path(run)).config.is_file()
     if folder is None:
         hint = f"make one of it: vitreous convert {run} FOLDER"
         raise UsageError(f"{run} is no bundle that a temperature can be stored in", hint)
-    source, opened = open_run_data(run, None if own else data, HELD_OUT)
-    if HELD_OUT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
+    source, opened = open_run_data(run, None if own else data, CALIBRATION_SPLIT)
+    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
         problem = f"{source} has no val split, and a temperature is fitted on no other"
         raise UsageError(problem, "name a run, or data with a val split")
-    answers = answers_to(run, open_bundle(run), source=source, opened=opened, split=HELD_OUT, computing=computing)
-    targets, rows = of_loss(answers), answers.readable
+    answers = predict_open_split(
+        run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
+    )
+    targets, rows = get_loss_targets(answers), answers.readable
     temperature = fit_temperature(answers.raw[rows], targets[rows])
-    fitted_on = {"data": answers.source, "split": HELD_OUT, "images": int(rows.sum())}
+    fitted_on = {"data": answers.source, "split": CALIBRATION_SPLIT, "images": int(rows.sum())}
     set_temperature(folder, temperature, fitted_on)
-    figures = {"before": soft(answers, 1.0), "after": soft(answers, temperature)}
+    figures = {"before": measure_at_temperature(answers, 1.0), "after": measure_at_temperature(answers, temperature)}
     return {"temperature": temperature, "fitted_on": fitted_on, "val": figures}
 
 
-def effect(answers: Answered) -> dict[str, Any] | None:
+def describe_temperature_effect(answers: SplitPredictions) -> dict[str, Any] | None:
     """Return what the bundle's temperature changes on the judged images; None where there is none."""
     if answers.bundle.classification.temperature == 1:
         return None
     return {
         "temperature": answers.bundle.classification.temperature,
         "fitted_on": answers.bundle.provenance.get("temperature"),
-        answers.name: {"before": soft(answers, 1.0), "after": soft(answers, answers.bundle.classification.temperature)},
+        answers.name: {
+            "before": measure_at_temperature(answers, 1.0),
+            "after": measure_at_temperature(answers, answers.bundle.classification.temperature),
+        },
     }
 
 
-def soft(answers: Answered, temperature: float) -> dict[str, float | None]:
+def measure_at_temperature(answers: SplitPredictions, temperature: float) -> dict[str, float | None]:
     """Return NLL in nats and ECE of the readable images at a temperature; None for several labels."""
     rows = answers.readable
-    logits, targets = answers.raw[rows].astype(np.float64) / temperature, of_loss(answers)[rows]
+    logits, targets = answers.raw[rows].astype(np.float64) / temperature, get_loss_targets(answers)[rows]
     right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
     ece = (
         None
         if right is None
-        else calibration_error(probabilities(logits, answers.bundle.classification.loss).max(1), right)
+        else expected_calibration_error(compute_probabilities(logits, answers.bundle.classification.loss).max(1), right)
     )
-    return {"nll": float(losses(logits, targets).mean()), "ece": ece}
+    return {"nll": float(compute_image_nll(logits, targets).mean()), "ece": ece}
 
 
-def of_loss(answers: Answered) -> np.ndarray:
+def get_loss_targets(answers: SplitPredictions) -> np.ndarray:
     """Return labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
     labels = answers.split.labels
     if labels.ndim == 2 or answers.bundle.classification.loss == "softmax":

@@ -9,30 +9,30 @@ from typing import Any
 from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.open_model import open_bundle, read_task
-from vitreous.reports.answers import Answered, Computing, answers_to
-from vitreous.reports.dense import judge_opened
-from vitreous.reports.readings import record
-from vitreous.reports.training_overlap import exposure_notes, seen
-from vitreous.tasks.comparison import Answers, Comparison
+from vitreous.inference.open_model import open_bundle, read_task_type
+from vitreous.reports.answers import EvaluationSettings, SplitPredictions, predict_open_split
+from vitreous.reports.dense import evaluate_dense_split
+from vitreous.reports.readings import record_evaluation
+from vitreous.reports.training_overlap import describe_training_overlap, find_training_overlap
+from vitreous.tasks.comparison import Comparison, ModelOutputs
 from vitreous.tasks.report import Report
-from vitreous.training.folder import Folder
-from vitreous.weights.adopt import bundle_in
+from vitreous.training.folder import RunFolder
+from vitreous.weights.adopt import locate_bundle
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.model_paths import is_run_folder
 
 
-def is_run(word: str) -> bool:
+def is_run_or_bundle(word: str) -> bool:
     """Tell whether an argument names a run folder or a bundle, rather than data."""
-    return is_run_folder(word) or bundle_in(Path(word)) is not None
+    return is_run_folder(word) or locate_bundle(Path(word)) is not None
 
 
-def compare(
+def compare_two_runs(
     first: str | os.PathLike[str],
     second: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
-    computing: Computing | None = None,
+    computing: EvaluationSettings | None = None,
 ) -> dict[str, Any]:
     """Judge two runs on the same images: each one's figures, their differences, and whether chance explains them.
 
@@ -42,19 +42,19 @@ def compare(
     without values; UsageError for runs of different tasks, and where one takes images for one label and the other for
     several.
     """
-    computing, runs = computing or Computing(), [os.fspath(first), os.fspath(second)]
-    kinds = [read_task(run) for run in (first, second)]
+    computing, runs = computing or EvaluationSettings(), [os.fspath(first), os.fspath(second)]
+    kinds = [read_task_type(run) for run in (first, second)]
     if any(one.is_dense for one in kinds):
         if kinds[0] is not kinds[1]:
             dense = 0 if kinds[0].is_dense else 1
             problem = f"{runs[dense]} {kinds[dense].does}, {runs[1 - dense]} does not"
             raise UsageError(problem, "compare runs that answer the same question")
-        return compare_scenes(runs, data, split, computing)
+        return compare_dense_runs(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     tasks = [bundle.task for bundle in bundles]
     if line := tasks[0].check_comparison(tasks[1], (runs[0], runs[1])):
         computing.listener.note(line)
-    home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
+    home = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
     columns = tuple(dict.fromkeys(name for task in tasks for name in task.label_columns))
     source, opened = open_run_data(home, data, split, targets=columns)
     split = choose_split(opened, split, computing.listener.note)
@@ -62,17 +62,18 @@ def compare(
         check_labels(run, bundle, source, opened, split)
     pairs = zip(runs, bundles, strict=True)
     both = [
-        answers_to(run, bundle, source=source, opened=opened, split=split, computing=computing) for run, bundle in pairs
+        predict_open_split(run, bundle, source=source, opened=opened, split=split, computing=computing)
+        for run, bundle in pairs
     ]
     reports = [one.report for one in both]
-    exposures = recorded(both, reports, None if data is not None else home, computing)
-    first_outputs, second_outputs = (Answers(one.raw, one.split.labels, one.readable) for one in both)
+    exposures = record_comparison(both, reports, None if data is not None else home, computing)
+    first_outputs, second_outputs = (ModelOutputs(one.raw, one.split.labels, one.readable) for one in both)
     comparison = tasks[0].compare_outputs(tasks[1], first_outputs, second_outputs, opened)
-    return describe_comparison(both, reports, exposures, comparison)
+    return build_comparison_document(both, reports, exposures, comparison)
 
 
-def compare_scenes(
-    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: Computing
+def compare_dense_runs(
+    runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
 ) -> dict[str, Any]:
     """Compare two models that give a class to every pixel, or two that answer with objects, by masks where both have
     them; intervals are of a bootstrap over the same images.
@@ -80,29 +81,31 @@ def compare_scenes(
     Raises DataError for images that one of them cannot read, and as `judge_scenes` does.
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
-    home = runs[0] if data is not None or Folder(Path(runs[0])).config.is_file() else runs[1]
+    home = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
     source, opened = open_run_data(home, data, split, labelled=False)
     split = choose_split(opened, split, computing.listener.note)
     boxes = not all(bundle.task.masks for bundle in bundles)
     pairs = zip(runs, bundles, strict=True)
     both, reports = zip(
         *(
-            judge_opened(run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes)
+            evaluate_dense_split(
+                run, bundle, source=source, opened=opened, name=split, computing=computing, boxes=boxes
+            )
             for run, bundle in pairs
         ),
         strict=True,
     )
-    exposures = recorded(list(both), list(reports), None if data is not None else home, computing)
+    exposures = record_comparison(list(both), list(reports), None if data is not None else home, computing)
     figures = {name: (reports[0].figures[name], reports[1].figures[name]) for name in reports[0].figures}
     differences = {name: None if a is None or b is None else b - a for name, (a, b) in figures.items()}
     evaluators: list[Any] = [one.evaluator for one in both]
     intervals = evaluators[0].paired_intervals(both[0].raw, evaluators[1], both[1].raw)
     comparison = Comparison(reports[0].figure, figures, differences=differences, intervals=intervals)
-    return describe_comparison(list(both), list(reports), exposures, comparison)
+    return build_comparison_document(list(both), list(reports), exposures, comparison)
 
 
-def recorded(
-    both: list[Answered], reports: list[Report], home: str | None, computing: Computing
+def record_comparison(
+    both: list[SplitPredictions], reports: list[Report], home: str | None, computing: EvaluationSettings
 ) -> list[dict[str, Any]]:
     """Add each reading to its run, note what flatters it, and return what each run has seen of the images.
 
@@ -110,10 +113,10 @@ def recorded(
     """
     exposures = []
     for one, report in zip(both, reports, strict=True):
-        facts = seen(one, None if one.run == home else one.source)
-        for line in exposure_notes(facts, one):
+        facts = find_training_overlap(one, None if one.run == home else one.source)
+        for line in describe_training_overlap(facts, one):
             computing.listener.note(line)
-        record(one.run, one.source, one.name, report.summary())
+        record_evaluation(one.run, one.source, one.name, report.summary())
         exposures.append(facts)
     return exposures
 
@@ -127,8 +130,8 @@ def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str
         raise DataError(f"{run}, on {source}: {error.message}", error.hint) from None
 
 
-def describe_comparison(
-    both: list[Answered], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
+def build_comparison_document(
+    both: list[SplitPredictions], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
     """Return the document of a comparison: `a` and `b` are the runs as named, differences are b less a."""
     a, b = both

@@ -7,37 +7,43 @@ import time
 from dataclasses import replace
 from typing import cast
 
-from vitreous.data.annotations.painted import find_objects, has_masks, paint_classes, with_masks, wrapped
-from vitreous.data.annotations.panoptic import things_of
-from vitreous.data.class_order import Renumbered, class_indices
+from vitreous.data.annotations.painted import (
+    has_object_masks,
+    keep_object_targets,
+    paint_class_maps,
+    with_object_masks,
+    wrap_splits,
+)
+from vitreous.data.annotations.panoptic import find_thing_classes
+from vitreous.data.class_order import RelabelledSplit, find_class_indices
 from vitreous.data.loader import EvalLoader
-from vitreous.data.run_data import calibration_images, choose_split, open_run_data, sample_images
-from vitreous.data.screen import readable, stop_at_unreadable
+from vitreous.data.run_data import choose_split, iterate_calibration_images, iterate_sample_images, open_run_data
+from vitreous.data.screen import check_unreadable_images, find_readable_samples
 from vitreous.data.split import Data
 from vitreous.errors import DataError
 from vitreous.evaluation.coco import CocoEvaluator
-from vitreous.evaluation.evaluator import Evaluator, Outputs
+from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
 from vitreous.evaluation.pixels import SegmentationEvaluator
-from vitreous.inference.engine import readable_mask
-from vitreous.inference.engine_choice import evaluation_engine
+from vitreous.inference.engine import build_readable_mask
+from vitreous.inference.engine_choice import build_evaluation_engine
 from vitreous.inference.open_model import open_bundle
-from vitreous.reports.answers import Answered, Computing, progress_counter
-from vitreous.system.cores import default_workers
-from vitreous.system.machine import pick_device, warning
+from vitreous.reports.answers import EvaluationSettings, SplitPredictions, make_progress_counter
+from vitreous.system.cores import default_worker_count
+from vitreous.system.machine import describe_emulation, pick_device
 from vitreous.tasks.detection import Detection
 from vitreous.tasks.report import Report
 from vitreous.tasks.segmentation import Segmentation
 from vitreous.weights.bundle import Bundle
 
 
-def judge_scenes(
+def evaluate_dense(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: Computing,
+    computing: EvaluationSettings,
     boundary: bool = False,
     tiles: bool = False,
-) -> tuple[Answered, Report]:
+) -> tuple[SplitPredictions, Report]:
     """Judge a model's class maps or objects on a split of `data`, by default the run's own; without a split, of test or
     else val. Of class maps the `boundary` is judged too, if so; objects are looked for by `tiles` of large images.
 
@@ -49,46 +55,46 @@ def judge_scenes(
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = open_run_data(run, data, split, labelled=False)
     name = choose_split(opened, split, computing.listener.note)
-    return judge_opened(
+    return evaluate_dense_split(
         run, bundle, source=source, opened=opened, name=name, computing=computing, boundary=boundary, tiles=tiles
     )
 
 
-def judge_opened(
+def evaluate_dense_split(
     run: str | os.PathLike[str],
     bundle: Bundle,
     source: str,
     opened: Data,
     name: str,
-    computing: Computing,
+    computing: EvaluationSettings,
     boxes: bool = False,
     boundary: bool = False,
     tiles: bool = False,
-) -> tuple[Answered, Report]:
+) -> tuple[SplitPredictions, Report]:
     """Judge a model on a split, by its `name`, of data that are open; objects by their `boxes` alone, if so, and by
     `tiles` of large images, class maps by their `boundary` too.
 
-    Raises DataError as `judge_scenes` does.
+    Raises DataError as `evaluate_dense` does.
     """
     settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
-    opened, evaluator = PREPARE[bundle.task.name](bundle, opened, name, computing, settings)
+    opened, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, opened, name, computing, settings)
     chosen, preprocess = opened.split(name), bundle.preprocess
-    if slow := warning(computing.how.precision, pick_device(computing.how.device)):
+    if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
-    engine = evaluation_engine(
+    engine = build_evaluation_engine(
         bundle.model,
         preprocess,
         options=computing.how,
         images=len(chosen),
         note=computing.listener.note,
-        pictures=lambda: calibration_images(run, preprocess, lambda: sample_images(opened, preprocess)),
+        pictures=lambda: iterate_calibration_images(run, preprocess, lambda: iterate_sample_images(opened, preprocess)),
     )
-    workers = default_workers() if computing.workers is None else computing.workers
-    started, on_images = time.perf_counter(), progress_counter(computing.listener, "evaluate", len(chosen))
+    workers = default_worker_count() if computing.workers is None else computing.workers
+    started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(chosen))
     rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
-    stop_at_unreadable(bad, len(chosen), computing.bad_images)
-    readable(chosen, bad)  # there must be some
-    answers = Answered(
+    check_unreadable_images(bad, len(chosen), computing.bad_images)
+    find_readable_samples(chosen, bad)  # there must be some
+    answers = SplitPredictions(
         os.fspath(run),
         bundle,
         source=source,
@@ -100,50 +106,50 @@ def judge_opened(
         started=started,
         evaluator=evaluator,
     )
-    return answers, evaluator.report(Outputs(chosen, rows, readable_mask(len(chosen), bad)))
+    return answers, evaluator.report(SplitOutputs(chosen, rows, build_readable_mask(len(chosen), bad)))
 
 
-def prepare_maps(
-    bundle: Bundle, opened: Data, name: str, computing: Computing, settings: dict[str, bool]
+def prepare_map_evaluation(
+    bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
     """Return the data as class maps, and what evaluates them on the split `name`, the `boundary` too if that is set.
-    Raises DataError as `judge_scenes` does."""
-    opened = paint_classes(opened)
-    check_classes(bundle, opened)
-    things = things_of(opened.split(name), len(opened.classes))
+    Raises DataError as `evaluate_dense` does."""
+    opened = paint_class_maps(opened)
+    check_map_classes(bundle, opened)
+    things = find_thing_classes(opened.split(name), len(opened.classes))
     return opened, SegmentationEvaluator(bundle.task.classes, settings["boundary"], things)
 
 
-def prepare_objects(
-    bundle: Bundle, opened: Data, name: str, computing: Computing, settings: dict[str, bool]
+def prepare_object_evaluation(
+    bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
     """Return the data as objects, and what evaluates them, by `boxes` alone or by `tiles` if these are set. Raises
-    DataError as `judge_scenes` does."""
-    opened, masks = find_objects(opened), cast(Detection, bundle.task).masks and not settings["boxes"]
-    if masks and not has_masks(opened):
+    DataError as `evaluate_dense` does."""
+    opened, masks = keep_object_targets(opened), cast(Detection, bundle.task).masks and not settings["boxes"]
+    if masks and not has_object_masks(opened):
         computing.listener.note(f"{opened.name} has boxes, no masks: the model's boxes are judged")
         masks = False
-    opened = renumber(with_masks(opened, masks), bundle.task.classes)
+    opened = renumber_classes(with_object_masks(opened, masks), bundle.task.classes)
     named = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
     return opened, CocoEvaluator(bundle.task.classes, masks, settings["tiles"], named if any(named) else ())
 
 
 #: how data are prepared, and evaluated, for dense predictions of each task
-PREPARE = {Segmentation.name: prepare_maps, Detection.name: prepare_objects}
+EVALUATION_PREPARERS = {Segmentation.name: prepare_map_evaluation, Detection.name: prepare_object_evaluation}
 
 
-def renumber(opened: Data, classes: tuple[str, ...]) -> Data:
+def renumber_classes(opened: Data, classes: tuple[str, ...]) -> Data:
     """Return data whose objects have the numbers of a model's `classes`, by name; some may be none of the data's.
 
     Raises DataError for a class that the model does not know.
     """
-    order = class_indices(opened, classes)
+    order = find_class_indices(opened, classes)
     if opened.classes == classes:
         return opened
-    return replace(wrapped(opened, lambda split: Renumbered(split, order, len(classes))), classes=classes)
+    return replace(wrap_splits(opened, lambda split: RelabelledSplit(split, order, len(classes))), classes=classes)
 
 
-def check_classes(bundle: Bundle, data: Data) -> None:
+def check_map_classes(bundle: Bundle, data: Data) -> None:
     """Raise DataError for data whose classes of pixels are not those of the model, in the same order."""
     if bundle.task.classes != data.classes:
         first, second = (

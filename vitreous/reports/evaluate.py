@@ -9,50 +9,50 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
-from vitreous.config import apply_options
-from vitreous.data.clip_views import ONE
+from vitreous.config import apply_keyword_options
+from vitreous.data.clip_views import SINGLE_VIEW
 from vitreous.errors import UsageError
-from vitreous.inference.engine import CHUNK, InferenceOptions
-from vitreous.inference.open_model import read_task
-from vitreous.progress import Listener, NullListener
-from vitreous.reports.answers import Answered, Computing, compute_answers
-from vitreous.reports.calibrate import calibrate, effect
-from vitreous.reports.dense import judge_scenes
-from vitreous.reports.familiarity import outliers, suspected
-from vitreous.reports.generated import GenerationOptions, judge_generator
+from vitreous.inference.engine import ENGINE_CHUNK, InferenceOptions
+from vitreous.inference.open_model import read_task_type
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.reports.answers import EvaluationSettings, SplitPredictions, predict_split
+from vitreous.reports.calibrate import calibrate_temperature, describe_temperature_effect
+from vitreous.reports.dense import evaluate_dense
+from vitreous.reports.familiarity import find_label_errors, score_outliers
+from vitreous.reports.generated import GenerationOptions, measure_generator
 from vitreous.reports.options import EvaluateOptions, ProtocolOptions
-from vitreous.reports.readings import describe, page_path, record, write_page
-from vitreous.reports.training_overlap import exposure_notes, seen
+from vitreous.reports.readings import build_evaluation_document, get_page_path, record_evaluation, write_evaluation_page
+from vitreous.reports.training_overlap import describe_training_overlap, find_training_overlap
 from vitreous.tasks.base import Task
-from vitreous.tasks.calibration import check_abstain, judge_abstention
-from vitreous.tasks.classification_metrics import most_confused
+from vitreous.tasks.calibration import check_abstain, evaluate_abstention
+from vitreous.tasks.classification_metrics import list_confused_pairs
 from vitreous.tasks.documents import EvaluationDocument
 from vitreous.tasks.report import Report
-from vitreous.training.folder import Folder
-from vitreous.weights.options import words_of
+from vitreous.training.folder import RunFolder
+from vitreous.weights.options import get_source_options
 
 if TYPE_CHECKING:
     from vitreous.keywords import EvaluateKeywords
 
 # of `evaluate`, beside the fields of its options
-OPTIONAL = ("abstain", "outliers", "suspects")  # keys of a document that options fill
+OPTIONAL_KEYS = ("abstain", "outliers", "suspects")  # keys of a document that options fill
 #: options that some tasks take -> what they are about
-ABOUT = {"boundary": "a class for every pixel", "tiles": "objects"} | dict.fromkeys(
+TASK_OPTIONS = {"boundary": "a class for every pixel", "tiles": "objects"} | dict.fromkeys(
     ("calibrate", "abstain", "outliers", "against", "suspects"), "a class for each image"
 )
-OF_FEATURES = ("outliers", "against", "suspects")
-KNOWN = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
+FEATURE_OPTIONS = ("outliers", "against", "suspects")
+KNOWN_KEYWORDS = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
 
 
 def evaluate(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
-    batch_size: int = CHUNK,
+    batch_size: int = ENGINE_CHUNK,
     workers: int | None = None,
     how: InferenceOptions | None = None,
     bad_images: str = "stop",
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
     protocol: str | ProtocolOptions = "top1",
     settings: EvaluateOptions | GenerationOptions | None = None,
     **options: Unpack[EvaluateKeywords],
@@ -69,10 +69,10 @@ def evaluate(
     `protocol` of `ProtocolOptions`, or for a model that makes images of `GenerationOptions`. `how`, `settings` and
     a `ProtocolOptions` as the `protocol` say the same. Raises UsageError for an unknown option.
     """
-    computing = Computing(
+    computing = EvaluationSettings(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
     )
-    kind = read_task(run)
+    kind = read_task_type(run)
     if not kind.reads_images:
         document = evaluate_generator(
             protocol, run, data=data, split=split, computing=computing, settings=settings, options=dict(options)
@@ -83,35 +83,37 @@ def evaluate(
     if protocol != "top1":
         document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
         return cast(EvaluationDocument, document)
-    how, chosen = apply_options("evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN)
+    how, chosen = apply_keyword_options(
+        "evaluate", dict(options), computing.how, settings or EvaluateOptions(), known=KNOWN_KEYWORDS
+    )
     computing = replace(computing, how=how, cache=chosen.cache)
     check_abstain(chosen.abstain)
-    check_task(chosen, run, kind, computing.how)
+    check_task_options(chosen, run, kind, computing.how)
     if kind.is_dense:
         fitted, (answers, report) = (
             {},
-            judge_scenes(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
+            evaluate_dense(run, data, split=split, computing=computing, boundary=chosen.boundary, tiles=chosen.tiles),
         )
     else:
-        fitted = calibrate(run, data, computing) if chosen.calibrate else {}
-        answers = compute_answers(run, data, split, computing)
+        fitted = calibrate_temperature(run, data, computing) if chosen.calibrate else {}
+        answers = predict_split(run, data, split, computing)
         if chosen.abstain is not None and answers.split.labels.ndim == 2:
             hint = "use predict --threshold where there may be several"
             raise UsageError("--abstain is for data with one label an image", hint)
         report = answers.report
-    document = head_document(run, data, answers, report, computing)
-    document["calibration"] = (fitted | (effect(answers) or {})) or None
+    document = build_head_document(run, data, answers, report, computing)
+    document["calibration"] = (fitted | (describe_temperature_effect(answers) or {})) or None
     if chosen.abstain is not None:
-        document["abstain"] = judge_abstention(answers.confidence, answers.right, chosen.abstain)
+        document["abstain"] = evaluate_abstention(answers.confidence, answers.right, chosen.abstain)
     if chosen.outliers or chosen.against:
-        document["outliers"] = outliers(answers, computing, chosen.outliers, chosen.against)
+        document["outliers"] = score_outliers(answers, computing, chosen.outliers, chosen.against)
     if chosen.suspects:
-        document["suspects"] = suspected(answers, computing, chosen.suspects)
-    record(run, answers.source, answers.name, answers.views | report.summary())
-    place = Path(chosen.report) if chosen.report else page_path(Path(run), data, answers.name)
-    command = shlex.join(command_of(run, data, answers.name, computing.how))
-    written = write_page(
-        place, Folder(Path(run)), answers=answers, report=report, listener=computing.listener, command=command
+        document["suspects"] = find_label_errors(answers, computing, chosen.suspects)
+    record_evaluation(run, answers.source, answers.name, answers.views | report.summary())
+    place = Path(chosen.report) if chosen.report else get_page_path(Path(run), data, answers.name)
+    command = shlex.join(build_evaluate_command(run, data, answers.name, computing.how))
+    written = write_evaluation_page(
+        place, RunFolder(Path(run)), answers=answers, report=report, listener=computing.listener, command=command
     )
     return cast(EvaluationDocument, document | {"report": os.fspath(place) if written else None})
 
@@ -121,7 +123,7 @@ def evaluate_generator(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: Computing,
+    computing: EvaluationSettings,
     settings: EvaluateOptions | GenerationOptions | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
@@ -130,39 +132,43 @@ def evaluate_generator(
     if protocol != "top1" or isinstance(settings, EvaluateOptions):
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
         raise UsageError(f"{problem} is about answers, and {run} makes images", "leave it out")
-    how, asked = apply_options("evaluate", options, computing.how, settings or GenerationOptions(), known=KNOWN)
-    return judge_generator(run, data, split, asked, replace(computing, how=how))
+    how, asked = apply_keyword_options(
+        "evaluate", options, computing.how, settings or GenerationOptions(), known=KNOWN_KEYWORDS
+    )
+    return measure_generator(run, data, split, asked, replace(computing, how=how))
 
 
-def check_task(chosen: EvaluateOptions, run: str | os.PathLike[str], kind: type[Task], how: InferenceOptions) -> None:
+def check_task_options(
+    chosen: EvaluateOptions, run: str | os.PathLike[str], kind: type[Task], how: InferenceOptions
+) -> None:
     """Raise UsageError for options that are for other tasks than that of the run."""
-    if how.clip_views != ONE and (words := [name for name in OF_FEATURES if getattr(chosen, name)]):
+    if how.clip_views != SINGLE_VIEW and (words := [name for name in FEATURE_OPTIONS if getattr(chosen, name)]):
         raise UsageError(f"--{words[0]} is about the features of one view of each clip", "leave --clip-views out")
-    given = [name for name in ABOUT if getattr(chosen, name) and name not in kind.evaluate_options]
+    given = [name for name in TASK_OPTIONS if getattr(chosen, name) and name not in kind.evaluate_options]
     if given:
-        raise UsageError(f"--{given[0]} is about {ABOUT[given[0]]}, and {run} {kind.does}", "leave it out")
+        raise UsageError(f"--{given[0]} is about {TASK_OPTIONS[given[0]]}, and {run} {kind.does}", "leave it out")
 
 
-def head_document(
+def build_head_document(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
-    answers: Answered,
+    answers: SplitPredictions,
     report: Report,
-    computing: Computing,
+    computing: EvaluationSettings,
 ) -> dict[str, Any]:
     """Return the document of an evaluation of the head, None for what only options add; note what flatters a figure."""
     seconds = time.perf_counter() - answers.started
-    document = describe(
+    document = build_evaluation_document(
         answers.bundle, report, split=answers.name, source=answers.source, run=str(run), seconds=seconds
     )
-    facts = seen(answers, data)
-    for line in exposure_notes(facts, answers):
+    facts = find_training_overlap(answers, data)
+    for line in describe_training_overlap(facts, answers):
         computing.listener.note(line)
     labels, classes, pairs = answers.split.labels, tuple(row["class"] for row in report.per_class), None
     if report.cells is not None:
         support = answers.bundle.task.count_labels(labels, report.cells)
-        pairs = most_confused(report.cells, support, classes)
-    return document | answers.views | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL)}
+        pairs = list_confused_pairs(report.cells, support, classes)
+    return document | answers.views | facts | {"confused": pairs, "calibration": None, **dict.fromkeys(OPTIONAL_KEYS)}
 
 
 def evaluate_protocol(
@@ -170,26 +176,26 @@ def evaluate_protocol(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
-    computing: Computing,
+    computing: EvaluationSettings,
     options: dict[str, Any],
 ) -> dict[str, Any]:
     """Evaluate by another protocol than top-1.
 
     `options` are keywords of `InferenceOptions` and `ProtocolOptions`; raises UsageError for others.
     """
-    from vitreous.reports.protocols.protocols import judge_by
+    from vitreous.reports.protocols.protocols import run_protocol
 
     settings = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
-    how, settings = apply_options("evaluate", options, computing.how, settings, known=KNOWN)
-    document = judge_by(settings, run, data, split, replace(computing, how=how))
-    if not (folder := Folder(Path(run))).config.is_file():
+    how, settings = apply_keyword_options("evaluate", options, computing.how, settings, known=KNOWN_KEYWORDS)
+    document = run_protocol(settings, run, data, split, replace(computing, how=how))
+    if not (folder := RunFolder(Path(run))).config.is_file():
         return document | {"report": None}  # the page is of the run, with all that it was ever judged by
     place = folder.path / f"report-{document['protocol']}.html"
-    written = write_page(place, folder, None, None, computing.listener)
+    written = write_evaluation_page(place, folder, None, None, computing.listener)
     return document | {"report": os.fspath(place) if written else None}
 
 
-def command_of(
+def build_evaluate_command(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, how: InferenceOptions
 ) -> list[str]:
     """Return the command that repeats an evaluation."""
@@ -197,6 +203,6 @@ def command_of(
     return (
         words
         + ["--split", split] * (split != "test")
-        + ["--clip-views", how.clip_views] * (how.clip_views != ONE)
-        + words_of(run)
+        + ["--clip-views", how.clip_views] * (how.clip_views != SINGLE_VIEW)
+        + get_source_options(run)
     )

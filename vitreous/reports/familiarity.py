@@ -11,19 +11,26 @@ import numpy as np
 from vitreous.data.class_order import align_labels
 from vitreous.data.run_data import as_test_split, open_run_data
 from vitreous.data.sources import open_images
-from vitreous.data.split import Files, Split
+from vitreous.data.split import FileSplit, Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.familiarity import CONFIDENT, K, find_suspects, fit_detector, neighbour_shares, separation
-from vitreous.reports.answers import Answered, Computing, split_features
-from vitreous.reports.training_overlap import identities, without_excluded
-from vitreous.system.tables import write_table
-from vitreous.training.folder import Folder
+from vitreous.evaluation.familiarity import (
+    MIN_SUSPECT_CONFIDENCE,
+    NUM_NEIGHBOURS,
+    compute_neighbour_shares,
+    compute_outlier_separation,
+    find_suspect_labels,
+    fit_mahalanobis_detector,
+)
+from vitreous.reports.answers import EvaluationSettings, SplitPredictions, compute_split_features
+from vitreous.reports.training_overlap import drop_excluded, identify_images
+from vitreous.system.tables import write_csv_file
+from vitreous.training.folder import RunFolder
 
-SHOWN = 10  # images of a kind in a document
+MAX_DOCUMENT_IMAGES = 10  # images of a kind in a document
 
 
 @dataclass(frozen=True)
-class Memory:
+class TrainingFeatures:
     """Training images with known features: their source, split, (m, d) features, and `rows` of the readable ones."""
 
     source: str
@@ -37,49 +44,53 @@ class Memory:
         return self.split.labels[self.rows]
 
     @property
-    def usable(self) -> np.ndarray:
+    def readable_features(self) -> np.ndarray:
         """(n, d) features of the readable rows: on disk where they are all."""
         return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
 
 
-def memory(answers: Answered, computing: Computing, alone: bool = False) -> Memory:
+def load_training_features(
+    answers: SplitPredictions, computing: EvaluationSettings, alone: bool = False
+) -> TrainingFeatures:
     """Return the training images of the run, or of the judged data where there is no run.
 
     With `alone`, data without a training split stand in for it. Raises UsageError where there is nothing to compare
     with.
     """
     source, opened = answers.source, answers.opened
-    if Folder(Path(answers.run)).config.is_file():
+    if RunFolder(Path(answers.run)).config.is_file():
         source, opened = open_run_data(answers.run, None, "train")
-        opened = replace(opened, splits={"train": without_excluded(opened.split("train"), Folder(Path(answers.run)))})
+        opened = replace(opened, splits={"train": drop_excluded(opened.split("train"), RunFolder(Path(answers.run)))})
     elif "train" not in opened.splits and not alone:
         raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
     split = opened.splits.get("train")
     bundle, chosen = answers.bundle, answers.split
     if split is not None:
         chosen = align_labels(split, opened, bundle.classes, bundle.classification.multilabel)
-    features = split_features(bundle, chosen, "training images", computing)
-    return Memory(source, chosen, features.rows, np.flatnonzero(features.good))
+    features = compute_split_features(bundle, chosen, "training images", computing)
+    return TrainingFeatures(source, chosen, features.rows, np.flatnonzero(features.good))
 
 
-def outliers(answers: Answered, computing: Computing, file: str | None, against: str | None) -> dict[str, Any]:
+def score_outliers(
+    answers: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
+) -> dict[str, Any]:
     """Judge how unlike the training images the judged ones are.
 
     `score`: relative Mahalanobis distance in squared standard deviations of the features, higher is less familiar.
     `file` gets path, score, and the share of training images that score lower. `against`: other data, told from the
     judged images by AUROC and the false-positive rate at 95 % true positives.
     """
-    known = memory(answers, computing)
-    kinds = fit_detector(known.usable, known.labels, len(answers.bundle.classes))
-    features = split_features(answers.bundle, answers.split, "the judged images", computing)
-    usual, rows = np.sort(kinds.scores(known.usable)), np.flatnonzero(features.good)
+    known = load_training_features(answers, computing)
+    kinds = fit_mahalanobis_detector(known.readable_features, known.labels, len(answers.bundle.classes))
+    features = compute_split_features(answers.bundle, answers.split, "the judged images", computing)
+    usual, rows = np.sort(kinds.scores(known.readable_features)), np.flatnonzero(features.good)
     scores = kinds.scores(features.rows[rows])
     shares = np.searchsorted(usual, scores) / len(usual)
     order = np.argsort(-scores, kind="stable")
     table = [(answers.split.name(int(rows[i])), float(scores[i]), float(shares[i])) for i in order]
     if file:
         cells = [[name, f"{score:.4f}", f"{share:.4f}"] for name, score, share in table]
-        write_table(file, ["path", "score", "training_below"], cells)
+        write_csv_file(file, ["path", "score", "training_below"], cells)
     return {
         "method": "Mahalanobis" if kinds.classes is None else "relative Mahalanobis",
         "unit": "squared standard deviations of the features; higher is less familiar",
@@ -88,30 +99,35 @@ def outliers(answers: Answered, computing: Computing, file: str | None, against:
         "median": float(np.median(scores)),
         "training_median": float(np.median(usual)),
         "above_training_99": float((scores > np.percentile(usual, 99)).mean()),
-        "top": [{"path": name, "score": score, "training_below": share} for name, score, share in table[:SHOWN]],
-        "against": None if against is None else told_apart(answers, computing, scores, kinds, against),
+        "top": [
+            {"path": name, "score": score, "training_below": share}
+            for name, score, share in table[:MAX_DOCUMENT_IMAGES]
+        ],
+        "against": None if against is None else measure_separation(answers, computing, scores, kinds, against),
     }
 
 
-def told_apart(answers: Answered, computing: Computing, usual: np.ndarray, kinds: Any, against: str) -> dict[str, Any]:
+def measure_separation(
+    answers: SplitPredictions, computing: EvaluationSettings, usual: np.ndarray, kinds: Any, against: str
+) -> dict[str, Any]:
     """Return how well the judged images, of scores `usual` (n,), are told from all images of other data."""
-    split = images_of(against)
-    features = split_features(answers.bundle, split, "the other data", computing)
+    split = open_reference_images(against)
+    features = compute_split_features(answers.bundle, split, "the other data", computing)
     known = features.rows[features.good]
-    return {"data": against, "images": len(known)} | separation(usual, kinds.scores(known))
+    return {"data": against, "images": len(known)} | compute_outlier_separation(usual, kinds.scores(known))
 
 
-def images_of(source: str) -> Split:
+def open_reference_images(source: str) -> Split:
     """Return the test split of other data, all of those without one, or every image below a folder."""
     opened = open_images(source)
-    if isinstance(opened, Files):
+    if isinstance(opened, FileSplit):
         return opened
     return (
         opened.split("test") if "test" in opened.splits and not opened.unsplit else as_test_split(opened).split("test")
     )
 
 
-def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, Any]:
+def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
     """List images whose label is probably wrong: model and nearest training images confidently name other classes.
 
     `file` gets a row each, the surest first: path, label, the model's class and probability, the neighbours' class and
@@ -120,17 +136,17 @@ def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, A
     """
     if answers.split.labels.ndim == 2:
         raise UsageError("--suspects is for data with one label an image", "leave it out")
-    known, classes = memory(answers, computing, alone=True), answers.bundle.classes
+    known, classes = load_training_features(answers, computing, alone=True), answers.bundle.classes
     features = known.features
     if known.split is not answers.split:
-        features = split_features(answers.bundle, answers.split, "the judged images", computing).rows
+        features = compute_split_features(answers.bundle, answers.split, "the judged images", computing).rows
     rows = np.flatnonzero(answers.readable)
-    place = {identity: index for index, identity in enumerate(identities(known.split, known.source))}
+    place = {identity: index for index, identity in enumerate(identify_images(known.split, known.source))}
     at = {int(row): index for index, row in enumerate(known.rows)}
-    names = identities(answers.split, answers.source)
+    names = identify_images(answers.split, answers.source)
     own = np.array([at.get(place.get(names[row], -1), -1) for row in rows], dtype=np.int64)
-    shares = neighbour_shares(features[rows], known.usable, known.labels, len(classes), own)
-    listed = find_suspects(answers.bundle.task.activate(answers.raw[rows]), shares, answers.split.labels[rows])
+    shares = compute_neighbour_shares(features[rows], known.readable_features, known.labels, len(classes), own)
+    listed = find_suspect_labels(answers.bundle.task.activate(answers.raw[rows]), shares, answers.split.labels[rows])
     table = [
         {
             "path": answers.split.name(int(rows[one.sample])),
@@ -145,13 +161,13 @@ def suspected(answers: Answered, computing: Computing, file: str) -> dict[str, A
     ]
     head = ["path", "label", "model_class", "probability", "knn_class", "share", "score"]
     cells = [[f"{cell:.4f}" if isinstance(cell, float) else cell for cell in row.values()] for row in table]
-    write_table(file, head, cells)
+    write_csv_file(file, head, cells)
     return {
         "file": file,
         "images": len(rows),
         "count": len(table),
-        "neighbours": K,
-        "least": CONFIDENT,
+        "neighbours": NUM_NEIGHBOURS,
+        "least": MIN_SUSPECT_CONFIDENCE,
         "compared_with": {"data": known.source, "images": len(known.rows)},
-        "top": table[:SHOWN],
+        "top": table[:MAX_DOCUMENT_IMAGES],
     }

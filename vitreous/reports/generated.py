@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from vitreous.config import OptionalPath
-from vitreous.data.buckets import rows_at_own_size
+from vitreous.data.buckets import find_samples_at_model_size
 from vitreous.data.loader import EvalLoader
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
@@ -21,34 +21,34 @@ from vitreous.data.run_data import choose_split, open_run_data
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError, VitreousError
 from vitreous.evaluation.frechet import (
-    Moments,
-    copies,
-    density_coverage,
-    distance_of_moments,
+    FeatureMoments,
+    compute_density_coverage,
+    compute_moments,
+    compute_precision_recall,
     frechet_distance,
-    moments,
-    precision_recall,
+    frechet_distance_of_moments,
+    measure_copy_share,
 )
 from vitreous.evaluation.inception import inception_score
-from vitreous.generation.settings import SamplingOptions, in_turn
-from vitreous.inference.image_grid import SAMPLES_FILE, enlarge, frames_of, grid_of
-from vitreous.inference.image_sampler import ImageSampler, sampler_of
+from vitreous.generation.settings import SamplingOptions, cycle_classes
+from vitreous.inference.image_grid import SAMPLES_FILE, arrange_image_grid, array_to_frames, enlarge_small_images
+from vitreous.inference.image_sampler import ImageSampler, build_sampler
 from vitreous.inference.open_model import open_generator
-from vitreous.inference.sample_sizes import size_to_make, written
-from vitreous.progress import Listener
-from vitreous.reports.answers import Computing, progress_counter
-from vitreous.reports.readings import record
-from vitreous.reports.reference import read_reference
-from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, Features, Space, open_space
-from vitreous.system.cores import default_workers
+from vitreous.inference.sample_sizes import choose_sample_size, format_sample_size
+from vitreous.progress import ProgressListener
+from vitreous.reports.answers import EvaluationSettings, make_progress_counter
+from vitreous.reports.readings import record_evaluation
+from vitreous.reports.reference import read_reference_batch
+from vitreous.reports.spaces import INCEPTION, LATENTS, PIXELS, FeatureSpace, SpaceFeatures, open_feature_space
+from vitreous.system.cores import default_worker_count
 from vitreous.system.disk import atomic_path
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
-SAMPLES = 1000
-SHOWN, GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
-LEAST = 10  # real images
-CHUNK = 1000  # images that are in memory at a time
+DEFAULT_SAMPLES = 1000
+SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
+MIN_REAL_IMAGES = 10  # real images
+IMAGE_CHUNK = 1000  # images that are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class GenerationOptions(SamplingOptions):
     learned at several sizes with the real images that are nearest to it. Raises UsageError for too few samples.
     """
 
-    samples: int = SAMPLES
+    samples: int = DEFAULT_SAMPLES
     features: str = PIXELS
     reference: OptionalPath = None
     vae: OptionalPath = None
@@ -75,31 +75,31 @@ class GenerationOptions(SamplingOptions):
 
 
 @dataclass(frozen=True)
-class Real:
+class RealImages:
     """Real images: which they are (`split` of `source`), how many, and their features and those of training images, as
-    far as they are known; where a file has `moments` of features, these count."""
+    far as they are known; where a file has `compute_moments` of features, these count."""
 
     source: str
     split: str
     images: int
-    features: Features
+    features: SpaceFeatures
     _: KW_ONLY
     train: np.ndarray | None = None
-    moments: Mapping[str, Moments] = field(default_factory=dict)
+    moments: Mapping[str, FeatureMoments] = field(default_factory=dict)
 
     def distance(self, name: str, rows: np.ndarray) -> float | None:
         """The Fréchet distance of generated images by these features, (m, d); None where nothing is known of them."""
         if name in self.moments:
-            return distance_of_moments(self.moments[name], moments(rows))
+            return frechet_distance_of_moments(self.moments[name], compute_moments(rows))
         return frechet_distance(self.features[name], rows) if name in self.features else None
 
 
-def judge_generator(
+def measure_generator(
     run: str | os.PathLike[str],
     data: str | os.PathLike[str] | None,
     split: str | None,
     options: GenerationOptions,
-    computing: Computing,
+    computing: EvaluationSettings,
 ) -> dict[str, Any]:
     """Make images and compare them with those of a split, of `data` or of the run's own, or of a reference file;
     returns the document of `evaluate --json`.
@@ -117,38 +117,42 @@ def judge_generator(
     stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
-    space = open_space(features, bundle.task.classes, computing, sampler.device)
+    space = open_feature_space(features, bundle.task.classes, computing, sampler.device)
     if opened is None:
-        real = real_of_reference(str(options.reference), space)
+        real = read_real_reference(str(options.reference), space)
     else:
         name = choose_split(opened[1], split, listener.note)
-        opened = opened[0], of_size(opened[1], name, shown, computing)
-        real = real_of_split(*opened, name, shown, space, computing)
-    batches = make_images(sampler, len(bundle.task.classes), options, computing)
-    ours = join([space.features(images, labels) for labels, images in batches])
-    name_of_sampler, steps = options.sampler_of(sampler.process)
+        opened = opened[0], select_size(opened[1], name, shown, computing)
+        real = read_real_split(*opened, name, shown, space, computing)
+    batches = generate_images(sampler, len(bundle.task.classes), options, computing)
+    ours = concatenate_features([space.features(images, labels) for labels, images in batches])
+    name_of_sampler, steps = options.resolve_sampler(sampler.process)
     ways = {"guidance": options.guidance, "sampler": name_of_sampler, "steps": steps, "seed": options.seed}
-    judged = figures(real, ours) | {"images": real.images, "samples": len(ours["rows"]), "features": space.name}
+    judged = compute_generator_metrics(real, ours) | {
+        "images": real.images,
+        "samples": len(ours["rows"]),
+        "features": space.name,
+    }
     judged |= {"dimensions": ours["rows"].shape[1], "leading": "frechet_distance", "better": "lower"}
-    judged["size"] = written(sampler.image, sampler.stride)
+    judged["size"] = format_sample_size(sampler.image, sampler.stride)
     if (Path(run) / "config.yaml").is_file():
-        record(Path(run), real.source, real.split, judged | ways)
+        record_evaluation(Path(run), real.source, real.split, judged | ways)
     document = {"run": os.fspath(run), "data": real.source, "split": real.split, real.split: judged, **ways}
     return {**document, "seconds": time.perf_counter() - began}
 
 
-def figures(real: Real, ours: Features) -> dict[str, float | None]:
+def compute_generator_metrics(real: RealImages, ours: SpaceFeatures) -> dict[str, float | None]:
     """What real and generated images are compared by; None for what is not known of the real ones."""
     rows, theirs = ours["rows"], real.features.get("rows")
     judged: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "copies"))
     judged |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
     if theirs is not None:
-        judged["precision"], judged["recall"] = precision_recall(theirs, rows)
-        judged["density"], judged["coverage"] = density_coverage(theirs, rows)
+        judged["precision"], judged["recall"] = compute_precision_recall(theirs, rows)
+        judged["density"], judged["coverage"] = compute_density_coverage(theirs, rows)
     if theirs is not None and real.train is not None:
         as_many = np.linspace(0, len(real.train) - 1, min(len(real.train), len(rows))).astype(np.int64)
         judged["frechet_distance_of_train"] = frechet_distance(theirs, real.train[as_many])
-        judged["copies"] = copies(real.train, rows)[0]
+        judged["copies"] = measure_copy_share(real.train, rows)[0]
     judged["recognised"] = float(ours["recognised"].mean()) if "recognised" in ours else None
     if "logits" in ours:
         judged["fid"], judged["sfid"] = judged["frechet_distance"], real.distance("spatial", ours["spatial"])
@@ -156,72 +160,76 @@ def figures(real: Real, ours: Features) -> dict[str, float | None]:
     return judged
 
 
-def of_size(data: Data, name: str, preprocess: Preprocess, computing: Computing) -> Data:
+def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:
     """The data with those images alone, in the split of that name and in `train`, that a model which learned at several
     sizes is shown at the one that is judged. Raises DataError for a size at which it is shown none."""
     if not preprocess.has_buckets:
         return data
-    workers, splits = default_workers() if computing.workers is None else computing.workers, dict(data.splits)
+    workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
     for one in {name, "train"} & data.splits.keys():
-        splits[one] = data.splits[one].take(rows_at_own_size(data.splits[one], preprocess, workers))
+        splits[one] = data.splits[one].take(find_samples_at_model_size(data.splits[one], preprocess, workers))
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
-    computing.listener.note(f"judged at {written(preprocess.image)}, beside {count}, which are nearest to that size")
+    computing.listener.note(
+        f"judged at {format_sample_size(preprocess.image)}, beside {count}, which are nearest to that size"
+    )
     return replace(data, splits=splits)
 
 
-def real_of_split(
-    source: str, opened: Data, name: str, preprocess: Preprocess, space: Space, computing: Computing
-) -> Real:
+def read_real_split(
+    source: str, opened: Data, name: str, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+) -> RealImages:
     """A split of data, and its training split beside it, in a space. Raises DataError for too few images."""
-    features, train = split_features(opened.split(name), preprocess, space, computing), None
-    if (count := len(features["rows"])) < LEAST:
-        raise DataError(f"{count} images are too few to compare with", f"at least {LEAST} are needed")
+    features, train = compute_space_features(opened.split(name), preprocess, space, computing), None
+    if (count := len(features["rows"])) < MIN_REAL_IMAGES:
+        raise DataError(f"{count} images are too few to compare with", f"at least {MIN_REAL_IMAGES} are needed")
     if "train" in opened.splits and name != "train":
-        train = split_features(opened.splits["train"], preprocess, space, computing)["rows"]
-    return Real(source, name, count, features, train=train)
+        train = compute_space_features(opened.splits["train"], preprocess, space, computing)["rows"]
+    return RealImages(source, name, count, features, train=train)
 
 
-def real_of_reference(file: str, space: Space) -> Real:
+def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
     """The real images of a reference file, or the moments of their features, in a space. Raises UsageError for moments
-    of other features, DataError as `read_reference`."""
-    reference = read_reference(file)
+    of other features, DataError as `read_reference_batch`."""
+    reference = read_reference_batch(file)
     if reference.moments and space.name != INCEPTION:
         raise UsageError(f"{file} has moments of Inception's features", "name its weights: --features inception.pth")
-    features = join([space.features(images) for images in reference.images(CHUNK)])
-    return Real(file, "reference", images=reference.count, features=features, train=None, moments=reference.moments)
+    features = concatenate_features([space.features(images) for images in reference.images(IMAGE_CHUNK)])
+    return RealImages(
+        file, "reference", images=reference.count, features=features, train=None, moments=reference.moments
+    )
 
 
 def open_sampler(
-    bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: Computing
+    bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: EvaluationSettings
 ) -> tuple[ImageSampler, Preprocess, str]:
     """The sampler of a bundle, how real images become what its own are compared with, and in what space: that asked
     for, or that of latents where the data are such.
 
-    Raises UsageError for features of latents, and as `sampler_of`.
+    Raises UsageError for features of latents, and as `build_sampler`.
     """
     device, precision, note = computing.how.device, computing.how.precision, computing.listener.note
     if opened is None or opened.latents is None:
-        sampler = sampler_of(bundle, device, precision, options.vae)
-        sampler.image = size_to_make(bundle, options.size, options.frames, sampler.stride, note)
+        sampler = build_sampler(bundle, device, precision, options.vae)
+        sampler.image = choose_sample_size(bundle, options.size, options.frames, sampler.stride, note)
         if sampler.decode is not None:
             return sampler, ImagePreprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
         return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
         problem = f"{opened.name} has latents, and --features reads pictures"
         raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")
-    sampler = sampler_of(bundle, device, precision, decoded=False)
-    sampler.image = size_to_make(bundle, options.size, options.frames, note=note)
+    sampler = build_sampler(bundle, device, precision, decoded=False)
+    sampler.image = choose_sample_size(bundle, options.size, options.frames, note=note)
     if sampler.image != tuple(bundle.model.config.image):
         raise UsageError(f"{opened.name} has latents of one size", "leave --size out")
     sampler.decode = sampler.preprocess.denormalise
     return sampler, bundle.preprocess, LATENTS
 
 
-def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> Iterator[np.ndarray]:
+def iterate_split_images(split: Split, preprocess: Preprocess, computing: EvaluationSettings) -> Iterator[np.ndarray]:
     """Yield the images of a split as the generator was shown them, (n, H, W, C), uint8 or latents in float32, in parts
-    of `CHUNK`. Raises the first DataError."""
+    of `IMAGE_CHUNK`. Raises the first DataError."""
     images: list[torch.Tensor] = []
-    workers, read = default_workers() if computing.workers is None else computing.workers, False
+    workers, read = default_worker_count() if computing.workers is None else computing.workers, False
     for _, batch in EvalLoader(split, preprocess, workers).batches(computing.batch_size):
         for image in batch:
             if isinstance(image, DataError):
@@ -229,7 +237,7 @@ def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> Ite
                     raise image
             else:
                 images.append(image)
-        if len(images) >= CHUNK:
+        if len(images) >= IMAGE_CHUNK:
             yield torch.stack(images).movedim(1, -1).numpy()
             images, read = [], True
     if images:
@@ -238,45 +246,57 @@ def images_of(split: Split, preprocess: Preprocess, computing: Computing) -> Ite
         raise DataError("no image of the split can be read")
 
 
-def split_features(split: Split, preprocess: Preprocess, space: Space, computing: Computing) -> Features:
+def compute_space_features(
+    split: Split, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
+) -> SpaceFeatures:
     """The features of the images of a split."""
-    return join([space.features(images) for images in images_of(split, preprocess, computing)])
+    return concatenate_features(
+        [space.features(images) for images in iterate_split_images(split, preprocess, computing)]
+    )
 
 
-def make_images(
-    sampler: ImageSampler, classes: int, options: GenerationOptions, computing: Computing
+def generate_images(
+    sampler: ImageSampler, classes: int, options: GenerationOptions, computing: EvaluationSettings
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield classes in turn, (n,) int64, and images of them, (n, H, W, C), uint8 or latents, in parts of `CHUNK`."""
-    labels, numbers = torch.tensor(in_turn(options.samples, classes)).unbind(1)
-    step, done = progress_counter(computing.listener, "sample", options.samples), 0.0
+    """Yield classes in turn, (n,) int64, and images of them, (n, H, W, C), uint8 or latents, in parts of
+    `IMAGE_CHUNK`."""
+    labels, numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
+    step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
 
     def count(images: float) -> None:
         nonlocal done
         before, done = int(done + 1e-6), done + images
         step(int(done + 1e-6) - before)
 
-    for which, number in zip(labels.split(CHUNK), numbers.split(CHUNK), strict=True):
+    for which, number in zip(labels.split(IMAGE_CHUNK), numbers.split(IMAGE_CHUNK), strict=True):
         yield which.numpy(), sampler.sample(which, number, options, count).movedim(1, -1).numpy()
 
 
-def join(parts: Iterable[Features]) -> Features:
+def concatenate_features(parts: Iterable[SpaceFeatures]) -> SpaceFeatures:
     """Features of parts of the images, one after the other."""
     parts = list(parts)
     return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
 
-def write_samples(folder: Folder, listener: Listener) -> None:
-    """Write `SHOWN` images of each of as many classes of a run that has ended to its samples.png, a row for each class;
-    of clips `SHOWN` in all, the frames of each in a row. A failure is noted and raises nothing."""
+def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
+    """Write `SHOWN_SAMPLES` images of each of as many classes of a run that has ended to its samples.png, a row for
+    each class; of clips `SHOWN_SAMPLES` in all, the frames of each in a row. A failure is noted and raises nothing."""
     try:
         bundle = open_generator(folder.path)
         last = max(0, len(bundle.task.classes) - 1)
-        classes = np.unique(np.linspace(0, last, SHOWN).astype(np.int64))
+        classes = np.unique(np.linspace(0, last, SHOWN_SAMPLES).astype(np.int64))
         moving, frames = bundle.preprocess.is_animated, bundle.preprocess.frames
-        count, columns = (SHOWN // len(classes), frames) if moving else (SHOWN, SHOWN)
+        count, columns = (SHOWN_SAMPLES // len(classes), frames) if moving else (SHOWN_SAMPLES, SHOWN_SAMPLES)
         labels, numbers = torch.from_numpy(classes).repeat_interleave(count), torch.arange(count).repeat(len(classes))
-        images = sampler_of(bundle).sample(labels, numbers, SamplingOptions(guidance=GUIDANCE)).movedim(1, -1).numpy()
-        grid = grid_of(enlarge([frame for image in images for frame in frames_of(image)]), columns)
+        images = (
+            build_sampler(bundle)
+            .sample(labels, numbers, SamplingOptions(guidance=SHOWN_GUIDANCE))
+            .movedim(1, -1)
+            .numpy()
+        )
+        grid = arrange_image_grid(
+            enlarge_small_images([frame for image in images for frame in array_to_frames(image)]), columns
+        )
         with atomic_path(folder.path / SAMPLES_FILE) as temporary:
             grid.save(temporary, "PNG")
     except (OSError, VitreousError) as error:

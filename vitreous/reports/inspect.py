@@ -16,18 +16,24 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitreous.config import apply_options
+from vitreous.config import apply_keyword_options
 from vitreous.data.modalities.base import Preprocess
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 from vitreous.inference.open_model import open_bundle
-from vitreous.progress import Listener, NullListener
-from vitreous.reports.figures.subject import SEEN, FigureResult, InspectOptions, Scene, open_pictures
-from vitreous.reports.pages.formats import render
-from vitreous.reports.pages.thumbnails import SMALL, data_uri, shrink
-from vitreous.reports.readings import slug
-from vitreous.system.disk import write_text
-from vitreous.system.machine import pick_device, warning
-from vitreous.system.tables import write_table
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.reports.figures.subject import (
+    MAX_SHOWN_IMAGES,
+    FigureContext,
+    FigureResult,
+    InspectOptions,
+    open_input_images,
+)
+from vitreous.reports.pages.formats import render_template
+from vitreous.reports.pages.thumbnails import MIN_SMOOTH_SIDE, encode_data_uri, shrink_image
+from vitreous.reports.readings import slugify_name
+from vitreous.system.disk import write_text_atomic
+from vitreous.system.machine import describe_emulation, pick_device
+from vitreous.system.tables import write_csv_file
 from vitreous.tasks.documents import FigureFiles, InspectionDocument
 from vitreous.weights.bundle import Bundle
 
@@ -35,9 +41,9 @@ if TYPE_CHECKING:
     from vitreous.keywords import InspectKeywords
 
 
-class Kind(NamedTuple):
-    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in `LOOK`, and
-    is of pictures, of clips, of volumes, of signals, or of all."""
+class FigureKind(NamedTuple):
+    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in
+    `CHART_STYLE`, and is of pictures, of clips, of volumes, of signals, or of all."""
 
     module: str
     default: bool = False
@@ -47,24 +53,24 @@ class Kind(NamedTuple):
 
 
 FIGURES = {
-    "filters": Kind("features", default=True, styled=True),
-    "positions": Kind("positions", default=True, styled=True),
-    "distance": Kind("attention", default=True, of="all"),
-    "clips": Kind("clips", default=True, of_pictures=True, of="clips"),
-    "slices": Kind("slices", default=True, of_pictures=True, of="volumes"),
-    "curves": Kind("slices", default=True, of_pictures=True, of="signals"),
-    "rollout": Kind("attention", default=True, of_pictures=True),
-    "attention": Kind("attention", of_pictures=True),
-    "gradient": Kind("attention", of_pictures=True),
-    "segments": Kind("attention", of_pictures=True),
-    "fourier": Kind("layers", styled=True),
-    "features": Kind("features", of_pictures=True, styled=True),
-    "nearest": Kind("features", of_pictures=True, styled=True),
-    "reconstruction": Kind("reconstruction", of_pictures=True),
-    "similarity": Kind("layers", styled=True, of="all"),
-    "cost": Kind("layers", styled=True, of="all"),
+    "filters": FigureKind("features", default=True, styled=True),
+    "positions": FigureKind("positions", default=True, styled=True),
+    "distance": FigureKind("attention", default=True, of="all"),
+    "clips": FigureKind("clips", default=True, of_pictures=True, of="clips"),
+    "slices": FigureKind("slices", default=True, of_pictures=True, of="volumes"),
+    "curves": FigureKind("slices", default=True, of_pictures=True, of="signals"),
+    "rollout": FigureKind("attention", default=True, of_pictures=True),
+    "attention": FigureKind("attention", of_pictures=True),
+    "gradient": FigureKind("attention", of_pictures=True),
+    "segments": FigureKind("attention", of_pictures=True),
+    "fourier": FigureKind("layers", styled=True),
+    "features": FigureKind("features", of_pictures=True, styled=True),
+    "nearest": FigureKind("features", of_pictures=True, styled=True),
+    "reconstruction": FigureKind("reconstruction", of_pictures=True),
+    "similarity": FigureKind("layers", styled=True, of="all"),
+    "cost": FigureKind("layers", styled=True, of="all"),
 }
-BEST = 3  # classes named of a picture
+TOP_CLASSES = 3  # classes named of a picture
 
 
 def inspect(
@@ -72,7 +78,7 @@ def inspect(
     images: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
     out: str | os.PathLike[str] | None = None,
     settings: InspectOptions | None = None,
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
     **options: Unpack[InspectKeywords],
 ) -> InspectionDocument:
     """Make figures of a model: files, and a document that names them with what they show.
@@ -86,30 +92,32 @@ def inspect(
     none is named, or with `all`, it is left out and the reason noted.
     """
     known = ("images", "out", "listener")
-    chosen: InspectOptions = apply_options("inspect", dict(options), settings or InspectOptions(), known=known)[0]
+    chosen: InspectOptions = apply_keyword_options("inspect", dict(options), settings or InspectOptions(), known=known)[
+        0
+    ]
     images, listener = [images] if isinstance(images, (str, os.PathLike)) else images, listener or NullListener()
-    check_names(chosen.figures)
-    bundle = without_adapter(open_bundle(run, headless=True, note=listener.note), listener)
+    check_figure_names(chosen.figures)
+    bundle = drop_adapter(open_bundle(run, headless=True, note=listener.note), listener)
     names = choose_figures(chosen, bool(images), bundle.preprocess.noun)
     device = pick_device(chosen.device)
-    if slow := warning(chosen.precision, device):
+    if slow := describe_emulation(chosen.precision, device):
         listener.note(slow)
     if not bundle.preprocess.stacks:
         listener.note("figures are of one grid: pictures are squashed to the model's own size, or to --image-size")
         bundle = replace(bundle, preprocess=bundle.preprocess.with_one_size())
     preprocess = resize_preprocess(bundle, chosen)
     bundle.model.any_size = True  # --image-size asks for it
-    scene = Scene(
+    scene = FigureContext(
         os.fspath(run),
         bundle,
         options=chosen,
         preprocess=preprocess,
         device=device,
-        pictures=tuple(open_pictures(images, preprocess)),
+        pictures=tuple(open_input_images(images, preprocess)),
         listener=listener,
     )
-    folder = Path(out) if out is not None else default_folder(Path(run))
-    started, answers = time.perf_counter(), likeliest_classes(scene)
+    folder = Path(out) if out is not None else default_inspect_folder(Path(run))
+    started, answers = time.perf_counter(), predict_top_classes(scene)
     figures, refused, drawings = make_figures(scene, names, folder)
     document: InspectionDocument = {
         "run": os.fspath(run),
@@ -123,15 +131,15 @@ def inspect(
         "page": os.fspath(folder / "index.html"),
         "wall_seconds": time.perf_counter() - started,
     }
-    write_album(folder, document, drawings, [(one.shown, one.name) for one in scene.pictures[:SEEN]])
-    write_text(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_figure_page(folder, document, drawings, [(one.shown, one.name) for one in scene.pictures[:MAX_SHOWN_IMAGES]])
+    write_text_atomic(folder / "inspect.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document
 
 
-def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
+def drop_adapter(bundle: Bundle, listener: ProgressListener) -> Bundle:
     """Return the bundle of the ViT alone where there is an adapter beside it, which a note tells; others as they
     are."""
-    part = bundle.model.inspected_part()
+    part = bundle.model.inspected_backbone()
     if part is bundle.model:
         return bundle
     listener.note("of a ViT with an adapter the ViT alone is shown, whose tokens have nothing of the adapter")
@@ -139,7 +147,7 @@ def without_adapter(bundle: Bundle, listener: Listener) -> Bundle:
 
 
 def make_figures(
-    scene: Scene, names: Sequence[str], folder: Path
+    scene: FigureContext, names: Sequence[str], folder: Path
 ) -> tuple[list[FigureFiles], dict[str, str], dict[str, str]]:
     """Make and write figures; return their files, where they were not named why others cannot be made, and the markup
     of each for the page.
@@ -148,20 +156,20 @@ def make_figures(
     """
     from matplotlib import rc_context
 
-    from vitreous.reports.figures.drawing import LOOK
-    from vitreous.reports.pages.plots import INKED
+    from vitreous.reports.figures.drawing import CHART_STYLE
+    from vitreous.reports.pages.plots import INK_STYLE
 
     written, refused, drawings = list[FigureFiles](), dict[str, str](), dict[str, str]()
     for name in names:
         kind = FIGURES[name]
         try:
             make = getattr(import_module(f"vitreous.reports.figures.{kind.module}"), f"make_{name}")
-            with rc_context(INKED | (LOOK if kind.styled else {})):
+            with rc_context(INK_STYLE | (CHART_STYLE if kind.styled else {})):
                 for one in make(scene):
                     written.append(write_figure(one, folder))
-                    drawing = draw_for_page(one)
-                    write_text(folder / f"{one.name}.svg", drawing)
-                    drawings[one.name] = drawing if one.animation is None else animation_markup(one)
+                    drawing = render_figure_svg(one)
+                    write_text_atomic(folder / f"{one.name}.svg", drawing)
+                    drawings[one.name] = drawing if one.animation is None else render_animation_markup(one)
                     scene.listener.note(f"{one.title}: {folder / one.name}.png")
         except UsageError as error:
             if scene.options.figures and not scene.options.all:
@@ -173,11 +181,11 @@ def make_figures(
     return written, refused, drawings
 
 
-def check_names(names: Sequence[str]) -> None:
+def check_figure_names(names: Sequence[str]) -> None:
     """Raise UsageError for an unknown figure."""
     for name in names:
         if name not in FIGURES:
-            raise UsageError(f"no figure {name}", nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
+            raise UsageError(f"no figure {name}", suggest_nearest(name, FIGURES) or f"there are {', '.join(FIGURES)}")
 
 
 def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "images") -> list[str]:
@@ -195,20 +203,20 @@ def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "
     return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
 
 
-def likeliest_classes(scene: Scene) -> list[Mapping[str, object]]:
+def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
     """Return the likeliest classes of the first images named, as `predict --json` writes them; none without a head.
 
     Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
     bundle, answers = scene.bundle, list[Mapping[str, object]]()
     model = bundle.model.to(scene.device).eval()
-    for one in scene.pictures[:SEEN]:
+    for one in scene.pictures[:MAX_SHOWN_IMAGES]:
         classes = []
         if bundle.classes:
             with torch.no_grad():
                 logits = model(scene.preprocess.normalise(one.pixels[None].to(scene.device)))
             row = bundle.task.activate(logits.double().cpu().numpy())[0]
-            best = np.argsort(-row, kind="stable")[:BEST]
+            best = np.argsort(-row, kind="stable")[:TOP_CLASSES]
             classes = [{"class": bundle.classes[i], "probability": float(row[i])} for i in best]
         answers.append({"path": one.name, "classes": classes})
     return answers
@@ -231,9 +239,9 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
     return replace(bundle.preprocess, image=(*bundle.preprocess.image[:-axes], *size))
 
 
-def default_folder(run: Path) -> Path:
+def default_inspect_folder(run: Path) -> Path:
     """Return the folder of figures: in the run, or beside weights that are no run."""
-    return run / "inspect" if run.is_dir() else Path(f"inspect-{slug(run.stem)[:60] or 'image'}")
+    return run / "inspect" if run.is_dir() else Path(f"inspect-{slugify_name(run.stem)[:60] or 'image'}")
 
 
 def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
@@ -255,19 +263,19 @@ def write_figure(figure: FigureResult, folder: Path) -> FigureFiles:
         Path(f"{place}.gif").write_bytes(figure.animation)
         files["gif"] = f"{figure.name}.gif"
     if figure.table is not None:
-        write_table(f"{place}.csv", *figure.table)
+        write_csv_file(f"{place}.csv", *figure.table)
         files["csv"] = f"{figure.name}.csv"
     return files
 
 
-def draw_for_page(figure: FigureResult) -> str:
+def render_figure_svg(figure: FigureResult) -> str:
     """Return a figure as SVG markup in the page's text colour."""
-    from vitreous.reports.pages.plots import markup
+    from vitreous.reports.pages.plots import figure_to_svg_markup
 
-    return markup(figure.figure, figure.title, dpi=150, bbox_inches="tight")
+    return figure_to_svg_markup(figure.figure, figure.title, dpi=150, bbox_inches="tight")
 
 
-def animation_markup(figure: FigureResult) -> str:
+def render_animation_markup(figure: FigureResult) -> str:
     """Return the GIF of an animated figure as markup."""
     from markupsafe import Markup
 
@@ -275,7 +283,7 @@ def animation_markup(figure: FigureResult) -> str:
     return Markup('<img src="data:image/gif;base64,{}" alt="{}">').format(data, figure.title)
 
 
-def write_album(
+def write_figure_page(
     folder: Path,
     document: InspectionDocument,
     drawings: Mapping[str, str],
@@ -286,7 +294,12 @@ def write_album(
     `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
     """
     named = [
-        {"name": Path(name).name, "picture": data_uri(shrink(image)), "small": max(image.size) < SMALL, **answer}
+        {
+            "name": Path(name).name,
+            "picture": encode_data_uri(shrink_image(image)),
+            "small": max(image.size) < MIN_SMOOTH_SIDE,
+            **answer,
+        }
         for (image, name), answer in zip(shown, document["answers"], strict=True)
     ]
-    write_text(folder / "index.html", render("album.html", **document, drawings=drawings, named=named))
+    write_text_atomic(folder / "index.html", render_template("album.html", **document, drawings=drawings, named=named))

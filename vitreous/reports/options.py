@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal, get_args
 
 from vitreous.config import OptionalPath
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 
 #: how `linear` fits its head: at the optimum, or by the steps of a publication
 Probe = Literal["regression", "mae", "dino", "dinov2"]
@@ -144,7 +144,7 @@ class ProtocolOptions(FeatureOptions):
     def check_probe(self) -> None:
         """Raise UsageError for an unknown probe, and for options that do not go with the one asked for."""
         if self.probe not in (probes := get_args(Probe)):
-            hint = nearest(self.probe, probes) or f"there are {', '.join(probes)}"
+            hint = suggest_nearest(self.probe, probes) or f"there are {', '.join(probes)}"
             raise UsageError(f"no probe {self.probe}", hint)
         named = [name for name in ("epochs", "steps", "probe_batch") if getattr(self, name) is not None]
         if self.probe == "regression":

@@ -9,40 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from vitreous.errors import VitreousError
-from vitreous.progress import Listener
-from vitreous.reports.answers import Answered
+from vitreous.progress import ProgressListener
+from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.pages import report as pages
-from vitreous.tasks.report import Report, leading_of
+from vitreous.tasks.report import Report, get_leading_key
 from vitreous.tasks.table import TASKS
-from vitreous.training.folder import Folder, append_line
+from vitreous.training.folder import RunFolder, append_line
 from vitreous.weights.bundle import Bundle
 
-READINGS = "evaluations.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 #: protocols by leading metric, where it is not top1
-PROTOCOLS = {str(task.leading): task.protocol for task in TASKS.values() if task.protocol != "top1"}
+PROTOCOLS_BY_METRIC = {str(task.leading): task.protocol for task in TASKS.values() if task.protocol != "top1"}
 
 
-def slug(text: str, dots: bool = False) -> str:
+def slugify_name(text: str, dots: bool = False) -> str:
     """Turn a text into a part of a file name: letters and digits, `dots` if wanted, with dashes between."""
     return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
 
 
-def record(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
+def record_evaluation(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
     """Add a line to a run's `evaluations.jsonl`, if it is a run."""
-    folder = Folder(Path(run))
+    folder = RunFolder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
-        if protocol := PROTOCOLS.get(leading_of(figures)):
+        if protocol := PROTOCOLS_BY_METRIC.get(get_leading_key(figures)):
             line["protocol"] = protocol
-        append_line(folder.path / READINGS, line | figures)
+        append_line(folder.path / EVALUATIONS_FILE, line | figures)
 
 
-def describe(
+def build_evaluation_document(
     bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float, protocol: str | None = None
 ) -> dict[str, Any]:
     """Return the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: how it was judged, by
     default by what the model answers."""
-    protocol = protocol or PROTOCOLS.get(report.figure, "top1")
+    protocol = protocol or PROTOCOLS_BY_METRIC.get(report.figure, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
         "model": bundle.model.config.name(),
@@ -64,15 +64,24 @@ def describe(
     }
 
 
-def page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
+def get_page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
     """Return where the page of an evaluation goes: into the run's folder, or the current one for other weights."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
-    words = ["report", *(slug(name, dots=True) or "data" for name in names), *([] if split == "test" else [split])]
+    words = [
+        "report",
+        *(slugify_name(name, dots=True) or "data" for name in names),
+        *([] if split == "test" else [split]),
+    ]
     return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"
 
 
-def write_page(
-    path: Path, folder: Folder, answers: Answered | None, report: Report | None, listener: Listener, command: str = ""
+def write_evaluation_page(
+    path: Path,
+    folder: RunFolder,
+    answers: SplitPredictions | None,
+    report: Report | None,
+    listener: ProgressListener,
+    command: str = "",
 ) -> dict[str, Any] | None:
     """Write the page; a failure is noted and raises nothing. Returns what the page shows, None where it was not
     written."""

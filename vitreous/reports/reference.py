@@ -18,19 +18,19 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.errors import DataError
-from vitreous.evaluation.frechet import Moments
+from vitreous.evaluation.frechet import FeatureMoments
 
 #: our name -> their mean and covariance, and of how many features they are
-ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
-HOLDS = "it has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
+MOMENT_ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
+EXPECTED_CONTENT = "it has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceBatch:
     """A reference file: its images (n, H, W, C) uint8, if it has any, and moments by the name of the features."""
 
     pixels: np.ndarray | None
-    moments: Mapping[str, Moments]
+    moments: Mapping[str, FeatureMoments]
 
     @property
     def count(self) -> int:
@@ -44,20 +44,20 @@ class Reference:
             yield self.pixels[low : low + most]
 
 
-def read_reference(place: str) -> Reference:
+def read_reference_batch(place: str) -> ReferenceBatch:
     """Read a reference file. Raises DataError for a file that is none, or is damaged."""
-    path, known = Path(place), ("arr_0", *(name for *names, _ in ENTRIES.values() for name in names))
+    path, known = Path(place), ("arr_0", *(name for *names, _ in MOMENT_ENTRIES.values() for name in names))
     if not path.is_file():
-        raise DataError(f"no reference at {place}", HOLDS)
+        raise DataError(f"no reference at {place}", EXPECTED_CONTENT)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in known}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise DataError(f"{place} is no reference ({str(error)[:100]})", HOLDS) from None
+        raise DataError(f"{place} is no reference ({str(error)[:100]})", EXPECTED_CONTENT) from None
     pixels, moments = arrays.get("arr_0"), {}
     if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) < 2):
-        raise DataError(f"{place}: arr_0 holds {pixels.dtype} of {pixels.shape}", HOLDS)
-    for name, (mean, covariance, size) in ENTRIES.items():
+        raise DataError(f"{place}: arr_0 holds {pixels.dtype} of {pixels.shape}", EXPECTED_CONTENT)
+    for name, (mean, covariance, size) in MOMENT_ENTRIES.items():
         if mean in arrays and covariance in arrays:
             pair = arrays[mean].astype(np.float64), arrays[covariance].astype(np.float64)
             if (
@@ -66,8 +66,8 @@ def read_reference(place: str) -> Reference:
                 or not all(np.isfinite(one).all() for one in pair)
             ):
                 problem = f"{place}: {mean} and {covariance} are no mean and covariance of {size} features"
-                raise DataError(problem, HOLDS)
+                raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
     if pixels is None and "rows" not in moments:
-        raise DataError(f"{place} has {', '.join(arrays) or 'nothing known'}", HOLDS)
-    return Reference(pixels, moments)
+        raise DataError(f"{place} has {', '.join(arrays) or 'nothing known'}", EXPECTED_CONTENT)
+    return ReferenceBatch(pixels, moments)

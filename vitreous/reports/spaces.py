@@ -13,27 +13,27 @@ from typing import Any, Protocol
 import numpy as np
 
 from vitreous.data.loader import EvalLoader
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import UsageError, WeightsError
-from vitreous.evaluation.inception import SIGN, Inception
-from vitreous.inference.engine import logits_of, make_engine
-from vitreous.inference.features import features_of
+from vitreous.evaluation.inception import FIRST_WEIGHT_NAME, Inception
+from vitreous.inference.engine import compute_split_logits, make_engine
+from vitreous.inference.features import load_or_compute_features
 from vitreous.inference.open_model import open_bundle
-from vitreous.reports.answers import Computing
+from vitreous.reports.answers import EvaluationSettings
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.files import open_weights
+from vitreous.weights.files import open_weights_file
 
-FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
+INCEPTION_FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
 PIXELS, LATENTS, INCEPTION = "pixels", "latents", "inception"
-Features = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and what else a space tells of each
+SpaceFeatures = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and what else a space tells of each
 
 
-class Space(Protocol):
+class FeatureSpace(Protocol):
     """What images are compared by, under the `name` that its figures are told with."""
 
     name: str
 
-    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Images, and (n,) int64 classes that they were made of -> their features."""
         ...
 
@@ -44,7 +44,7 @@ class PixelSpace:
     def __init__(self, name: str = PIXELS) -> None:
         self.name, self.peak = name, 255 if name == PIXELS else 1
 
-    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Images -> rows (n, H W C), of clips (n, T H W C)."""
         return {"rows": images.reshape(len(images), -1).astype(np.float32) / self.peak}
 
@@ -56,11 +56,11 @@ class InceptionSpace:
     def __init__(self, place: str, device: str) -> None:
         self.name = INCEPTION
         try:
-            self.network = Inception(open_weights(place).read(), device)
+            self.network = Inception(open_weights_file(place).read(), device)
         except ValueError as error:
-            raise WeightsError(f"{place} is of another Inception network ({error})", f"use {FILES}") from None
+            raise WeightsError(f"{place} is of another Inception network ({error})", f"use {INCEPTION_FILES}") from None
 
-    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Images of 1 or 3 channels -> rows (n, 2048), spatial (n, 2023), logits (n, 1008). Raises UsageError for
         other channels, and for clips."""
         if images.ndim != 4:
@@ -74,16 +74,18 @@ class ModelSpace:
     """The features of a run, a bundle or weights; where it names the `classes` that images are made of, whether it
     recognises each."""
 
-    def __init__(self, place: str, bundle: Bundle, classes: tuple[str, ...], computing: Computing) -> None:
+    def __init__(self, place: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
         self.name, self.bundle, self.computing = place, bundle, computing
         known = bool(classes) and set(classes) <= set(bundle.classes)
         self.order = [bundle.classes.index(one) for one in classes] if known else []
-        self.rows = partial(features_of, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False)
+        self.rows = partial(
+            load_or_compute_features, bundle.model, bundle.preprocess, how=computing.how, workers=0, keep=False
+        )
 
-    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> Features:
+    def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
         """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool. Raises UsageError for
         clips where the model reads pictures, and for pictures where it reads clips."""
-        split, bundle = as_split(images), self.bundle
+        split, bundle = wrap_as_split(images), self.bundle
         if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
             own, other = ("pictures", "clips") if clips else ("clips", "pictures")
             raise UsageError(
@@ -92,33 +94,35 @@ class ModelSpace:
         features = {"rows": np.array(self.rows(split).rows)}
         if labels is not None and self.order:
             engine = make_engine(bundle.model, bundle.preprocess, self.computing.how)
-            logits, _ = logits_of(engine, EvalLoader(split, bundle.preprocess))
+            logits, _ = compute_split_logits(engine, EvalLoader(split, bundle.preprocess))
             features["recognised"] = logits[:, self.order].argmax(1) == labels
         return features
 
 
-def is_inception(place: str) -> bool:
+def is_inception_file(place: str) -> bool:
     """Whether a path is a file of Inception's weights, as torch-fidelity and pytorch-fid have it."""
     if not Path(place).is_file():
         return False
     try:
-        return SIGN in open_weights(place).entries
+        return FIRST_WEIGHT_NAME in open_weights_file(place).entries
     except WeightsError:
         return False
 
 
-def open_space(features: str, classes: tuple[str, ...], computing: Computing, device: str) -> Space:
+def open_feature_space(
+    features: str, classes: tuple[str, ...], computing: EvaluationSettings, device: str
+) -> FeatureSpace:
     """The space that `--features` names: `pixels`, a file of Inception's weights, or a model. Raises UsageError and
     WeightsError for what cannot be opened."""
     if features in (PIXELS, LATENTS):
         return PixelSpace(features)
-    if is_inception(features):
+    if is_inception_file(features):
         return InceptionSpace(features, device)
     bundle = open_bundle(features, headless=True, note=computing.listener.note)
     return ModelSpace(os.fspath(features), bundle, classes, computing)
 
 
-def as_split(images: np.ndarray) -> Arrays:
+def wrap_as_split(images: np.ndarray) -> ArraySplit:
     """Images (n, H, W, C) or clips (n, T, H, W, C) uint8 as a split without labels."""
     pixels: Any = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
-    return Arrays(pixels, np.zeros((len(images), 0), np.float32))
+    return ArraySplit(pixels, np.zeros((len(images), 0), np.float32))

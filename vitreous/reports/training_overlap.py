@@ -11,42 +11,43 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.painted import Painted
-from vitreous.data.exclusions import kept_samples
-from vitreous.data.layouts.packed import Pixels
+from vitreous.data.annotations.painted import ClassMapSplit
+from vitreous.data.exclusions import find_kept_samples
+from vitreous.data.layouts.packed import PackedImages
 from vitreous.data.layouts.video import ClipFiles
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Files, Split, Stored
-from vitreous.data.stores.tarindex import Index
+from vitreous.data.split import ArraySplit, FileSplit, Split, StoreSplit
+from vitreous.data.stores.tarindex import ArchiveIndex
 from vitreous.errors import VitreousError
-from vitreous.reports.answers import Answered
-from vitreous.training.folder import Folder
+from vitreous.reports.answers import SplitPredictions
+from vitreous.training.folder import RunFolder
 
-FAR = 8  # runs that a run may have started from, one after the other
+MAX_INIT_DEPTH = 8  # runs that a run may have started from, one after the other
 
 
-def seen(answers: Answered, data: str | os.PathLike[str] | None) -> dict[str, Any]:
+def find_training_overlap(answers: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return what the model has seen of the judged images; `data` is what the user named.
 
-    `trained_on`: whether it was trained on any, None if unknown; `trained_on_images`: how many; `chosen_on`: what was
-    chosen on the split. Images are the same that are the same file, or the same pixels in memory; a run's data are
-    known by their fingerprint wherever they lie. Runs that a run started from, and those in a soup, count too.
+    `iterate_training_splits`: whether it was trained on any, None if unknown; `trained_on_images`: how many;
+    `list_selection_uses`: what was chosen on the split. Images are the same that are the same file, or the same pixels
+    in memory; a run's data are known by their fingerprint wherever they lie. Runs that a run started from, and those in
+    a soup, count too.
     """
-    own, hit, known = identities(answers.split, answers.source), np.zeros(len(answers.split), dtype=bool), False
-    for folder in homes(Path(answers.run), answers.bundle.provenance):
-        for source, split in trained_on(folder, answers, data):
+    own, hit, known = identify_images(answers.split, answers.source), np.zeros(len(answers.split), dtype=bool), False
+    for folder in iterate_source_runs(Path(answers.run), answers.bundle.provenance):
+        for source, split in iterate_training_splits(folder, answers, data):
             known = True
-            images = set(identities(split, source))
+            images = set(identify_images(split, source))
             hit |= np.array([image in images for image in own], dtype=bool)
     count = int(hit.sum())
     return {
         "trained_on": count > 0 if known else None,
         "trained_on_images": count if known else None,
-        "chosen_on": chosen_on(answers),
+        "chosen_on": list_selection_uses(answers),
     }
 
 
-def exposure_notes(facts: dict[str, Any], answers: Answered) -> list[str]:
+def describe_training_overlap(facts: dict[str, Any], answers: SplitPredictions) -> list[str]:
     """Return what to note of it, a sentence each."""
     count, total = facts["trained_on_images"], len(answers.split)
     notes = []
@@ -60,20 +61,22 @@ def exposure_notes(facts: dict[str, Any], answers: Answered) -> list[str]:
     return notes
 
 
-def homes(run: Path, provenance: dict[str, Any]) -> Iterator[Folder]:
+def iterate_source_runs(run: Path, provenance: dict[str, Any]) -> Iterator[RunFolder]:
     """Yield the folders of all runs that the weights come from: the run, its initial weights, a soup's ingredients."""
     waiting = [run, *(Path(row["run"]) for row in provenance.get("ingredients", []))]
-    for _ in range(FAR + len(waiting)):
+    for _ in range(MAX_INIT_DEPTH + len(waiting)):
         if not waiting:
             return
-        folder = Folder(waiting.pop(0))
+        folder = RunFolder(waiting.pop(0))
         if folder.config.is_file():
             yield folder
             init = folder.run().init
             waiting += [Path(init)] if init else []
 
 
-def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] | None) -> Iterator[tuple[str, Split]]:
+def iterate_training_splits(
+    folder: RunFolder, answers: SplitPredictions, data: str | os.PathLike[str] | None
+) -> Iterator[tuple[str, Split]]:
     """Yield sources and splits of a run's training images, where they can be among the judged ones."""
     run = folder.run().data
     mine = data is None and folder.path == Path(answers.run)
@@ -89,26 +92,28 @@ def trained_on(folder: Folder, answers: Answered, data: str | os.PathLike[str] |
                     stills=False,
                     axes=run.axes,
                     ignore_index=run.ignore_index,
-                ).holding_out(run.hold_out, run.split_seed)
+                ).with_holdout(run.hold_out, run.split_seed)
             )
             if source == run.source or opened.fingerprint() == run.fingerprint:
-                yield source, without_excluded(opened.split("train"), folder)
+                yield source, drop_excluded(opened.split("train"), folder)
         except (VitreousError, OSError):  # moved away, or other data
             continue
 
 
-def without_excluded(split: Split, folder: Folder) -> Split:
+def drop_excluded(split: Split, folder: RunFolder) -> Split:
     """Return the training images less those that the run left out."""
     listed = folder.path / "excluded.json"
     return (
-        split.take(kept_samples(split, frozenset(json.loads(listed.read_text("utf-8"))))) if listed.is_file() else split
+        split.take(find_kept_samples(split, frozenset(json.loads(listed.read_text("utf-8")))))
+        if listed.is_file()
+        else split
     )
 
 
-def chosen_on(answers: Answered) -> list[str]:
+def list_selection_uses(answers: SplitPredictions) -> list[str]:
     """Return what was chosen on the judged split, in words that follow `used to`."""
-    folder, provenance, reasons = Folder(Path(answers.run)), answers.bundle.provenance, []
-    if folder.config.is_file() and answers.name == "val" and same(folder.run().data.source, answers.source):
+    folder, provenance, reasons = RunFolder(Path(answers.run)), answers.bundle.provenance, []
+    if folder.config.is_file() and answers.name == "val" and is_same_source(folder.run().data.source, answers.source):
         trials = folder.path.parent
         if trials.name == "trials" and (trials.parent / "trials.json").is_file():
             reasons.append("choose the learning rate")
@@ -117,26 +122,26 @@ def chosen_on(answers: Answered) -> list[str]:
     if (
         provenance.get("soup") == "greedy"
         and provenance.get("split") == answers.name
-        and same(provenance.get("data"), answers.source)
+        and is_same_source(provenance.get("data"), answers.source)
     ):
         reasons.append("choose what is in the soup")
     fitted = provenance.get("temperature")
-    if fitted and fitted.get("split") == answers.name and same(fitted.get("data"), answers.source):
+    if fitted and fitted.get("split") == answers.name and is_same_source(fitted.get("data"), answers.source):
         reasons.append("fit the temperature")
     return reasons
 
 
-def same(one: str | None, other: str | None) -> bool:
+def is_same_source(one: str | None, other: str | None) -> bool:
     """Tell whether two sources name the same data."""
     return one is not None and other is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
 
 
-def identities(split: Split, source: str) -> list[bytes]:
+def identify_images(split: Split, source: str) -> list[bytes]:
     """Return what identifies each image of a split wherever it is listed: its file, its place in an archive, or its
     pixels."""
-    if isinstance(split, Painted):
-        return identities(split.split, source)
-    if isinstance(split, Files):
+    if isinstance(split, ClassMapSplit):
+        return identify_images(split.split, source)
+    if isinstance(split, FileSplit):
         real: dict[bytes, bytes] = {}
         names = []
         for sample in range(len(split)):
@@ -146,13 +151,13 @@ def identities(split: Split, source: str) -> list[bytes]:
             part = split.part(sample) if isinstance(split, ClipFiles) else None
             names.append(real[home] + b"/" + name + (repr(part).encode() if part else b""))
         return names
-    if isinstance(split, Arrays):
+    if isinstance(split, ArraySplit):
         return [hashlib.sha1(np.ascontiguousarray(split.raw(s)).tobytes()).digest() for s in range(len(split))]
-    store, rows = (split.store, split.rows) if isinstance(split, Stored) else (None, ())
-    if isinstance(store, Pixels):
+    store, rows = (split.store, split.rows) if isinstance(split, StoreSplit) else (None, ())
+    if isinstance(store, PackedImages):
         return [f"{store.shards[row['shard']]}:{row['offset']}".encode() for row in store.table[rows]]
-    if isinstance(store, Index):
+    if isinstance(store, ArchiveIndex):
         places = [os.path.realpath(archive) for archive in store.archives]
-        return [os.fsencode(places[store.samples["archive"][row]]) + b":" + store.member(row) for row in rows]
+        return [os.fsencode(places[store.samples["archive"][row]]) + b":" + store.get_member_name(row) for row in rows]
     home = os.path.realpath(source)
     return [f"{home}:{split.name(sample)}".encode("utf-8", "surrogateescape") for sample in range(len(split))]

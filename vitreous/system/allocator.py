@@ -13,11 +13,13 @@ from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # options of glibc's mallopt
 MADV_HUGEPAGE = 14
-HUGE = 2**21  # bytes of a huge page
-CHUNK = 2**29  # bytes that are asked of the heap at a time: glibc maps a gibibyte and more elsewhere
-PLUG = 2**22  # bytes that keep what was asked for from being given back: more than any free piece of the heap has yet
-OVERCOMMIT = "/proc/sys/vm/overcommit_memory"
-ENABLED = "/sys/kernel/mm/transparent_hugepage/enabled"
+HUGE_PAGE_BYTES = 2**21  # bytes of a huge page
+HEAP_CHUNK_BYTES = 2**29  # bytes that are asked of the heap at a time: glibc maps a gibibyte and more elsewhere
+HEAP_PLUG_BYTES = (
+    2**22
+)  # bytes that keep what was asked for from being given back: more than any free piece of the heap has yet
+OVERCOMMIT_FILE = "/proc/sys/vm/overcommit_memory"
+HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def tune_allocator() -> None:
@@ -27,7 +29,7 @@ def tune_allocator() -> None:
     their pages are faulted in anew, 10 to 20 % of a step. What one thread has freed another can use; huge pages are of
     that arena alone.
     """
-    if (libc := glibc()) is None:
+    if (libc := load_glibc()) is None:
         return
     libc.mallopt(TRIM_THRESHOLD, 2**31 - 1)
     libc.mallopt(MMAP_THRESHOLD, 2**30)
@@ -43,15 +45,15 @@ def reserve_huge_pages() -> int:
     With pages of 4 KiB a virtual machine looks up two tables for most lines of a large tensor. Address space is
     reserved, no memory: a page is there when it is first written.
     """
-    libc = glibc()
-    if libc is None or not wants_huge_pages() or is_limited():
+    libc = load_glibc()
+    if libc is None or not can_request_huge_pages() or is_address_space_limited():
         return 0
-    count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // CHUNK
+    count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // HEAP_CHUNK_BYTES
     below = libc.sbrk(0)  # where the heap ends, unless another allocator is loaded: its pieces lie elsewhere
-    chunks = [chunk for _ in range(count) if (chunk := libc.malloc(CHUNK))]
-    plug, above = libc.malloc(PLUG), libc.sbrk(0)
-    in_heap = chunks and plug and plug > max(chunks) and above - below > (len(chunks) - 1) * CHUNK
-    start, stop = -(-below // HUGE) * HUGE, (plug or 0) // HUGE * HUGE
+    chunks = [chunk for _ in range(count) if (chunk := libc.malloc(HEAP_CHUNK_BYTES))]
+    plug, above = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
+    in_heap = chunks and plug and plug > max(chunks) and above - below > (len(chunks) - 1) * HEAP_CHUNK_BYTES
+    start, stop = -(-below // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES, (plug or 0) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
     advised = in_heap and start < stop and libc.madvise(start, stop - start, MADV_HUGEPAGE) == 0
     for chunk in chunks:
         libc.free(chunk)
@@ -60,17 +62,17 @@ def reserve_huge_pages() -> int:
     return stop - start if advised else 0
 
 
-def wants_huge_pages() -> bool:
+def can_request_huge_pages() -> bool:
     """Whether the system gives huge pages to those who ask, and nobody has switched them off."""
     if os.environ.get("VITREOUS_HUGE_PAGES") == "0":
         return False
     try:
-        return "[madvise]" in Path(ENABLED).read_text()
+        return "[madvise]" in Path(HUGE_PAGES_FILE).read_text()
     except OSError:
         return False
 
 
-def is_limited() -> bool:
+def is_address_space_limited() -> bool:
     """Whether address space is not to be had for nothing: this process has a limit, or the system counts it as used."""
     import resource
 
@@ -78,13 +80,13 @@ def is_limited() -> bool:
     if any(resource.getrlimit(limit)[0] != resource.RLIM_INFINITY for limit in limits):
         return True
     try:
-        return Path(OVERCOMMIT).read_text().strip() == "2"
+        return Path(OVERCOMMIT_FILE).read_text().strip() == "2"
     except OSError:
         return True
 
 
 @cache
-def glibc() -> Any:
+def load_glibc() -> Any:
     """The C library with the types of what is called here; None where it is not glibc."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return None

@@ -1,8 +1,8 @@
 """Child processes that survive a stop signal to their process group, so that the parent can save its work.
 
 `timeout`, Slurm, systemd and a terminal's Ctrl-C send SIGTERM or SIGINT to every process of a group at once. Only the
-parent knows what has to be saved. It starts its children inside `stop_signals_blocked`; a Python child then calls
-`obey_parent_only`.
+parent knows what has to be saved. It starts its children inside `block_stop_signals`; a Python child then calls
+`ignore_group_signals`.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-CAN_BLOCK = hasattr(signal, "pthread_sigmask")  # not on Windows
+CAN_BLOCK_SIGNALS = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
 @contextmanager
-def stop_signals_blocked() -> Iterator[None]:
+def block_stop_signals() -> Iterator[None]:
     """Block SIGTERM and SIGINT in this thread; child processes and threads that it starts meanwhile inherit the mask.
 
     A signal that arrives in the meantime is handled when the context closes.
     """
-    if not CAN_BLOCK:
+    if not CAN_BLOCK_SIGNALS:
         yield
         return
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
@@ -34,11 +34,11 @@ def stop_signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def obey_parent_only() -> None:
+def ignore_group_signals() -> None:
     """In a child process: ignore SIGINT, and SIGTERM unless the parent process has sent it (`Process.terminate`)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if not hasattr(signal, "sigwaitinfo"):  # macOS, Windows: the sender of a signal is unknown
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if CAN_BLOCK else signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if CAN_BLOCK_SIGNALS else signal.SIG_DFL)
         return
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     threading.Thread(target=exit_on_parent_signal, args=(os.getppid(),), name="parent's SIGTERM", daemon=True).start()
@@ -51,13 +51,13 @@ def exit_on_parent_signal(parent: int) -> None:
     os._exit(128 + signal.SIGTERM)
 
 
-def run_to_end(
+def run_shielded_process(
     command: Sequence[str], seconds: float, text: str = "", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program that survives stop signals to the group; `text` is its stdin. Raises TimeoutExpired after
     `seconds`, with the program killed."""
     pipe = subprocess.PIPE
-    with stop_signals_blocked():
+    with block_stop_signals():
         process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment)
     with process:
         try:

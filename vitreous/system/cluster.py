@@ -10,10 +10,10 @@ import threading
 from typing import Any
 
 from vitreous.errors import UsageError, install_hint
-from vitreous.system.children import stop_signals_blocked
+from vitreous.system.children import block_stop_signals
 
 #: read by Ray when it is imported
-ENVIRONMENT = {
+RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",  # else printed on stdout
@@ -26,7 +26,7 @@ def connect_ray(address: str) -> Any:
     Signal handlers stay as they are. Raises UsageError where Ray is not installed, with the command that installs it,
     and where no cluster answers.
     """
-    os.environ.update(ENVIRONMENT)
+    os.environ.update(RAY_ENVIRONMENT)
     try:
         import ray
     except ImportError:
@@ -34,7 +34,7 @@ def connect_ray(address: str) -> Any:
     handler = signal.getsignal(signal.SIGTERM)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        with stop_signals_blocked():  # a cluster that is started here stays up until the trials have saved
+        with block_stop_signals():  # a cluster that is started here stays up until the trials have saved
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
             )

@@ -12,56 +12,56 @@ from contextlib import contextmanager
 #: How long an OpenMP thread that waits for others spins before it sleeps, where nobody has set it. GNU's runtime, that
 #: of PyTorch's wheels for Linux, spins 300,000 times, 7 ms, and takes a core from other processes meanwhile; 2,000 are
 #: some 50 us. LLVM's and Intel's runtimes spin 200 ms by default, and take milliseconds.
-SPINNING = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
+SPIN_VARIABLES = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
 # a container's share of the machine's time: "200000 100000" is two cores, "max 100000" all
-CGROUP = "/sys/fs/cgroup/cpu.max"
-CHOSEN = ("OMP_WAIT_POLICY", *SPINNING)  # a user who has set one of these is not overruled
+CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
+USER_WAIT_VARIABLES = ("OMP_WAIT_POLICY", *SPIN_VARIABLES)  # a user who has set one of these is not overruled
 
 
-def bound_threads() -> None:
+def limit_thread_pools() -> None:
     """Have thread pools share the machine: threads that wait for others sleep soon, and there are no more than a
     container's share of cores. Has to run before PyTorch is imported, since OpenMP reads the environment when it is
     loaded; processes that are started later inherit it. What the user has set stays."""
-    if not any(name in os.environ for name in CHOSEN):
-        os.environ.update(SPINNING)
-    if cores() < bound_cores():
-        os.environ.setdefault("OMP_NUM_THREADS", str(cores()))
+    if not any(name in os.environ for name in USER_WAIT_VARIABLES):
+        os.environ.update(SPIN_VARIABLES)
+    if count_usable_cores() < count_affinity_cores():
+        os.environ.setdefault("OMP_NUM_THREADS", str(count_usable_cores()))
 
 
 @contextmanager
-def default_spinning() -> Iterator[None]:
-    """Start processes without what `bound_threads` has set of spinning, as another library would be started by
+def restore_default_spinning() -> Iterator[None]:
+    """Start processes without what `limit_thread_pools` has set of spinning, as another library would be started by
     itself."""
-    bounded = {name: os.environ.pop(name) for name, value in SPINNING.items() if os.environ.get(name) == value}
+    bounded = {name: os.environ.pop(name) for name, value in SPIN_VARIABLES.items() if os.environ.get(name) == value}
     try:
         yield
     finally:
         os.environ.update(bounded)
 
 
-def cores() -> int:
+def count_usable_cores() -> int:
     """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's
     time."""
-    count = bound_cores()
+    count = count_affinity_cores()
     try:
-        with open(CGROUP) as file:
+        with open(CGROUP_CPU_FILE) as file:
             quota, period = file.read().split()
         return max(1, min(count, math.ceil(int(quota) / int(period))))
     except (OSError, ValueError):  # no such file, or "max"
         return count
 
 
-def bound_cores() -> int:
+def count_affinity_cores() -> int:
     """Cores that this process is bound to."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_workers() -> int:
+def default_worker_count() -> int:
     """Processes that decode images: one a core, at most eight."""
-    return min(cores(), 8)
+    return min(count_usable_cores(), 8)
 
 
-def wait_for_device(device: str) -> None:
+def synchronize_device(device: str) -> None:
     """Wait until a GPU has finished the work it was given; return at once on a CPU."""
     if device.startswith("cuda"):
         import torch
@@ -69,7 +69,7 @@ def wait_for_device(device: str) -> None:
         torch.cuda.synchronize(device)
 
 
-def peak_memory(device: str) -> int:
+def get_peak_memory(device: str) -> int:
     """The most memory this process held so far, in bytes: on the device for CUDA, else resident."""
     if device.startswith("cuda"):
         import torch
@@ -85,7 +85,7 @@ def peak_memory(device: str) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-class Neighbours:
+class ContentionMonitor:
     """Measures the share of this process's cores that other work takes, and calls `tell` once when this process is
     slower for it.
 
@@ -99,7 +99,7 @@ class Neighbours:
 
     def __init__(self, tell: Callable[[str], None] = lambda text: None, siblings: bool = False) -> None:
         self.tell, self.root = tell, os.getppid() if siblings else os.getpid()
-        self.marked, self.crowded, self.share = usage(self.root), 0, None
+        self.marked, self.crowded, self.share = read_cpu_ticks(self.root), 0, None
 
     def measure(self) -> float | None:
         """Share of the cores, 0 to 1, that other work took since the last call (or construction); None where it cannot
@@ -117,11 +117,11 @@ class Neighbours:
             self.crowded + 1 if self.share is not None and self.share >= self.SHARE and busy >= self.FULL else 0
         )
         if self.share is not None and self.crowded == self.WINDOWS:
-            self.tell(describe_share(self.share))
+            self.tell(describe_contention(self.share))
 
     def shares(self) -> tuple[float | None, float]:
         """Shares of the cores since the last call: of other work, and of all work."""
-        before, now = self.marked, usage(self.root)
+        before, now = self.marked, read_cpu_ticks(self.root)
         self.marked = now
         if before is None or now is None or now[1] <= before[1]:
             return None, 0.0
@@ -130,12 +130,14 @@ class Neighbours:
         return min(1.0, max(0.0, busy - own / total)), busy
 
 
-def describe_share(share: float) -> str:
+def describe_contention(share: float) -> str:
     """What is said of a share of the cores that other work takes."""
-    return f"other work takes {share:.0%} of this machine's {bound_cores()} cores: this process is slower for it"
+    return (
+        f"other work takes {share:.0%} of this machine's {count_affinity_cores()} cores: this process is slower for it"
+    )
 
 
-def usage(root: int) -> tuple[float, int, int, int] | None:
+def read_cpu_ticks(root: int) -> tuple[float, int, int, int] | None:
     """The clock in seconds, and since boot, in ticks: all time of the cores that this process may use, their idle time,
     and what the process `root` and its descendants used. None where /proc cannot be read."""
     try:
@@ -147,12 +149,12 @@ def usage(root: int) -> tuple[float, int, int, int] | None:
                 if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in allowed:
                     ticks = [int(field) for field in fields[:8]]  # user nice system idle iowait irq softirq steal
                     total, idle = total + sum(ticks), idle + ticks[3] + ticks[4]
-        return time.monotonic(), total, idle, sum(map(used_ticks, [root, *descendants(root)]))
+        return time.monotonic(), total, idle, sum(map(read_process_ticks, [root, *list_descendants(root)]))
     except (OSError, AttributeError):
         return None
 
 
-def used_ticks(process: int) -> int:
+def read_process_ticks(process: int) -> int:
     """Processor time of a process and of its children that have ended, in ticks; 0 where it has ended itself."""
     try:
         with open(f"/proc/{process}/stat") as file:
@@ -161,7 +163,7 @@ def used_ticks(process: int) -> int:
         return 0
 
 
-def descendants(process: int) -> list[int]:
+def list_descendants(process: int) -> list[int]:
     """The processes that a process started, and those that they started."""
     try:
         children: list[int] = []
@@ -170,4 +172,4 @@ def descendants(process: int) -> list[int]:
                 children += map(int, file.read().split())
     except OSError:
         return []
-    return [process for child in children for process in (child, *descendants(child))]
+    return [process for child in children for process in (child, *list_descendants(child))]

@@ -12,13 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from vitreous.errors import ResourceError, printable
+from vitreous.errors import ResourceError, escape_unprintable
 
-STALE = 86_400  # seconds without a write after which another process's temporary file counts as left behind
+STALE_SECONDS = 86_400  # seconds without a write after which another process's temporary file counts as left behind
 
 
 @contextmanager
-def atomic(path: str | os.PathLike[str], mode: str = "wb", shared: bool = False, **options: Any) -> Iterator[IO[Any]]:
+def open_atomic(
+    path: str | os.PathLike[str], mode: str = "wb", shared: bool = False, **options: Any
+) -> Iterator[IO[Any]]:
     """Open a file to write that appears at `path` only when the block ends without an exception, also after a crash.
 
     `shared`: several processes may write `path` at once (see `atomic_path`); `options` are those of `open`. Raises
@@ -39,30 +41,30 @@ def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp" if shared else f".{path.name}.tmp")
     if shared:
-        remove_stale(path.parent)
-    remove(temporary)
+        remove_stale_files(path.parent)
+    remove_path(temporary)
     try:
         yield temporary
-        publish(temporary, path)
+        sync_and_rename(temporary, path)
     finally:
         with suppress(OSError):
-            remove(temporary)
+            remove_path(temporary)
 
 
-def publish(temporary: Path, path: Path) -> None:
+def sync_and_rename(temporary: Path, path: Path) -> None:
     """Sync a file, or a folder with all that it holds, and rename it to `path`, replacing a file there. Raises OSError.
 
     Both lie on one file system. The rename is synced too, so that it cannot be lost, nor come before the content.
     """
     if temporary.is_dir():
         for part in sorted(temporary.rglob("*")):
-            sync(part)
-    sync(temporary)
+            fsync_path(part)
+    fsync_path(temporary)
     os.replace(temporary, path)
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Bring a file or a folder to the disk. Raises OSError."""
     if os.name == "nt" and path.is_dir():
         return  # Windows opens no folders
@@ -73,7 +75,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def remove(path: Path) -> None:
+def remove_path(path: Path) -> None:
     """Remove a file or a folder, if there is one. Raises OSError for a file that cannot be removed."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -81,36 +83,36 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_stale(folder: Path) -> None:
+def remove_stale_files(folder: Path) -> None:
     """Remove temporary files of `atomic_path` that nobody has written to for a day."""
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime > STALE:
-                remove(path)
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                remove_path(path)
 
 
-def write_text(path: Path, text: str, errors: str = "strict") -> None:
+def write_text_atomic(path: Path, text: str, errors: str = "strict") -> None:
     """Write a text file in UTF-8, whole or not at all. Raises OSError."""
-    with atomic(path, "w", encoding="utf-8", errors=errors, newline="") as file:
+    with open_atomic(path, "w", encoding="utf-8", errors=errors, newline="") as file:
         file.write(text)
 
 
-def write_output(path: str | os.PathLike[str], text: str) -> None:
+def write_output_file(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file that the user named; names in it that are not UTF-8 keep their bytes. Raises ResourceError."""
     try:
-        write_text(Path(path), text, "surrogateescape")
+        write_text_atomic(Path(path), text, "surrogateescape")
     except OSError as error:
-        raise write_error(path, error) from None
+        raise make_write_error(path, error) from None
 
 
-def write_error(path: str | os.PathLike[str], error: OSError) -> ResourceError:
+def make_write_error(path: str | os.PathLike[str], error: OSError) -> ResourceError:
     """The refusal of a file that cannot be written."""
     return ResourceError(
-        f"cannot write {printable(path)}: {error.strerror or error}", "make room, or choose another file"
+        f"cannot write {escape_unprintable(path)}: {error.strerror or error}", "make room, or choose another file"
     )
 
 
-def sha256(path: str | os.PathLike[str]) -> str:
+def compute_sha256(path: str | os.PathLike[str]) -> str:
     """The SHA-256 of a file, in hex. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -125,7 +127,7 @@ def is_utf8(text: str) -> bool:
     return True
 
 
-def cache(kind: str) -> Path:
+def get_cache_folder(kind: str) -> Path:
     """The folder for things of a kind that can be made or fetched again: below `XDG_CACHE_HOME`, or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / kind

@@ -16,31 +16,31 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from vitreous.errors import UsageError
 from vitreous.system.allocator import tune_allocator
-from vitreous.system.cores import cores
+from vitreous.system.cores import count_usable_cores
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
 
 
 #: what decides here, of the instruction sets that a processor may have; by PyTorch's names
-FEATURES = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16")
+CPU_FEATURES = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 #: which of them each of oneDNN's levels may use; a name that is not here limits nothing
-LEVELS = {
+ONEDNN_ISA_LEVELS = {
     "SSE41": (),
     "AVX": (),
-    "AVX2": FEATURES[:1],
-    "AVX2_VNNI": FEATURES[:2],
-    "AVX2_VNNI_2": FEATURES[:2],
+    "AVX2": CPU_FEATURES[:1],
+    "AVX2_VNNI": CPU_FEATURES[:2],
+    "AVX2_VNNI_2": CPU_FEATURES[:2],
     "AVX512_CORE": ("avx2", "avx512_f"),
     "AVX512_CORE_VNNI": ("avx2", "avx512_f", "avx512_vnni"),
     "AVX512_CORE_BF16": ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16"),
-    "AVX512_CORE_FP16": FEATURES[:5],
-    "AVX512_CORE_AMX": FEATURES,
+    "AVX512_CORE_FP16": CPU_FEATURES[:5],
+    "AVX512_CORE_AMX": CPU_FEATURES,
 }
 #: the same for PyTorch's own kernels: what `torch.backends.cpu.get_cpu_capability` says that they use
-KERNELS = {"DEFAULT": (), "AVX2": FEATURES[:2]}
+ATEN_CAPABILITY_FEATURES = {"DEFAULT": (), "AVX2": CPU_FEATURES[:2]}
 
 
-def devices() -> list[str]:
+def list_devices() -> list[str]:
     """The devices that a run can name."""
     names = ["cpu"] + [
         f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
@@ -51,7 +51,7 @@ def devices() -> list[str]:
 def pick_device(name: str = "auto") -> str:
     """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there
     are."""
-    names = devices()
+    names = list_devices()
     if name == "auto":
         return names[-1] if names[-1] == "mps" else names[min(1, len(names) - 1)]
     name = "cuda:0" if name == "cuda" else name
@@ -66,7 +66,7 @@ def has_bf16(device: str) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "mps":
         return True
-    return capabilities().get("avx512_bf16", False) or capabilities().get("amx_bf16", False)
+    return get_cpu_features().get("avx512_bf16", False) or get_cpu_features().get("amx_bf16", False)
 
 
 def pick_precision(name: str, device: str) -> str:
@@ -76,7 +76,7 @@ def pick_precision(name: str, device: str) -> str:
     return name
 
 
-def warning(precision: str, device: str) -> str | None:
+def describe_emulation(precision: str, device: str) -> str | None:
     """What to tell somebody who asks for a precision that the device only emulates."""
     if precision == "bf16" and not has_bf16(device):
         return (
@@ -85,36 +85,40 @@ def warning(precision: str, device: str) -> str | None:
     return None
 
 
-def packs(device: str) -> bool:
+def has_fast_packed_products(device: str) -> bool:
     """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what
     PyTorch's own do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the
     fused GELU is slower."""
-    return device == "cpu" and capabilities().get("avx512_f", False)
+    return device == "cpu" and get_cpu_features().get("avx512_f", False)
 
 
 def has_vnni() -> bool:
     """Whether the processor adds up products of eight bits in 32; without it, sums of two in 16 bits overflow."""
-    return capabilities().get("avx512_vnni", False) or capabilities().get("avx_vnni", False)
+    return get_cpu_features().get("avx512_vnni", False) or get_cpu_features().get("avx_vnni", False)
 
 
-def capabilities() -> dict[str, bool]:
+def get_cpu_features() -> dict[str, bool]:
     """What the processor can do and may be used for: {feature: whether}, by PyTorch's names; empty where PyTorch cannot
     tell.
 
     Every choice that depends on the processor asks here. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit what the
-    libraries use, so they limit the answer. `VITREOUS_CPU_ISA`, one of `LEVELS`, replaces the answer and changes no
+    libraries use, so they limit the answer. `VITREOUS_CPU_ISA`, one of `ONEDNN_ISA_LEVELS`, replaces the answer and
+    changes no
     library: with it both sides of a choice are tested on any machine (bfloat16 is then emulated where the processor
     lacks it). Raises UsageError for an unknown level.
     """
     if assumed := os.environ.get("VITREOUS_CPU_ISA", "").upper():
-        if assumed not in LEVELS:
-            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is no level", f"there are {', '.join(LEVELS)}")
-        return {feature: feature in LEVELS[assumed] for feature in FEATURES}
+        if assumed not in ONEDNN_ISA_LEVELS:
+            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is no level", f"there are {', '.join(ONEDNN_ISA_LEVELS)}")
+        return {feature: feature in ONEDNN_ISA_LEVELS[assumed] for feature in CPU_FEATURES}
     level = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
-    limits = [LEVELS.get(level, FEATURES), KERNELS.get(torch.backends.cpu.get_cpu_capability(), FEATURES)]
+    limits = [
+        ONEDNN_ISA_LEVELS.get(level, CPU_FEATURES),
+        ATEN_CAPABILITY_FEATURES.get(torch.backends.cpu.get_cpu_capability(), CPU_FEATURES),
+    ]
     present = getattr(torch.cpu, "get_capabilities", dict)()
     return {
-        feature: has and (feature not in FEATURES or all(feature in limit for limit in limits))
+        feature: has and (feature not in CPU_FEATURES or all(feature in limit for limit in limits))
         for feature, has in present.items()
         if isinstance(has, bool)
     }
@@ -132,7 +136,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Te
     return tensor.to(device, non_blocking=True)
 
 
-def fixed_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
+def get_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
     """Return the tensor (*shape) `build(*arguments)` on a device, kept for the next call with the same arguments: it
     must not be changed.
 
@@ -140,29 +144,29 @@ def fixed_table(build: Callable[..., torch.Tensor], device: torch.device, *argum
     """
     if torch.compiler.is_compiling():
         return build(*arguments).to(device)
-    return build_table(build, device, *arguments)
+    return build_device_table(build, device, *arguments)
 
 
 @cache  # never emptied: a CUDA graph may read a table
-def build_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
-    """Return the tensor (*shape) that `fixed_table` keeps: a normal one, also where it is first read in inference
+def build_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
+    """Return the tensor (*shape) that `get_device_table` keeps: a normal one, also where it is first read in inference
     mode."""
     with torch.inference_mode(False), torch.device("cpu"):
         return copy_to_device(build(*arguments), device)
 
 
-def settle_process() -> None:
+def configure_process() -> None:
     """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
     of a container's share of the machine's time), float32 that is float32 on a GPU too, and an allocator that keeps
     freed memory, in huge pages (`tune_allocator`)."""
-    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > cores():
-        torch.set_num_threads(cores())
+    if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > count_usable_cores():
+        torch.set_num_threads(count_usable_cores())
     torch.backends.cudnn.allow_tf32 = False  # PyTorch lets float32 convolutions on a GPU round to ten bits
     tune_allocator()
 
 
 @contextmanager
-def deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
+def use_deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
     """Choose kernels whose results do not depend on the order in which a GPU's threads finish, where they are `wanted`;
     changes nothing on a CPU. An operator that has no such kernel warns."""
     if not (wanted and device.startswith("cuda")):
@@ -179,7 +183,7 @@ def deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
 
 
 @cache
-def thread_pool(count: int) -> ThreadPoolExecutor:
+def get_thread_pool(count: int) -> ThreadPoolExecutor:
     """A pool of `count` threads that share PyTorch's threads evenly: each computes with cores of its own."""
     total, ready = torch.get_num_threads(), Barrier(count)
 
@@ -194,7 +198,7 @@ def thread_pool(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def free_memory(device: str) -> int:
+def get_free_memory(device: str) -> int:
     """Bytes that are free: on a GPU, or in a Linux machine; 0 where that is not known."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
@@ -204,7 +208,7 @@ def free_memory(device: str) -> int:
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")), 0)
 
 
-def environment() -> dict[str, object]:
+def describe_environment() -> dict[str, object]:
     """Versions and hardware, as `environment.json` keeps them."""
     from importlib.metadata import version
 
@@ -216,20 +220,21 @@ def environment() -> dict[str, object]:
         "torch": torch.__version__,
         "torchvision": version("torchvision"),
         "platform": platform.platform(),
-        "processor": processor(),
-        "instructions": best_feature() + " (assumed: VITREOUS_CPU_ISA)" * bool(os.environ.get("VITREOUS_CPU_ISA")),
+        "processor": get_processor_name(),
+        "instructions": get_best_cpu_feature()
+        + " (assumed: VITREOUS_CPU_ISA)" * bool(os.environ.get("VITREOUS_CPU_ISA")),
         "threads": torch.get_num_threads(),
-        "devices": devices(),
-        "cuda": [torch.cuda.get_device_name(d) for d in devices() if d.startswith("cuda")],
+        "devices": list_devices(),
+        "cuda": [torch.cuda.get_device_name(d) for d in list_devices() if d.startswith("cuda")],
     }
 
 
-def best_feature() -> str:
-    """The best of `FEATURES` that the processor has and may be used for, `avx512_bf16`; "" for none."""
-    return next((feature for feature in reversed(FEATURES) if capabilities().get(feature)), "")
+def get_best_cpu_feature() -> str:
+    """The best of `CPU_FEATURES` that the processor has and may be used for, `avx512_bf16`; "" for none."""
+    return next((feature for feature in reversed(CPU_FEATURES) if get_cpu_features().get(feature)), "")
 
 
-def processor() -> str:
+def get_processor_name() -> str:
     """The processor's own name."""
     try:
         with open("/proc/cpuinfo") as file:

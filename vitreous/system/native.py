@@ -22,18 +22,18 @@ from pathlib import Path
 
 import torch
 
-from vitreous.system.children import run_to_end
-from vitreous.system.disk import cache as cache_folder
-from vitreous.system.machine import capabilities
+from vitreous.system.children import run_shielded_process
+from vitreous.system.disk import get_cache_folder as cache_folder
+from vitreous.system.machine import get_cpu_features
 
-SOURCE = Path(__file__).with_suffix(".c")
-INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"
-FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fno-math-errno", *(f"-m{name}" for name in INSTRUCTIONS.split())]
-SECONDS = 60.0  # a compiler takes one
+C_SOURCE = Path(__file__).with_suffix(".c")
+CPU_INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"
+COMPILER_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fno-math-errno", *(f"-m{name}" for name in CPU_INSTRUCTIONS.split())]
+COMPILE_TIMEOUT = 60.0  # a compiler takes one
 
 
 @dataclass(frozen=True)
-class Native:
+class NativeLibrary:
     """The compiled library, None where there is none; whether its kernels may use tiles (AMX); and why, in words."""
 
     library: ctypes.CDLL | None
@@ -42,30 +42,32 @@ class Native:
 
 
 @cache
-def native() -> Native:
+def load_native_library() -> NativeLibrary:
     """Compile the library, or load it, once a process."""
     if os.environ.get("VITREOUS_NATIVE") == "0":
-        return Native(None, False, "switched off by VITREOUS_NATIVE=0")
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not has("avx512_bf16"):
-        return Native(None, False, "for x86-64 processors with AVX512-BF16 on Linux")
-    runtime, compiler = openmp(), find_compiler()
+        return NativeLibrary(None, False, "switched off by VITREOUS_NATIVE=0")
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not has_cpu_feature("avx512_bf16"):
+        return NativeLibrary(None, False, "for x86-64 processors with AVX512-BF16 on Linux")
+    runtime, compiler = find_openmp_runtime(), find_compiler()
     if runtime is None:
-        return Native(None, False, "PyTorch has no GNU OpenMP runtime here")
+        return NativeLibrary(None, False, "PyTorch has no GNU OpenMP runtime here")
     if not compiler:
-        return Native(None, False, "no C compiler: install one, as gcc, for faster bfloat16")
+        return NativeLibrary(None, False, "no C compiler: install one, as gcc, for faster bfloat16")
     try:
-        library = ctypes.CDLL(str(build(compiler, runtime)))
-        tiles = has("amx_bf16") and library.request_tiles() == 0
+        library = ctypes.CDLL(str(compile_library(compiler, runtime)))
+        tiles = has_cpu_feature("amx_bf16") and library.request_tiles() == 0
     except subprocess.SubprocessError:
-        return Native(None, False, f"{compiler[0]} cannot compile them: a newer one may, as gcc from version 11 on")
+        return NativeLibrary(
+            None, False, f"{compiler[0]} cannot compile them: a newer one may, as gcc from version 11 on"
+        )
     except (OSError, AttributeError) as error:
-        return Native(None, False, f"cannot be stored or loaded: {error}")
-    return Native(library, tiles, f"compiled by {Path(compiler[0]).name}")
+        return NativeLibrary(None, False, f"cannot be stored or loaded: {error}")
+    return NativeLibrary(library, tiles, f"compiled by {Path(compiler[0]).name}")
 
 
-def has(feature: str) -> bool:
+def has_cpu_feature(feature: str) -> bool:
     """Whether the processor has a feature and may use it, whatever VITREOUS_CPU_ISA assumes of it."""
-    return capabilities().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
+    return get_cpu_features().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
 
 
 def find_compiler() -> list[str]:
@@ -79,30 +81,33 @@ def find_compiler() -> list[str]:
     return next(([path, *options] for program, *options in commands if (path := shutil.which(program))), [])
 
 
-def openmp() -> str | None:
+def find_openmp_runtime() -> str | None:
     """Return the path of the GNU OpenMP runtime that this process has loaded with PyTorch."""
     with open("/proc/self/maps") as file:
         paths = {line.split(maxsplit=5)[-1].strip() for line in file if "libgomp" in line}
     return min(paths, key=lambda path: ("torch" not in path, path), default=None)
 
 
-def build(compiler: list[str], runtime: str) -> Path:
+def compile_library(compiler: list[str], runtime: str) -> Path:
     """Return the path of the compiled library, compiled now unless it was before.
 
     Raises OSError where it cannot be stored, subprocess.SubprocessError where the compiler fails.
     """
     program = os.stat(compiler[0])
-    facts = [*compiler, *FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
-    name = hashlib.sha256("\0".join([*facts, SOURCE.read_text()]).encode()).hexdigest()[:16]
+    facts = [*compiler, *COMPILER_FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
+    name = hashlib.sha256("\0".join([*facts, C_SOURCE.read_text()]).encode()).hexdigest()[:16]
     library = cache_folder("native") / f"{name}.so"
     if not library.exists():
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             compiled, linked = Path(folder) / "native.o", Path(folder) / library.name
             # linked without -fopenmp: that would load another runtime, with threads of its own
-            for arguments in ([*FLAGS, "-c", SOURCE, "-o", compiled], ["-shared", compiled, runtime, "-o", linked]):
+            for arguments in (
+                [*COMPILER_FLAGS, "-c", C_SOURCE, "-o", compiled],
+                ["-shared", compiled, runtime, "-o", linked],
+            ):
                 command = [*compiler, *map(str, arguments)]
-                run_to_end(command, SECONDS).check_returncode()
+                run_shielded_process(command, COMPILE_TIMEOUT).check_returncode()
             os.replace(linked, library)
     if os.stat(library).st_uid not in (0, os.getuid()):
         raise OSError(f"{library} belongs to another user")

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 
 from vitreous.errors import UsageError
-from vitreous.tasks.export_proof import Proof, compare_outputs
+from vitreous.tasks.export_proof import ExportComparison, compare_outputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
-    from vitreous.data.decoding.spectral import Picture
+    from vitreous.data.decoding.spectral import DecodedSample
     from vitreous.data.modalities.base import Preprocess
     from vitreous.data.split import Data, Split
-    from vitreous.tasks.comparison import Answers, Comparison
-    from vitreous.tasks.detection_proof import ObjectProof
-    from vitreous.tasks.export_proof import ProofImages
+    from vitreous.tasks.comparison import Comparison, ModelOutputs
+    from vitreous.tasks.detection_proof import ObjectComparison
+    from vitreous.tasks.export_proof import VerificationImages
     from vitreous.tasks.report import Report
 
 #: options of `predict` that tasks may take -> the models that they are for
@@ -102,13 +102,13 @@ class PredictionFormat(ABC):
         """Whether a row of CSV is the first one of its image."""
         return True
 
-    def plain(self, prediction: Any) -> dict[str, Any]:
+    def to_dict(self, prediction: Any) -> dict[str, Any]:
         """A prediction as JSON has it."""
         return {"path": prediction.path, **self.to_fields(prediction), "error": prediction.error}
 
 
 @dataclass(frozen=True, eq=False)
-class Scatter:
+class ScatterChart:
     """A chart of points: `x` and `y`, (m,) float64 each. `diagonal`: with the line y = x; `level`: with the line
     y = 0."""
 
@@ -227,7 +227,7 @@ class Task(ABC):
         return f"{self.does}, and names no classes of images", f"use {self.endpoint}"
 
     @property
-    def drawn_classes(self) -> tuple[str, ...]:
+    def overlay_classes(self) -> tuple[str, ...]:
         """The classes that are drawn over images, each in its colour."""
         return ()
 
@@ -236,7 +236,7 @@ class Task(ABC):
         """What programs that run an exported file need to interpret its outputs, beside the classes."""
         return {"answer": {"loss": "softmax", "temperature": 1.0}}
 
-    def identify(self) -> list[Any]:
+    def get_version_fields(self) -> list[Any]:
         """What predictions depend on, as JSON has it; the version of a model is a digest of it: class names, loss,
         whether an image may have several classes, temperature, and other settings."""
         return [self.classes, "softmax", False, 1.0]
@@ -262,7 +262,7 @@ class Task(ABC):
                 problem = f"--{name.replace('_', '-')} is for {models}; {source} {self.does}"
                 raise UsageError(problem, "leave it out")
 
-    def check_keywords(self, model: str, options: PredictionOptions) -> None:
+    def check_predict_keywords(self, model: str, options: PredictionOptions) -> None:
         """Raise UsageError for a keyword of `Predictor.predict` that this task does not take; `model` is its name."""
         if refused := [name for name in options.given if name not in self.predict_options]:
             problem = f"predict({refused[0]}=…) is for models that name classes; {model} {self.does}"
@@ -275,7 +275,7 @@ class Task(ABC):
         with their number. Raises UsageError for options that the task does not have."""
         return predictor.predict_outputs(images, options, bad_images, on_images)
 
-    def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
+    def prepare_input(self, picture: DecodedSample, preprocess: Preprocess) -> np.ndarray:
         """A decoded image -> (C, *image) pixels that an exported file takes."""
         return preprocess.to_array(picture)
 
@@ -288,8 +288,8 @@ class Task(ABC):
         return (len(self.outputs),)
 
     def compare_export(
-        self, original: Any, export: Any, images: ProofImages, config: Any, progress: Callable[[int], None]
-    ) -> Proof | ObjectProof:
+        self, original: Any, export: Any, images: VerificationImages, config: Any, progress: Callable[[int], None]
+    ) -> ExportComparison | ObjectComparison:
         """Compare the `Engine` of a model, which has this `config`, with that of its exported file."""
         return compare_outputs(original, export, images, self, progress)
 
@@ -297,7 +297,7 @@ class Task(ABC):
         """Labels of n images, and `Report.cells` -> (K,) int64: how often each class is a label."""
         return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
 
-    def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+    def select_headline_metrics(self, figures: dict[str, float | None]) -> dict[str, float | None]:
         """The metrics of an evaluation that are on top of its page."""
         return figures
 
@@ -326,7 +326,7 @@ class Task(ABC):
         is most wrong about, and `unsure`, those that it is least certain about. `example_notes` describes each kind."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
-    def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
+    def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
         """(n, K) outputs, and the labels of n images -> the charts of an evaluation's page."""
         return []
 
@@ -354,18 +354,18 @@ class Task(ABC):
             raise UsageError(problem, "compare runs that answer the same question")
         return ""
 
-    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
         """Compare the (n, K) outputs of a model of this task and of one of the `other`, whose labels are in the order
         of each one's outputs, on the same images of `data`; differences are the second's less the first's."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
-    def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
+    def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
         """(n, K) outputs -> the number of the images whose prediction is the label; None where labels are not matched
         exactly."""
         return None
 
 
-def refuse_options(task: Task, options: PredictionOptions) -> None:
+def reject_classifier_options(task: Task, options: PredictionOptions) -> None:
     """Raise UsageError for options of `predict` that are for classifiers."""
     if options.given:
         problem = f"--{options.given[0]} is for models that name classes of images, and this one {task.does}"

@@ -35,9 +35,9 @@ import numpy as np
 import scipy
 
 from vitreous.errors import DataError, UsageError
-from vitreous.tasks.intervals import Interval, wilson
+from vitreous.tasks.intervals import Interval, wilson_interval
 
-THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
+MULTILABEL_THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -45,7 +45,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
 
 
-def probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
+def compute_probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
     """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
     return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
 
@@ -57,13 +57,13 @@ def check_abstain(below: float | None) -> None:
         raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)
 
 
-BINS = 15
-LOW, HIGH = 1e-3, 1e3  # temperatures between which the best one is searched
-LEAVE = "the model stays as it is; more images, or harder ones, would tell its temperature"
-POINTS = 100  # of the risk-coverage curve in a document
+CALIBRATION_BINS = 15
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # temperatures between which the best one is searched
+UNCHANGED_MODEL_HINT = "the model stays as it is; more images, or harder ones, would tell its temperature"
+RISK_CURVE_POINTS = 100  # of the risk-coverage curve in a document
 
 
-def losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def compute_image_nll(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(n, K) logits -> (n,) negative log-likelihoods in nats, summed over classes for labels (n, K)."""
     if labels.ndim == 2:
         return (np.logaddexp(0, logits.astype(np.float64)) - (labels > 0) * logits).sum(1)
@@ -72,32 +72,32 @@ def losses(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 def confidence_bins(confidence: np.ndarray) -> np.ndarray:
     """(n,) probabilities -> (n,) bins of the calibration error, of equal width."""
-    return np.minimum((confidence * BINS).astype(int), BINS - 1)
+    return np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
 
 
-def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
     """Return the expected calibration error of (n,) confidences and (n,) bool `right`, n > 0."""
-    gaps = np.bincount(confidence_bins(confidence), weights=right - confidence, minlength=BINS)
+    gaps = np.bincount(confidence_bins(confidence), weights=right - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
-def image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+def compute_image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
     """(n,) confidences and (n,) bool `right` -> (n, BINS): right - confidence in the column of the image's bin."""
-    gaps = np.zeros((len(confidence), BINS))
+    gaps = np.zeros((len(confidence), CALIBRATION_BINS))
     gaps[np.arange(len(confidence)), confidence_bins(confidence)] = right - confidence
     return gaps
 
 
 @dataclass(frozen=True)
-class Gaps:
+class CalibrationGaps:
     """The means g of one set of images, (BINS,), and whether each is too far from 0 for a calibrated bin."""
 
     values: np.ndarray
     uncalibrated: np.ndarray
 
     @classmethod
-    def of_images(cls, gaps: np.ndarray) -> Gaps:
-        """(n, BINS) `image_gaps`, n > 0 -> their means.
+    def of_images(cls, gaps: np.ndarray) -> CalibrationGaps:
+        """(n, BINS) `compute_image_gaps`, n > 0 -> their means.
 
         The standard error of a bin is at least that of a calibrated one, the root of sum c (1 - c) / n^2 with |gap| in
         the place of c: a bin whose few images are all right would have hardly any.
@@ -120,8 +120,8 @@ class Gaps:
         return max(0.0, figure - max(0.0, float(high))), figure - min(0.0, float(low))
 
 
-def difference_errors(
-    first: Gaps, second: Gaps, before: np.ndarray, after: np.ndarray
+def bound_difference_errors(
+    first: CalibrationGaps, second: CalibrationGaps, before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return least and greatest excess of the second model's calibration error less the first's, (D,) each.
 
@@ -150,19 +150,19 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     def slope(log_inverse: float) -> float:
         """The slope at ln(1 / T)."""
         inverse = math.exp(log_inverse)
-        return float(((probabilities(inverse * scores, loss) * scores).sum(1) - target).mean())
+        return float(((compute_probabilities(inverse * scores, loss) * scores).sum(1) - target).mean())
 
-    low, high = math.log(1 / HIGH), math.log(1 / LOW)
+    low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
     if slope(high) <= 0:
         problem = "the sharper the probabilities, the better they fit"
-        raise DataError(f"{problem}: the {len(labels)} images are all answered right", LEAVE)
+        raise DataError(f"{problem}: the {len(labels)} images are all answered right", UNCHANGED_MODEL_HINT)
     if slope(low) >= 0:
         problem = f"the answers to the {len(labels)} images are no better than chance"
-        raise DataError(f"{problem}: no temperature mends that", LEAVE)
+        raise DataError(f"{problem}: no temperature mends that", UNCHANGED_MODEL_HINT)
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
 
 
-def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:
+def evaluate_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:
     """Return the figures of a model that answers from a confidence on.
 
     (n,) confidence, 0 for an unreadable image; (n,) bool `right`. `coverage` is the share of images answered, `top1`
@@ -172,14 +172,14 @@ def judge_abstention(confidence: np.ndarray, right: np.ndarray, below: float) ->
     answered = confidence >= below
     count, hits = int(answered.sum()), int((answered & right).sum())
     risks = selective_risk(confidence, right)
-    places = np.unique(np.linspace(0, len(risks) - 1, min(POINTS, len(risks))).astype(int))
+    places = np.unique(np.linspace(0, len(risks) - 1, min(RISK_CURVE_POINTS, len(risks))).astype(int))
     return {
         "below": below,
         "answered": count,
         "unsure": len(confidence) - count,
         "coverage": count / len(confidence),
         "top1": hits / count if count else None,
-        "interval": list(wilson(hits, count)) if count else None,
+        "interval": list(wilson_interval(hits, count)) if count else None,
         "aurc": float(risks.mean()),
         "curve": [[(place + 1) / len(risks), float(risks[place])] for place in places],
     }

@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 
-from vitreous.config import differences
-from vitreous.data.class_order import align_labels, class_indices
+from vitreous.config import list_differences
+from vitreous.data.class_order import align_labels, find_class_indices
 from vitreous.errors import UsageError, WeightsError
-from vitreous.system.notebook import Markup, html_table
-from vitreous.system.tables import marked
+from vitreous.system.notebook import RawHTML, format_html_table
+from vitreous.system.tables import escape_formula
 from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Task
-from vitreous.tasks.features import Features
-from vitreous.tasks.predictions import error_column, path_columns, predictions_html
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.tasks.predictions import build_error_column, build_path_columns, format_predictions_html
 from vitreous.tasks.report import Report
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitreous.data.split import Data, Split
-    from vitreous.tasks.comparison import Answers, Comparison
+    from vitreous.tasks.comparison import Comparison, ModelOutputs
 
-Loss = Literal["softmax", "sigmoid", "binary"]
-LOSSES: tuple[str, ...] = get_args(Loss)
-USUAL = 5  # classes of a prediction of one class
+ClassificationLoss = Literal["softmax", "sigmoid", "binary"]
+LOSSES: tuple[str, ...] = get_args(ClassificationLoss)
+DEFAULT_TOP = 5  # classes of a prediction of one class
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,15 @@ class Prediction:
     unsure: bool = False
 
     def _repr_html_(self) -> str:
-        return predictions_html([self])
+        return format_predictions_html([self])
 
     def cell_html(self) -> Any:
         """The classes, with bars as long as they are probable."""
         pairs = list(zip(self.names, self.probabilities, strict=True))
         if not pairs:
             return "none"
-        bars = [(Markup(f'<meter value="{p:.4f}"></meter>'), f"{p:.1%}", name) for name, p in pairs]
-        return Markup(html_table(bars, note="unsure" if self.unsure else ""))
+        bars = [(RawHTML(f'<meter value="{p:.4f}"></meter>'), f"{p:.1%}", name) for name, p in pairs]
+        return RawHTML(format_html_table(bars, note="unsure" if self.unsure else ""))
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ClassFormat(PredictionFormat):
     column: ClassVar[str] = "classes"
 
     classes: tuple[str, ...] = ()
-    top: int = USUAL
+    top: int = DEFAULT_TOP
     threshold: float = -1.0
     abstain: float = 0.0
 
@@ -94,7 +94,7 @@ class ClassFormat(PredictionFormat):
         pairs = zip(prediction.names, prediction.probabilities, strict=True)
         return {"classes": [{"class": name, "probability": p} for name, p in pairs], "unsure": prediction.unsure}
 
-    def plain(self, prediction: Prediction) -> dict[str, Any]:
+    def to_dict(self, prediction: Prediction) -> dict[str, Any]:
         """Path, classes with probabilities, error, unsure."""
         fields = self.to_fields(prediction)
         classes, unsure = fields["classes"], fields["unsure"]
@@ -106,12 +106,14 @@ class ClassFormat(PredictionFormat):
         return f"unsure ({best[0] if best else 'none'})" if prediction.unsure else "  ".join(best) or "none"
 
     def cells(self, prediction: Prediction) -> list[list[str]]:
-        """One row per class, or one without. `marked` keeps spreadsheets from computing cells."""
-        where, unsure = marked(prediction.path), "unsure" * prediction.unsure
+        """One row per class, or one without. `escape_formula` keeps spreadsheets from computing cells."""
+        where, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
         if not prediction.names:
-            return [[where, "", "", "", marked(prediction.error or ""), unsure]]
+            return [[where, "", "", "", escape_formula(prediction.error or ""), unsure]]
         table = zip(prediction.names, prediction.probabilities, strict=True)
-        return [[where, str(rank), marked(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)]
+        return [
+            [where, str(rank), escape_formula(name), f"{p:.6f}", "", unsure] for rank, (name, p) in enumerate(table, 1)
+        ]
 
     def starts_image(self, cells: Sequence[str]) -> bool:
         """Whether a row is that of the first class, or of no class."""
@@ -123,8 +125,8 @@ class ClassFormat(PredictionFormat):
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
         classes = [None if row.error else self.to_fields(row)["classes"] for row in predictions]
-        columns = {**path_columns(predictions), "classes": pa.array(classes, pa.list_(pair))}
-        columns |= {"error": error_column(predictions)}
+        columns = {**build_path_columns(predictions), "classes": pa.array(classes, pa.list_(pair))}
+        columns |= {"error": build_error_column(predictions)}
         return pa.table(columns | {"unsure": pa.array([row.unsure for row in predictions], pa.bool_())})
 
 
@@ -143,7 +145,7 @@ class Classification(Task):
 
     classes: tuple[str, ...]
     multilabel: bool = False
-    loss: Loss = "softmax"
+    loss: ClassificationLoss = "softmax"
     temperature: float = 1.0
 
     def settings(self) -> dict[str, Any]:
@@ -181,7 +183,7 @@ class Classification(Task):
     @property
     def missing_outputs(self) -> tuple[str, str]:
         """That there is no head: a classification without classes is one of features."""
-        return Features().missing_outputs
+        return FeatureExtraction().missing_outputs
 
     @property
     def summary(self) -> str:
@@ -198,7 +200,7 @@ class Classification(Task):
         """How logits become probabilities."""
         return {"answer": {"loss": self.loss, "temperature": self.temperature}}
 
-    def identify(self) -> list[Any]:
+    def get_version_fields(self) -> list[Any]:
         """Classes, loss, whether an image may have several, temperature."""
         return [self.classes, self.loss, self.multilabel, self.temperature]
 
@@ -208,14 +210,14 @@ class Classification(Task):
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, K) logits, divided by the temperature -> (n, K) probabilities."""
-        from vitreous.tasks.calibration import probabilities
+        from vitreous.tasks.calibration import compute_probabilities
 
-        return probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
+        return compute_probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
 
     def prediction_format(self, options: PredictionOptions) -> ClassFormat:
-        """Unset options: the best classes, or, where an image may have several, all above `THRESHOLD`. Raises
-        UsageError for an `abstain` that cannot be."""
-        from vitreous.tasks.calibration import THRESHOLD, check_abstain
+        """Unset options: the best classes, or, where an image may have several, all above `MULTILABEL_THRESHOLD`.
+        Raises UsageError for an `abstain` that cannot be."""
+        from vitreous.tasks.calibration import MULTILABEL_THRESHOLD, check_abstain
 
         top, threshold = options.top, options.threshold
         check_abstain(options.abstain)
@@ -223,7 +225,7 @@ class Classification(Task):
             message = "--abstain is for models that name one class an image"
             raise UsageError(message, "use --threshold where there may be several")
         if threshold is None:
-            threshold = THRESHOLD if self.multilabel and top is None else -1.0
+            threshold = MULTILABEL_THRESHOLD if self.multilabel and top is None else -1.0
         top = top or (len(self.classes) if self.multilabel else options.usual)
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
@@ -235,8 +237,8 @@ class Classification(Task):
         """Loss, whether an image has several labels, and classes that only one of them has."""
         if not isinstance(other, Classification):
             return super().describe_differences(other)
-        lines = differences(self.loss, other.loss, "loss")
-        lines += differences(self.multilabel, other.multilabel, "several labels an image")
+        lines = list_differences(self.loss, other.loss, "loss")
+        lines += list_differences(self.multilabel, other.multilabel, "several labels an image")
         return lines + super().describe_differences(other)
 
     def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
@@ -246,25 +248,25 @@ class Classification(Task):
             note = "the runs do not know the same classes; they are compared on those of the data"
         return note
 
-    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
         """Compare logits divided by the temperatures; several labels in the order of the data's classes."""
-        from vitreous.tasks.comparison import Answers, compare_classifiers
+        from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
         assert isinstance(other, Classification)
-        scaled: list[Answers] = []
+        scaled: list[ModelOutputs] = []
         for task, answers in ((self, first), (other, second)):
             logits, labels = task.scale_logits(answers.logits).astype(np.float64), answers.labels
             if labels.ndim == 2:
-                order = class_indices(data, task.classes)
+                order = find_class_indices(data, task.classes)
                 logits, labels = logits[:, order], labels[:, order]
-            scaled.append(Answers(logits, labels, answers.readable))
+            scaled.append(ModelOutputs(logits, labels, answers.readable))
         return compare_classifiers(scaled[0], scaled[1])
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """The metrics of `judge`, of (n, K) logits divided by the temperature."""
-        from vitreous.tasks.classification_metrics import judge
+        """The metrics of `evaluate_classification`, of (n, K) logits divided by the temperature."""
+        from vitreous.tasks.classification_metrics import evaluate_classification
 
-        return judge(self.scale_logits(outputs), labels, self.classes, readable)
+        return evaluate_classification(self.scale_logits(outputs), labels, self.classes, readable)
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Labels in the model's class order. Raises DataError for a class that the model does not know, UsageError for
@@ -280,16 +282,16 @@ class Classification(Task):
     ) -> dict[str, list[Example]]:
         """(n, K) logits -> worst: of the wrong ones, where the label's probability is lowest; with several labels an
         image, the highest loss. Least certain: where the two best classes are nearest, or a class to 0.5."""
-        from vitreous.tasks.calibration import probabilities
-        from vitreous.tasks.classification_metrics import rate_images
+        from vitreous.tasks.calibration import compute_probabilities
+        from vitreous.tasks.classification_metrics import score_images
 
         logits = self.scale_logits(outputs)
-        loss, margin, wrong = rate_images(logits, split.labels)
+        loss, margin, wrong = score_images(logits, split.labels)
         worst = [int(s) for s in np.argsort(-loss, kind="stable") if readable[s] and wrong[s]][:count]
         unsure = [int(s) for s in np.argsort(margin, kind="stable") if readable[s]][:count]
 
         def describe(sample: int) -> Example:
-            row, label = probabilities(logits[sample : sample + 1], self.loss)[0], split.labels[sample]
+            row, label = compute_probabilities(logits[sample : sample + 1], self.loss)[0], split.labels[sample]
             best, places = int(row.argmax()), np.flatnonzero(label > 0) if split.labels.ndim == 2 else [int(label)]
             names = ", ".join(self.classes[place] for place in places) or "none"
             return Example(sample, names, self.classes[best], float(row[best]))
@@ -310,11 +312,11 @@ class Classification(Task):
         be several."""
         if not self.multilabel:
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
-        from vitreous.tasks.calibration import THRESHOLD
+        from vitreous.tasks.calibration import MULTILABEL_THRESHOLD
 
-        decided = [self.activate(side) > THRESHOLD for side in (ours, theirs)]
+        decided = [self.activate(side) > MULTILABEL_THRESHOLD for side in (ours, theirs)]
         return float((decided[0] == decided[1]).mean())
 
-    def count_hits(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
+    def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
         """(n, K) logits -> the number of images whose label has the highest logit; None for several labels an image."""
         return int((outputs.argmax(1) == labels).sum()) if labels.ndim == 1 else None

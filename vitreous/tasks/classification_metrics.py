@@ -11,43 +11,56 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
-from vitreous.tasks.calibration import Gaps, calibration_error, image_gaps, log_softmax, losses, probabilities
-from vitreous.tasks.intervals import DRAWS, Interval, bootstrap, percentile_interval, wilson
-from vitreous.tasks.metrics import CLASSIFICATION
-from vitreous.tasks.multilabel_metrics import judge_multilabel
+from vitreous.tasks.calibration import (
+    CalibrationGaps,
+    compute_image_gaps,
+    compute_image_nll,
+    compute_probabilities,
+    expected_calibration_error,
+    log_softmax,
+)
+from vitreous.tasks.intervals import (
+    DEFAULT_BOOTSTRAP_DRAWS,
+    Interval,
+    bootstrap_metrics,
+    percentile_interval,
+    wilson_interval,
+)
+from vitreous.tasks.metrics import CLASSIFICATION_METRICS
+from vitreous.tasks.multilabel_metrics import evaluate_multilabel
 from vitreous.tasks.report import Report
 
-TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
+MIN_TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
 #: metrics that are means over classes -> the metric of a class that they are the mean of
-CLASS_MEANS = {metric.key: metric.class_mean for metric in CLASSIFICATION if metric.class_mean}
-CONFUSED = 10  # pairs of classes in a list of the most confused ones
+CLASS_MEANS = {metric.key: metric.class_mean for metric in CLASSIFICATION_METRICS if metric.class_mean}
+MAX_CONFUSED_PAIRS = 10  # pairs of classes in a list of the most confused ones
 
 
-def judge(
+def evaluate_classification(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
 ) -> Report:
     """(n, K) logits and (n,) labels -> top-1, top-5, means over classes (`CLASS_MEANS`), negative log-likelihood and
     calibration error.
 
-    Labels (n, K) are judged by `judge_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies and
-    recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or fewer.
-    NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover 95 %: Wilson's
-    for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE. Raises NonFiniteError for
-    logits without probabilities.
+    Labels (n, K) are judged by `evaluate_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies
+    and recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or
+    fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover 95 %:
+    Wilson's for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE. Raises
+    NonFiniteError for logits without probabilities.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
-        return judge_multilabel(logits, labels, classes, readable)
+        return evaluate_multilabel(logits, labels, classes, readable)
     count, scores = len(labels), logits.astype(np.float64)
-    ranks, predicted, log_p = rank_of(scores, labels), scores.argmax(1), log_softmax(scores)
+    ranks, predicted, log_p = rank_labels(scores, labels), scores.argmax(1), log_softmax(scores)
     if np.isnan(log_p[readable]).any():
         raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
     nll = -log_p[np.arange(count), labels][readable]
     confidence, right = np.exp(log_p.max(1))[readable], (predicted == labels)[readable]
     hits = {"top1": int((readable & (ranks < 1)).sum()), "top5": int((readable & (ranks < 5)).sum())}
-    if len(classes) < TOP5_CLASSES:
+    if len(classes) < MIN_TOP5_CLASSES:
         del hits["top5"]
-    cells = confusion_cells(labels[readable], predicted[readable], len(classes))
+    cells = count_confusion_cells(labels[readable], predicted[readable], len(classes))
     support, predictions, right_of_class = (
         np.bincount(part, minlength=len(classes)) for part in (labels, predicted[readable], labels[readable][right])
     )
@@ -56,11 +69,11 @@ def judge(
     figures = {"top1": None, "top5": None} | {name: hit / count for name, hit in hits.items()}
     figures |= {name: float(rates[of][present].mean()) if present.any() else 0.0 for name, of in CLASS_MEANS.items()}
     figures["nll"] = float(nll.mean()) if len(nll) else None
-    figures["ece"] = calibration_error(confidence, right) if len(nll) else None
+    figures["ece"] = expected_calibration_error(confidence, right) if len(nll) else None
     intervals: dict[str, Interval | None] = dict.fromkeys(figures)
-    intervals |= {name: wilson(hit, count) for name, hit in hits.items()}
+    intervals |= {name: wilson_interval(hit, count) for name, hit in hits.items()}
     intervals |= bootstrap_intervals(labels[readable], predicted[readable], nll, confidence, len(classes))
-    rows = class_table(right_of_class, predictions, support, cells, classes)
+    rows = tabulate_classes(right_of_class, predictions, support, cells, classes)
     return Report(count, int((~readable).sum()), figures=figures, intervals=intervals, per_class=rows, cells=cells)
 
 
@@ -74,14 +87,14 @@ def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray)
     }
 
 
-def rank_of(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def rank_labels(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(n, K) scores and (n,) labels -> (n,) ranks of the labels from 0; equal scores rank by position."""
     own, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
     earlier: np.ndarray = np.arange(count)[None] < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
-def confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
+def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
     """(n,) labels and answers -> (m, 3) int64: label, answer and count of each cell of the confusion matrix above 0.
 
     The whole matrix of 10,000 classes would take 800 MB.
@@ -98,22 +111,24 @@ def bootstrap_intervals(
     count, right = len(nll), labels == predicted
     if count < 2:
         return {}
-    gaps = image_gaps(confidence, right)
+    gaps = compute_image_gaps(confidence, right)
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
         """(n, D) how often each image is drawn -> means over classes and NLL (D,), gaps of the calibration error
         (BINS, D)."""
-        support, predictions = class_sums(labels, counts, classes), class_sums(predicted, counts, classes)
-        rates = class_rates(class_sums(labels[right], counts[right], classes), predictions, support)
+        support, predictions = sum_by_class(labels, counts, classes), sum_by_class(predicted, counts, classes)
+        rates = class_rates(sum_by_class(labels[right], counts[right], classes), predictions, support)
         means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
         return {**means, "nll": nll @ counts / count, "gaps": gaps.T @ counts / count}
 
-    draws = bootstrap(figures, count, DRAWS if count * classes < 5e6 else DRAWS // 10)
+    draws = bootstrap_metrics(
+        figures, count, DEFAULT_BOOTSTRAP_DRAWS if count * classes < 5e6 else DEFAULT_BOOTSTRAP_DRAWS // 10
+    )
     intervals = {name: percentile_interval(draws[name]) for name in (*CLASS_MEANS, "nll")}
-    return intervals | {"ece": Gaps.of_images(gaps).interval(draws["gaps"].T)}
+    return intervals | {"ece": CalibrationGaps.of_images(gaps).interval(draws["gaps"].T)}
 
 
-def class_sums(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:
+def sum_by_class(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:
     """(n,) class of each row of `values` (n, D) -> (K, D) float64 sums of the rows of each class."""
     sums = np.zeros((classes, values.shape[1]))
     order = np.argsort(codes, kind="stable")
@@ -123,12 +138,12 @@ def class_sums(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarra
     return sums
 
 
-def class_table(
+def tabulate_classes(
     right: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """One row a class: images, recall, precision, F1, and the class it is most often taken for.
 
-    `right`, `predictions` and `support` are counts (K,); `cells` are `confusion_cells`.
+    `right`, `predictions` and `support` are counts (K,); `cells` are `count_confusion_cells`.
     """
     wrong = cells[cells[:, 0] != cells[:, 1]]
     wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of a label, the commonest answer first
@@ -149,7 +164,7 @@ def class_table(
     ]
 
 
-def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
+def evaluate_label_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
     """(n, K) logits and (n, K) bool right answers -> top-1 and top-5, with Wilson's 95 % intervals.
 
     For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is right if the highest logit is in its set, or one of
@@ -162,7 +177,7 @@ def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarra
     count, hits = len(matches), {"top1": int(matches[:, 0].sum()), "top5": int(matches.any(1).sum())}
     figures: dict[str, float | None] = {name: hit / count if count else None for name, hit in hits.items()}
     none = dict.fromkeys((*CLASS_MEANS, "nll", "ece"))
-    intervals: dict[str, Interval | None] = {name: wilson(hit, count) for name, hit in hits.items()}
+    intervals: dict[str, Interval | None] = {name: wilson_interval(hit, count) for name, hit in hits.items()}
     return Report(
         count,
         int((~readable[judged]).sum()),
@@ -173,10 +188,10 @@ def judge_answer_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarra
     )
 
 
-def most_confused(
-    cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], limit: int = CONFUSED
+def list_confused_pairs(
+    cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], limit: int = MAX_CONFUSED_PAIRS
 ) -> dict[str, list[dict[str, Any]]]:
-    """`confusion_cells` and (K,) images of each class -> the pairs of classes with most mistakes.
+    """`count_confusion_cells` and (K,) images of each class -> the pairs of classes with most mistakes.
 
     `ordered`: `label` taken for `answer`, with `count` and its `share` of the label's images. `unordered`: mistakes
     between two `classes` either way, and their share of the images of both. Of equal counts, the larger share comes
@@ -204,11 +219,15 @@ def most_confused(
     return {"ordered": ordered, "unordered": unordered}
 
 
-def rate_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def score_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n, K) logits and labels (n,) or (n, K) -> loss, margin between the two nearest answers, and what is wrong, (n,)
     each."""
-    loss = losses(logits, labels)
+    loss = compute_image_nll(logits, labels)
     if labels.ndim == 2:
-        return loss, np.abs(probabilities(logits, "sigmoid") - 0.5).min(1), ((logits > 0) != (labels > 0)).any(1)
-    best = np.sort(probabilities(logits), 1)[:, -2:]
+        return (
+            loss,
+            np.abs(compute_probabilities(logits, "sigmoid") - 0.5).min(1),
+            ((logits > 0) != (labels > 0)).any(1),
+        )
+    best = np.sort(compute_probabilities(logits), 1)[:, -2:]
     return loss, best[:, -1] - best[:, 0], logits.argmax(1) != labels

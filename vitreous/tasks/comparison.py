@@ -10,17 +10,31 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.tasks.calibration import BINS, Gaps, difference_errors, image_gaps, log_softmax, losses
-from vitreous.tasks.intervals import DRAWS, Figures, Interval, bootstrap, mcnemar, paired_interval
+from vitreous.tasks.calibration import (
+    CALIBRATION_BINS,
+    CalibrationGaps,
+    bound_difference_errors,
+    compute_image_gaps,
+    compute_image_nll,
+    log_softmax,
+)
+from vitreous.tasks.intervals import (
+    DEFAULT_BOOTSTRAP_DRAWS,
+    Interval,
+    MetricFunction,
+    bootstrap_metrics,
+    mcnemar_p_value,
+    paired_accuracy_interval,
+)
 from vitreous.tasks.intervals import percentile_interval as percentiles
-from vitreous.tasks.metrics import METRICS, label_metric
-from vitreous.tasks.multilabel_metrics import MeanAveragePrecision, draw_count
+from vitreous.tasks.metrics import METRICS, get_metric_label
+from vitreous.tasks.multilabel_metrics import MeanAveragePrecision, choose_multilabel_draws
 
-LEVEL = 0.05  # p-values below it are significant
+SIGNIFICANCE_LEVEL = 0.05  # p-values below it are significant
 
 
 @dataclass(frozen=True)
-class Answers:
+class ModelOutputs:
     """A model's outputs for n images: logits or values (n, K), labels (n,) or (n, K) in the order of its outputs,
     readable (n,) bool."""
 
@@ -51,13 +65,13 @@ class Comparison:
     def significant(self) -> bool:
         """Whether one model is better beyond chance: by McNemar's test or, without it, by the interval."""
         if self.p is not None:
-            return self.p < LEVEL
+            return self.p < SIGNIFICANCE_LEVEL
         ends = self.intervals[self.figure]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
     def verdict(self, first: str, second: str) -> str:
         """Return one sentence for people; `first` and `second` are the models' names."""
-        name = label_metric(self.figure)
+        name = get_metric_label(self.figure)
         difference, ends = self.differences[self.figure], self.intervals[self.figure]
         if difference is None:
             return f"no difference can be told: {name} is not defined for both on these images"
@@ -66,7 +80,7 @@ class Comparison:
         if ends:
             low, high = (self.format_amount(end) for end in sorted(sign * end for end in ends))
             tests = [f"95 % interval {low} to {high}"]
-        tests += [f"McNemar p {format_p(self.p)}"] if self.p is not None else []
+        tests += [f"McNemar p {format_p_value(self.p)}"] if self.p is not None else []
         points = "points of " if METRICS[self.figure].is_share else ""
         amount = f"{self.format_amount(abs(difference))} {points}{name} ({', '.join(tests)})"
         if self.significant:
@@ -80,7 +94,7 @@ class Comparison:
         return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
 
 
-def compare_classifiers(first: Answers, second: Answers) -> Comparison:
+def compare_classifiers(first: ModelOutputs, second: ModelOutputs) -> Comparison:
     """Compare two classifiers on the same images in the same order, with intervals and tests of the differences.
 
     Accuracies: McNemar's exact test, and an interval of their difference. mAP, NLL: percentile intervals over the same
@@ -89,14 +103,14 @@ def compare_classifiers(first: Answers, second: Answers) -> Comparison:
     both (n, K) in one order of the classes.
     """
     both, multilabel = first.readable & second.readable, first.labels.ndim == 2
-    parts = [soft_figures(answers, both) for answers in (first, second)]
+    parts = [make_probability_metrics(answers, both) for answers in (first, second)]
     once = np.ones((len(both), 1), np.float32)
     before, after = ({name: float(value[0]) for name, value in part(once).items()} for part in parts)
     figures: dict[str, tuple[float | None, float | None]] = {name: (before[name], after[name]) for name in before}
     differences: dict[str, float | None] = {name: after[name] - before[name] for name in before}
     intervals: dict[str, Interval | None] = dict.fromkeys(before)
     if both.sum() > 1:
-        intervals |= difference_intervals(parts, first, second, both, differences)
+        intervals |= bootstrap_difference_intervals(parts, first, second, both, differences)
     for name in before:
         if name != "map" and not both.any():
             figures[name], differences[name], intervals[name] = (None, None), None, None
@@ -110,19 +124,24 @@ def compare_classifiers(first: Answers, second: Answers) -> Comparison:
         "top1",
         {"top1": (float(right.mean()), float(also.mean())), **figures},
         differences={"top1": (gained - lost) / len(right), **differences},
-        intervals={"top1": paired_interval(gained, lost, len(right)), **intervals},
+        intervals={"top1": paired_accuracy_interval(gained, lost, len(right)), **intervals},
         counts=counts,
-        p=mcnemar(lost, gained),
+        p=mcnemar_p_value(lost, gained),
     )
 
 
-def difference_intervals(
-    parts: list[Figures], first: Answers, second: Answers, both: np.ndarray, differences: dict[str, float | None]
+def bootstrap_difference_intervals(
+    parts: list[MetricFunction],
+    first: ModelOutputs,
+    second: ModelOutputs,
+    both: np.ndarray,
+    differences: dict[str, float | None],
 ) -> dict[str, Interval | None]:
-    """Return bootstrap intervals of differences; `parts` are `soft_figures` of both models, `both` (n,) bool."""
+    """Return bootstrap intervals of differences; `parts` are `make_probability_metrics` of both models, `both` (n,)
+    bool."""
     multilabel = first.labels.ndim == 2
-    gaps = [] if multilabel else [bin_gaps(answers, both) for answers in (first, second)]
-    measured = [Gaps.of_images(part[both]) for part in gaps]
+    gaps = [] if multilabel else [compute_paired_calibration_gaps(answers, both) for answers in (first, second)]
+    measured = [CalibrationGaps.of_images(part[both]) for part in gaps]
 
     def values(counts: np.ndarray) -> dict[str, np.ndarray]:
         """(n, D) how often each image is drawn -> differences, and what the ECE's is too high by, (D,) each."""
@@ -131,11 +150,13 @@ def difference_intervals(
         if not multilabel:
             drawn = np.maximum(both @ counts, 1)
             first_draws, second_draws = ((part.T @ counts / drawn).T for part in gaps)
-            errors = difference_errors(measured[0], measured[1], first_draws, second_draws)
+            errors = bound_difference_errors(measured[0], measured[1], first_draws, second_draws)
             draws["least"], draws["most"] = errors
         return draws
 
-    draws = bootstrap(values, len(both), draw_count(first.logits.size) if multilabel else DRAWS)
+    draws = bootstrap_metrics(
+        values, len(both), choose_multilabel_draws(first.logits.size) if multilabel else DEFAULT_BOOTSTRAP_DRAWS
+    )
     intervals: dict[str, Interval | None] = {name: percentiles(draw) for name, draw in draws.items()}
     least, most, ece = intervals.pop("least", None), intervals.pop("most", None), differences.get("ece")
     if least and most and ece is not None:
@@ -143,19 +164,19 @@ def difference_intervals(
     return intervals
 
 
-def soft_figures(answers: Answers, both: np.ndarray) -> Figures:
+def make_probability_metrics(answers: ModelOutputs, both: np.ndarray) -> MetricFunction:
     """Return a function of draw counts (n, D): a model's bootstrapped figures, (D,) each.
 
     One label an image: NLL and ECE over the images that `both` (n,) models could read; multilabel: mAP over all, NLL
     over those.
     """
     rows, loss = np.flatnonzero(both), np.zeros(len(both))
-    loss[rows] = losses(answers.logits[rows], answers.labels[rows])
+    loss[rows] = compute_image_nll(answers.logits[rows], answers.labels[rows])
     if answers.labels.ndim == 2:
         scores = np.where(answers.readable[:, None], answers.logits, -np.inf)
         mean_ap = MeanAveragePrecision(scores, answers.labels > 0)
         return lambda counts: {"map": mean_ap(counts), "nll": loss @ counts / np.maximum(both @ counts, 1)}
-    gaps = bin_gaps(answers, both)
+    gaps = compute_paired_calibration_gaps(answers, both)
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
         drawn = np.maximum(both @ counts, 1)
@@ -164,13 +185,13 @@ def soft_figures(answers: Answers, both: np.ndarray) -> Figures:
     return figures
 
 
-def bin_gaps(answers: Answers, both: np.ndarray) -> np.ndarray:
-    """Return `image_gaps` (n, BINS) with zeros for images not in `both` (n,)."""
-    gaps, rows = np.zeros((len(both), BINS)), np.flatnonzero(both)
-    gaps[rows] = image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
+def compute_paired_calibration_gaps(answers: ModelOutputs, both: np.ndarray) -> np.ndarray:
+    """Return `compute_image_gaps` (n, BINS) with zeros for images not in `both` (n,)."""
+    gaps, rows = np.zeros((len(both), CALIBRATION_BINS)), np.flatnonzero(both)
+    gaps[rows] = compute_image_gaps(np.exp(log_softmax(answers.logits[rows]).max(1)), answers.right[rows])
     return gaps
 
 
-def format_p(p: float) -> str:
+def format_p_value(p: float) -> str:
     """Format a p-value: `= 0.012`, `< 0.0001`."""
     return "< 0.0001" if p < 1e-4 else f"= {p:.2g}" if p < 0.995 else "= 1"

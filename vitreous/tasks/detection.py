@@ -11,15 +11,15 @@ from vitreous.config import is_list
 from vitreous.errors import WeightsError
 from vitreous.tasks.base import ExportRules, PredictionOptions, Task
 from vitreous.tasks.metrics import METRICS
-from vitreous.tasks.tiles import native_pixels
+from vitreous.tasks.tiles import to_native_array
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from vitreous.data.decoding.spectral import Picture
+    from vitreous.data.decoding.spectral import DecodedSample
     from vitreous.data.modalities.base import Preprocess
-    from vitreous.tasks.detection_proof import ObjectProof
-    from vitreous.tasks.export_proof import ProofImages
+    from vitreous.tasks.detection_proof import ObjectComparison
+    from vitreous.tasks.export_proof import VerificationImages
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Detection(Task):
         return f"finds objects of {len(self.classes)} classes"
 
     @property
-    def drawn_classes(self) -> tuple[str, ...]:
+    def overlay_classes(self) -> tuple[str, ...]:
         """All classes."""
         return self.classes
 
@@ -75,17 +75,17 @@ class Detection(Task):
     ) -> Any:
         """`ImageObjects` for each image, of a score of at least `threshold`. Raises UsageError for other options of
         classifiers."""
-        self.check_keywords(predictor.card.name, options)
+        self.check_predict_keywords(predictor.card.name, options)
         asked = {} if options.threshold is None else {"threshold": options.threshold}
         objects = predictor.detect(images, bad_images=bad_images, **asked)
         on_images(len(objects) if is_list(objects) else 1)
         return objects
 
-    def prepare_input(self, picture: Picture, preprocess: Preprocess) -> np.ndarray:
+    def prepare_input(self, picture: DecodedSample, preprocess: Preprocess) -> np.ndarray:
         """A decoded image -> (C, *image): the whole image, scaled to fit."""
         from vitreous.tasks.detections import fit_image
 
-        return fit_image(native_pixels(picture), preprocess)[0]
+        return fit_image(to_native_array(picture), preprocess)[0]
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
         """(B, C, *image) pixels -> (B, N, 6) or more: box, score, label and mask of each object."""
@@ -96,14 +96,14 @@ class Detection(Task):
         return (None, None)
 
     def compare_export(
-        self, original: Any, export: Any, images: ProofImages, config: Any, progress: Callable[[int], None]
-    ) -> ObjectProof:
+        self, original: Any, export: Any, images: VerificationImages, config: Any, progress: Callable[[int], None]
+    ) -> ObjectComparison:
         """Compare the objects that both find."""
         from vitreous.tasks.detection_proof import compare_objects
 
         return compare_objects(original, export, images, config.threshold, progress)
 
-    def select_figures(self, figures: dict[str, float | None]) -> dict[str, float | None]:
+    def select_headline_metrics(self, figures: dict[str, float | None]) -> dict[str, float | None]:
         """AP and what is printed after it."""
         shown = (self.leading_metric, *(METRICS[self.leading_metric].secondary or ()))
         return {name: value for name, value in figures.items() if name in shown}

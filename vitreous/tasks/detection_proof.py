@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.shapes import mask_of_runs
-from vitreous.tasks.detections import Detections, detections_of
-from vitreous.tasks.export_proof import CHUNK, ProofImages
+from vitreous.data.annotations.shapes import rle_to_mask
+from vitreous.tasks.detections import Detections, decode_detections
+from vitreous.tasks.export_proof import COMPARISON_BATCH_SIZE, VerificationImages
 
-EDGE = 0.01  # pixels that an edge of a box may move
-SCORE = 1e-3  # that a score may
-PIXELS = 0.001  # share of the pixels of the image that a mask may gain or lose
-OBJECTS = 0.001  # share of the objects that only one of the two may find
+BOX_TOLERANCE = 0.01  # pixels that an edge of a box may move
+SCORE_TOLERANCE = 1e-3  # that a score may
+MASK_TOLERANCE = 0.001  # share of the pixels of the image that a mask may gain or lose
+OBJECT_TOLERANCE = 0.001  # share of the objects that only one of the two may find
 
 
 @dataclass(frozen=True)
-class ObjectProof:
+class ObjectComparison:
     """The result of the comparison. `same` of `objects`, those of the original and those of the export, are found by
     the other too. `boxes`: the furthest that an edge of these is off, in pixels; `scores` and `masks`, of its pixels
     the share that only one of both has: the largest differences. `rates`: images a second of both."""
@@ -35,7 +35,7 @@ class ObjectProof:
     rates: tuple[float, float]
     finite: bool
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The keys of `export --json`."""
         return {
             "images": self.images,
@@ -58,25 +58,25 @@ class ObjectProof:
             return "it gives numbers that are not finite"
         if not self.objects:
             return "the model finds nothing on these pictures, which proves nothing"
-        share = OBJECTS if allowed is None else allowed
+        share = OBJECT_TOLERANCE if allowed is None else allowed
         if 1 - self.same / self.objects > share + 1e-9:
             return f"{1 - self.same / self.objects:.1%} of the objects are others, {share:.1%} may be"
         return ""
 
 
 def compare_objects(
-    original: Any, export: Any, pictures: ProofImages, least: float, progress: Callable[[int], None]
-) -> ObjectProof:
+    original: Any, export: Any, pictures: VerificationImages, least: float, progress: Callable[[int], None]
+) -> ObjectComparison:
     """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
 
     `least`: the score that the model's objects have at least; one just above it may be missing.
     """
     seconds, counted, room, finite = [0.0, 0.0], 0, 1, True
     pairs: list[tuple[Detections, Detections]] = []
-    starts = list(range(0, len(pictures), CHUNK))
+    starts = list(range(0, len(pictures), COMPARISON_BATCH_SIZE))
     rounds = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels, answers = pictures.pixels[start : start + CHUNK], list[Sequence[np.ndarray]]()
+        pixels, answers = pictures.pixels[start : start + COMPARISON_BATCH_SIZE], list[Sequence[np.ndarray]]()
         for side, engine in enumerate((original, export)):
             began = time.perf_counter()
             answers.append(engine.objects(pixels))
@@ -86,13 +86,13 @@ def compare_objects(
             finite = finite and all(bool(np.isfinite(part).all()) for part in answers[1])
             size, room = (pixels.shape[2], pixels.shape[3]), answers[0][1].shape[1]
             rows = zip(*(zip(*answer, strict=True) for answer in answers), strict=True)
-            pairs += [(detections_of(ours, size), detections_of(theirs, size)) for ours, theirs in rows]
-        progress(min(start + CHUNK, len(pictures)))
+            pairs += [(decode_detections(ours, size), decode_detections(theirs, size)) for ours, theirs in rows]
+        progress(min(start + COMPARISON_BATCH_SIZE, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]
-    differences = [one for ours, theirs in pairs for one in both_ways(ours, theirs, least, room)]
+    differences = [one for ours, theirs in pairs for one in match_both_ways(ours, theirs, least, room)]
     within = [one for one in differences if one is not None]
     boxes, scores, masks = np.max(within, 0).tolist() if within else (0.0, 0.0, 0.0)
-    return ObjectProof(
+    return ObjectComparison(
         len(pictures),
         len(differences),
         same=len(within),
@@ -104,21 +104,23 @@ def compare_objects(
     )
 
 
-def both_ways(ours: Detections, theirs: Detections, least: float, room: int) -> list[tuple[float, float, float] | None]:
+def match_both_ways(
+    ours: Detections, theirs: Detections, least: float, room: int
+) -> list[tuple[float, float, float] | None]:
     """Of each object that either side finds: how far box, score and mask are off in the other; None where the other
-    does not find it. Left out are those that are missing for a score that is within `SCORE` of `least`, or of the
-    lowest of an answer that has `room` for no more."""
+    does not find it. Left out are those that are missing for a score that is within `SCORE_TOLERANCE` of `least`, or of
+    the lowest of an answer that has `room` for no more."""
     rows: list[tuple[float, float, float] | None] = []
     for one, other in ((ours, theirs), (theirs, ours)):
         floor = max(least, float(other.scores[-1]) if len(other) >= room else 0.0)
         for number in range(len(one)):
-            difference = difference_of(one, number, other)
-            if difference is not None or one.scores[number] > floor + SCORE:
+            difference = measure_object_difference(one, number, other)
+            if difference is not None or one.scores[number] > floor + SCORE_TOLERANCE:
                 rows.append(difference)
     return rows
 
 
-def difference_of(one: Detections, number: int, other: Detections) -> tuple[float, float, float] | None:
+def measure_object_difference(one: Detections, number: int, other: Detections) -> tuple[float, float, float] | None:
     """Box, score and mask of an object beside the nearest of its class in the other answer; None for another one."""
     alike = np.flatnonzero(other.labels == one.labels[number])
     if not len(alike):
@@ -128,6 +130,6 @@ def difference_of(one: Detections, number: int, other: Detections) -> tuple[floa
     box, score = float(apart.min()), abs(float(other.scores[place] - one.scores[number]))
     mask = 0.0
     if one.masks is not None and other.masks is not None:
-        sides = (mask_of_runs(runs, one.size) for runs in (one.masks[number], other.masks[place]))
+        sides = (rle_to_mask(runs, one.size) for runs in (one.masks[number], other.masks[place]))
         mask = float((next(sides) != next(sides)).mean())
-    return (box, score, mask) if box <= EDGE and score <= SCORE and mask <= PIXELS else None
+    return (box, score, mask) if box <= BOX_TOLERANCE and score <= SCORE_TOLERANCE and mask <= MASK_TOLERANCE else None

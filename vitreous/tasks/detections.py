@@ -14,12 +14,14 @@ from PIL import Image
 
 from vitreous.data.modalities.base import Preprocess
 from vitreous.tasks.tile_merging import Window, merge_tiles
-from vitreous.tasks.tiles import TOGETHER, starts
+from vitreous.tasks.tiles import TILE_BATCH_SIZE, list_tile_starts
 
-INSIDE = 0.5  # probability from which a pixel is of an object
+MASK_THRESHOLD = 0.5  # probability from which a pixel is of an object
 
-Arrays = Sequence[np.ndarray]  # boxes (B, N, 4), scores (B, N), labels (B, N), of instances also masks (B, N, M, M)
-Compute = Callable[[np.ndarray], Arrays]  # (B, C, h, w) pixels -> the arrays
+DetectorOutputs = Sequence[
+    np.ndarray
+]  # boxes (B, N, 4), scores (B, N), labels (B, N), of instances also masks (B, N, M, M)
+DetectorFunction = Callable[[np.ndarray], DetectorOutputs]  # (B, C, h, w) pixels -> the arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +54,7 @@ class Detections:
         masks = None if self.masks is None else tuple(self.masks[place] for place in places)
         return Detections(self.size, self.boxes[places], self.labels[places], self.scores[places], masks=masks)
 
-    def above(self, threshold: float) -> Detections:
+    def filter_by_score(self, threshold: float) -> Detections:
         """Return the answers whose scores are at least `threshold`, in [0, 1]."""
         return self.take(self.scores >= threshold)
 
@@ -70,10 +72,10 @@ def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, t
     if inner != [height, width]:
         bands = [Image.fromarray(band).resize(inner[::-1], preprocess.resampling) for band in pixels]
         pixels = np.stack([np.asarray(band) for band in bands])
-    return filled(pixels, preprocess), (inner[0] / height, inner[1] / width)
+    return pad_to_model_size(pixels, preprocess), (inner[0] / height, inner[1] / width)
 
 
-def filled(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
+def pad_to_model_size(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     """(C, H, W), not larger than a model's size -> (C, h, w): filled up with its mean at the right and the bottom."""
     if pixels.shape[1:] == preprocess.image:
         return pixels
@@ -85,8 +87,8 @@ def filled(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
     return whole
 
 
-def detections_of(
-    outputs: Arrays,
+def decode_detections(
+    outputs: DetectorOutputs,
     size: tuple[int, int],
     scale: tuple[float, float] = (1.0, 1.0),
     threshold: float = 0.0,
@@ -109,29 +111,29 @@ def detections_of(
     masks = None
     if len(outputs) > 3:
         area = (left, top, right, bottom)
-        masks = tuple(paste_runs(np.asarray(outputs[3][row], np.float32), whole[row], size, area) for row in rows)
+        masks = tuple(paste_mask_runs(np.asarray(outputs[3][row], np.float32), whole[row], size, area) for row in rows)
     chosen = scores[rows].astype(np.float32)
     return Detections(size, cut[rows], labels[rows].astype(np.int64), chosen, masks=masks)
 
 
-def paste_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
+def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
     """A mask (M, M) of probabilities inside a box (4,) -> run lengths of the pixels of an image (H, W) that are its.
 
     Each pixel takes the probability at its centre, bilinear between the centres of the cells of the mask and 0 half a
-    cell outside, and is the object's from `INSIDE` on, as in detectron2. The box may reach over the `window` of the
-    image, which then cuts the mask off and does not squeeze it.
+    cell outside, and is the object's from `MASK_THRESHOLD` on, as in detectron2. The box may reach over the `window` of
+    the image, which then cuts the mask off and does not squeeze it.
     """
     left, top, right, bottom = window
     x0, y0 = max(left, int(np.floor(box[0])) - 1), max(top, int(np.floor(box[1])) - 1)
     x1, y1 = min(right, int(np.ceil(box[2])) + 1), min(bottom, int(np.ceil(box[3])) + 1)
     if x1 <= x0 or y1 <= y0:
         return [size[0] * size[1]]
-    rows = between_cells(np.arange(y0, y1) + 0.5, box[1], box[3], len(probabilities))
-    columns = between_cells(np.arange(x0, x1) + 0.5, box[0], box[2], len(probabilities))
-    return runs_within(rows @ probabilities @ columns.T >= INSIDE, (y0, x0), size)
+    rows = bilinear_cell_weights(np.arange(y0, y1) + 0.5, box[1], box[3], len(probabilities))
+    columns = bilinear_cell_weights(np.arange(x0, x1) + 0.5, box[0], box[2], len(probabilities))
+    return encode_placed_mask(rows @ probabilities @ columns.T >= MASK_THRESHOLD, (y0, x0), size)
 
 
-def between_cells(places: np.ndarray, low: float, high: float, cells: int) -> np.ndarray:
+def bilinear_cell_weights(places: np.ndarray, low: float, high: float, cells: int) -> np.ndarray:
     """(m,) places along an axis -> (m, `cells`) float32, the share of each of the cells that divide low .. high."""
     centres = (places - low) / (high - low) * cells - 0.5
     first = np.floor(centres).astype(np.int64)
@@ -142,7 +144,7 @@ def between_cells(places: np.ndarray, low: float, high: float, cells: int) -> np
     return shares
 
 
-def runs_within(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
+def encode_placed_mask(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
     """Run lengths of a mask of `size` (H, W) that is (h, w) bool at `corner` (top, left) and empty elsewhere.
 
     `runs_of_mask` of the whole, without the whole.
@@ -158,8 +160,8 @@ def runs_within(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]
     return lengths[:-1] if lengths[-1] == 0 else lengths
 
 
-def detect(
-    compute: Compute, pixels: np.ndarray, preprocess: Preprocess, tiles: bool = False, threshold: float = 0.0
+def detect_objects(
+    compute: DetectorFunction, pixels: np.ndarray, preprocess: Preprocess, tiles: bool = False, threshold: float = 0.0
 ) -> Detections:
     """The answers for an image (C, H, W) of any size.
 
@@ -169,22 +171,22 @@ def detect(
     size, tile = (pixels.shape[1], pixels.shape[2]), preprocess.image
     if not tiles or (size[0] <= tile[0] and size[1] <= tile[1]):
         fitted, scale = fit_image(pixels, preprocess)
-        return detections_of([part[0] for part in compute(fitted[None])], size, scale, threshold)
+        return decode_detections([part[0] for part in compute(fitted[None])], size, scale, threshold)
     windows = [
         (left, top, min(left + tile[1], size[1]), min(top + tile[0], size[0]))
-        for top in starts(max(size[0], tile[0]), tile[0])
-        for left in starts(max(size[1], tile[1]), tile[1])
+        for top in list_tile_starts(max(size[0], tile[0]), tile[0])
+        for left in list_tile_starts(max(size[1], tile[1]), tile[1])
     ]
     parts: list[Detections] = []
-    for begin in range(0, len(windows), TOGETHER):
-        some = windows[begin : begin + TOGETHER]
-        outputs = compute(np.stack([filled(pixels[:, y0:y1, x0:x1], preprocess) for x0, y0, x1, y1 in some]))
+    for begin in range(0, len(windows), TILE_BATCH_SIZE):
+        some = windows[begin : begin + TILE_BATCH_SIZE]
+        outputs = compute(np.stack([pad_to_model_size(pixels[:, y0:y1, x0:x1], preprocess) for x0, y0, x1, y1 in some]))
         for row, window in enumerate(some):
-            parts.append(detections_of([part[row] for part in outputs], size, (1.0, 1.0), threshold, window))
-    return merged(parts, windows)
+            parts.append(decode_detections([part[row] for part in outputs], size, (1.0, 1.0), threshold, window))
+    return merge_tile_detections(parts, windows)
 
 
-def merged(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections:
+def merge_tile_detections(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections:
     """The answers of tiles, on the image that their `windows` cover -> one answer for each object."""
     size, masks = parts[0].size, None
     boxes, labels, scores = (
@@ -194,7 +196,7 @@ def merged(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections
     groups = merge_tiles(boxes, labels, scores=scores, tile=tile, windows=np.array(windows), size=size)
     if parts[0].masks is not None:
         runs = [one for part in parts for one in part.masks or ()]
-        masks = tuple(joined_runs([runs[row] for row in group]) for group in groups)
+        masks = tuple(union_mask_runs([runs[row] for row in group]) for group in groups)
     lows = [boxes[group, :2].min(0) for group in groups]
     highs = [boxes[group, 2:].max(0) for group in groups]
     table = np.concatenate([np.reshape(lows, (-1, 2)), np.reshape(highs, (-1, 2))], 1).astype(np.float32)
@@ -202,7 +204,7 @@ def merged(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections
     return Detections(size, table, labels[firsts], scores[firsts], masks=masks)
 
 
-def joined_runs(runs: Sequence[list[int]]) -> list[int]:
+def union_mask_runs(runs: Sequence[list[int]]) -> list[int]:
     """Run lengths of masks of one size -> those of the pixels that any of them has."""
     if len(runs) == 1:
         return runs[0]

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-CHUNK = 16  # images that both answer in turn
-NEAR = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
-LOSS = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
+COMPARISON_BATCH_SIZE = 16  # images that both answer in turn
+LOGIT_TOLERANCE = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
+MAX_CHANGED_SHARE = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
 
 
 @dataclass(frozen=True)
-class ProofImages:
+class VerificationImages:
     """Images that an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1},
     where known, and the name of the set."""
 
@@ -26,13 +26,13 @@ class ProofImages:
     def __len__(self) -> int:
         return len(self.pixels)
 
-    def part(self, rows: slice) -> ProofImages:
+    def part(self, rows: slice) -> VerificationImages:
         """A part of the images."""
         return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
 
 
 @dataclass(frozen=True)
-class Proof:
+class ExportComparison:
     """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
     several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the
     original's is at least 0.99. `right`: top-1 of the original and of the export, where each image has one label.
@@ -47,7 +47,7 @@ class Proof:
     finite: bool
     tolerance: float = 0.0  # the share of predictions that may differ in float32
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """The keys of `export --json`."""
         return {
             "images": self.images,
@@ -63,31 +63,31 @@ class Proof:
         default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and outputs in float32 move by 1e-3."""
         if not self.finite:
             return "it gives numbers that are not finite"
-        share = max(LOSS[quantised], self.tolerance) if allowed is None else allowed
+        share = max(MAX_CHANGED_SHARE[quantised], self.tolerance) if allowed is None else allowed
         reasons: list[str] = []
         if 1 - self.agreement > share + 1e-9:
             reasons.append(f"{1 - self.agreement:.1%} of its answers are others, {share:.1%} may be")
         if self.right and self.right[0] - self.right[1] > share / 2 + 1e-9:
             reasons.append(f"its top-1 is {self.right[1]:.2%}, not {self.right[0]:.2%}")
-        if quantised is None and allowed is None and self.furthest > NEAR:
-            reasons.append(f"its outputs are up to {self.furthest:.1e} off, {NEAR:.0e} may be")
+        if quantised is None and allowed is None and self.furthest > LOGIT_TOLERANCE:
+            reasons.append(f"its outputs are up to {self.furthest:.1e} off, {LOGIT_TOLERANCE:.0e} may be")
         return ", ".join(reasons)
 
 
 def compare_outputs(
-    original: Any, export: Any, pictures: ProofImages, task: Any, progress: Callable[[int], None]
-) -> Proof:
+    original: Any, export: Any, pictures: VerificationImages, task: Any, progress: Callable[[int], None]
+) -> ExportComparison:
     """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
     timed."""
     seconds, counted = [0.0, 0.0], 0
     furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
     labels = pictures.labels
-    if labels is not None and task.count_hits(np.zeros((1, len(task.outputs))), labels[:1]) is None:
+    if labels is not None and task.count_correct(np.zeros((1, len(task.outputs))), labels[:1]) is None:
         labels = None
-    starts = list(range(0, len(pictures), CHUNK))
+    starts = list(range(0, len(pictures), COMPARISON_BATCH_SIZE))
     rounds: list[int] = starts * 2 if len(starts) == 1 else starts
     for number, start in enumerate(rounds):
-        pixels, outputs = pictures.pixels[start : start + CHUNK], list[np.ndarray]()
+        pixels, outputs = pictures.pixels[start : start + COMPARISON_BATCH_SIZE], list[np.ndarray]()
         for side, engine in enumerate((original, export)):
             began = time.perf_counter()
             outputs.append(task.compute(engine, pixels).astype(np.float64))
@@ -98,12 +98,15 @@ def compare_outputs(
             furthest = max(furthest, float(np.abs(ours - theirs).max())) if finite else float("inf")
             same += task.measure_agreement(ours, theirs) * len(pixels)
             if labels is not None:
-                right += [task.count_hits(one, labels[start : start + CHUNK]) or 0 for one in (ours, theirs)]
+                right += [
+                    task.count_correct(one, labels[start : start + COMPARISON_BATCH_SIZE]) or 0
+                    for one in (ours, theirs)
+                ]
         counted += len(pixels) * bool(number)
-        progress(min(start + CHUNK, len(pictures)))
+        progress(min(start + COMPARISON_BATCH_SIZE, len(pictures)))
     rates = counted / seconds[0], counted / seconds[1]
     tops = None if labels is None else (float(right[0]) / len(labels), float(right[1]) / len(labels))
-    return Proof(
+    return ExportComparison(
         len(pictures),
         furthest,
         agreement=same / len(pictures),

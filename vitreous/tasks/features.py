@@ -9,11 +9,11 @@ import numpy as np
 
 from vitreous.tasks.base import ExportRules, Task
 
-COSINE = 0.99  # of features that count as the same
+MIN_COSINE = 0.99  # of features that count as the same
 
 
 @dataclass(frozen=True)
-class Features(Task):
+class FeatureExtraction(Task):
     """A vector per image: the input of a head."""
 
     name: ClassVar[str] = "features"
@@ -56,6 +56,6 @@ class Features(Task):
         return (None,)
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """(n, D) features of both -> the share of images with a cosine of at least `COSINE`."""
+        """(n, D) features of both -> the share of images with a cosine of at least `MIN_COSINE`."""
         norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(theirs, axis=1)
-        return float(((ours * theirs).sum(1) >= COSINE * norms).mean())
+        return float(((ours * theirs).sum(1) >= MIN_COSINE * norms).mean())

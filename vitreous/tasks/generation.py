@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from vitreous.errors import WeightsError
-from vitreous.generation.process import Diffusion, Process, process_from_json, process_of, process_to_json
+from vitreous.generation.process import Diffusion, Process, process_from_json, process_from_objective, process_to_json
 from vitreous.tasks.base import Task
 
 
@@ -51,8 +51,8 @@ class Generation(Task):
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
         """The generation of a run, whose objective has the fields of the process."""
-        return cls(classes, process_of(settings, origin), settings.get("autoencoder", ""))
+        return cls(classes, process_from_objective(settings, origin), settings.get("autoencoder", ""))
 
-    def identify(self) -> list[Any]:
+    def get_version_fields(self) -> list[Any]:
         """No classes of images that are read, and the settings."""
-        return [(), *super().identify()[1:], self.settings()]
+        return [(), *super().get_version_fields()[1:], self.settings()]

@@ -11,28 +11,28 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-DRAWS, FEWEST = 1000, 100  # of a bootstrap: the usual number, and the smallest one
-CHUNK = 1_000_000  # images x draws in memory at a time
-Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+DEFAULT_BOOTSTRAP_DRAWS, MIN_BOOTSTRAP_DRAWS = 1000, 100  # of a bootstrap: the usual number, and the smallest one
+BOOTSTRAP_CHUNK = 1_000_000  # images x draws in memory at a time
+NORMAL_QUANTILE = 1.959963984540054  # the normal distribution's 97.5 % quantile
 
 Interval = tuple[float, float]
-Figures = Callable[[np.ndarray], dict[str, np.ndarray]]
+MetricFunction = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
-def wilson(hits: int, count: int) -> Interval:
+def wilson_interval(hits: int, count: int) -> Interval:
     """The interval of the proportion hits / count (Wilson, 1927).
 
     It equals `scipy.stats.binomtest(hits, count).proportion_ci(method="wilson")`, whose import takes a second.
     """
     if not count:
         return 0.0, 1.0
-    p, spread = hits / count, Z * Z / count
+    p, spread = hits / count, NORMAL_QUANTILE * NORMAL_QUANTILE / count
     middle = (p + spread / 2) / (1 + spread)
-    half = Z / (1 + spread) * math.sqrt(p * (1 - p) / count + spread / (4 * count))
+    half = NORMAL_QUANTILE / (1 + spread) * math.sqrt(p * (1 - p) / count + spread / (4 * count))
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
-def mcnemar(only_a: int, only_b: int) -> float:
+def mcnemar_p_value(only_a: int, only_b: int) -> float:
     """Return the exact two-sided p-value of the images that only one of two models has right (McNemar, 1947).
 
     min(1, 2 P(X <= min(only_a, only_b))) with X binomial of only_a + only_b trials of 1/2; 1 for no image.
@@ -40,20 +40,22 @@ def mcnemar(only_a: int, only_b: int) -> float:
     return min(1.0, 2 * float(scipy.special.bdtr(min(only_a, only_b), only_a + only_b, 0.5)))
 
 
-def paired_interval(gained: int, lost: int, images: int) -> Interval:
+def paired_accuracy_interval(gained: int, lost: int, images: int) -> Interval:
     """The interval of (gained - lost) / images, a difference of paired accuracies (Bonett and Price, 2012)."""
     up, down = (gained + 1) / (images + 2), (lost + 1) / (images + 2)
-    half = Z * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (images + 2))
+    half = NORMAL_QUANTILE * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (images + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)
 
 
-def bootstrap(figures: Figures, images: int, draws: int = DRAWS) -> dict[str, np.ndarray]:
+def bootstrap_metrics(
+    figures: MetricFunction, images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
+) -> dict[str, np.ndarray]:
     """Figures over images drawn with replacement, always the same draws: the D values of each along its last axis.
 
     `figures` maps how often each image is drawn, (n, d) float32, to values (..., d), for some draws at a time.
     """
     generator = np.random.default_rng(0)
-    parts, size = list[dict[str, np.ndarray]](), max(1, CHUNK // images)
+    parts, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // images)
     for start in range(0, draws, size):
         drawn = (generator.integers(images, size=images) for _ in range(min(size, draws - start)))
         counts = [np.bincount(rows, minlength=images) for rows in drawn]

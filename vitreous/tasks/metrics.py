@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
-BOXES = "box_"  # what keys of boxes begin with where masks lead
+OBJECT_SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
+BOX_PREFIX = "box_"  # what keys of boxes begin with where masks lead
 #: kinds of errors by their key, as they stand in sentences
-ERRORS = {
+DETECTION_ERRORS = {
     "localisation": "wrong place",
     "class": "wrong class",
     "both": "wrong class and place",
@@ -41,12 +41,12 @@ class Metric:
     class_mean: str = ""
 
     @property
-    def leads(self) -> bool:
+    def is_leading(self) -> bool:
         """Whether evaluations are compared by it."""
         return self.secondary is not None
 
     @property
-    def class_rank(self) -> tuple[str, str]:
+    def ranking_metric(self) -> tuple[str, str]:
         """Key and label of the metric by which classes are ranked; no label where there are no classes."""
         return self.ranks, next((column.label for column in self.of_class if column.key == self.ranks), "")
 
@@ -73,7 +73,7 @@ DICE = "2 × intersection / (predicted + true pixels), which equals F1 of pixels
 COCO_AP = "Average precision, mean over classes and IoU thresholds from 0.50 to 0.95. Higher is better."
 COCO_AP50 = "Average precision at an IoU threshold of 0.5: rough localisation is enough."
 
-CLASSIFICATION = (
+CLASSIFICATION_METRICS = (
     Metric(
         "top1",
         "top-1",
@@ -130,7 +130,7 @@ CLASSIFICATION = (
         "confidence. 0 is perfectly calibrated.",
     ),
 )
-FEATURES = (
+FEATURE_METRICS = (
     Metric(
         "feature_deviation",
         "feature std",
@@ -161,7 +161,7 @@ FEATURES = (
         secondary=(),
     ),
 )
-SEGMENTATION = (
+SEGMENTATION_METRICS = (
     Metric(
         "miou",
         "mIoU",
@@ -223,7 +223,7 @@ REGIONS = (
     ),
     Metric("ap50", "AP50", explanation=COCO_AP50),
     Metric("ap75", "AP75", explanation="Average precision at an IoU threshold of 0.75: boxes must fit tightly."),
-    *(Metric(f"ap_{size}", f"AP {size}", explanation=f"Average precision of {size} objects.") for size in SIZES),
+    *(Metric(f"ap_{size}", f"AP {size}", explanation=f"Average precision of {size} objects.") for size in OBJECT_SIZES),
     *(Metric(f"ap_{kind}", f"AP {kind}", explanation=f"Average precision of {kind} classes.") for kind in FREQUENCIES),
     *(
         Metric(
@@ -234,16 +234,16 @@ REGIONS = (
         )
         for count in (1, 10, 100)
     ),
-    *(Metric(f"ar_{size}", f"AR {size}", explanation=f"Recall of {size} objects.") for size in SIZES),
+    *(Metric(f"ar_{size}", f"AR {size}", explanation=f"Recall of {size} objects.") for size in OBJECT_SIZES),
 )
-DETECTION = (
+DETECTION_METRICS = (
     *REGIONS,
     *(
-        replace(metric, key=BOXES + metric.key, label=f"box {metric.label}", secondary=None, of_class=())
+        replace(metric, key=BOX_PREFIX + metric.key, label=f"box {metric.label}", secondary=None, of_class=())
         for metric in REGIONS
     ),
 )
-GENERATION = (
+GENERATION_METRICS = (
     Metric(
         "denoising_error",
         "denoising error",
@@ -259,7 +259,7 @@ GENERATION = (
         secondary=(),
     ),
 )
-REGRESSION = (
+REGRESSION_METRICS = (
     Metric(
         "r2",
         "R²",
@@ -284,10 +284,18 @@ REGRESSION = (
 )
 #: every metric by its key; of leading ones, those of an earlier row are looked for first
 METRICS: dict[str, Metric] = {
-    metric.key: metric for metric in (*CLASSIFICATION, *FEATURES, *SEGMENTATION, *DETECTION, *GENERATION, *REGRESSION)
+    metric.key: metric
+    for metric in (
+        *CLASSIFICATION_METRICS,
+        *FEATURE_METRICS,
+        *SEGMENTATION_METRICS,
+        *DETECTION_METRICS,
+        *GENERATION_METRICS,
+        *REGRESSION_METRICS,
+    )
 }
 
 
-def label_metric(key: str) -> str:
+def get_metric_label(key: str) -> str:
     """The label of a metric; of one without a row, its key."""
     return METRICS[key].label if key in METRICS else key

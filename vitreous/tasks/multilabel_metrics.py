@@ -10,24 +10,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from vitreous.tasks.calibration import THRESHOLD, losses
-from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
+from vitreous.tasks.calibration import MULTILABEL_THRESHOLD, compute_image_nll
+from vitreous.tasks.intervals import (
+    DEFAULT_BOOTSTRAP_DRAWS,
+    MIN_BOOTSTRAP_DRAWS,
+    Interval,
+    bootstrap_metrics,
+    percentile_interval,
+)
 from vitreous.tasks.report import Report
 
-BUDGET = 1e8  # numbers that the bootstrap may look at
+MULTILABEL_BOOTSTRAP_BUDGET = 1e8  # numbers that the bootstrap may look at
 
 
-def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray) -> Report:
+def evaluate_multilabel(
+    logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray
+) -> Report:
     """(n, K) logits and (n, K) labels in {0, 1} -> mAP, macro and micro F1, negative log-likelihood, with intervals.
 
     mAP is the mean over classes with positives of their average precision. A class is predicted above a probability of
-    `THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all classes together. NLL is the
-    sigmoid loss in nats, summed over classes. Images that are not `readable` (n,) are never retrieved and have no part
-    in NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws, fewer where there are many images.
+    `MULTILABEL_THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all classes together. NLL
+    is the sigmoid loss in nats, summed over classes. Images that are not `readable` (n,) are never retrieved and have
+    no part in NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws, fewer where there are many images.
     """
     positive, scores = labels > 0, np.where(readable[:, None], logits, -np.inf)
-    predicted = scipy.special.expit(scores.astype(np.float64)) > THRESHOLD
-    nll = np.where(readable, losses(logits, labels), 0.0)
+    predicted = scipy.special.expit(scores.astype(np.float64)) > MULTILABEL_THRESHOLD
+    nll = np.where(readable, compute_image_nll(logits, labels), 0.0)
     mean_ap = MeanAveragePrecision(scores, positive)
     parts = [part.astype(np.float32) for part in (positive & predicted, predicted, positive)]
 
@@ -49,9 +57,9 @@ def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str,
     none = dict.fromkeys(("top1", "top5", "ece"))
     intervals: dict[str, Interval | None] = none | dict.fromkeys(values)
     if readable.sum() > 1:
-        draws = bootstrap(figures, len(labels), draw_count(positive.size))
+        draws = bootstrap_metrics(figures, len(labels), choose_multilabel_draws(positive.size))
         intervals |= {name: percentile_interval(draw) for name, draw in draws.items()}
-    rows = class_table(positive, predicted, mean_ap.per_class(once)[:, 0].tolist(), classes)
+    rows = tabulate_multilabel_classes(positive, predicted, mean_ap.per_class(once)[:, 0].tolist(), classes)
     return Report(
         len(labels),
         int((~readable).sum()),
@@ -63,12 +71,12 @@ def judge_multilabel(logits: np.ndarray, labels: np.ndarray, classes: tuple[str,
     )
 
 
-def draw_count(size: int) -> int:
+def choose_multilabel_draws(size: int) -> int:
     """Return how many draws the bootstrap makes of `size` logits."""
-    return max(FEWEST, min(DRAWS, int(BUDGET / max(size, 1))))
+    return max(MIN_BOOTSTRAP_DRAWS, min(DEFAULT_BOOTSTRAP_DRAWS, int(MULTILABEL_BOOTSTRAP_BUDGET / max(size, 1))))
 
 
-class Ranking(NamedTuple):
+class ClassRanking(NamedTuple):
     """One class's images from the highest score down, cut after each score that positives have."""
 
     order: np.ndarray  # (m,) images, down to the last positive
@@ -78,16 +86,16 @@ class Ranking(NamedTuple):
     missed: np.ndarray  # positives that have no score
 
 
-def rank_images(scores: np.ndarray, positive: np.ndarray) -> Ranking:
+def rank_images(scores: np.ndarray, positive: np.ndarray) -> ClassRanking:
     """(n,) scores, -inf for none, and (n,) bool -> the ranking of a class."""
     order = np.argsort(-scores, kind="stable")[: (scores > -np.inf).sum()]
     down, ranks = -scores[order], np.flatnonzero(positive[order])
     ends, part = np.unique(np.searchsorted(down, down[ranks], side="right"), return_inverse=True)
     missed = np.flatnonzero(positive & ~(scores > -np.inf))
-    return Ranking(order[: ends[-1] if len(ends) else 0], np.append(0, ends[:-1]), order[ranks], part, missed)
+    return ClassRanking(order[: ends[-1] if len(ends) else 0], np.append(0, ends[:-1]), order[ranks], part, missed)
 
 
-def average_precision(ranking: Ranking, counts: np.ndarray) -> np.ndarray:
+def compute_class_ap(ranking: ClassRanking, counts: np.ndarray) -> np.ndarray:
     """(n, D) draw counts -> (D,) average precisions of a class in [0, 1], 0 without positives.
 
     For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t; ties are one threshold.
@@ -110,7 +118,7 @@ class MeanAveragePrecision:
 
     def per_class(self, counts: np.ndarray) -> np.ndarray:
         """(K, D) average precisions."""
-        return np.stack([average_precision(ranking, counts) for ranking in self.rankings])
+        return np.stack([compute_class_ap(ranking, counts) for ranking in self.rankings])
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
         """(D,) means over the classes that have positives in a draw."""
@@ -118,7 +126,7 @@ class MeanAveragePrecision:
         return self.per_class(counts).sum(0) / np.maximum(present, 1)
 
 
-def class_table(
+def tabulate_multilabel_classes(
     positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
     """Return a row for each class: images, AP, and recall, precision and F1 at the threshold, from (n, K) bools."""

@@ -9,59 +9,60 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.data.decoding.decode import decode
-from vitreous.errors import DataError, printable
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.errors import DataError, escape_unprintable
 from vitreous.system.disk import is_utf8
-from vitreous.system.notebook import Markup, html_table
+from vitreous.system.notebook import RawHTML, format_html_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 50  # predictions that a notebook shows
-SIDE = 64  # pixels of an image beside its prediction, at most
+MAX_HTML_PREDICTIONS = 50  # predictions that a notebook shows
+THUMBNAIL_SIDE = 64  # pixels of an image beside its prediction, at most
 
 
 class Predictions(list[Any]):
     """A list of predictions, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        return predictions_html(self)
+        return format_predictions_html(self)
 
 
-def path_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
+def build_path_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
     """The columns `path` and `path_bytes`: the bytes of a path that is not UTF-8."""
     import pyarrow as pa
 
-    names = [row.path if is_utf8(row.path) else printable(row.path) for row in rows]
+    names = [row.path if is_utf8(row.path) else escape_unprintable(row.path) for row in rows]
     contents = [None if is_utf8(row.path) else os.fsencode(row.path) for row in rows]
     return {"path": pa.array(names, pa.string()), "path_bytes": pa.array(contents, pa.binary())}
 
 
-def error_column(rows: Sequence[Any]) -> pa.Array:
+def build_error_column(rows: Sequence[Any]) -> pa.Array:
     """The column `error`."""
     import pyarrow as pa
 
     return pa.array([row.error for row in rows], pa.string())
 
 
-def predictions_html(rows: Sequence[Any]) -> str:
+def format_predictions_html(rows: Sequence[Any]) -> str:
     """A table of predictions: image, prediction, or why there is none."""
     cells = [
-        (thumbnail(row.path), row.path, f"error: {row.error}" if row.error else row.cell_html()) for row in rows[:ROWS]
+        (format_thumbnail_html(row.path), row.path, f"error: {row.error}" if row.error else row.cell_html())
+        for row in rows[:MAX_HTML_PREDICTIONS]
     ]
-    note = f"{len(rows) - ROWS} more are not shown" if len(rows) > ROWS else ""
-    return html_table(cells, ("", "image", rows[0].column if rows else "prediction"), note=note)
+    note = f"{len(rows) - MAX_HTML_PREDICTIONS} more are not shown" if len(rows) > MAX_HTML_PREDICTIONS else ""
+    return format_html_table(cells, ("", "image", rows[0].column if rows else "prediction"), note=note)
 
 
-def thumbnail(path: str) -> Markup:
+def format_thumbnail_html(path: str) -> RawHTML:
     """A small image of a file; nothing where there is none to be read."""
     if not Path(path).is_file():
-        return Markup("")
+        return RawHTML("")
     try:
-        picture = decode(path, 3)
+        picture = decode_to_pillow(path, 3)
     except DataError:
-        return Markup("")
-    picture.thumbnail((SIDE, SIDE))
+        return RawHTML("")
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=85)
-    return Markup(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')
+    return RawHTML(f'<img src="data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}">')

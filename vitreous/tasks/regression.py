@@ -13,22 +13,31 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeGuard
 
 import numpy as np
 
-from vitreous.config import Json, differences
-from vitreous.errors import DataError, UsageError, WeightsError, first_names
-from vitreous.system.tables import marked
-from vitreous.tasks.base import Example, PredictionFormat, PredictionOptions, Scatter, Task, refuse_options
-from vitreous.tasks.predictions import error_column, path_columns, predictions_html
+from vitreous.config import Json, list_differences
+from vitreous.errors import DataError, UsageError, WeightsError, format_first_names
+from vitreous.system.tables import escape_formula
+from vitreous.tasks.base import (
+    Example,
+    PredictionFormat,
+    PredictionOptions,
+    ScatterChart,
+    Task,
+    reject_classifier_options,
+)
+from vitreous.tasks.predictions import build_error_column, build_path_columns, format_predictions_html
 from vitreous.tasks.report import Report
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from vitreous.data.split import Data, Split
-    from vitreous.tasks.comparison import Answers, Comparison
+    from vitreous.tasks.comparison import Comparison, ModelOutputs
 
-NEAR = 0.05  # standard deviations that predictions of a model and its exported file may differ by to count as equal
-CHARTED = 3  # targets of a page with charts of their own
-POINTS = 2_000  # of a chart, evenly chosen
+AGREEMENT_TOLERANCE = (
+    0.05  # standard deviations that predictions of a model and its exported file may differ by to count as equal
+)
+MAX_CHARTED_TARGETS = 3  # targets of a page with charts of their own
+MAX_CHART_POINTS = 2_000  # of a chart, evenly chosen
 
 
 @dataclass(frozen=True)
@@ -48,7 +57,7 @@ class ValuePrediction:
         return self.targets
 
     def _repr_html_(self) -> str:
-        return predictions_html([self])
+        return format_predictions_html([self])
 
     def cell_html(self) -> str:
         """The values as text."""
@@ -72,7 +81,7 @@ class ValueFormat(PredictionFormat):
     @property
     def head(self) -> list[str]:
         """Path, a column per target, error."""
-        return ["path", *(marked(name) for name in self.targets), "error"]
+        return ["path", *(escape_formula(name) for name in self.targets), "error"]
 
     def predict(self, row: np.ndarray, path: str) -> ValuePrediction:
         """The prediction for an image from its (T,) values."""
@@ -93,17 +102,17 @@ class ValueFormat(PredictionFormat):
     def cells(self, prediction: ValuePrediction) -> list[list[str]]:
         """One row: the path, the values with seven significant digits, the error."""
         values = [f"{value:.7g}" for value in prediction.values] or [""] * len(self.targets)
-        return [[marked(prediction.path), *values, marked(prediction.error or "")]]
+        return [[escape_formula(prediction.path), *values, escape_formula(prediction.error or "")]]
 
     def table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
         """The same columns."""
         import pyarrow as pa
 
-        columns = path_columns(predictions)
+        columns = build_path_columns(predictions)
         for place, name in enumerate(self.targets):
             values = [row.values[place] if row.values else None for row in predictions]
             columns[name] = pa.array(values, pa.float64())
-        return pa.table(columns | {"error": error_column(predictions)})
+        return pa.table(columns | {"error": build_error_column(predictions)})
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ class Regression(Task):
     @property
     def summary(self) -> str:
         """The targets."""
-        return f"predicts {first_names(self.targets, 8)}"
+        return f"predicts {format_first_names(self.targets, 8)}"
 
     @property
     def export_metadata(self) -> dict[str, Any]:
@@ -173,9 +182,9 @@ class Regression(Task):
         more = {"targets": self.targets, "target_mean": self.mean, "target_std": self.std}
         return {**super().export_metadata, **more}
 
-    def identify(self) -> list[Any]:
+    def get_version_fields(self) -> list[Any]:
         """No classes, and the settings."""
-        return [*super().identify(), self.settings()]
+        return [*super().get_version_fields(), self.settings()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
         """(n, T) standardised outputs -> (n, T) float64 in the targets' units."""
@@ -183,14 +192,14 @@ class Regression(Task):
 
     def prediction_format(self, options: PredictionOptions) -> ValueFormat:
         """A value for each target. Raises UsageError for options of classifiers."""
-        refuse_options(self, options)
+        reject_classifier_options(self, options)
         return ValueFormat(self.targets)
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
         """R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
-        from vitreous.tasks.regression_metrics import measure_errors
+        from vitreous.tasks.regression_metrics import evaluate_regression
 
-        return measure_errors(self.activate(outputs), labels, self.targets, readable)
+        return evaluate_regression(self.activate(outputs), labels, self.targets, readable)
 
     def describe_differences(self, other: Task) -> list[str]:
         """Targets that only one of them has, and those that are standardised by other numbers."""
@@ -200,7 +209,7 @@ class Regression(Task):
         for place, name in enumerate(self.targets):
             index = other.targets.index(name)
             before, after = (self.mean[place], self.std[place]), (other.mean[index], other.std[index])
-            lines += differences(before, after, f"mean and std of {name}")
+            lines += list_differences(before, after, f"mean and std of {name}")
         return lines
 
     def shared_targets(self, other: Task) -> list[str]:
@@ -214,31 +223,31 @@ class Regression(Task):
             problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}: they have no target in common"
             raise UsageError(problem, "compare runs that answer the same question")
         alike = set(self.targets) == set(other.outputs)
-        return "" if alike else f"the runs do not predict the same targets; compared on {first_names(shared, 8)}"
+        return "" if alike else f"the runs do not predict the same targets; compared on {format_first_names(shared, 8)}"
 
-    def compare_outputs(self, other: Task, first: Answers, second: Answers, data: Data) -> Comparison:
+    def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
         """Compare the values of the targets that both have."""
-        from vitreous.tasks.comparison import Answers
+        from vitreous.tasks.comparison import ModelOutputs
         from vitreous.tasks.regression_metrics import compare_values
 
         assert isinstance(other, Regression)
         shared = self.shared_targets(other)
-        sides: list[Answers] = []
+        sides: list[ModelOutputs] = []
         for task, answers in ((self, first), (other, second)):
             columns = [task.targets.index(name) for name in shared]
             values, labels = task.activate(answers.logits)[:, columns], answers.labels[:, columns]
-            sides.append(Answers(values, labels, answers.readable))
+            sides.append(ModelOutputs(values, labels, answers.readable))
         return compare_values(sides[0], sides[1], tuple(shared))
 
     def align_labels(self, split: Split, data: Data) -> Split:
         """Values in the order of the targets. Raises DataError for data without values of one of them."""
         if not data.targets:
             problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.does}"
-            raise DataError(problem, f"name data with values of {first_names(self.targets, 8)}")
+            raise DataError(problem, f"name data with values of {format_first_names(self.targets, 8)}")
         if missing := [name for name in self.targets if name not in data.targets]:
             raise DataError(
-                f"{data.name} has no values of {first_names(missing, 8)}",
-                f"it has values of {first_names(data.targets, 8)}",
+                f"{data.name} has no values of {format_first_names(missing, 8)}",
+                f"it has values of {format_first_names(data.targets, 8)}",
             )
         columns = [data.targets.index(name) for name in self.targets]
         return split.take(np.arange(len(split)), split.labels[:, columns])
@@ -259,27 +268,29 @@ class Regression(Task):
         )
         return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
-    def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[Scatter]:
+    def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
         """For each of the first targets, predictions over labels, and residuals over predictions."""
-        values, charts = self.activate(outputs), list[Scatter]()
-        for place, name in enumerate(self.targets[:CHARTED]):
+        values, charts = self.activate(outputs), list[ScatterChart]()
+        for place, name in enumerate(self.targets[:MAX_CHARTED_TARGETS]):
             rows = np.flatnonzero(readable & ~np.isnan(labels[:, place]))
             if not len(rows):
                 continue
-            rows = rows[np.linspace(0, len(rows) - 1, min(POINTS, len(rows))).astype(np.int64)]
+            rows = rows[np.linspace(0, len(rows) - 1, min(MAX_CHART_POINTS, len(rows))).astype(np.int64)]
             true, predicted = labels[rows, place], values[rows, place]
             charts.append(
-                Scatter(f"{name}: predicted and true", "true", "predicted", x=true, y=predicted, diagonal=True)
+                ScatterChart(f"{name}: predicted and true", "true", "predicted", x=true, y=predicted, diagonal=True)
             )
             residuals = predicted - true
             charts.append(
-                Scatter(f"{name}: residuals", "predicted", "predicted - true", x=predicted, y=residuals, level=True)
+                ScatterChart(
+                    f"{name}: residuals", "predicted", "predicted - true", x=predicted, y=residuals, level=True
+                )
             )
         return charts
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """The share of images with all values within `NEAR` standard deviations."""
-        return float((np.abs(ours - theirs).max(1) <= NEAR).mean())
+        """The share of images with all values within `AGREEMENT_TOLERANCE` standard deviations."""
+        return float((np.abs(ours - theirs).max(1) <= AGREEMENT_TOLERANCE).mean())
 
 
 def is_row_of_numbers(value: Json | tuple[Any, ...]) -> TypeGuard[Sequence[float]]:

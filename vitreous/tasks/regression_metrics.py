@@ -10,17 +10,27 @@ from typing import Any
 import numpy as np
 
 from vitreous.errors import NonFiniteError
-from vitreous.tasks.comparison import Answers, Comparison
-from vitreous.tasks.intervals import DRAWS, FEWEST, Interval, bootstrap, percentile_interval
-from vitreous.tasks.metrics import REGRESSION
+from vitreous.tasks.comparison import Comparison, ModelOutputs
+from vitreous.tasks.intervals import (
+    DEFAULT_BOOTSTRAP_DRAWS,
+    MIN_BOOTSTRAP_DRAWS,
+    Interval,
+    bootstrap_metrics,
+    percentile_interval,
+)
+from vitreous.tasks.metrics import REGRESSION_METRICS
 from vitreous.tasks.report import Report
 
-METRICS = tuple(metric.key for metric in REGRESSION)  # the keys of `weigh_errors`, in the order of the table
-MANY = 20_000  # values from which the bootstrap draws a tenth as often
-LEAST = 2  # values of a target from which R2 and Spearman's correlation are defined
+REGRESSION_METRIC_KEYS = tuple(
+    metric.key for metric in REGRESSION_METRICS
+)  # the keys of `compute_weighted_errors`, in the order of the table
+LARGE_SAMPLE = 20_000  # values from which the bootstrap draws a tenth as often
+MIN_VALUES = 2  # values of a target from which R2 and Spearman's correlation are defined
 
 
-def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str, ...], readable: np.ndarray) -> Report:
+def evaluate_regression(
+    predicted: np.ndarray, labels: np.ndarray, targets: tuple[str, ...], readable: np.ndarray
+) -> Report:
     """(n, T) predictions and labels in the targets' units, (n,) bool readable -> metrics and 95 % intervals.
 
     Each target is measured on the readable images that have its label; `figures` are the means over the targets for
@@ -33,17 +43,22 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
     for place, name in enumerate(targets):
         present = readable & ~np.isnan(labels[:, place])
         true, own = labels[present, place].astype(np.float64), predicted[present, place].astype(np.float64)
-        figures = {key: values.item() for key, values in weigh_errors(true, own, np.ones((len(true), 1))).items()}
-        drawn = draw_errors(true, own)
+        figures = {
+            key: values.item() for key, values in compute_weighted_errors(true, own, np.ones((len(true), 1))).items()
+        }
+        drawn = bootstrap_errors(true, own)
         row: dict[str, Any] = {"target": name, "images": len(true)}
         row |= {key: value if np.isfinite(value) else None for key, value in figures.items()}
-        row["interval"] = {key: interval_of(drawn.get(key), row[key]) for key in METRICS}
+        row["interval"] = {key: interval_of_draws(drawn.get(key), row[key]) for key in REGRESSION_METRIC_KEYS}
         rows.append(row)
-        for key in METRICS:
+        for key in REGRESSION_METRIC_KEYS:
             if row[key] is not None and key in drawn:
                 draws.setdefault(key, []).append(drawn[key])
-    means = {key: mean_of([row[key] for row in rows]) for key in METRICS}
-    intervals = {key: interval_of(np.mean(draws[key], 0) if key in draws else None, means[key]) for key in METRICS}
+    means = {key: mean_of_defined([row[key] for row in rows]) for key in REGRESSION_METRIC_KEYS}
+    intervals = {
+        key: interval_of_draws(np.mean(draws[key], 0) if key in draws else None, means[key])
+        for key in REGRESSION_METRIC_KEYS
+    }
     return Report(
         len(labels),
         int((~readable).sum()),
@@ -56,7 +71,7 @@ def measure_errors(predicted: np.ndarray, labels: np.ndarray, targets: tuple[str
     )
 
 
-def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) -> Comparison:
+def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str, ...]) -> Comparison:
     """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
 
     Each target is measured on the images that both could read and that have its label. Figures, differences and
@@ -71,9 +86,15 @@ def compare_values(first: Answers, second: Answers, targets: tuple[str, ...]) ->
         rows.append({"target": name, **row})
         for key in drawn:
             draws.setdefault(key, []).append(drawn[key])
-    figures = {key: tuple(mean_of([row["figures"][key][side] for row in rows]) for side in (0, 1)) for key in METRICS}
-    changes = {key: mean_of([row["difference"][key] for row in rows]) for key in METRICS}
-    ends = {key: interval_of(np.mean(draws[key], 0) if key in draws else None, changes[key]) for key in METRICS}
+    figures = {
+        key: tuple(mean_of_defined([row["figures"][key][side] for row in rows]) for side in (0, 1))
+        for key in REGRESSION_METRIC_KEYS
+    }
+    changes = {key: mean_of_defined([row["difference"][key] for row in rows]) for key in REGRESSION_METRIC_KEYS}
+    ends = {
+        key: interval_of_draws(np.mean(draws[key], 0) if key in draws else None, changes[key])
+        for key in REGRESSION_METRIC_KEYS
+    }
     pairs = {key: (before, after) for key, (before, after) in figures.items()}
     return Comparison("r2", pairs, differences=changes, intervals=ends, details={"targets": rows})
 
@@ -85,46 +106,48 @@ def compare_target(
     percentile interval over the same bootstrap draws for both; and these draws, (D,) each, of the differences that are
     defined."""
     once = np.ones((len(true), 1))
-    before, after = (weigh_errors(true, side, once) for side in (first, second))
-    drawn_before, drawn_after = (draw_errors(true, side) for side in (first, second))  # with one seed: the same draws
+    before, after = (compute_weighted_errors(true, side, once) for side in (first, second))
+    drawn_before, drawn_after = (
+        bootstrap_errors(true, side) for side in (first, second)
+    )  # with one seed: the same draws
     figures: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
     ends: dict[str, list[float] | None] = {}
     draws: dict[str, np.ndarray] = {}
-    for key in METRICS:
+    for key in REGRESSION_METRIC_KEYS:
         values = [side[key].item() for side in (before, after)]
         defined = bool(np.isfinite(values).all())
         figures[key] = [value if np.isfinite(value) else None for value in values]
         changes[key] = values[1] - values[0] if defined else None
         if defined and key in drawn_after:
             draws[key] = drawn_after[key] - drawn_before[key]
-        interval = interval_of(draws.get(key), changes[key])
+        interval = interval_of_draws(draws.get(key), changes[key])
         ends[key] = None if interval is None else list(interval)
     return {"images": len(true), "figures": figures, "difference": changes, "interval": ends}, draws
 
 
-def mean_of(values: list[float | None]) -> float | None:
+def mean_of_defined(values: list[float | None]) -> float | None:
     """The mean of the values that are defined; None without one."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
 
-def interval_of(drawn: np.ndarray | None, value: float | None) -> Interval | None:
+def interval_of_draws(drawn: np.ndarray | None, value: float | None) -> Interval | None:
     """The interval of (D,) draws of a metric; None where it, or a draw, is not defined."""
     if drawn is None or value is None or not np.isfinite(drawn).any():
         return None
     return percentile_interval(drawn[np.isfinite(drawn)])
 
 
-def draw_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
+def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
     """(n,) labels and predictions -> (D,) bootstrap draws of each metric; none for fewer than two values."""
-    if len(true) < LEAST:
+    if len(true) < MIN_VALUES:
         return {}
-    count = DRAWS if len(true) < MANY else FEWEST
-    return bootstrap(lambda counts: weigh_errors(true, predicted, counts), len(true), count)
+    count = DEFAULT_BOOTSTRAP_DRAWS if len(true) < LARGE_SAMPLE else MIN_BOOTSTRAP_DRAWS
+    return bootstrap_metrics(lambda counts: compute_weighted_errors(true, predicted, counts), len(true), count)
 
 
-def weigh_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
+def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
     """(n,) labels and predictions, (n, D) how often each image is drawn -> (D,) of each metric, NaN where it is not
     defined.
 
@@ -134,7 +157,7 @@ def weigh_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) ->
     counts = counts.astype(np.float64)
     number = np.maximum(counts.sum(0), 1)
     if not len(true):
-        return dict.fromkeys(METRICS, np.full(int(counts.shape[1]), np.nan))
+        return dict.fromkeys(REGRESSION_METRIC_KEYS, np.full(int(counts.shape[1]), np.nan))
     errors = predicted - true
     squares, mean = errors**2 @ counts, true @ counts / number
     centred = true - true.mean()  # sums of squares of large values would lose their digits

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitreous.tasks.metrics import METRICS, label_metric
+from vitreous.tasks.metrics import METRICS, get_metric_label
 
-DENSE = 2000  # classes of a confusion matrix that is written down whole
+MAX_MATRIX_CLASSES = 2000  # classes of a confusion matrix that is written down whole
 
-Better = Literal["higher", "lower"]
+MetricDirection = Literal["higher", "lower"]
 TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
 
 
@@ -33,7 +33,7 @@ class Report:
     per_class: list[dict[str, Any]]
     cells: np.ndarray | None
     figure: str = "top1"
-    better: Better = "higher"
+    better: MetricDirection = "higher"
     details: dict[str, Any] = field(default_factory=dict[str, Any])
 
     @property
@@ -43,8 +43,9 @@ class Report:
 
     @property
     def confusion(self) -> np.ndarray | None:
-        """(K, K) int64 counts, rows are labels; None for several labels an image or more than `DENSE` classes."""
-        if self.cells is None or len(self.per_class) > DENSE:
+        """(K, K) int64 counts, rows are labels; None for several labels an image or more than `MAX_MATRIX_CLASSES`
+        classes."""
+        if self.cells is None or len(self.per_class) > MAX_MATRIX_CLASSES:
             return None
         matrix = np.zeros((len(self.per_class),) * 2, np.int64)
         matrix[self.cells[:, 0], self.cells[:, 1]] = self.cells[:, 2]
@@ -53,7 +54,7 @@ class Report:
     @property
     def leading(self) -> tuple[str, float]:
         """Name for people and value of the leading figure, 0 where nothing was judged."""
-        return label_metric(self.figure), self.figures[self.figure] or 0.0
+        return get_metric_label(self.figure), self.figures[self.figure] or 0.0
 
     @property
     def leading_text(self) -> str:
@@ -64,7 +65,7 @@ class Report:
     @property
     def score(self) -> tuple[float, float]:
         """A sort key: the better of two evaluations has the larger one."""
-        return score_of(self.figures | {"leading": self.figure, "better": self.better})
+        return get_report_score(self.figures | {"leading": self.figure, "better": self.better})
 
     @property
     def ends(self) -> dict[str, list[float] | None]:
@@ -83,18 +84,18 @@ class Report:
         }
 
 
-def leading_of(summary: Mapping[str, Any]) -> str:
+def get_leading_key(summary: Mapping[str, Any]) -> str:
     """Return the key of the leading figure of a `Report.summary`; earlier versions do not name it."""
     return summary.get("leading") or ("map" if summary.get("map") is not None else "top1")
 
 
-def score_of(summary: Mapping[str, Any]) -> tuple[float, float]:
+def get_report_score(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return `Report.score` of a `Report.summary`: leading figure, negative where lower is better, and negative NLL.
 
     A figure that is missing or not finite is worse than any other.
     """
     sign = -1.0 if summary.get("better") == "lower" else 1.0
-    pairs = ((leading_of(summary), sign), (TIE_BREAKER, -1.0))
+    pairs = ((get_leading_key(summary), sign), (TIE_BREAKER, -1.0))
     values = [(summary.get(name), sign) for name, sign in pairs]
     first, second = (-math.inf if value is None or not math.isfinite(value) else sign * value for value, sign in values)
     return first, second

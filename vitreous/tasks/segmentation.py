@@ -52,7 +52,7 @@ class Segmentation(Task):
         return f"gives each pixel one of {len(self.classes)} classes"
 
     @property
-    def drawn_classes(self) -> tuple[str, ...]:
+    def overlay_classes(self) -> tuple[str, ...]:
         """All classes."""
         return self.classes
 
@@ -60,7 +60,7 @@ class Segmentation(Task):
         self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
     ) -> Any:
         """A `ClassMap` for each image. Raises UsageError for options of classifiers."""
-        self.check_keywords(predictor.card.name, options)
+        self.check_predict_keywords(predictor.card.name, options)
         maps = predictor.segment(images, bad_images=bad_images)
         on_images(len(maps) if is_list(maps) else 1)
         return maps

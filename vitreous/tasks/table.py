@@ -11,24 +11,24 @@ from vitreous.errors import WeightsError
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.tasks.generation import Generation
 from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 
 #: names of tasks that files may have; a file of another one needs a newer vitreous
 TASKS: dict[str, type[Task]] = {
-    kind.name: kind for kind in (Classification, Features, Segmentation, Detection, Generation, Regression)
+    kind.name: kind for kind in (Classification, FeatureExtraction, Segmentation, Detection, Generation, Regression)
 }
 
 
-def task_of(config: Any, classes: tuple[str, ...]) -> Task:
+def infer_task(config: Any, classes: tuple[str, ...]) -> Task:
     """The task of weights that no description belongs to, whose model has this config and these classes."""
     if config.finds_objects:
         return Detection(classes, config.masks)
     if config.generates_images:
         return Generation(classes)
-    return Classification(classes) if classes else Features()
+    return Classification(classes) if classes else FeatureExtraction()
 
 
 def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
@@ -36,18 +36,18 @@ def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
     WeightsError, naming `origin`, for settings that the task does not have."""
     objective, data = run["objective"], run["data"]
     names = tuple(data["classes"]) if config.classes else ()
-    kind = TASKS.get(objective["name"]) or type(task_of(config, names))
+    kind = TASKS.get(objective["name"]) or type(infer_task(config, names))
     return kind.from_run({**objective, "targets": data.get("targets", [])}, names, origin)
 
 
-def replace_classes(task: Task, classes: tuple[str, ...]) -> Task:
+def replace_task_classes(task: Task, classes: tuple[str, ...]) -> Task:
     """The task of a model whose head has other `classes`: a head without classes is none, and features with a head
     become a classification."""
     if isinstance(task, Classification | Generation):
         changed = replace(task, classes=classes)
     else:
         changed = Classification(classes)
-    return changed if classes or isinstance(task, Generation) else Features()
+    return changed if classes or isinstance(task, Generation) else FeatureExtraction()
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def task_to_card(task: Task) -> dict[str, Any]:
     return document
 
 
-def task_keys(task: Task) -> set[str]:
+def list_task_keys(task: Task) -> set[str]:
     """The keys of a card that are the task's, or may be of an earlier one without a name."""
     return {*task_to_json(task), *task_to_json(Classification(()))}
 
@@ -83,7 +83,7 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
     return TASKS[name].from_settings(description, tuple(classes), origin)
 
 
-class WithTask:
+class TaskMixin:
     """Shorthands for a classification in `self.task`; other tasks have no classes, and a temperature of 1."""
 
     task: Task

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-SAME = 0.5  # intersection over union from which two boxes are of one object
-EDGE = 0.02  # share of a tile's side within which a box that ends at its edge goes on beyond
+MERGE_IOU = 0.5  # intersection over union from which two boxes are of one object
+SEAM_MARGIN = 0.02  # share of a tile's side within which a box that ends at its edge goes on beyond
 
 Window = tuple[int, int, int, int]  # left, top, right, bottom
 
@@ -26,15 +26,16 @@ def merge_tiles(
     `boxes` (n, 4), `labels` (n,) and `scores` (n,) on the image of `size` (H, W), `tile` (n,): which of the `windows`
     (T, 4) each is of. Answers of one tile are of different objects, as the model said. Those of two, of one class:
 
-    - two that end at no seam are of one object where their IoU is at least `SAME`; the one of the higher score stays;
+    - two that end at no seam are of one object where their IoU is at least `MERGE_IOU`; the one of the higher score
+    stays;
     - one that ends at a seam is of an object that another tile has whole where both agree in what both tiles see (IoU
-      of the parts at least `SAME`), or where most of it is inside; the whole one stays;
+      of the parts at least `MERGE_IOU`), or where most of it is inside; the whole one stays;
     - two that end at seams are parts of one object where they agree so; they are joined.
 
     Groups come by the score of their best row, the highest first; rows without a group are dropped.
     """
-    cut = ends_at_seam(boxes, tile, windows, size)
-    rivals, joins, dropped = pairs_of(boxes, labels, tile, windows, cut)
+    cut = find_boxes_at_seams(boxes, tile, windows, size)
+    rivals, joins, dropped = find_duplicate_pairs(boxes, labels, tile, windows, cut)
     alone = np.flatnonzero(~cut)
     taken = np.zeros(len(boxes), bool)
     for row in alone[np.argsort(-scores[alone], kind="stable")]:
@@ -49,50 +50,54 @@ def merge_tiles(
     return sorted(groups, key=lambda group: (-scores[group[0]], group[0]))
 
 
-def ends_at_seam(boxes: np.ndarray, tile: np.ndarray, windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def find_boxes_at_seams(boxes: np.ndarray, tile: np.ndarray, windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """(n,) bool: the box ends where its tile does, and the image goes on."""
     own = windows[tile].astype(np.float64)
-    near = EDGE * np.tile(own[:, 2:] - own[:, :2], 2)
+    near = SEAM_MARGIN * np.tile(own[:, 2:] - own[:, :2], 2)
     goes_on = own != np.array([0, 0, size[1], size[0]])
     return ((np.abs(boxes - own) <= near) & goes_on).any(1)
 
 
-def pairs_of(
+def find_duplicate_pairs(
     boxes: np.ndarray, labels: np.ndarray, tile: np.ndarray, windows: np.ndarray, cut: np.ndarray
 ) -> tuple[dict[int, list[int]], dict[int, list[int]], set[int]]:
     """Pairs of rows that `merge_tiles` takes for one object: of whole ones by row, of parts by row; and the parts whose
-    object another tile has whole. Arrays are those of `merge_tiles`, and `cut` (n,) bool of `ends_at_seam`."""
+    object another tile has whole. Arrays are those of `merge_tiles`, and `cut` (n,) bool of `find_boxes_at_seams`."""
     rivals: dict[int, list[int]] = {}
     joins: dict[int, list[int]] = {}
     dropped: set[int] = set()
     rows: list[np.ndarray] = [np.flatnonzero(tile == number) for number in range(len(windows))]
-    touching: list[list[int]] = np.argwhere(np.triu(overlaps(windows, windows)[0] > 0, 1)).tolist()
+    touching: list[list[int]] = np.argwhere(np.triu(compute_intersections(windows, windows)[0] > 0, 1)).tolist()
     for a, b in touching:
         seen = np.concatenate([np.maximum(windows[a, :2], windows[b, :2]), np.minimum(windows[a, 2:], windows[b, 2:])])
         first, second = boxes[rows[a]], boxes[rows[b]]
         same = labels[rows[a]][:, None] == labels[rows[b]]
-        inner, areas, others = overlaps(first, second)
-        agree = iou(*overlaps(*(np.clip(part, np.tile(seen[:2], 2), np.tile(seen[2:], 2)) for part in (first, second))))
+        inner, areas, others = compute_intersections(first, second)
+        agree = compute_iou(
+            *compute_intersections(
+                *(np.clip(part, np.tile(seen[:2], 2), np.tile(seen[2:], 2)) for part in (first, second))
+            )
+        )
         one, other = cut[rows[a]][:, None], cut[rows[b]][None]
-        whole = same & ~one & ~other & (iou(inner, areas, others) >= SAME)
-        parts = same & one & other & (agree >= SAME)
+        whole = same & ~one & ~other & (compute_iou(inner, areas, others) >= MERGE_IOU)
+        parts = same & one & other & (agree >= MERGE_IOU)
         for table, pairs in ((rivals, whole), (joins, parts)):
             for i, j in np.argwhere(pairs):
                 table.setdefault(int(rows[a][i]), []).append(int(rows[b][j]))
                 table.setdefault(int(rows[b][j]), []).append(int(rows[a][i]))
-        in_second = same & one & ~other & ((agree >= SAME) | (inner >= SAME * areas))
-        in_first = same & ~one & other & ((agree >= SAME) | (inner >= SAME * others))
+        in_second = same & one & ~other & ((agree >= MERGE_IOU) | (inner >= MERGE_IOU * areas))
+        in_first = same & ~one & other & ((agree >= MERGE_IOU) | (inner >= MERGE_IOU * others))
         dropped |= {*rows[a][in_second.any(1)].tolist(), *rows[b][in_first.any(0)].tolist()}
     return rivals, joins, dropped
 
 
-def overlaps(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_intersections(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(n, 4) and (m, 4) boxes -> areas that each two have in common (n, m), and their own (n, 1) and (1, m)."""
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
     own = [(part[:, 2:] - part[:, :2]).astype(np.float64).prod(1) for part in (first, second)]
     return sides.clip(0).astype(np.float64).prod(2), own[0][:, None], own[1][None]
 
 
-def iou(inner: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Intersection over union (n, m), 0 of boxes without area, of what `overlaps` gives."""
+def compute_iou(inner: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Intersection over union (n, m), 0 of boxes without area, of what `compute_intersections` gives."""
     return inner / np.maximum(first + second - inner, 1e-12)

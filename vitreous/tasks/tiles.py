@@ -14,16 +14,16 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vitreous.data.decoding.spectral import Picture
+from vitreous.data.decoding.spectral import DecodedSample
 from vitreous.data.modalities.base import image_to_array
 
-OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
-TOGETHER = 8  # tiles that are computed at a time
+TILE_OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
+TILE_BATCH_SIZE = 8  # tiles that are computed at a time
 
-Compute = Callable[[np.ndarray], np.ndarray]  # (B, C, *tile) pixels -> (B, K, *tile) float32 logits
+TileFunction = Callable[[np.ndarray], np.ndarray]  # (B, C, *tile) pixels -> (B, K, *tile) float32 logits
 
 
-def native_pixels(picture: Picture) -> np.ndarray:
+def to_native_array(picture: DecodedSample) -> np.ndarray:
     """A decoded image, one for each channel, or a volume -> (C, H, W) or (C, D, H, W), at its own size."""
     if isinstance(picture, np.ndarray):
         return picture
@@ -31,17 +31,17 @@ def native_pixels(picture: Picture) -> np.ndarray:
     return np.concatenate([image_to_array(band) for band in bands])
 
 
-def segment(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
+def segment_by_tiles(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
     """(C, *image) of any size -> (K, *image) float32 logits."""
-    return np.concatenate(list(finished_rows(compute, pixels, tile)), 1)
+    return np.concatenate(list(iterate_logit_rows(compute, pixels, tile)), 1)
 
 
-def class_map(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
+def predict_class_map(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
     """(C, *image) of any size -> (*image) int32: the class of the highest logit of each pixel."""
-    return np.concatenate([logits.argmax(0).astype(np.int32) for logits in finished_rows(compute, pixels, tile)])
+    return np.concatenate([logits.argmax(0).astype(np.int32) for logits in iterate_logit_rows(compute, pixels, tile)])
 
 
-def finished_rows(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -> Iterator[np.ndarray]:
+def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> Iterator[np.ndarray]:
     """(C, H, W) -> (K, h, W) float32 logits of h rows at a time, from the top downwards; of (C, D, H, W) those of some
     slices at a time, (K, d, H, W).
 
@@ -50,17 +50,20 @@ def finished_rows(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -
     if pixels.ndim != len(tile) + 1:
         raise ValueError(f"pixels {pixels.shape} by tiles of {tile}")
     size = tuple(map(max, tile, pixels.shape[1:]))
-    filled, weight, height = mirror(pixels, size), tent(tile), tile[0]
-    tops = starts(size[0], height)
+    filled, weight, height = mirror_pad(pixels, size), build_tent_weights(tile), tile[0]
+    tops = list_tile_starts(size[0], height)
     # what is covered beside the first axis, one slice an axis
-    sides = [[slice(low, low + own) for low in starts(side, own)] for side, own in zip(size[1:], tile[1:], strict=True)]
+    sides = [
+        [slice(low, low + own) for low in list_tile_starts(side, own)]
+        for side, own in zip(size[1:], tile[1:], strict=True)
+    ]
     places = list(itertools.product(*sides))
     inside = tuple(slice(length) for length in pixels.shape[2:])
     total: np.ndarray | None = None
     weights = np.zeros((height, *size[1:]), np.float32)
     for number, top in enumerate(tops):
-        for begin in range(0, len(places), TOGETHER):
-            part = places[begin : begin + TOGETHER]
+        for begin in range(0, len(places), TILE_BATCH_SIZE):
+            part = places[begin : begin + TILE_BATCH_SIZE]
             tiles = np.stack([filled[(slice(None), slice(top, top + height), *place)] for place in part])
             for place, logits in zip(part, compute(tiles), strict=True):
                 if total is None:
@@ -75,19 +78,19 @@ def finished_rows(compute: Compute, pixels: np.ndarray, tile: tuple[int, ...]) -
         weights = np.concatenate([weights[done:], np.zeros_like(weights[:done])])
 
 
-def mirror(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
+def mirror_pad(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
     """(C, *image) -> (C, *size): mirrored at the far end of each axis until it is so large."""
     lacking = [(0, max(0, side - length)) for side, length in zip(size, pixels.shape[1:], strict=True)]
     return np.pad(pixels, [(0, 0), *lacking], "symmetric") if any(map(any, lacking)) else pixels
 
 
-def starts(length: int, tile: int) -> list[int]:
+def list_tile_starts(length: int, tile: int) -> list[int]:
     """Where tiles begin along an axis: evenly spread, at most (1 - OVERLAP) of a tile apart."""
-    steps = -(-(length - tile) // max(1, int(tile * (1 - OVERLAP))))
+    steps = -(-(length - tile) // max(1, int(tile * (1 - TILE_OVERLAP))))
     return [round(step * (length - tile) / steps) for step in range(steps + 1)] if steps else [0]
 
 
-def tent(size: tuple[int, ...]) -> np.ndarray:
+def build_tent_weights(size: tuple[int, ...]) -> np.ndarray:
     """Weights (h, w) or (d, h, w) float32: the product over the axes of the distance to the nearer edge, above 0, at
     most 1."""
     sides = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]

@@ -17,15 +17,15 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.objectives.base import Objective
 from vitreous.system.machine import DTYPES, copy_to_device
-from vitreous.training.loop import SliceBatch, progress_at
+from vitreous.training.loop import SliceBatch, training_progress_at
 from vitreous.training.run import Run
 from vitreous.training.slices import StepSlice
 
-PIXELS = {"images", "local"}  # entries of a batch that are views of images
+PIXEL_ENTRIES = {"images", "local"}  # entries of a batch that are views of images
 
 
 @dataclass(frozen=True)
-class Inputs:
+class RunInputs:
     """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
 
     `rows`: which of the data's training images `train` has, where some could not be read; None: all. `buckets`, (n,)
@@ -40,7 +40,7 @@ class Inputs:
     buckets: np.ndarray | None = None
 
 
-def train_loader(run: Run, inputs: Inputs, device: str) -> TrainLoader:
+def build_train_loader(run: Run, inputs: RunInputs, device: str) -> TrainLoader:
     """What reads the batches of a run."""
     data = run.data
     return TrainLoader(
@@ -60,7 +60,7 @@ def train_loader(run: Run, inputs: Inputs, device: str) -> TrainLoader:
     )
 
 
-def mean_work(run: Run, inputs: Inputs) -> float:
+def mean_sample_cost(run: Run, inputs: RunInputs) -> float:
     """What a sample costs on average, in samples of the model's own size: 1 but where there are buckets."""
     if inputs.buckets is None:
         return 1.0
@@ -68,7 +68,7 @@ def mean_work(run: Run, inputs: Inputs) -> float:
     return float(np.array(costs, np.float64)[inputs.buckets].mean()) / run.model.macs()
 
 
-def prepared_batches(
+def prepare_batches(
     run: Run, loader: TrainLoader, objective: Objective, device: str, steps: Iterable[list[StepSlice]]
 ) -> Iterator[SliceBatch]:
     """Yield each slice of the `steps` with its batch: on the device, normalised, prepared, in the run's precision.
@@ -80,12 +80,12 @@ def prepared_batches(
         if step_slice.is_empty:
             yield step_slice, {}
             continue
-        batch: Batch = {name: e if name == "samples" else to_device(e, device) for name, e in loaded.items()}
-        batch |= {name: normalise_views(run.preprocess, batch[name]) for name in PIXELS & batch.keys()}
+        batch: Batch = {name: e if name == "samples" else move_entry(e, device) for name, e in loaded.items()}
+        batch |= {name: normalise_views(run.preprocess, batch[name]) for name in PIXEL_ENTRIES & batch.keys()}
         batch["positions"] = torch.arange(step_slice.start, step_slice.stop)
         with torch.no_grad():
-            batch = objective.prepare(batch, progress_at(run, step_slice.start // run.step_size))
-        for name in PIXELS & batch.keys():
+            batch = objective.prepare(batch, training_progress_at(run, step_slice.start // run.step_size))
+        for name in PIXEL_ENTRIES & batch.keys():
             views = batch[name]
             batch[name] = [view.to(dtype) for view in views] if isinstance(views, list) else views.to(dtype)
         yield step_slice, {name: entry for name, entry in batch.items() if name != "positions"}
@@ -113,7 +113,7 @@ def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterat
     yield from ((piece, {}) for piece in waiting)
 
 
-def to_device(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
+def move_entry(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
     """Move an entry of a batch, (B, ...) or a list of B, to a device."""
     if isinstance(entry, Tensor):
         return copy_to_device(entry, device)

@@ -17,7 +17,7 @@ from vitreous.training.run import Run
 
 
 @dataclass(frozen=True)
-class Best:
+class BestEvaluation:
     """The best evaluation so far, which a checkpoint keeps in its state.json.
 
     `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
@@ -39,7 +39,7 @@ class Best:
         """`Report.score` of the best evaluation; before the first one, less than any other."""
         return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
-    def after(self, report: Report, step: int, epoch: float) -> Best:
+    def after(self, report: Report, step: int, epoch: float) -> BestEvaluation:
         """The best of these evaluations and a further one; of equal ones without an NLL, as of a detector that finds
         nothing yet, the later, which does not restart `since`."""
         figure, value = report.leading
@@ -47,7 +47,7 @@ class Best:
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
         if report.score > self.score or (report.score == self.score and nll == math.inf):
             since = 0 if report.score > self.score else self.since + 1
-            return Best(
+            return BestEvaluation(
                 step,
                 epoch,
                 figure=figure,
@@ -59,17 +59,17 @@ class Best:
             )
         return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
 
-    def exhausted(self, run: Run) -> bool:
+    def is_out_of_patience(self, run: Run) -> bool:
         """Whether the run ends here: as many evaluations in a row as it has patience for were not better."""
         return run.early_stop is not None and self.since >= run.early_stop
 
-    def plain(self) -> dict[str, Any] | None:
+    def to_dict(self) -> dict[str, Any] | None:
         """As JSON has it; None before the first evaluation."""
         return asdict(self) | {"nll": self.nll if math.isfinite(self.nll) else None} if self.step else None
 
     @classmethod
-    def from_plain(cls, stored: dict[str, Any] | None) -> Best:
-        """What `plain` wrote."""
+    def from_dict(cls, stored: dict[str, Any] | None) -> BestEvaluation:
+        """What `to_dict` wrote."""
         if not stored:
             return cls()
         known: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
@@ -91,7 +91,7 @@ def check_selection(run: Run, val: Split | None) -> None:
         )
 
 
-def describe_selection(run: Run, best: Best, shipped_step: int, step: int) -> dict[str, Any] | None:
+def describe_selection(run: Run, best: BestEvaluation, shipped_step: int, step: int) -> dict[str, Any] | None:
     """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a
     run that chooses nothing."""
     if not (run.keep_best or run.early_stop):
@@ -100,4 +100,4 @@ def describe_selection(run: Run, best: Best, shipped_step: int, step: int) -> di
         "kept": "best" if run.keep_best and shipped_step == best.step else "last",
         "kept_step": shipped_step,
         "stopped_early": step < run.steps,
-    } | {"best": best.plain()}
+    } | {"best": best.to_dict()}

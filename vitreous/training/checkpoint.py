@@ -19,27 +19,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitreous.errors import ResourceError, WeightsError
-from vitreous.system.disk import publish, sha256
+from vitreous.system.disk import compute_sha256, sync_and_rename
 
-MANIFEST = "manifest.json"
-Writer = Callable[[Path], None]
+MANIFEST_NAME = "manifest.json"
+FileWriter = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
-class Store:
+class CheckpointStore:
     """The checkpoints of one run, of which `keep` stay (never fewer than two)."""
 
     folder: Path
     keep: int = 2
 
-    def save(self, step: int, writers: dict[str, Writer], size: int, pinned: int | None = None) -> Path:
+    def save(self, step: int, writers: dict[str, FileWriter], size: int, pinned: int | None = None) -> Path:
         """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take. `pinned`: a
         step that stays.
 
         Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
         """
         temporary = self.begin(step, size)
-        with self.refusing(step, temporary):
+        with self.handle_write_errors(step, temporary):
             for name, write in writers.items():
                 write(temporary / name)
         return self.publish(step, temporary, pinned)
@@ -47,7 +47,7 @@ class Store:
     def begin(self, step: int, size: int) -> Path:
         """A hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save` does."""
         temporary = self.folder / f".tmp-{step}-{uuid.uuid4().hex}"
-        with self.refusing(step, temporary):
+        with self.handle_write_errors(step, temporary):
             self.folder.mkdir(exist_ok=True)  # without its parents: a run folder that was removed is not made again
             temporary.mkdir()
             free = shutil.disk_usage(self.folder).free
@@ -57,21 +57,22 @@ class Store:
 
     def publish(self, step: int, temporary: Path, pinned: int | None = None) -> Path:
         """Make what is in a hidden folder checkpoint `step`, and prune. Raises ResourceError as `save` does."""
-        with self.refusing(step, temporary):
+        with self.handle_write_errors(step, temporary):
             names = sorted(path.name for path in temporary.iterdir())
             manifest = {
-                name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names
+                name: {"bytes": (temporary / name).stat().st_size, "sha256": compute_sha256(temporary / name)}
+                for name in names
             }
-            (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1))
+            (temporary / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
             place = self.place(step)
             if place.exists():  # left behind, invalid: it was not resumed from
                 self.discard(place)
-            publish(temporary, place)
+            sync_and_rename(temporary, place)
         self.prune(pinned)
         return place
 
     @contextmanager
-    def refusing(self, step: int, temporary: Path) -> Iterator[None]:
+    def handle_write_errors(self, step: int, temporary: Path) -> Iterator[None]:
         """Turn what the disk refuses into a ResourceError, and leave no hidden folder behind."""
         try:
             yield
@@ -89,7 +90,7 @@ class Store:
         self.sweep()
         places = list(self.places())
         for place in places:
-            fault = flaw(place)
+            fault = find_damage(place)
             if fault is None:
                 return place
             warn(f"checkpoint {place.name} is not used: {fault}")
@@ -116,7 +117,7 @@ class Store:
                 if pinned is None or place != self.place(pinned):
                     self.discard(place)
             else:
-                valid += quick_flaw(place) is None
+                valid += find_damage_by_size(place) is None
 
     def discard(self, place: Path) -> None:
         """Remove a checkpoint: out of sight in one step, then file by file."""
@@ -130,25 +131,25 @@ class Store:
             shutil.rmtree(stray, ignore_errors=True)
 
 
-def flaw(place: Path) -> str | None:
+def find_damage(place: Path) -> str | None:
     """Why a checkpoint must not be used, or None: its files are compared with the manifest, content and all."""
-    fault = quick_flaw(place)
+    fault = find_damage_by_size(place)
     if fault is None:
-        for name, entry in json.loads((place / MANIFEST).read_text()).items():
-            if sha256(place / name) != entry["sha256"]:
+        for name, entry in json.loads((place / MANIFEST_NAME).read_text()).items():
+            if compute_sha256(place / name) != entry["sha256"]:
                 return f"{name} was altered (SHA-256 differs)"
     return fault
 
 
-def quick_flaw(place: Path) -> str | None:
+def find_damage_by_size(place: Path) -> str | None:
     """The same by presence and size alone."""
     try:
-        manifest = json.loads((place / MANIFEST).read_text())
+        manifest = json.loads((place / MANIFEST_NAME).read_text())
         entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+        return f"{MANIFEST_NAME} cannot be read ({type(error).__name__})"
     if not entries:
-        return f"{MANIFEST} is empty"
+        return f"{MANIFEST_NAME} is empty"
     for name, (size, _) in entries.items():
         file = place / name
         if Path(name).name != name or file.is_symlink() or not file.is_file():

@@ -8,21 +8,21 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from vitreous.data.batch import Batch, batch_size, rows
-from vitreous.data.keys import key
-from vitreous.nn.cuda_graphs import CapturedPasses, uses_graphs
+from vitreous.data.batch import Batch, count_batch_samples, slice_batch
+from vitreous.data.keys import derive_keys
+from vitreous.nn.cuda_graphs import CudaGraphRunner, uses_cuda_graphs
 from vitreous.nn.encoder import compile_blocks
 from vitreous.objectives.base import Objective
-from vitreous.system.machine import thread_pool
-from vitreous.training.flat import Flat
+from vitreous.system.machine import get_thread_pool
+from vitreous.training.flat import FlatParameters
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.sharded import set_gradient_sync
-from vitreous.training.shards import Forward, Scalars, Shards, add_scalars
+from vitreous.training.shards import ForwardFunction, Scalars, Shards, add_scalars
 from vitreous.training.slices import StepSlice, even_bounds
 
 
-class Compute:
+class GradientComputer:
     """What adds a step's gradients to the flat vectors, for one process among `ranks`.
 
     With several processes each computes its slices, and gradients are added up once a step: by DDP while the backward
@@ -31,7 +31,7 @@ class Compute:
     nothing depends on which process computes a slice.
     """
 
-    def __init__(self, objective: Objective, flat: Flat, run: Run, ranks: Ranks) -> None:
+    def __init__(self, objective: Objective, flat: FlatParameters, run: Run, ranks: Ranks) -> None:
         self.objective, self.flat, self.run, self.ranks = objective, flat, run, ranks
         one_pass = (
             run.accumulate == 1 and run.micro_batch is None and not (run.reproducible or run.preprocess.has_buckets)
@@ -48,8 +48,8 @@ class Compute:
             forward = DistributedDataParallel(objective, [ranks.local] if flat.master.is_cuda else None)
         self.shards = Shards(objective, flat, forward)
         fixed = run.precision != "fp16" and not (run.reproducible or run.recompute or not run.preprocess.stacks)
-        if fixed and not ranks.joined and objective.capturable and uses_graphs(flat.master.device):
-            self.shards.captured = CapturedPasses(flat.master.device)
+        if fixed and not ranks.joined and objective.capturable and uses_cuda_graphs(flat.master.device):
+            self.shards.captured = CudaGraphRunner(flat.master.device)
 
     def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
         """Leave the gradient of the whole step in `flat.master_grad`.
@@ -80,7 +80,7 @@ class Compute:
 
     def seed_pass(self, step: int, step_slice: StepSlice) -> None:
         """Seed the random numbers that the passes over a slice draw."""
-        torch.manual_seed(int(key(self.run.seed, step, step_slice.offset)) >> 1)
+        torch.manual_seed(int(derive_keys(self.run.seed, step, step_slice.offset)) >> 1)
 
     def backward(self, batch: Batch, step_slice: StepSlice) -> Scalars:
         """Add the gradient of a slice, in micro-batches, and return its scalars.
@@ -88,7 +88,7 @@ class Compute:
         All processes make equally many passes: one with fewer samples than passes computes its first sample again with
         share 0. Slices of buckets have any sizes; processes do not wait for each other there.
         """
-        size, passes = batch_size(batch), 1
+        size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
             first = (
                 step_slice.start - step_slice.start % self.run.batch_size
@@ -98,7 +98,7 @@ class Compute:
             passes = -(-max(most, size) // self.run.micro_batch)
         scalars = []
         for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
-            piece = rows(batch, a, max(b, a + 1)) if passes > 1 else batch
+            piece = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
             if self.sharded:
                 set_gradient_sync(self.objective, step_slice.ends_step and number == passes - 1)
             scalars.append(self.shards.backward(piece, step_slice.share * (b - a) / size * self.mean))
@@ -110,11 +110,11 @@ class Compute:
         pairs = zip(self.shards.forwards, slices, strict=True)
         work = [(forward, batch, step_slice) for forward, (step_slice, batch) in pairs if not step_slice.is_empty]
 
-        def compute(forward: Forward, batch: Batch, step_slice: StepSlice) -> Scalars:
+        def compute(forward: ForwardFunction, batch: Batch, step_slice: StepSlice) -> Scalars:
             self.seed_pass(step, step_slice)
-            size = batch_size(batch)
+            size = count_batch_samples(batch)
             most = self.run.micro_batch or size
-            micro_batches = [(rows(batch, a, a + most), min(most, size - a)) for a in range(0, size, most)]
+            micro_batches = [(slice_batch(batch, a, a + most), min(most, size - a)) for a in range(0, size, most)]
             return add_scalars(
                 self.shards.part(forward, micro_batch, step_slice.share * count / size)
                 for micro_batch, count in micro_batches
@@ -123,10 +123,12 @@ class Compute:
         if self.flat.master.device.type != "cpu":
             scalars = [compute(*item) for item in work]
         elif self.run.draws_in_forward:
-            scalars = [on_one_core(compute, *item) for item in work]
+            scalars = [run_on_one_core(compute, *item) for item in work]
         else:
-            scalars = list(thread_pool(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
-        self.flat.in_order(self.ranks)
+            scalars = (
+                list(get_thread_pool(torch.get_num_threads()).map(compute, *zip(*work, strict=True))) if work else []
+            )
+        self.flat.reduce_in_order(self.ranks)
         samples = [batch["samples"] for _, batch, _ in work]
         return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
@@ -134,17 +136,17 @@ class Compute:
         """Do what follows the backward passes: on one core if the run is reproducible, since threads round at other
         places."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
-            on_one_core(act)
+            run_on_one_core(act)
         else:
             act()
 
 
-def on_one_core(act: Callable, *arguments: object):
+def run_on_one_core(act: Callable, *arguments: object):
     """Call a function on a thread that computes with one core."""
-    return thread_pool(torch.get_num_threads()).submit(act, *arguments).result()
+    return get_thread_pool(torch.get_num_threads()).submit(act, *arguments).result()
 
 
-def count_gradients(run: Run, ranks: Ranks) -> int:
+def count_gradient_buffers(run: Run, ranks: Ranks) -> int:
     """How many gradients the flat vectors need for this process: one for each shard that it computes."""
     if run.reproducible:
         return run.shards // ranks.world

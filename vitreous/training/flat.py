@@ -23,15 +23,15 @@ from torch import Tensor, nn
 from vitreous.errors import WeightsError
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
-from vitreous.training.groups import KINDS, Group, GroupOf, clip_part, default_group
+from vitreous.training.groups import GROUP_KINDS, GroupFunction, ParameterGroup, choose_default_group, clip_submodule
 from vitreous.training.ranks import Ranks
 
-ALIGN = 64  # elements; every tensor starts on a cache line
-CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
+ALIGNMENT = 64  # elements; every tensor starts on a cache line
+ALL_REDUCE_CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
 
 
-class Flat:
-    """Parameters in the order of their optimiser groups: by kind (`matrix` first, then `decay`, `plain`), then by
+class FlatParameters:
+    """Parameters in the order of their optimiser groups: by kind (`matrix` first, then `decay`, `to_dict`), then by
     learning-rate factor.
 
     `group_of` returns the group of a parameter from its name and shape.
@@ -45,7 +45,7 @@ class Flat:
         ema: float | None = None,
         *,
         shards: int = 1,
-        group_of: GroupOf = default_group,
+        group_of: GroupFunction = choose_default_group,
     ) -> None:
         self.module, self.ema, self.dtype = module, ema, dtype
         self.parameters: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -72,28 +72,28 @@ class Flat:
         `shipped`: its names -> the objective's names, of all its parameters and buffers; `frozen`: the float32
         originals of the model's parameters that require no gradient, by the objective's name.
         """
-        deployed = self.module.deployed()
+        deployed = self.module.deployed_model()
         self.eval_module: Model = copy.deepcopy(deployed).to(device).eval().requires_grad_(False)
-        names = {id(tensor): name for name, tensor in named_tensors(self.module)}
-        self.shipped = {name: names[id(tensor)] for name, tensor in named_tensors(deployed)}
+        names = {id(tensor): name for name, tensor in iterate_named_tensors(self.module)}
+        self.shipped = {name: names[id(tensor)] for name, tensor in iterate_named_tensors(deployed)}
         static = {id(p) for p in self.module.frozen_parameters()}
         self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if id(p) in static}
-        copied = dict(named_tensors(self.eval_module))
+        copied = dict(iterate_named_tensors(self.eval_module))
         for name, own in self.shipped.items():
             if own in self.frozen:
                 self.frozen[own] = copied[name].data
 
-    def arrange(self, groups: dict[str, Group]) -> None:
+    def arrange(self, groups: dict[str, ParameterGroup]) -> None:
         """Give every parameter its place: `spans` by name, `groups` and `names` by group."""
-        order = sorted(set(groups.values()), key=lambda group: (KINDS.index(group.kind), *group[1:]))
+        order = sorted(set(groups.values()), key=lambda group: (GROUP_KINDS.index(group.kind), *group[1:]))
         self.names = {group: [name for name in groups if groups[name] == group] for group in order}
-        self.groups: dict[Group, slice] = {}
+        self.groups: dict[ParameterGroup, slice] = {}
         end = 0
         for group, names in self.names.items():
             start = end
             for name in names:
                 self.spans[name] = (end, end + self.parameters[name].numel())
-                end += -(-self.parameters[name].numel() // ALIGN) * ALIGN
+                end += -(-self.parameters[name].numel() // ALIGNMENT) * ALIGNMENT
             self.groups[group] = slice(start, end)
         self.length = end
 
@@ -129,17 +129,17 @@ class Flat:
             if self.total is None:
                 self.total = grad.float()
             else:
-                for total, part in zip(self.total.split(CHUNK), grad.split(CHUNK), strict=True):
+                for total, part in zip(self.total.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True):
                     total += part  # as a whole it would be copied to float32 first
             grad.zero_()
             self.versions[number] = grad._version
 
     def exchange(self, ranks: Ranks) -> None:
         """Add up the float32 gradients of all processes."""
-        for part in self.master_grad.split(CHUNK):
+        for part in self.master_grad.split(ALL_REDUCE_CHUNK):
             ranks.sum(part)
 
-    def in_order(self, ranks: Ranks) -> None:
+    def reduce_in_order(self, ranks: Ranks) -> None:
         """Add up the `grads` of all processes in float32, first to last whoever has them: the same bits for any number
         of processes.
 
@@ -148,13 +148,13 @@ class Flat:
         if ranks.world == 1:
             return self.collect()
         total = torch.empty_like(self.master)
-        for a in range(0, self.length, CHUNK):
-            mine = torch.stack([grad[a : a + CHUNK] for grad in self.grads])
+        for a in range(0, self.length, ALL_REDUCE_CHUNK):
+            mine = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
             first, *others = torch.cat(ranks.gather(mine))
             summed = first.float()
             for other in others:
                 summed += other
-            total[a : a + CHUNK] = summed
+            total[a : a + ALL_REDUCE_CHUNK] = summed
         if self.total is self.grad:
             self.grad.copy_(total)
         else:
@@ -179,12 +179,12 @@ class Flat:
 
     def clip(self, limit: float | None, by: str = "all") -> Tensor:
         """The norm of the whole gradient, a scalar. Gradients longer than `limit` are scaled down to it: the whole one,
-        or `by` each `tensor`, or each `part`: the objective's submodules (`groups.clip_part`)."""
+        or `by` each `tensor`, or each `part`: the objective's submodules (`groups.clip_submodule`)."""
         norm = self.norm()
         if limit is not None and by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
-            part = {name: name if by == "tensor" else clip_part(self.module, name) for name in self.spans}
+            part = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
             squares: dict[str, Tensor] = {}
             for group, span in self.groups.items():
                 norms = self.norms(self.master_grad[span], self.names[group])
@@ -196,17 +196,17 @@ class Flat:
 
     def sync(self, step: int, decay: float | None = None) -> None:
         """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which
-        keeps the share `decay` of itself (None: by `warm`)."""
+        keeps the share `decay` of itself (None: by `ema_decay_at`)."""
         if self.work is not self.master:
             self.work.copy_(self.master)
         if self.ema is not None:
-            self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
+            self.average.lerp_(self.master, 1 - (ema_decay_at(self.ema, step) if decay is None else decay))
 
     @torch.no_grad()
-    def averaged(self) -> Model:
+    def averaged_model(self) -> Model:
         """The deployed module with the averaged weights, in float32, and whatever else it holds as it is now."""
-        live = dict(named_tensors(self.module))
-        for name, tensor in named_tensors(self.eval_module):
+        live = dict(iterate_named_tensors(self.module))
+        for name, tensor in iterate_named_tensors(self.eval_module):
             own = self.shipped[name]
             if own not in self.parameters and own not in self.frozen:
                 tensor.copy_(live[own])
@@ -222,9 +222,9 @@ class Flat:
 
     def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
         """Give views, which are those of this process, their values out of whole tensors by name."""
-        copy_into(views, whole)
+        copy_by_name(views, whole)
 
-    def held_state(self) -> dict[str, Tensor]:
+    def untrained_state(self) -> dict[str, Tensor]:
         """What the optimiser does not move, by name: frozen parameters as their float32 originals, and the live
         parameters and persistent buffers of the objective at their own precision."""
         state = self.module.state_dict() | self.frozen
@@ -234,14 +234,15 @@ class Flat:
         """The float32 masters by name, whole, each of its parameter's shape."""
         return self.views(self.master)
 
-    def unshipped(self) -> dict[str, Tensor]:
+    def training_only_tensors(self) -> dict[str, Tensor]:
         """What the objective holds beside what is shipped, by name, in its own shapes: a decoder, heads, a student."""
         names = set(self.shipped.values())
-        return {name: tensor for name, tensor in (self.held_state() | self.masters()).items() if name not in names}
+        return {name: tensor for name, tensor in (self.untrained_state() | self.masters()).items() if name not in names}
 
     @torch.no_grad()
-    def load_held(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `held_state` gave. Raises WeightsError where a tensor that follows the weights is missing."""
+    def load_untrained_state(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what `untrained_state` gave. Raises WeightsError where a tensor that follows the weights is
+        missing."""
         for name, live in self.module.state_dict().items():
             if name in self.parameters or (name in self.frozen and name not in tensors):
                 continue
@@ -252,19 +253,19 @@ class Flat:
             self.scatter({name: live.to_local() if hasattr(live, "to_local") else live}, tensors)
 
 
-def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def iterate_named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters and buffers of any shape, by name."""
     yield from module.named_parameters()
     yield from module.named_buffers()
 
 
-def warm(ema: float, step: int) -> float:
+def ema_decay_at(ema: float, step: int) -> float:
     """The decay of the average at its `step`-th renewal (from 1): min(ema, (1 + step) / (10 + step)), so that it
     forgets the start."""
     return min(ema, (1 + step) / (10 + step))
 
 
-def copy_into(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+def copy_by_name(views: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
     """Copy tensors into views of the same shapes, name by name."""
     for name, view in views.items():
         view.copy_(tensors[name])

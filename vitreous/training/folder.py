@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from vitreous.config import from_yaml, to_yaml
 from vitreous.errors import ResourceError, UsageError
-from vitreous.system.disk import write_text
-from vitreous.training.checkpoint import Store
+from vitreous.system.disk import write_text_atomic
+from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
 #: what `create` writes before config.yaml, whole or half
-BEGINNING = re.compile(
+UNSTARTED_RUN_FILES = re.compile(
     r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp"
 )
 
@@ -31,7 +31,7 @@ class MetricsSink(Protocol):
 
 
 @dataclass(frozen=True)
-class Folder:
+class RunFolder:
     """One training run on disk. `sinks` receive its metrics beside metrics.jsonl."""
 
     path: Path
@@ -58,9 +58,9 @@ class Folder:
     def bundle(self) -> Path:
         return self.path / "model"
 
-    def store(self, keep: int) -> Store:
+    def store(self, keep: int) -> CheckpointStore:
         """The checkpoints of the run."""
-        return Store(self.path / "checkpoints", keep)
+        return CheckpointStore(self.path / "checkpoints", keep)
 
     def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
         """Make the folder for a new run. Raises UsageError if something is there, ResourceError if it cannot be
@@ -68,27 +68,27 @@ class Folder:
         self.refuse_existing()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / "command.txt", command + "\n")
+            write_text_atomic(self.path / "command.txt", command + "\n")
             for name, document in documents.items():
-                write_text(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-            write_text(self.config, to_yaml(run))
-            point_latest(self.path)
+                write_text_atomic(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            write_text_atomic(self.config, to_yaml(run))
+            update_latest_link(self.path)
         except OSError as error:
             raise ResourceError(
                 f"cannot write the run folder {self.path}: {error.strerror}", "choose another --out"
             ) from None
 
-    def renew(self, run: Run, command: str, documents: dict[str, Any]) -> None:
+    def record_resumption(self, run: Run, command: str, documents: dict[str, Any]) -> None:
         """Write down what a resumed run goes on with; what it went by before stays as config.N.yaml, and its command
         above the new one."""
         with self.locked():
             number = len(list(self.path.glob("config.*.yaml"))) + 1
-            write_text(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
+            write_text_atomic(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
             before = (self.path / "command.txt").read_text("utf-8")
-            write_text(self.path / "command.txt", before + command + "\n")
+            write_text_atomic(self.path / "command.txt", before + command + "\n")
             for name, document in documents.items():
-                write_text(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
-            write_text(self.config, to_yaml(run))
+                write_text_atomic(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+            write_text_atomic(self.config, to_yaml(run))
 
     def refuse_existing(self) -> None:
         """Raise UsageError if something is there already, but for what `create` leaves when it is killed before the
@@ -96,7 +96,9 @@ class Folder:
         if not self.path.exists():
             return
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else ["no folder"]
-        cut_off = any("command.txt" in name for name in names) and all(BEGINNING.fullmatch(name) for name in names)
+        cut_off = any("command.txt" in name for name in names) and all(
+            UNSTARTED_RUN_FILES.fullmatch(name) for name in names
+        )
         if names and not cut_off:
             raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
 
@@ -137,7 +139,7 @@ class Folder:
             yield
 
     @contextmanager
-    def resumable(self) -> Iterator[None]:
+    def explain_resume(self) -> Iterator[None]:
         """Add to a ResourceError which checkpoint is kept, and how to continue from it."""
         try:
             yield
@@ -163,10 +165,10 @@ class Folder:
         last line goes too."""
         for path, left_out in ((self.metrics, but), (self.warnings, None)):
             if path.exists():
-                lines = [json.dumps(line) + "\n" for line in read_lines(path) if line["step"] <= step]
-                write_text(path, "".join(line for line in lines if not (left_out and left_out in line)))
+                lines = [json.dumps(line) + "\n" for line in read_json_lines(path) if line["step"] <= step]
+                write_text_atomic(path, "".join(line for line in lines if not (left_out and left_out in line)))
         for sink in self.sinks:
-            sink.rewind(step, read_lines(self.metrics))
+            sink.rewind(step, read_json_lines(self.metrics))
 
 
 class MetricsFollower:
@@ -190,17 +192,17 @@ class MetricsFollower:
             return False, []
         whole = text[: text.rfind(b"\n") + 1]
         self.place += len(whole)
-        parsed = (parse_object(line) for line in whole.decode("utf-8", "replace").splitlines())
+        parsed = (parse_json_line(line) for line in whole.decode("utf-8", "replace").splitlines())
         return anew, [line for line in parsed if line is not None]
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
     """Add a JSON object as a line of a file; a last line that was cut off stays a line of its own."""
     with open(path, "a", encoding="utf-8") as file:
-        file.write("\n" * is_cut_off(path) + json.dumps(line) + "\n")
+        file.write("\n" * is_last_line_cut_off(path) + json.dumps(line) + "\n")
 
 
-def is_cut_off(path: Path) -> bool:
+def is_last_line_cut_off(path: Path) -> bool:
     """Whether the last line of a file was not written to its end."""
     with open(path, "rb") as file:
         if not file.seek(0, os.SEEK_END):
@@ -209,13 +211,13 @@ def is_cut_off(path: Path) -> bool:
         return file.read() != b"\n"
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read the JSON objects of a file, one a line, less lines that were cut off; none where there is no file."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
-    return [line for line in map(parse_object, lines) if line is not None]
+    return [line for line in map(parse_json_line, lines) if line is not None]
 
 
-def parse_object(line: str) -> dict[str, Any] | None:
+def parse_json_line(line: str) -> dict[str, Any] | None:
     """Parse the JSON object of a line; None for a line that was cut off."""
     try:
         parsed = json.loads(line)
@@ -224,7 +226,7 @@ def parse_object(line: str) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def point_latest(path: Path) -> None:
+def update_latest_link(path: Path) -> None:
     """Let `latest`, beside the run, lead to it."""
     link, temporary = path.parent / "latest", path.parent / f".latest-{os.getpid()}"
     if link.is_symlink() or not link.exists():
@@ -235,13 +237,13 @@ def point_latest(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def evaluation_key(step: int, epoch: float, prefix: str) -> str:
+def format_evaluation_key(step: int, epoch: float, prefix: str) -> str:
     """Return the text by which `Folder.rewind` finds the line of an evaluation; metrics begin with `prefix`."""
     return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
 
 
-def last_value(path: Path, name: str) -> float | None:
+def read_last_value(path: Path, name: str) -> float | None:
     """Return the last value of a metric in a file of metrics; None where there is none, as after a run on a full
     disk."""
-    values = [line[name] for line in read_lines(path) if name in line]
+    values = [line[name] for line in read_json_lines(path) if name in line]
     return values[-1] if values else None

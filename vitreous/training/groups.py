@@ -11,21 +11,21 @@ from torch import Tensor
 
 from vitreous.models.config import ModelConfig
 from vitreous.objectives.base import Objective
-from vitreous.training.run import DecayRule, Optimizer
+from vitreous.training.run import DecayRule, OptimizerConfig
 
-KINDS = ("matrix", "decay", "plain")
+GROUP_KINDS = ("matrix", "decay", "plain")
 #: output convolutions of a detector's proposals and masks
-LAST = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
+DETECTOR_OUTPUT_WEIGHTS = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
 #: parameters without weight decay in ViTDet: LayerNorms of blocks and absolute positions. Its other LayerNorms, over
 #: channels, are a class of detectron2's own that `weight_decay_norm` does not reach, so they decay.
 VITDET_EXEMPT = re.compile(r"\.(attention|mlp)\.norm\.|\bbackbone\.encoder\.norm\.|\bbackbone\.(position|slots)\b")
 
 
-class Group(NamedTuple):
+class ParameterGroup(NamedTuple):
     """Parameters that the optimiser treats alike.
 
     Args:
-        kind: `matrix` for hidden matrices, `decay` for other parameters with weight decay, `plain` for those without.
+        kind: `matrix` for hidden matrices, `decay` for other parameters with weight decay, `to_dict` for those without.
         factor: what the learning rate is multiplied by.
         starts_frozen: whether the parameters are frozen at the start of the run; their step count is then their own.
     """
@@ -41,30 +41,34 @@ class Group(NamedTuple):
         return f"{name}+starts-frozen" if self.starts_frozen else name
 
 
-GroupOf = Callable[[str, Tensor], Group]
+GroupFunction = Callable[[str, Tensor], ParameterGroup]
 
 
-def group_of(options: Optimizer, model: ModelConfig, objective: Objective, name: str, parameter: Tensor) -> Group:
+def choose_group(
+    options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str, parameter: Tensor
+) -> ParameterGroup:
     """Return the group of an objective's parameter, which may have any shape."""
-    kind = kind_of(name, parameter, options.decay_on)
-    return Group(kind, factor_of(options, model, objective, name), name in objective.frozen_at_start())
+    kind = choose_group_kind(name, parameter, options.decay_on)
+    return ParameterGroup(
+        kind, learning_rate_factor(options, model, objective, name), name in objective.frozen_at_start()
+    )
 
 
-def default_group(name: str, parameter: Tensor) -> Group:
+def choose_default_group(name: str, parameter: Tensor) -> ParameterGroup:
     """Return the group of a parameter of any shape where matrices alone decay and all learning rates are the same."""
-    return Group(kind_of(name, parameter))
+    return ParameterGroup(choose_group_kind(name, parameter))
 
 
-def kind_of(name: str, parameter: Tensor, decay_on: DecayRule = "matrices") -> str:
+def choose_group_kind(name: str, parameter: Tensor, decay_on: DecayRule = "matrices") -> str:
     """Return the kind of a parameter's group, decided by its name and shape.
 
     `matrix`: matrices of the blocks, and convolutions but a detector's last ones, all of which decay. The rule
-    `decay_on` divides the other parameters into `decay` and `plain`.
+    `decay_on` divides the other parameters into `decay` and `to_dict`.
     """
     is_weight = parameter.ndim >= 2 and (name.endswith("weight") or "lora_" in name)
     # the network that predicts a Swin V2's position biases does not decay
     is_weight = is_weight and ".part.position." not in name
-    if is_weight and not name.endswith(LAST):
+    if is_weight and not name.endswith(DETECTOR_OUTPUT_WEIGHTS):
         hidden = ".blocks." in name or ".merge." in name
         if parameter.ndim == 4 or (hidden and parameter.ndim == 2):
             return "matrix"
@@ -78,7 +82,7 @@ def kind_of(name: str, parameter: Tensor, decay_on: DecayRule = "matrices") -> s
     return "decay" if decays[decay_on] else "plain"
 
 
-def factor_of(options: Optimizer, model: ModelConfig, objective: Objective, name: str) -> float:
+def learning_rate_factor(options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str) -> float:
     """Return what a parameter's learning rate is multiplied by: layer decay (arXiv:2106.08254), times every factor of
     `options.rates` whose text is in the name.
 
@@ -91,11 +95,11 @@ def factor_of(options: Optimizer, model: ModelConfig, objective: Objective, name
     inner = name.removeprefix("model.")
     while inner.startswith("backbone."):  # of a dense model, and of its adapter
         inner = inner.removeprefix("backbone.")
-    layer = 0 if name in objective.input_tokens else model.layer_of(inner)
+    layer = 0 if name in objective.input_tokens else model.parameter_layer(inner)
     return factor * options.layer_decay ** (model.depth + 1 - layer)
 
 
-def clip_part(objective: Objective, name: str) -> str:
+def clip_submodule(objective: Objective, name: str) -> str:
     """Return the submodule whose gradient a parameter is clipped with: the first word of its name, or `model` for an
     input token."""
     return "model" if name in objective.input_tokens else name.partition(".")[0]

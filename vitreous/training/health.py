@@ -9,16 +9,19 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitreous.data.split import Arrays, Files, Split
+from vitreous.data.split import ArraySplit, FileSplit, Split
 from vitreous.tasks.classification_metrics import Report
-from vitreous.training.loop import State
+from vitreous.training.loop import TrainingState
 
-PROBED, SURVEYED = 256, 100_000  # validation pictures that are looked for, training files that are looked through
-EXPLODED, REMEMBERED = 100.0, 100  # times the median gradient norm of so many steps
-WAITING, LINES = 0.3, 3  # share of the time, in so many log lines one after the other
+MAX_DUPLICATE_QUERIES, MAX_DUPLICATE_CANDIDATES = (
+    256,
+    100_000,
+)  # validation pictures that are looked for, training files that are looked through
+EXPLODED_NORM_FACTOR, NORM_HISTORY = 100.0, 100  # times the median gradient norm of so many steps
+SLOW_LOADING_SHARE, SLOW_LOADING_LINES = 0.3, 3  # share of the time, in so many log lines one after the other
 
 
-class Health:
+class HealthMonitor:
     """Watches a run. `tell` is given each warning, and `keep` its step, its name and its text."""
 
     def __init__(
@@ -26,7 +29,7 @@ class Health:
     ) -> None:
         self.tell, self.keep, self.warned = tell, keep, set()
         self.at = 0  # the last step
-        self.norms: deque[float] = deque(maxlen=REMEMBERED)
+        self.norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self.slow = 0
 
     def once(self, name: str, text: str) -> None:
@@ -40,8 +43,8 @@ class Health:
         """Validation pictures that are training pictures too, byte for byte."""
         if val is None or not len(val):
             return
-        rows = np.linspace(0, len(val) - 1, min(PROBED, len(val))).astype(int)
-        copies = shared(train, val, rows)
+        rows = np.linspace(0, len(val) - 1, min(MAX_DUPLICATE_QUERIES, len(val))).astype(int)
+        copies = count_shared_images(train, val, rows)
         if copies:
             share = "all" if copies == len(rows) else f"{copies} of {len(rows)}"
             self.once(
@@ -50,11 +53,11 @@ class Health:
                 "the two",
             )
 
-    def step(self, state: State) -> None:
+    def step(self, state: TrainingState) -> None:
         """After a step: a gradient far beyond what was usual."""
         self.at = state.step
-        usual = float(np.median(self.norms)) if len(self.norms) == REMEMBERED else math.inf
-        if math.isfinite(state.norm) and state.norm > EXPLODED * usual > 0:
+        usual = float(np.median(self.norms)) if len(self.norms) == NORM_HISTORY else math.inf
+        if math.isfinite(state.norm) and state.norm > EXPLODED_NORM_FACTOR * usual > 0:
             text = (
                 f"step {state.step}: gradient norm {state.norm:.3g}, {state.norm / usual:.0f} times the median "
                 "before; lower --lr"
@@ -63,10 +66,10 @@ class Health:
         if math.isfinite(state.norm):
             self.norms.append(state.norm)
 
-    def line(self, waiting: float, state: State, cached: bool) -> None:
+    def line(self, waiting: float, state: TrainingState, cached: bool) -> None:
         """After a log line: a loop that waits for its pictures."""
-        self.slow = self.slow + 1 if waiting > WAITING else 0
-        if self.slow == LINES:
+        self.slow = self.slow + 1 if waiting > SLOW_LOADING_SHARE else 0
+        if self.slow == SLOW_LOADING_LINES:
             workers = state.run.data.workers
             advice = (
                 "augmentation in memory is the bottleneck: lighten it"
@@ -89,13 +92,13 @@ class Health:
             )
 
 
-def shared(train: Split, val: Split, rows: np.ndarray) -> int:
+def count_shared_images(train: Split, val: Split, rows: np.ndarray) -> int:
     """Count the validation images of these (n,) rows that are in the training split, byte for byte; 0 where that cannot
     be told quickly."""
-    if isinstance(train, Arrays) and isinstance(val, Arrays):
-        known = {digest(pixels.tobytes()) for pixels in train.pixels}
-        return sum(digest(val.pixels[row].tobytes()) in known for row in rows)
-    if not isinstance(train, Files) or not isinstance(val, Files) or len(train) > SURVEYED:
+    if isinstance(train, ArraySplit) and isinstance(val, ArraySplit):
+        known = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
+        return sum(hash_image_file(val.pixels[row].tobytes()) in known for row in rows)
+    if not isinstance(train, FileSplit) or not isinstance(val, FileSplit) or len(train) > MAX_DUPLICATE_CANDIDATES:
         return 0
     try:
         sizes: dict[int, list] = {}
@@ -107,13 +110,13 @@ def shared(train: Split, val: Split, rows: np.ndarray) -> int:
             path = val.paths[row]
             size = path.stat().st_size
             if size in sizes and size not in known:
-                known[size] = {digest(other.read_bytes()) for other in sizes[size]}
-            copies += size in sizes and digest(path.read_bytes()) in known[size]
+                known[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
+            copies += size in sizes and hash_image_file(path.read_bytes()) in known[size]
         return copies
     except OSError:
         return 0
 
 
-def digest(content: bytes) -> bytes:
+def hash_image_file(content: bytes) -> bytes:
     """A fingerprint."""
     return hashlib.blake2b(content, digest_size=16).digest()

@@ -8,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.progress import Display
+from vitreous.progress import ProgressDisplay
 from vitreous.tasks.metrics import METRICS
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-ROWS, MARGIN, WIDEST = 8, 10, 72  # of a curve: lines of text, characters of its numbers, and characters at most
-BOTH = 96  # characters of a terminal from which two curves lie side by side
-DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille character, from U+2800
+CURVE_LINES, CURVE_MARGIN, MAX_CURVE_WIDTH = (
+    8,
+    10,
+    72,
+)  # of a curve: lines of text, characters of its numbers, and characters at most
+MIN_TWO_CURVE_WIDTH = 96  # characters of a terminal from which two curves lie side by side
+BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille character, from U+2800
 
 
 class LiveCurves:
@@ -25,7 +29,7 @@ class LiveCurves:
     On a display without a terminal each evaluation is a line of text instead.
     """
 
-    def __init__(self, steps: int, display: Display) -> None:
+    def __init__(self, steps: int, display: ProgressDisplay) -> None:
         self.steps, self.display = steps, display
         self.lines: list[dict[str, Any]] = []
 
@@ -33,7 +37,9 @@ class LiveCurves:
         """Add a line of metrics."""
         self.lines.append(line)
         if not self.display.terminal and "lr" not in line:
-            figures = "  ".join(f"{name} {format_value(x)}" for name, x in line.items() if "/" in name and is_number(x))
+            figures = "  ".join(
+                f"{name} {format_value(x)}" for name, x in line.items() if "/" in name and is_measured_value(x)
+            )
             self.display.line(f"step {line['step']:,}  {figures}")
 
     def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
@@ -46,7 +52,7 @@ class LiveCurves:
         known = [
             f"{prefix}/{name}"
             for name, metric in METRICS.items()
-            if metric.leads
+            if metric.is_leading
             for prefix in ("val", "training_images")
         ]
         return next((name for name in known if name in names), names[0] if names else "")
@@ -56,14 +62,14 @@ class LiveCurves:
         from rich.table import Table
         from rich.text import Text
 
-        keys = [key for key in ("train/loss", self.measure()) if key and len(points_of(self.lines, key)[0])]
-        beside = len(keys) > 1 and options.max_width >= BOTH
-        width = min(WIDEST, options.max_width // (2 if beside else 1) - 2)
-        if not keys or width < 2 * MARGIN:
+        keys = [key for key in ("train/loss", self.measure()) if key and len(extract_curve(self.lines, key)[0])]
+        beside = len(keys) > 1 and options.max_width >= MIN_TWO_CURVE_WIDTH
+        width = min(MAX_CURVE_WIDTH, options.max_width // (2 if beside else 1) - 2)
+        if not keys or width < 2 * CURVE_MARGIN:
             return
         table = Table.grid(padding=(0, 2))
         drawn = [
-            Text(draw_curve(key, *points_of(self.lines, key), self.steps, width), style=colour, no_wrap=True)
+            Text(draw_curve(key, *extract_curve(self.lines, key), self.steps, width), style=colour, no_wrap=True)
             for key, colour in zip(keys, ("cyan", "green"), strict=False)
         ]
         for row in [drawn] if beside else [[one] for one in drawn]:
@@ -72,7 +78,7 @@ class LiveCurves:
 
 
 @contextmanager
-def live_curves(steps: int, display: Display) -> Iterator[LiveCurves]:
+def show_live_curves(steps: int, display: ProgressDisplay) -> Iterator[LiveCurves]:
     """Show curves above the bar of a display for as long as the block runs; the last ones stay."""
     curves = LiveCurves(steps, display)
     display.close()
@@ -88,14 +94,14 @@ def live_curves(steps: int, display: Display) -> Iterator[LiveCurves]:
             display.header = None
 
 
-def is_number(value: Any) -> bool:
+def is_measured_value(value: Any) -> bool:
     """Whether a value of a line of metrics was measured."""
     return isinstance(value, (int, float)) and bool(np.isfinite(value))
 
 
-def points_of(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
+def extract_curve(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
     """Steps and values (n,) float64 of a key of the metrics, where it was measured."""
-    pairs = [(line["step"], line[key]) for line in lines if is_number(line.get(key))]
+    pairs = [(line["step"], line[key]) for line in lines if is_measured_value(line.get(key))]
     steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
     return steps, values
 
@@ -109,23 +115,25 @@ def draw_curve(title: str, steps: np.ndarray, values: np.ndarray, total: int, wi
     """A curve in Braille dots as lines of text, at most `width` characters each: title and last value, the range at the
     left, steps from 0 to `total` below. `steps` and `values` (n,), n > 0."""
     low, high = float(values.min()), float(values.max())
-    across, down = 2 * (width - MARGIN), 4 * ROWS
+    across, down = 2 * (width - CURVE_MARGIN), 4 * CURVE_LINES
     columns = np.round(steps / max(total, 1) * (across - 1)).astype(np.int64).clip(0, across - 1)
     spots = np.unique(columns)
     means = np.array([values[columns == spot].mean() for spot in spots])
     rows = np.round((high - means) / ((high - low) or 1.0) * (down - 1)).astype(np.int64)
-    canvas = np.zeros((ROWS, across // 2), np.int64)
+    canvas = np.zeros((CURVE_LINES, across // 2), np.int64)
     before = rows[0]
     for column in range(spots[0], spots[-1] + 1):
         row = round(float(np.interp(column, spots, rows)))
         for dot in range(min(before, row), max(before, row)):
-            canvas[dot // 4, column // 2] |= DOTS[dot % 4, column % 2]
-        canvas[row // 4, column // 2] |= DOTS[row % 4, column % 2]
+            canvas[dot // 4, column // 2] |= BRAILLE_DOTS[dot % 4, column % 2]
+        canvas[row // 4, column // 2] |= BRAILLE_DOTS[row % 4, column % 2]
         before = row
-    numbers = [format_value(high), *[""] * (ROWS - 2), format_value(low)]
+    numbers = [format_value(high), *[""] * (CURVE_LINES - 2), format_value(low)]
     lines = [
-        f"{number:>{MARGIN - 1}} {''.join(chr(0x2800 + cell) for cell in row)}"
+        f"{number:>{CURVE_MARGIN - 1}} {''.join(chr(0x2800 + cell) for cell in row)}"
         for number, row in zip(numbers, canvas.tolist(), strict=True)
     ]
     ends = f"{'0':<{across // 2 - len(f'{total:,}')}}{total:,}"
-    return "\n".join([f"{'':{MARGIN}}{title} {format_value(float(values[-1]))}", *lines, f"{'':{MARGIN}}{ends}"])
+    return "\n".join(
+        [f"{'':{CURVE_MARGIN}}{title} {format_value(float(values[-1]))}", *lines, f"{'':{CURVE_MARGIN}}{ends}"]
+    )

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from vitreous.data.batch import Batch
 from vitreous.errors import NonFiniteError
-from vitreous.objectives.base import Objective, Progress
-from vitreous.system.machine import deterministic_kernels
-from vitreous.training.compute import Compute
-from vitreous.training.flat import Flat
-from vitreous.training.optimizer import Optimizers
+from vitreous.objectives.base import Objective, TrainingProgress
+from vitreous.system.machine import use_deterministic_kernels
+from vitreous.training.compute import GradientComputer
+from vitreous.training.flat import FlatParameters
+from vitreous.training.optimizer import FlatOptimizer
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
 from vitreous.training.run import Run
-from vitreous.training.schedule import factor, ramp
+from vitreous.training.schedule import ramp_value, schedule_factor
 from vitreous.training.shards import Scalars
 from vitreous.training.slices import StepSlice
 
-LARGEST, PATIENCE = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
+MAX_LOSS_SCALE, LOSS_SCALE_GROWTH_STEPS = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
 #: a slice of a step, and its batch; {} for an empty slice
 SliceBatch = tuple[StepSlice, Batch]
 
@@ -80,7 +80,7 @@ class DeferredMetrics:
 
 
 @dataclass(kw_only=True)
-class Counters:
+class TrainingCounters:
     """What a checkpoint keeps of a run in progress beside tensors."""
 
     step: int = 0
@@ -96,13 +96,13 @@ class Counters:
 
 
 @dataclass(kw_only=True)
-class State(Counters):
+class TrainingState(TrainingCounters):
     """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
 
     run: Run
     objective: Objective
-    flat: Flat
-    optimizers: Optimizers
+    flat: FlatParameters
+    optimizers: FlatOptimizer
     ranks: Ranks = SINGLE_PROCESS
     work: float = 1.0  # of a sample, in those of the model's own size
     norm: float = math.nan  # of the last gradient
@@ -117,11 +117,11 @@ class State(Counters):
         return self.images >= self.run.total
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> TrainingProgress:
         """How far the run is."""
-        return progress_at(self.run, self.step)
+        return training_progress_at(self.run, self.step)
 
-    def take_means(self) -> tuple[float | None, dict[str, float]]:
+    def pop_mean_metrics(self) -> tuple[float | None, dict[str, float]]:
         """Return the mean loss and the mean of every other logged scalar over the steps since the last call; None
         without such steps."""
         steps = max(self.counted, 1)
@@ -137,16 +137,18 @@ class State(Counters):
             record_step(self, step.number, *step.read(), step.samples)
 
 
-def progress_at(run: Run, step: int) -> Progress:
+def training_progress_at(run: Run, step: int) -> TrainingProgress:
     """How far a run is after so many steps."""
-    values = {name: ramp(schedule, step, run.steps) for name, schedule in run.schedules.items()}
-    return Progress(step, min(step * run.step_size, run.total), run.total, values)
+    values = {name: ramp_value(schedule, step, run.steps) for name, schedule in run.schedules.items()}
+    return TrainingProgress(step, min(step * run.step_size, run.total), run.total, values)
 
 
-Hook = Callable[[State], None]
+Hook = Callable[[TrainingState], None]
 
 
-def fit(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]] = ()) -> None:
+def run_training_loop(
+    state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]] = ()
+) -> None:
     """Train until the run is complete or a hook sets `state.halt`.
 
     Args:
@@ -159,23 +161,23 @@ def fit(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, H
     Raises NonFiniteError before any weight is changed if a loss or a gradient is NaN or infinite, unless the run may
     skip the step; on a GPU one step later, before anything is logged or saved (`DeferredMetrics`).
     """
-    with deterministic_kernels(state.flat.master.device.type, state.run.reproducible):
+    with use_deterministic_kernels(state.flat.master.device.type, state.run.reproducible):
         take_steps(state, slices, hooks)
     state.read_metrics()
 
 
-def take_steps(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]]) -> None:
-    """Take the steps of `fit`."""
+def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequence[tuple[int, Hook]]) -> None:
+    """Take the steps of `run_training_loop`."""
     run = state.run
     state.objective.train()
-    compute = Compute(state.objective, state.flat, run, state.ranks)
+    compute = GradientComputer(state.objective, state.flat, run, state.ranks)
     compute.shards.on_host = not defers_metrics(run, state.flat.master.device)
     slices = measure_waiting(slices, state)
     while not state.done and not state.halt:
         state.flat.zero()
         compute.shards.scale = state.scale
-        scalars, samples = compute.step(next_step(slices), state.step)
-        rate = factor(run.schedule, state.step, run.steps)
+        scalars, samples = compute.step(take_step_slices(slices), state.step)
+        rate = schedule_factor(run.schedule, state.step, run.steps)
         compute.finish(partial(optimizer_step, state, scalars, samples, rate))
         size = min(run.step_size, run.total - state.images)
         state.flops += state.objective.flops(state.progress) * state.work * size
@@ -186,7 +188,7 @@ def take_steps(state: State, slices: Iterator[SliceBatch], hooks: Sequence[tuple
             hook(state)
 
 
-def measure_waiting(slices: Iterator[SliceBatch], state: State) -> Iterator[SliceBatch]:
+def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Iterator[SliceBatch]:
     """Yield the same slices, and add the time that each was waited for to `state.waited`."""
     while True:
         started = time.perf_counter()
@@ -197,7 +199,7 @@ def measure_waiting(slices: Iterator[SliceBatch], state: State) -> Iterator[Slic
         yield pair
 
 
-def next_step(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
+def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
     """Yield the slices of one step, each when it is asked for."""
     for step_slice, batch in slices:
         yield step_slice, batch
@@ -205,7 +207,7 @@ def next_step(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
             return
 
 
-def optimizer_step(state: State, scalars: Scalars, samples: Tensor, rate: float) -> None:
+def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, rate: float) -> None:
     """Turn the summed gradients into new weights, at `rate` times the base learning rate.
 
     Nothing is changed if they or the loss are known not to be finite. `samples` (n,) int64 are those of the step.
@@ -231,7 +233,7 @@ def optimizer_step(state: State, scalars: Scalars, samples: Tensor, rate: float)
         state.objective.after_step(progress)
 
 
-def record_step(state: State, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
+def record_step(state: TrainingState, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
     """Add the metrics of a step to those since the last log, and return whether they are finite.
 
     If they are not, the loss scale is halved in float16, else the step is one of those that the run may skip. Raises
@@ -242,8 +244,8 @@ def record_step(state: State, step: int, scalars: dict[str, float], norm: float,
         state.losses, state.counted, state.good = state.losses + loss, state.counted + 1, state.good + 1
         for name in state.objective.logged:
             state.scalars[name] = state.scalars.get(name, 0.0) + scalars[name]
-        if state.run.precision == "fp16" and state.good == PATIENCE:
-            state.scale, state.good = min(2 * state.scale, LARGEST), 0
+        if state.run.precision == "fp16" and state.good == LOSS_SCALE_GROWTH_STEPS:
+            state.scale, state.good = min(2 * state.scale, MAX_LOSS_SCALE), 0
         return True
     if state.run.precision == "fp16" and state.scale > 1:
         state.scale, state.good = state.scale / 2, 0

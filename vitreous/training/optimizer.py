@@ -14,15 +14,15 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from vitreous.objectives.base import FrozenUpdate
-from vitreous.training.flat import Flat, copy_into
-from vitreous.training.groups import Group
-from vitreous.training.run import Optimizer
-from vitreous.training.update_rules import lamb_direction, lamb_trust, lars_trust, muon_step
+from vitreous.training.flat import FlatParameters, copy_by_name
+from vitreous.training.groups import ParameterGroup
+from vitreous.training.run import OptimizerConfig
+from vitreous.training.update_rules import lamb_direction, lamb_trust_ratios, lars_trust_ratios, muon_step
 
 MUON_MOMENTUM = 0.95
 
 
-class Optimizers:
+class FlatOptimizer:
     """AdamW, SGD with momentum, LAMB, LARS, or Muon for the matrices of the blocks and for convolutions with AdamW for
     the rest.
 
@@ -31,7 +31,7 @@ class Optimizers:
     begins, and the vector.
     """
 
-    def __init__(self, options: Optimizer, flat: Flat) -> None:
+    def __init__(self, options: OptimizerConfig, flat: FlatParameters) -> None:
         self.options, self.flat = options, flat
         self.steps = {group: torch.zeros((), device=flat.master.device) for group in flat.groups}
         matrix, total = (
@@ -78,7 +78,7 @@ class Optimizers:
             else:
                 self.adamw(group, weight, grad, options.lr * rate, decay)
 
-    def lamb(self, group: Group, lr: float, decay: float) -> None:
+    def lamb(self, group: ParameterGroup, lr: float, decay: float) -> None:
         """One step of LAMB on a group. The rate adapts only where there is decay, as in the code that DeiT-III used."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
@@ -87,24 +87,24 @@ class Optimizers:
             grad, weight, first=first, second=second, count=self.steps[group], options=self.options, decay=decay
         )
         if decay:
-            factors = lamb_trust(self.flat.norms(weight, names), self.flat.norms(update, names))
+            factors = lamb_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
             for name, factor in zip(names, factors, strict=True):
                 a, b = self.flat.spans[name]
                 update[a - span.start : b - span.start] *= factor
         weight.sub_(update, alpha=lr)
 
-    def lars(self, group: Group, lr: float, decay: float) -> None:
+    def lars(self, group: ParameterGroup, lr: float, decay: float) -> None:
         """One step of LARS on a group; the rate adapts for parameters of more than one axis."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, update = self.flat.master[span], self.flat.master_grad[span].add(self.flat.master[span], alpha=decay)
-        factors = lars_trust(self.flat.norms(weight, names), self.flat.norms(update, names))
+        factors = lars_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
         for name, factor in zip(names, factors, strict=True):
             if self.flat.parameters[name].ndim > 1:
                 a, b = self.flat.spans[name]
                 update[a - span.start : b - span.start] *= factor
         self.sgd(weight, update, self.moment("momentum_buffer", span), lr)
 
-    def adamw(self, group: Group, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
+    def adamw(self, group: ParameterGroup, weight: Tensor, grad: Tensor, lr: float, decay: float) -> None:
         """Take one fused step of AdamW on a group: weight and gradient (n,) float32."""
         span, (beta1, beta2) = self.flat.groups[group], self.options.betas
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
@@ -120,7 +120,7 @@ class Optimizers:
             weight_decay=0.0, momentum=self.options.momentum, lr=lr,
         )  # fmt: skip
 
-    def matrices(self, group: Group) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    def matrices(self, group: ParameterGroup) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """The matrices of a group, their gradients and their momenta, as views; filters as matrices (out, in k k)."""
         master, grad = self.flat.views(self.flat.master), self.flat.views(self.flat.master_grad)
         momenta, names = self.named("momentum_buffer"), self.flat.names[group]
@@ -149,7 +149,7 @@ class Optimizers:
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
 
     def load(
-        self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_into
+        self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name
     ) -> None:
         """Load what `state` returned; `place` copies whole tensors into views of their shape, or of this process's
         share."""

@@ -9,21 +9,23 @@ from dataclasses import replace
 import torch
 
 from vitreous.data.batch import Batch
-from vitreous.errors import ResourceError, UsageError, out_of_memory
-from vitreous.system.machine import DTYPES, free_memory
-from vitreous.training.batches import Inputs, prepared_batches
-from vitreous.training.folder import Folder
-from vitreous.training.loop import State
+from vitreous.errors import ResourceError, UsageError, is_out_of_memory
+from vitreous.system.machine import DTYPES, get_free_memory
+from vitreous.training.batches import RunInputs, prepare_batches
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import TrainingState
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 from vitreous.training.shards import Shards
 from vitreous.training.slices import StepSlice
 
-SPARE = 0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
+ACTIVATION_MEMORY_SHARE = (
+    0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
+)
 
 
-def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
+def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
     """The run with the largest micro-batch that fits, a process's share of the batch halved until it does; the same for
     all processes.
 
@@ -35,14 +37,14 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
         problem = "--micro-batch auto tries images of one size, and buckets have several"
         raise UsageError(problem, "give a number of images")
     whole = -(-run.batch_size // ranks.world)
-    size, most = whole, estimate(run)
+    size, most = whole, estimate_max_images(run)
     while size > most:
         size = -(-size // 2)
     session = Session(run, inputs, folder, ranks=ranks)
     state = session.build()
     shards = Shards(state.objective, state.flat)
     state.objective.train()
-    while not fits(session, state, shards, size):
+    while not can_compute_batch(session, state, shards, size):
         if size == 1:
             raise ResourceError(
                 "a single image does not fit into memory", "use a smaller model or --image-size, or --recompute"
@@ -56,12 +58,12 @@ def fitted(run: Run, inputs: Inputs, folder: Folder, ranks: Ranks, tell: Callabl
     return replace(run, micro_batch=size if size < whole else None)
 
 
-def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
+def can_compute_batch(session: Session, state: TrainingState, shards: Shards, size: int) -> bool:
     """Whether one forward and backward pass over so many samples succeeds."""
     try:
-        shards.backward(first_batch(session, state, size), 0.0)
+        shards.backward(load_first_batch(session, state, size), 0.0)
     except RuntimeError as error:  # torch.OutOfMemoryError is one
-        if not out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         gc.collect()
         if session.device.startswith("cuda"):
@@ -70,17 +72,17 @@ def fits(session: Session, state: State, shards: Shards, size: int) -> bool:
     return True
 
 
-def first_batch(session: Session, state: State, size: int) -> Batch:
+def load_first_batch(session: Session, state: TrainingState, size: int) -> Batch:
     """Return the first `size` samples of the stream, as a step has them."""
     steps = [[StepSlice(0, size, 1.0)]]
-    return next(prepared_batches(session.run, session.loader, state.objective, session.device, steps))[1]
+    return next(prepare_batches(session.run, session.loader, state.objective, session.device, steps))[1]
 
 
-def estimate(run: Run) -> float:
+def estimate_max_images(run: Run) -> float:
     """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models
     without an estimate."""
-    numbers, free = run.model.count_activations(device=run.device), free_memory(run.device)
+    numbers, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
     if run.device != "cpu" or not numbers or not free:
         return float("inf")
     share = 1 / max(1, run.model.depth) if run.recompute else 1.0
-    return max(1.0, SPARE * free / (numbers * DTYPES[run.precision].itemsize * share))
+    return max(1.0, ACTIVATION_MEMORY_SHARE * free / (numbers * DTYPES[run.precision].itemsize * share))

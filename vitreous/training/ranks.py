@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from vitreous.errors import ResourceError, UsageError
-from vitreous.progress import LAUNCHER, is_launched
+from vitreous.progress import LAUNCHER_VARIABLES, is_distributed_launch
 
 # words of what collectives raise when a process is gone
-LOST = ("gloo", "nccl", "timed out", "connection", "process group")
+CONNECTION_ERROR_WORDS = ("gloo", "nccl", "timed out", "connection", "process group")
 
 
-MEETING = "vitreous/meeting"  # a key of the agent's store
+RENDEZVOUS_KEY = "vitreous/meeting"  # a key of the agent's store
 
 
 @dataclass(frozen=True)
@@ -108,14 +108,14 @@ class Ranks:
 SINGLE_PROCESS = Ranks()
 
 
-def launch_name() -> str:
+def get_launch_name() -> str:
     """What tells a job of `torchrun` from others, the same in its processes however often they are started again: its
     `--rdzv-id`, the name that `--standalone` draws, or else the agent's process; "" without torchrun."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
 
 
-def restart_count() -> int:
+def count_restarts() -> int:
     """How often the agent of `torchrun` has started this process again because one of its own had failed; 0 without
     torchrun.
 
@@ -131,7 +131,7 @@ def process_group(device: str, timeout: float):
     If a process is lost, or the others wait for it for more than `timeout` seconds, all end with a ResourceError.
     Raises UsageError if a machine has fewer GPUs than processes.
     """
-    if not is_launched() or dist.is_initialized():
+    if not is_distributed_launch() or dist.is_initialized():
         check_environment()
         yield SINGLE_PROCESS if not dist.is_initialized() else current_ranks()
         return
@@ -148,7 +148,7 @@ def process_group(device: str, timeout: float):
         join_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timedelta(seconds=timeout))
         yield current_ranks()
     except RuntimeError as error:
-        if not any(word in str(error).lower() for word in LOST):
+        if not any(word in str(error).lower() for word in CONNECTION_ERROR_WORDS):
             raise
         line = str(error).splitlines()[0][:200]
         raise ResourceError(
@@ -162,8 +162,8 @@ def process_group(device: str, timeout: float):
 def check_environment() -> None:
     """Raise UsageError for several processes without the address at which they meet."""
     world = os.environ.get("WORLD_SIZE", "1")
-    if "RANK" in os.environ and world != "1" and not is_launched() and not dist.is_initialized():
-        missing = " and ".join(name for name in LAUNCHER if name not in os.environ)
+    if "RANK" in os.environ and world != "1" and not is_distributed_launch() and not dist.is_initialized():
+        missing = " and ".join(name for name in LAUNCHER_VARIABLES if name not in os.environ)
         hint = "start it with torchrun, or unset RANK and WORLD_SIZE"
         raise UsageError(f"WORLD_SIZE is {world} without {missing}", hint)
 
@@ -176,11 +176,11 @@ def join_group(backend: str, timeout: timedelta) -> None:
         return
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     agent = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timeout)
-    store = meet(agent, rank, world, timeout)
+    store = rendezvous_store(agent, rank, world, timeout)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
 
 
-def meet(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
+def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
     """The part of the agent's store that the processes that are here now share.
 
     An agent of `torchrun` keeps one store for all its starts, and nothing in a process's environment tells these apart
@@ -190,14 +190,14 @@ def meet(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.S
     """
     own, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        agent.set(MEETING, own)
+        agent.set(RENDEZVOUS_KEY, own)
         store = dist.PrefixStore(own, agent)
         asked = {other: store.get(f"asked/{other}") for other in range(1, world)}  # waits for each
         for other, question in asked.items():
             store.set(f"answered/{other}", question.decode())
         return store
     while time.monotonic() < until:
-        store = dist.PrefixStore(agent.get(MEETING).decode(), agent)
+        store = dist.PrefixStore(agent.get(RENDEZVOUS_KEY).decode(), agent)
         store.set(f"asked/{rank}", own)
         if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == own:
             return store

@@ -4,34 +4,38 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.config import to_plain
-from vitreous.data.sources import public_name
+from vitreous.config import to_builtins
+from vitreous.data.sources import get_public_name
 from vitreous.models.zoo import Model
-from vitreous.training.folder import Folder
-from vitreous.training.loop import State
+from vitreous.training.folder import RunFolder
+from vitreous.training.loop import TrainingState
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.objective_parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveState
 
 
-def objective_parts(state: State) -> ObjectiveParts | None:
+def collect_objective_parts(state: TrainingState) -> ObjectiveState | None:
     """Return what an objective whose run ships features holds in addition to the model; None for other objectives.
     Every process has to call this."""
     objective = state.run.objective
-    return ObjectiveParts(to_plain(objective), state.flat.unshipped()) if objective.ships_features else None
+    return (
+        ObjectiveState(to_builtins(objective), state.flat.training_only_tensors()) if objective.ships_features else None
+    )
 
 
-def write_bundle(state: State, model: Model, parts: ObjectiveParts | None, *, folder: Folder, epochs: float) -> None:
+def write_bundle(
+    state: TrainingState, model: Model, parts: ObjectiveState | None, *, folder: RunFolder, epochs: float
+) -> None:
     """Write the bundle of a run. `epochs`: how many the weights of `model` were trained for."""
     run = state.run
-    data = public_name(run.data.source)
+    data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}
     Bundle(model, state.objective.task(), run.preprocess, provenance, parts=parts).save(folder.bundle)
 
 
 def summarize_run(
-    state: State,
+    state: TrainingState,
     model: Model,
-    folder: Folder,
+    folder: RunFolder,
     *,
     epoch: float,
     costs: dict[str, Any],

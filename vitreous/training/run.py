@@ -5,28 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from vitreous.config import Tagged, to_plain
-from vitreous.data.augmentation.augment import Augment, Views
-from vitreous.data.augmentation.views import VIEWS
+from vitreous.config import TaggedUnion, to_builtins
+from vitreous.data.augmentation.augment import Augment, ViewAugmentation
+from vitreous.data.augmentation.views import VIEW_CLASSES
 from vitreous.data.augmentation.volumes import VolumeViews
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.data.options import DataOptions
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
-from vitreous.models.packed import check_packs
-from vitreous.nn.sizes import format_size, nearby
-from vitreous.objectives.base import ObjectiveConfig, Setting
+from vitreous.models.packed import check_can_pack
+from vitreous.nn.sizes import format_size, nearest_divisible_size
+from vitreous.objectives.base import ObjectiveConfig, ObjectiveSetting
 from vitreous.objectives.supervised import SupervisedConfig
 from vitreous.objectives.table import OBJECTIVES
 from vitreous.system.machine import DTYPES
-from vitreous.system.notebook import config_rows, html_table
+from vitreous.system.notebook import format_html_table, list_config_settings
 
-#: parameters with weight decay; `Optimizer` describes each rule
+#: parameters with weight decay; `OptimizerConfig` describes each rule
 DecayRule = Literal["matrices", "multi-axis", "mmdet", "vitdet", "all"]
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerConfig:
     """How weights move. Decay is decoupled and multiplied by the current learning rate.
 
     `decay_on`: the parameters with weight decay.
@@ -61,7 +61,7 @@ class Optimizer:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class ScheduleConfig:
     """Linear warm-up from 0, then `decay` to `end` times the base rate (arXiv:2010.11929, Tables 3 and 4).
 
     `steps`: a tenth of the rate after each of the `milestones`, shares of the run (arXiv:1912.11370). `rsqrt`: one over
@@ -80,7 +80,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Ramp:
+class RampConfig:
     """A number that moves from `start` to `end` over a run: a teacher's momentum, a temperature, weight decay.
 
     In `steps` optimiser steps, or in all of the run (0), then it stays. `cosine` begins and ends slowly. With
@@ -95,7 +95,7 @@ class Ramp:
 
 
 @dataclass(frozen=True)
-class FineTune:
+class FineTuneConfig:
     """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank
     `lora_rank`.
 
@@ -124,13 +124,13 @@ class Run:
     data: DataOptions
     model: ModelConfig
     preprocess: AnyPreprocess
-    objective: Annotated[ObjectiveConfig, Tagged(OBJECTIVES)] = field(default_factory=SupervisedConfig)
-    views: Annotated[Views, Tagged(VIEWS)] = field(default_factory=Augment)
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    schedule: Schedule = field(default_factory=Schedule)
+    objective: Annotated[ObjectiveConfig, TaggedUnion(OBJECTIVES)] = field(default_factory=SupervisedConfig)
+    views: Annotated[ViewAugmentation, TaggedUnion(VIEW_CLASSES)] = field(default_factory=Augment)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     # what moves beside the learning rate, by name: weight_decay, ema, and what the objective asks for
-    schedules: dict[str, Ramp] = field(default_factory=dict)
-    tune: FineTune = field(default_factory=FineTune)
+    schedules: dict[str, RampConfig] = field(default_factory=dict)
+    tune: FineTuneConfig = field(default_factory=FineTuneConfig)
     recipe: str = ""  # whose numbers these were before the options came
     init: str | None = None
     # pixels: of the images that the positions of `init` are for, where it does not tell
@@ -226,7 +226,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         title = f"{self.model.name()} on {self.data.source}, {self.steps:,} steps"
-        return html_table(config_rows(to_plain(self)), ("setting", "value"), title)
+        return format_html_table(list_config_settings(to_builtins(self)), ("setting", "value"), title)
 
     def check_buckets(self) -> None:
         """Raise UsageError for what images of several sizes do not go together with."""
@@ -242,16 +242,16 @@ class Run:
             if any(side % patch for side, patch in zip(size, self.model.patch, strict=True)):
                 raise UsageError(
                     f"a bucket of {format_size(size)} is no whole number of patches of {format_size(self.model.patch)}",
-                    f"use {'x'.join(map(str, nearby(size, self.model.patch)))}",
+                    f"use {'x'.join(map(str, nearest_divisible_size(size, self.model.patch)))}",
                 )
 
     def check_own_aspect(self) -> None:
         """Raise UsageError for what does not go with pictures at their own aspect, which have different sizes."""
-        views, tokens = self.views, self.most_tokens
+        views, tokens = self.views, self.max_image_tokens
         if not (self.objective.takes_own_aspect and isinstance(views, Augment)):
             hint = "leave --native-aspect out, or learn from labels"
             raise UsageError(f"{self.objective.name} takes pictures of one size", hint)
-        check_packs(self.model)
+        check_can_pack(self.model)
         self.preprocess.check_patch(self.model.patch)
         if views.fewest_tokens > tokens:
             problem = f"pictures have {tokens} tokens at most, and views.fewest_tokens is {views.fewest_tokens}"
@@ -268,11 +268,11 @@ class Run:
             if hint:
                 raise UsageError(f"{name} takes pictures of one size, not with --native-aspect", f"use {hint}")
 
-    def objective_setting(self, multilabel: bool) -> Setting:
+    def objective_setting(self, multilabel: bool) -> ObjectiveSetting:
         """Return what the objective of the run is built for; `multilabel`: images have several labels."""
         normalisation, repeats = (self.preprocess.mean, self.preprocess.std), self.data.repeats
         dtype = DTYPES[self.precision]
-        return Setting(
+        return ObjectiveSetting(
             self.seed,
             self.data.classes,
             self.data.targets,
@@ -296,14 +296,14 @@ class Run:
         return bool(noise.dropout or noise.drop_path or self.tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
-    def most_tokens(self) -> int:
+    def max_image_tokens(self) -> int:
         """Patches of an image at its own aspect, at most; 0: all have the model's size."""
         return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)
 
     @property
     def mean_tokens(self) -> int:
         """Patches of a training picture at its own aspect, on average and at most; 0: all have the model's size."""
-        most = self.most_tokens
+        most = self.max_image_tokens
         return (getattr(self.views, "fewest_tokens", 0) or most) + most >> 1
 
     @property

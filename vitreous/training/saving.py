@@ -1,6 +1,6 @@
 """What a checkpoint holds, and how a run comes back from one.
 
-    state.json               the numbers (`loop.Counters`) and what else has to be known to go on
+    state.json               the numbers (`loop.TrainingCounters`) and what else has to be known to go on
     model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
                              (`weights.pieces`)
     frozen                   what the optimiser does not move, where there is any: frozen parameters, and the
@@ -26,21 +26,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vitreous.errors import ResourceError, WeightsError
-from vitreous.system.disk import write_text
-from vitreous.training.checkpoint import Store, flaw
-from vitreous.training.loop import Counters, State
-from vitreous.training.sharded import Sharded, group_on_cpu
-from vitreous.weights.sharded import tensors_in
+from vitreous.system.disk import write_text_atomic
+from vitreous.training.checkpoint import CheckpointStore, find_damage
+from vitreous.training.loop import TrainingCounters, TrainingState
+from vitreous.training.sharded import ShardedParameters, create_cpu_group
+from vitreous.weights.sharded import load_checkpoint_tensors
 
-FORMAT = 2
-STATE = "state.json"
-FAILURES = 3  # checkpoints in a row that may fail before the run stops
+CHECKPOINT_FORMAT = 2
+CHECKPOINT_STATE_FILE = "state.json"
+MAX_SAVE_FAILURES = 3  # checkpoints in a row that may fail before the run stops
 
 
 class Checkpointer:
     """The checkpoints of one run in progress. `note` is called with texts for the user."""
 
-    def __init__(self, store: Store, note: Callable[[str], None]) -> None:
+    def __init__(self, store: CheckpointStore, note: Callable[[str], None]) -> None:
         self.store, self.note = store, note
         self.failures = 0
         self.saved = -1  # where in the stream the last checkpoint was written, or begun
@@ -48,7 +48,7 @@ class Checkpointer:
         self.group: Any = None
         self.writing: tuple[Future, int, Path] | None = None
 
-    def save(self, state: State, extra: dict[str, Any]) -> None:
+    def save(self, state: TrainingState, extra: dict[str, Any]) -> None:
         """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row
         ResourceError ends it.
 
@@ -59,18 +59,18 @@ class Checkpointer:
         state.read_metrics()
         text = json.dumps(
             {
-                "format": FORMAT,
-                **numbers(state),
+                "format": CHECKPOINT_FORMAT,
+                **collect_counters(state),
                 **extra,
                 "threads": torch.get_num_threads(),
                 "world": state.ranks.world,
                 "shipped": next(iter(state.flat.shipped.values()), "model.").partition(".")[0],
             }
         )
-        if isinstance(state.flat, Sharded):
+        if isinstance(state.flat, ShardedParameters):
             self.publish_pending(state.ranks.is_main)
         with self.tolerate_write_errors():
-            if isinstance(state.flat, Sharded):
+            if isinstance(state.flat, ShardedParameters):
                 self.begin(state, text)
             elif state.ranks.is_main:
                 self.write(state, text)
@@ -84,27 +84,32 @@ class Checkpointer:
             self.failures = 0
         except ResourceError as error:
             self.failures += 1
-            if self.failures >= FAILURES:
+            if self.failures >= MAX_SAVE_FAILURES:
                 raise
-            self.note(f"{error.message}; training goes on ({self.failures} of {FAILURES} failures)")
+            self.note(f"{error.message}; training goes on ({self.failures} of {MAX_SAVE_FAILURES} failures)")
 
-    def write(self, state: State, text: str) -> None:
+    def write(self, state: TrainingState, text: str) -> None:
         """All tensors as files of this process."""
-        parts = tensors(state)
+        parts = collect_tensors(state)
         writers = {
             f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()
         }
         size = sum(tensor.numel() * tensor.element_size() for held in parts.values() for tensor in held.values())
-        self.store.save(state.step, {**writers, STATE: lambda path: write_text(path, text)}, size, self.pinned)
+        self.store.save(
+            state.step,
+            {**writers, CHECKPOINT_STATE_FILE: lambda path: write_text_atomic(path, text)},
+            size,
+            self.pinned,
+        )
 
-    def begin(self, state: State, text: str) -> None:
+    def begin(self, state: TrainingState, text: str) -> None:
         """Let every process write its pieces in the background, from a copy; `publish_pending` publishes them."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
         flat, ranks = state.flat, state.ranks
-        assert isinstance(flat, Sharded)
-        self.group = self.group or group_on_cpu()
+        assert isinstance(flat, ShardedParameters)
+        self.group = self.group or create_cpu_group()
         started, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
         try:
             started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
@@ -114,18 +119,18 @@ class Checkpointer:
             raise refused
         temporary = Path(shared)
         held: dict[str, Tensor] = {}
-        for part, views in tensors(state).items():
+        for part, views in collect_tensors(state).items():
             copies = {name: view.detach().cpu().clone() for name, view in views.items()}
             cut = {name: copied for name, copied in copies.items() if part != "frozen" and not name.startswith("step/")}
             held |= {f"{part}/{name}": piece for name, piece in (copies | flat.pieces(cut)).items()}
         if ranks.is_main:
-            write_text(temporary / STATE, text)
+            write_text_atomic(temporary / CHECKPOINT_STATE_FILE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         saved = async_save(held, storage_writer=writer, process_group=self.group)
         assert isinstance(saved, Future)  # as a process group of its own has it
         self.writing = saved, state.step, temporary
 
-    def poll(self, state: State) -> None:
+    def poll(self, state: TrainingState) -> None:
         """Publish what was written in the background, if it is complete."""
         if self.writing and self.writing[0].done():
             self.publish_pending(state.ranks.is_main)
@@ -150,7 +155,7 @@ class Checkpointer:
             if is_main and temporary.exists():
                 self.store.publish(step, temporary, self.pinned)
 
-    def restore(self, state: State) -> dict[str, Any] | None:
+    def restore(self, state: TrainingState) -> dict[str, Any] | None:
         """Give the state what the newest valid checkpoint holds; returns its state.json, or None where there is none.
 
         Raises WeightsError where none is valid, or the newest is of a later version of vitreous.
@@ -159,46 +164,51 @@ class Checkpointer:
         place = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
         if not place:
             return None
-        stored = json.loads((Path(place) / STATE).read_text("utf-8"))
-        if stored.get("format", 1) > FORMAT:
+        stored = json.loads((Path(place) / CHECKPOINT_STATE_FILE).read_text("utf-8"))
+        if stored.get("format", 1) > CHECKPOINT_FORMAT:
             raise WeightsError(
-                f"{place} was written by a later vitreous (format {stored['format']}, this one reads {FORMAT})",
+                (
+                    f"{place} was written by a later vitreous (format {stored['format']}, "
+                    f"this one reads {CHECKPOINT_FORMAT})"
+                ),
                 "update",
             )
-        for name in (field.name for field in fields(Counters)):
+        for name in (field.name for field in fields(TrainingCounters)):
             if name in stored:
                 setattr(state, name, stored[name])
         self.saved = state.images
-        state.flat.load(tensors_in(Path(place), "model"), tensors_in(Path(place), "ema") or None)
-        state.optimizers.load(tensors_in(Path(place), "optimizer"), state.flat.scatter)
-        state.flat.load_held(tensors_in(Path(place), "frozen"))
+        state.flat.load(
+            load_checkpoint_tensors(Path(place), "model"), load_checkpoint_tensors(Path(place), "ema") or None
+        )
+        state.optimizers.load(load_checkpoint_tensors(Path(place), "optimizer"), state.flat.scatter)
+        state.flat.load_untrained_state(load_checkpoint_tensors(Path(place), "frozen"))
         return stored
 
 
-def take_weights(state: State, store: Store, step: int) -> bool:
+def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
     """Give the state the weights, the averaged weights and what else moves of a checkpoint; whether that was there and
     whole."""
     place, ranks = store.place(step), state.ranks
-    if not ranks.broadcast_text("whole" if ranks.is_main and flaw(place) is None else ""):
+    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(place) is None else ""):
         return False
-    state.flat.load(tensors_in(place, "model"), tensors_in(place, "ema") or None)
-    state.flat.load_held(tensors_in(place, "frozen"))
+    state.flat.load(load_checkpoint_tensors(place, "model"), load_checkpoint_tensors(place, "ema") or None)
+    state.flat.load_untrained_state(load_checkpoint_tensors(place, "frozen"))
     return True
 
 
-def numbers(state: State) -> dict[str, Any]:
+def collect_counters(state: TrainingState) -> dict[str, Any]:
     """The numbers of a state."""
-    return {field.name: getattr(state, field.name) for field in fields(Counters)}
+    return {field.name: getattr(state, field.name) for field in fields(TrainingCounters)}
 
 
-def tensors(state: State) -> dict[str, dict[str, Tensor]]:
+def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
     """All tensors of a checkpoint in their own shapes, by part and name; this process's share where the model is
     sharded."""
     flat = state.flat
     parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
         parts["ema"] = flat.views(flat.average)
-    if held := flat.held_state():
+    if held := flat.untrained_state():
         parts["frozen"] = held
     return parts
 

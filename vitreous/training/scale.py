@@ -14,13 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from vitreous.objectives.base import Objective, Progress
+from vitreous.objectives.base import Objective, TrainingProgress
 from vitreous.system.machine import DTYPES
-from vitreous.training.groups import kind_of
+from vitreous.training.groups import choose_group_kind
 from vitreous.training.run import Run
-from vitreous.training.sharded import learns
+from vitreous.training.sharded import has_trainable_parameters
 
-UTILISATION = 0.45  # share of the peak that products reach in training, where nobody measured it
+DEFAULT_UTILISATION = 0.45  # share of the peak that products reach in training, where nobody measured it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ ACCELERATORS = {
 }
 
 
-class Sizes(NamedTuple):
+class ObjectiveSizes(NamedTuple):
     """Numbers of an objective: that move, of these in matrices of blocks, of the model that do not move, bytes of all
     other state (a teacher, buffers), numbers of what is shipped that do not move; and what FSDP gathers at a time: the
     numbers of each block, and of all outside of blocks."""
@@ -60,22 +60,22 @@ class Sizes(NamedTuple):
     root: int
 
 
-def measure_sizes(objective: Objective) -> Sizes:
+def measure_sizes(objective: Objective) -> ObjectiveSizes:
     """Count an objective on any device, `meta` too."""
     parameters = dict(objective.named_parameters())
     moving = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
     static = {id(p) for p in objective.frozen_parameters()}
     tensors = [*parameters.values(), *objective.buffers()]
     held = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
-    deployed = objective.deployed()
+    deployed = objective.deployed_model()
     shipped = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
     blocks = []
     for name, part in objective.named_modules():
-        if name.endswith("blocks") and isinstance(part, nn.ModuleList) and learns(part):
+        if name.endswith("blocks") and isinstance(part, nn.ModuleList) and has_trainable_parameters(part):
             blocks += [sum(p.numel() for p in block.parameters() if p.requires_grad) for block in part]
-    return Sizes(
+    return ObjectiveSizes(
         moving=sum(moving.values()),
-        matrices=sum(size for name, size in moving.items() if kind_of(name, parameters[name]) == "matrix"),
+        matrices=sum(size for name, size in moving.items() if choose_group_kind(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
         held_bytes=held,
         shipped=sum(t.numel() for t in shipped),
@@ -84,13 +84,13 @@ def measure_sizes(objective: Objective) -> Sizes:
     )
 
 
-def device_images(run: Run, world: int) -> int:
+def count_device_images(run: Run, world: int) -> int:
     """Images that a device computes at a time."""
     whole = -(-run.batch_size // world)
     return min(whole, run.micro_batch or whole)
 
 
-def count_memory(run: Run, sizes: Sizes, world: int, device: str = "cuda") -> dict[str, int | None]:
+def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cuda") -> dict[str, int | None]:
     """Bytes that each device holds, by what for; `peak_bytes` is the most at a time.
 
     Activations are there until the backward pass is over; the gradients' float32 sum from then on. None where the
@@ -113,20 +113,20 @@ def count_memory(run: Run, sizes: Sizes, world: int, device: str = "cuda") -> di
         "gradient_sum_bytes": 4 * share if fsdp or b < 4 else 0,
         # two blocks at a time, the rest throughout, and gradients of two blocks on their way
         "gathered_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
-        "activations_bytes": count_activations(run, device_images(run, world), device),
+        "activations_bytes": count_activation_bytes(run, count_device_images(run, world), device),
     }
-    resident = sum(value or 0 for name, value in counted.items() if name not in PASSING)
-    passing = {name: counted[name] or 0 for name in PASSING}
+    resident = sum(value or 0 for name, value in counted.items() if name not in TRANSIENT_MEMORY)
+    passing = {name: counted[name] or 0 for name in TRANSIENT_MEMORY}
     backward = passing["activations_bytes"] + passing["gathered_bytes"]
     known = counted["activations_bytes"] is not None
     return counted | {"peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if known else None}
 
 
 #: what is not there all the time
-PASSING = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
+TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
 
 
-def count_activations(run: Run, images: int, device: str) -> int | None:
+def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
     """Bytes that so many images leave for the backward pass; None where no formula is known, as of objectives that show
     the model parts or crops of images."""
     numbers = run.model.count_activations(device=device) if run.objective.labelled else None
@@ -139,7 +139,7 @@ def count_activations(run: Run, images: int, device: str) -> int | None:
     return images * numbers * DTYPES[run.precision].itemsize
 
 
-def count_traffic(run: Run, sizes: Sizes, world: int) -> int:
+def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:
     """Bytes that a device sends in an optimiser step, by rings: 2 (W - 1) / W of what is added up, (W - 1) / W of what
     is gathered or scattered.
 
@@ -148,7 +148,7 @@ def count_traffic(run: Run, sizes: Sizes, world: int) -> int:
     for each micro-batch, and scatters the gradients once.
     """
     b, n = DTYPES[run.precision].itemsize, sizes.moving
-    passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / device_images(run, world))
+    passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / count_device_images(run, world))
     if run.parallel == "fsdp":
         gathered = passes * b * (2 * sum(sizes.blocks) + sizes.root)
         return round((gathered + b * n) * (world - 1) / world)
@@ -157,7 +157,12 @@ def count_traffic(run: Run, sizes: Sizes, world: int) -> int:
 
 
 def forecast_step(
-    run: Run, sizes: Sizes, world: int, device: Accelerator, flops: float, utilisation: float = UTILISATION
+    run: Run,
+    sizes: ObjectiveSizes,
+    world: int,
+    device: Accelerator,
+    flops: float,
+    utilisation: float = DEFAULT_UTILISATION,
 ) -> dict[str, float]:
     """Seconds of an optimiser step on so many devices: of `compute`, of the `exchange` that it does not hide, of the
     `update`; and of the whole exchange.
@@ -182,7 +187,7 @@ def forecast_run(
     """The plan of a run on `world` devices of ACCELERATORS: memory, bytes of a step, images a second, hours, and what
     takes longest. `image_bytes`: a file's mean length."""
     device, sizes = ACCELERATORS[name], measure_sizes(objective)
-    flops = objective.flops(Progress(0, 0, run.total))
+    flops = objective.flops(TrainingProgress(0, 0, run.total))
     memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)
     step = seconds["compute"] + seconds["exchange"] + seconds["update"]
     rate, machines = run.step_size / step, -(-world // device.together)
@@ -194,24 +199,24 @@ def forecast_run(
         "parameters": sizes.moving + sizes.frozen,
         "devices": f"{world:,} x {name}, {machines:,} machines" if machines > 1 else f"{world} x {name}",
         "parallel": run.parallel,
-        "images_at_a_time": device_images(run, world),
+        "images_at_a_time": count_device_images(run, world),
         **memory,
         "sent_per_step_bytes": count_traffic(run, sizes, world),
-        "seconds_per_step": digits(step),
-        "seconds_of_compute": digits(seconds["compute"]),
-        "seconds_of_exchange": digits(seconds["exchange_whole"]),
-        "seconds_of_exchange_not_hidden": digits(seconds["exchange"]),
-        "seconds_of_update": digits(seconds["update"]),
+        "seconds_per_step": round_to_three_digits(step),
+        "seconds_of_compute": round_to_three_digits(seconds["compute"]),
+        "seconds_of_exchange": round_to_three_digits(seconds["exchange_whole"]),
+        "seconds_of_exchange_not_hidden": round_to_three_digits(seconds["exchange"]),
+        "seconds_of_update": round_to_three_digits(seconds["update"]),
         "images_per_second": round(rate),
         "images_per_second_a_machine": round(rate / machines),
         "read_per_second_a_machine_bytes": None if image_bytes is None else round(rate / machines * image_bytes),
-        "hours": digits(step * run.steps / 3600),
-        "exaflops": digits(flops * run.total / 1e18),
-        "assumed_share_of_peak": UTILISATION,
+        "hours": round_to_three_digits(step * run.steps / 3600),
+        "exaflops": round_to_three_digits(flops * run.total / 1e18),
+        "assumed_share_of_peak": DEFAULT_UTILISATION,
         "bottleneck": longest,
     }
 
 
-def digits(value: float) -> float:
+def round_to_three_digits(value: float) -> float:
     """A number of three digits that count."""
     return float(f"{value:.3g}")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from vitreous.training.run import Ramp, Schedule
+from vitreous.training.run import RampConfig, ScheduleConfig
 
 
-def factor(schedule: Schedule, step: int, steps: int) -> float:
+def schedule_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
     """Return what the base learning rate is multiplied by at `step` (0-based) of `steps`.
 
     The product of three factors, as in big_vision's `create_learning_rate_schedule`:
@@ -34,7 +34,7 @@ def factor(schedule: Schedule, step: int, steps: int) -> float:
     return curve
 
 
-def ramp(schedule: Ramp, step: int, steps: int) -> float:
+def ramp_value(schedule: RampConfig, step: int, steps: int) -> float:
     """The value of a ramp at `step` (0-based) of `steps`.
 
     p = step / its steps in [0, 1], or step / (its steps - 1) if it `includes_end`; cosine: end + (start - end) (1 +

@@ -11,29 +11,29 @@ from typing import Any, Literal
 
 import torch
 
-from vitreous.data.sampling import cuts
+from vitreous.data.sampling import find_bucket_boundaries
 from vitreous.errors import CollapseError, Interrupted, ResourceError
 from vitreous.inference.options import Precision
 from vitreous.models.zoo import Model
-from vitreous.progress import Listener, NullListener
-from vitreous.system.machine import settle_process
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.system.machine import configure_process
 from vitreous.tasks.report import Report
 from vitreous.training import validation
-from vitreous.training.batches import Inputs, prepared_batches, train_loader
-from vitreous.training.best import Best, check_selection, describe_selection
+from vitreous.training.batches import RunInputs, build_train_loader, prepare_batches
+from vitreous.training.best import BestEvaluation, check_selection, describe_selection
 from vitreous.training.build_state import build_state
-from vitreous.training.folder import Folder, evaluation_key, last_value
-from vitreous.training.health import Health
-from vitreous.training.loop import SliceBatch, State, fit
+from vitreous.training.folder import RunFolder, format_evaluation_key, read_last_value
+from vitreous.training.health import HealthMonitor
+from vitreous.training.loop import SliceBatch, TrainingState, run_training_loop
 from vitreous.training.ranks import SINGLE_PROCESS, Ranks
-from vitreous.training.results import objective_parts, summarize_run, write_bundle
+from vitreous.training.results import collect_objective_parts, summarize_run, write_bundle
 from vitreous.training.run import Run
-from vitreous.training.saving import Checkpointer, take_weights
-from vitreous.training.signals import Signals
+from vitreous.training.saving import Checkpointer, load_checkpoint_weights
+from vitreous.training.signals import StopSignals
 from vitreous.training.slices import check_processes, run_slices
 from vitreous.training.throughput import ThroughputMeter
-from vitreous.training.tune import merged
-from vitreous.training.validation import VAL
+from vitreous.training.tune import merge_lora_adapters
+from vitreous.training.validation import VAL_PREFIX
 
 
 class Session:
@@ -42,9 +42,9 @@ class Session:
     def __init__(
         self,
         run: Run,
-        inputs: Inputs,
-        folder: Folder,
-        listener: Listener | None = None,
+        inputs: RunInputs,
+        folder: RunFolder,
+        listener: ProgressListener | None = None,
         *,
         ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
@@ -53,16 +53,16 @@ class Session:
         self.run, self.inputs, self.folder, self.ranks = run, inputs, folder, ranks
         self.listener = listener or NullListener()
         self.device = ranks.device(run.device)
-        self.loader = train_loader(run, inputs, self.device)
-        self.signals = Signals()
+        self.loader = build_train_loader(run, inputs, self.device)
+        self.signals = StopSignals()
         self.checkpointer = Checkpointer(folder.store(run.keep), self.note)
-        self.health = Health(self.note, self.record_warning)
+        self.health = HealthMonitor(self.note, self.record_warning)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.evaluation_pending = False  # an evaluation was interrupted and is repeated after resuming
         self.collapse = ""  # the first alarm of a collapse
         self.initial_features: dict[str, float] = {}  # metrics that alarms compare features with
         self.last_report: Report | None = None
-        self.best = Best()
+        self.best = BestEvaluation()
 
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the run's summary, without metrics of a test split.
@@ -70,7 +70,7 @@ class Session:
         Raises Interrupted after a signal, with everything saved, and CollapseError at a collapse if the run is to
         stop; NonFiniteError, DataError and ResourceError as they come.
         """
-        settle_process()
+        configure_process()
         with self.signals.caught():
             self.health.data(self.inputs.train, self.inputs.val)
             state = self.build()
@@ -80,7 +80,7 @@ class Session:
                 self.evaluate(state)
                 self.stop(state)  # before a step, if it was interrupted again
             self.measure_initial_features(state)
-            state.halt = state.halt or self.best.exhausted(self.run)
+            state.halt = state.halt or self.best.is_out_of_patience(self.run)
             run = self.run
             hooks = [
                 (0, self.watch),
@@ -90,11 +90,11 @@ class Session:
                 (0, self.stop),
             ]
             try:
-                fit(state, self.batches(state), hooks)
+                run_training_loop(state, self.batches(state), hooks)
             finally:
                 self.checkpointer.publish_pending(self.ranks.is_main)
             if state.halt and self.signals.received:
-                raise self.interruption(state)
+                raise self.interruption_error(state)
             if state.halt and run.stop_on_collapse and self.collapse:
                 raise self.collapse_error(state)
             summary = self.finish(state)
@@ -102,29 +102,29 @@ class Session:
                 raise self.collapse_error(state)
             return summary
 
-    def build(self) -> State:
+    def build(self) -> TrainingState:
         """Build the state of the run at step 0, and choose the images that it is evaluated on."""
         state = build_state(self.run, self.inputs, self.ranks, self.note)
         evaluators = state.objective.evaluators(self.inputs.train)
-        self.validation_images = validation.choose_images(evaluators, self.inputs)
+        self.validation_images = validation.choose_validation_images(evaluators, self.inputs)
         return state
 
-    def batches(self, state: State) -> Iterator[SliceBatch]:
+    def batches(self, state: TrainingState) -> Iterator[SliceBatch]:
         """Yield this process's slices of the steps from the state's position on, each with its batch."""
-        steps = run_slices(self.run, self.ranks, state.images, partial(cuts, self.loader.order))
-        return prepared_batches(self.run, self.loader, state.objective, self.device, steps)
+        steps = run_slices(self.run, self.ranks, state.images, partial(find_bucket_boundaries, self.loader.order))
+        return prepare_batches(self.run, self.loader, state.objective, self.device, steps)
 
     # Hooks of the loop
 
-    def watch(self, state: State) -> None:
+    def watch(self, state: TrainingState) -> None:
         """Publish checkpoints written in the background, and check the step's metrics."""
         self.checkpointer.poll(state)
         self.health.step(state)
 
-    def log(self, state: State) -> None:
+    def log(self, state: TrainingState) -> None:
         """Record the training metrics since the last log, and show the progress."""
         epoch, costs = state.images / self.run.data.images, self.meter.line(state)
-        loss, scalars = state.take_means()
+        loss, scalars = state.pop_mean_metrics()
         line = {
             "step": state.step,
             "epoch": epoch,
@@ -140,20 +140,22 @@ class Session:
         self.record(line)
         self.health.line(costs["waiting"], state, self.inputs.cached is not None)
         self.warn(state, scalars | self.initial_features)
-        report = self.last_report if self.validation_images.prefix == VAL else None
+        report = self.last_report if self.validation_images.prefix == VAL_PREFIX else None
         val = f"  val {report.leading_text}" if report else ""
         text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
         text += f"{costs['images_per_second']:.0f} images/s{val}"
         if self.ranks.is_main:
             self.listener.progress("train", state.images, self.run.total, text)
 
-    def evaluate(self, state: State) -> None:
+    def evaluate(self, state: TrainingState) -> None:
         """Evaluate the averaged weights on the validation images, in the run's precision."""
         if not self.validation_images.evaluators or (state.done and not self.run.keep_best):
             return  # `finish` evaluates the last weights, in the precision of inference
         self.evaluation_pending = True
         try:
-            self.last_report, metrics = self.evaluate_model(merged(state.flat.averaged()), self.run.precision)
+            self.last_report, metrics = self.evaluate_model(
+                merge_lora_adapters(state.flat.averaged_model()), self.run.precision
+            )
         except Interrupted:
             return
         self.evaluation_pending = False
@@ -166,12 +168,12 @@ class Session:
         self.select_checkpoint(state, self.last_report)
         self.meter.mark(state)
 
-    def save(self, state: State) -> None:
+    def save(self, state: TrainingState) -> None:
         """Save a checkpoint."""
-        extra = {"pending": self.evaluation_pending, "seconds": self.meter.seconds, "best": self.best.plain()}
+        extra = {"pending": self.evaluation_pending, "seconds": self.meter.seconds, "best": self.best.to_dict()}
         self.checkpointer.save(state, extra)
 
-    def stop(self, state: State) -> None:
+    def stop(self, state: TrainingState) -> None:
         """Save and end the loop after a signal to any process, or a collapse at which the run is to stop."""
         stops = [self.signals.received or 0, self.run.stop_on_collapse and bool(self.collapse)]
         received, collapsed = self.ranks.all_reduce_max(stops, self.device)
@@ -198,23 +200,26 @@ class Session:
             images, model, self.run, precision, ranks=self.ranks, is_stopped=lambda: bool(self.signals.received)
         )
 
-    def measure_initial_features(self, state: State) -> None:
+    def measure_initial_features(self, state: TrainingState) -> None:
         """Record metrics of the features that the run starts with, for alarms to compare later ones with."""
         images = self.validation_images
         if not (self.run.objective.ships_features and images.evaluators):
             return
         name = f"{images.prefix}feature_deviation"
-        values = validation.recorded_values(self.folder.metrics, name) if self.ranks.is_main else []
+        values = validation.read_metric_values(self.folder.metrics, name) if self.ranks.is_main else []
         first = self.ranks.broadcast_text(str(values[0]) if values else "")
         if not first and not state.step:
             with suppress(Interrupted):  # the signal ends the run after its first step
-                model, sample = merged(state.flat.averaged()), validation.sample_features(images)
+                model, sample = (
+                    merge_lora_adapters(state.flat.averaged_model()),
+                    validation.sample_feature_images(images),
+                )
                 _, metrics = self.evaluate_on(sample, model, self.run.precision)
                 self.record({"step": 0, "epoch": 0.0, **metrics})
                 first = metrics.get(name) or ""
         self.initial_features = {"first_deviation": float(first)} if first else {}
 
-    def select_checkpoint(self, state: State, report: Report) -> None:
+    def select_checkpoint(self, state: TrainingState, report: Report) -> None:
         """Keep the checkpoint of the best evaluation so far, and end the loop after too many that were not better."""
         run, before = self.run, self.best
         if not (run.keep_best or run.early_stop):
@@ -226,18 +231,18 @@ class Session:
             # the disk is full, which was noted
             if not self.ranks.broadcast_text("saved" if self.checkpointer.saved == state.images else ""):
                 self.best, self.checkpointer.pinned = replace(before, evaluations=before.evaluations + 1), before.step
-        if self.best.exhausted(run) and not state.done:
+        if self.best.is_out_of_patience(run) and not state.done:
             state.halt = True
             self.save(state)
 
     # Beginning and end
 
-    def restore(self, state: State) -> None:
+    def restore(self, state: TrainingState) -> None:
         """Continue from the newest valid checkpoint, if there is one."""
         stored = self.checkpointer.restore(state)
         if stored is not None:
             self.evaluation_pending, self.meter.before = stored["pending"], stored["seconds"]
-            self.best = Best.from_plain(stored.get("best"))
+            self.best = BestEvaluation.from_dict(stored.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
             now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
@@ -249,22 +254,22 @@ class Session:
             if changed and not self.run.reproducible:
                 self.note(f"{'; '.join(changed)}: results may differ in the last bits")
         if self.ranks.is_main:
-            repeated = evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
+            repeated = format_evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
             self.folder.rewind(state.step, but=repeated if self.evaluation_pending else None)
 
-    def finish(self, state: State) -> dict[str, Any]:
+    def finish(self, state: TrainingState) -> dict[str, Any]:
         """Write the bundle, evaluate it as `vitreous evaluate` would, and return the summary. Raises ResourceError if
         the run's folder is gone, Interrupted after a signal."""
         if self.ranks.is_main and not self.folder.path.is_dir():
             raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
-        epoch, shipped_step = self.epoch(state), self.take_best(state)
-        model, parts = merged(state.flat.averaged()), objective_parts(state)
+        epoch, shipped_step = self.epoch(state), self.load_best_weights(state)
+        model, parts = merge_lora_adapters(state.flat.averaged_model()), collect_objective_parts(state)
         if self.ranks.is_main:
             shipped_epoch = self.best.epoch if shipped_step != state.step else epoch
             write_bundle(state, model, parts, folder=self.folder, epochs=shipped_epoch)
-        loss = last_value(self.folder.metrics, "train/loss") if self.ranks.is_main else None
+        loss = read_last_value(self.folder.metrics, "train/loss") if self.ranks.is_main else None
         report = self.evaluate_bundle(state, model, shipped_step) if self.validation_images.evaluators else None
-        is_val = self.validation_images.prefix == VAL
+        is_val = self.validation_images.prefix == VAL_PREFIX
         return summarize_run(
             state,
             model,
@@ -276,26 +281,26 @@ class Session:
             selection=describe_selection(self.run, self.best, shipped_step, state.step),
         )
 
-    def evaluate_bundle(self, state: State, model: Model, shipped_step: int) -> Report:
+    def evaluate_bundle(self, state: TrainingState, model: Model, shipped_step: int) -> Report:
         """Evaluate the model of the bundle, in the precision of inference. If its weights are the last ones, its
         metrics replace those of an evaluation in the run's precision. Raises Interrupted after a signal."""
         try:
             report, metrics = self.evaluate_model(model, "auto")
         except Interrupted:
-            raise self.interruption(state) from None
+            raise self.interruption_error(state) from None
         if self.ranks.is_main and shipped_step == state.step:
             epoch = self.epoch(state)
-            self.folder.rewind(state.step, but=evaluation_key(state.step, epoch, self.validation_images.prefix))
+            self.folder.rewind(state.step, but=format_evaluation_key(state.step, epoch, self.validation_images.prefix))
             self.folder.append({"step": state.step, "epoch": epoch, **metrics, "seconds": self.meter.seconds})
         self.last_report = report
         self.warn_about_features(state, report)
         return report
 
-    def take_best(self, state: State) -> int:
+    def load_best_weights(self, state: TrainingState) -> int:
         """Load the weights that the bundle is to have into the state. Returns the step that they are of."""
         if not self.run.keep_best or self.best.step in (0, state.step):
             return state.step
-        if take_weights(state, self.checkpointer.store, self.best.step):
+        if load_checkpoint_weights(state, self.checkpointer.store, self.best.step):
             return self.best.step
         self.note(
             f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept "
@@ -303,17 +308,17 @@ class Session:
         )
         return state.step
 
-    def interruption(self, state: State) -> Interrupted:
+    def interruption_error(self, state: TrainingState) -> Interrupted:
         """Return the error of a run that was stopped by a signal."""
         code = 128 + int(self.signals.received or 0)
         return Interrupted(self.describe_stop(state), f"continue with --resume --out {self.folder.path}", code)
 
-    def collapse_error(self, state: State) -> CollapseError:
+    def collapse_error(self, state: TrainingState) -> CollapseError:
         """Return the error of a run that stops at a collapse: the alarm, and the setting that it names."""
         finding, _, setting = self.collapse.partition(": ")
         return CollapseError(f"{self.describe_stop(state)}: {finding}", f"start again in another --out: {setting}")
 
-    def describe_stop(self, state: State) -> str:
+    def describe_stop(self, state: TrainingState) -> str:
         """Return the step at which a run stopped, and whether its checkpoint is there."""
         is_saved = self.checkpointer.saved == state.images
         saved = "saved" if is_saved else "not saved: the newest checkpoint is an older one"
@@ -321,7 +326,7 @@ class Session:
 
     # Records and notes
 
-    def epoch(self, state: State) -> float:
+    def epoch(self, state: TrainingState) -> float:
         """Return the number of passes over the training images so far."""
         return self.run.epochs if state.done else state.images / self.run.data.images
 
@@ -339,13 +344,13 @@ class Session:
             if self.ranks.is_main and self.folder.path.is_dir():
                 self.folder.warn(step, name, text)
 
-    def warn(self, state: State, metrics: Mapping[str, float]) -> None:
+    def warn(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
         """Warn about what the objective finds wrong in metrics, and remember the first collapse."""
         for name, text in state.objective.warnings(metrics, state.progress):
             self.health.once(name, text)
             self.collapse = self.collapse or text
 
-    def warn_about_features(self, state: State, report: Report) -> None:
+    def warn_about_features(self, state: TrainingState, report: Report) -> None:
         """Warn about what the objective finds wrong in the metrics of features of an evaluation."""
         history = validation.feature_history(report, self.validation_images, self.folder.metrics)
         self.warn(state, self.initial_features | history)

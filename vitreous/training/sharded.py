@@ -15,16 +15,17 @@ from torch import Tensor, nn
 
 from vitreous.models.zoo import Model
 from vitreous.objectives.base import Objective
-from vitreous.training.flat import Flat, named_tensors, warm
-from vitreous.training.groups import GroupOf, default_group
+from vitreous.training.flat import FlatParameters, ema_decay_at, iterate_named_tensors
+from vitreous.training.groups import GroupFunction, choose_default_group
 from vitreous.training.ranks import Ranks
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 
-class Sharded(Flat):
-    """What `Flat` is, for the share of one process; `averaged` and `whole` put the shares of all together."""
+class ShardedParameters(FlatParameters):
+    """What `FlatParameters` is, for the share of one process; `averaged_model` and `whole` put the shares of all
+    together."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class Sharded(Flat):
         ranks: Ranks,
         *,
         ema: float | None = None,
-        group_of: GroupOf = default_group,
+        group_of: GroupFunction = choose_default_group,
     ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -43,7 +44,12 @@ class Sharded(Flat):
         self.module = module
         self.copy_deployed(torch.device("cpu"))
         whole = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
-        replicated = {parameter for child in module.children() if not learns(child) for parameter in child.parameters()}
+        replicated = {
+            parameter
+            for child in module.children()
+            if not has_trainable_parameters(child)
+            for parameter in child.parameters()
+        }
         for parameter in set(module.parameters()) - replicated:
             parameter.data = parameter.data.to(device, dtype)
         module.to(device)
@@ -94,7 +100,7 @@ class Sharded(Flat):
         for name, share in self.local().items():
             share.copy_(master[name])
         if self.ema is not None:
-            self.average.lerp_(self.master, 1 - (warm(self.ema, step) if decay is None else decay))
+            self.average.lerp_(self.master, 1 - (ema_decay_at(self.ema, step) if decay is None else decay))
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
         """Load this process's share of whole tensors, in the shapes of the parameters, into masters, parameters and
@@ -133,10 +139,10 @@ class Sharded(Flat):
         return {name: piece.full_tensor() for name, piece in pieces.items()}
 
     @torch.no_grad()
-    def averaged(self) -> Model:
+    def averaged_model(self) -> Model:
         """The deployed module with the average, put together on the CPU. Every process has to call this."""
-        average, live = self.pieces(self.views(self.average)), dict(named_tensors(self.module))
-        for name, tensor in named_tensors(self.eval_module):
+        average, live = self.pieces(self.views(self.average)), dict(iterate_named_tensors(self.module))
+        for name, tensor in iterate_named_tensors(self.eval_module):
             own = self.shipped[name]
             if own in average:
                 tensor.copy_(average[own].full_tensor())
@@ -161,13 +167,13 @@ def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
     module.set_requires_gradient_sync(syncs)
 
 
-def learns(module: nn.Module) -> bool:
+def has_trainable_parameters(module: nn.Module) -> bool:
     """Whether any parameter requires a gradient. A part of an objective that does not, as a teacher, is whole in every
     process."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def group_on_cpu() -> dist.ProcessGroup:
+def create_cpu_group() -> dist.ProcessGroup:
     """A process group of its own for writing checkpoints in the background."""
     group = dist.new_group(backend="gloo")
     assert isinstance(group, dist.ProcessGroup)  # every process is in it

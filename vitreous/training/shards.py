@@ -13,54 +13,54 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from vitreous.data.batch import Batch, batch_size, rows
-from vitreous.nn.cuda_graphs import CapturedPasses
-from vitreous.system.cores import cores
-from vitreous.system.machine import thread_pool
-from vitreous.training.flat import Flat, named_tensors
+from vitreous.data.batch import Batch, count_batch_samples, slice_batch
+from vitreous.nn.cuda_graphs import CudaGraphRunner
+from vitreous.system.cores import count_usable_cores
+from vitreous.system.machine import get_thread_pool
+from vitreous.training.flat import FlatParameters, iterate_named_tensors
 
-Forward = Callable[[Batch], dict[str, Tensor]]
+ForwardFunction = Callable[[Batch], dict[str, Tensor]]
 Scalars = dict[str, float | Tensor]  # "loss", and what else an objective logs
-MOST = 8  # shards, since each costs memory for a gradient
+MAX_SHARDS = 8  # shards, since each costs memory for a gradient
 
 
 class Shards:
     """An objective, and copies of it that compute with the same weights and state: as many as the flat vectors have
     gradients. More than one only for splittable objectives."""
 
-    def __init__(self, objective: nn.Module, flat: Flat, forward: Forward | None = None) -> None:
+    def __init__(self, objective: nn.Module, flat: FlatParameters, forward: ForwardFunction | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
         for grad in flat.grads[1:]:
             twin, weights, gradients = copy.deepcopy(objective), flat.views(flat.work), flat.views(grad)
-            live = dict(named_tensors(objective))
-            for name, tensor in named_tensors(twin):
+            live = dict(iterate_named_tensors(objective))
+            for name, tensor in iterate_named_tensors(twin):
                 tensor.data = weights[name] if name in weights else live[name].data
                 if name in weights:
                     tensor.grad = gradients[name]
             self.forwards.append(twin)
         self.on_host = True  # whether scalars are numbers; else they are tensors on the device, which nobody waits for
         self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
-        self.captured: CapturedPasses | None = None  # set where passes are repeated as CUDA graphs
+        self.captured: CudaGraphRunner | None = None  # set where passes are repeated as CUDA graphs
 
     def backward(self, batch: Batch, share: float) -> Scalars:
         """Add the gradient of `share` times the batch's loss to the flat gradients, and return the scalars of the
         forward passes, times their shares."""
-        size = batch_size(batch)
+        size = count_batch_samples(batch)
         count = min(len(self.forwards), size)
         if count == 1:
             return self.part(self.forwards[0], batch, share)
         ends = [size * i // count for i in range(count + 1)]
-        parts = [rows(batch, a, b) for a, b in pairwise(ends)]
+        parts = [slice_batch(batch, a, b) for a, b in pairwise(ends)]
         shares = [share * (b - a) / size for a, b in pairwise(ends)]
-        return add_scalars(thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
+        return add_scalars(get_thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
 
-    def part(self, forward: Forward, batch: Batch, share: float) -> Scalars:
+    def part(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
         """Forward and backward of one part by itself."""
         if self.captured is not None:
             return dict(self.captured.run(lambda own: self.passes(forward, own, share), batch, share))
         return {name: float(v) if self.on_host else v for name, v in self.passes(forward, batch, share).items()}
 
-    def passes(self, forward: Forward, batch: Batch, share: float) -> dict[str, Tensor]:
+    def passes(self, forward: ForwardFunction, batch: Batch, share: float) -> dict[str, Tensor]:
         """The same; scalars are tensors on the device."""
         outputs = {name: value * share for name, value in forward(batch).items()}
         (outputs["loss"] * self.scale).backward()
@@ -76,6 +76,10 @@ def add_scalars(parts: Iterable[Scalars]) -> Scalars:
     return total
 
 
-def default_shards(device: str, batch_size: int, fewest: int = 8) -> int:
+def choose_shard_count(device: str, batch_size: int, fewest: int = 8) -> int:
     """One a core on a CPU, at most MOST, of at least `fewest` images each; one elsewhere."""
-    return max(1, min(torch.get_num_threads(), cores(), MOST, batch_size // fewest)) if device == "cpu" else 1
+    return (
+        max(1, min(torch.get_num_threads(), count_usable_cores(), MAX_SHARDS, batch_size // fewest))
+        if device == "cpu"
+        else 1
+    )

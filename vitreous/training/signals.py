@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from multiprocessing import active_children
 
 #: seconds in which SIGINTs under `torchrun` count as one: the group gets it, and the agent passes it on
-REPEATED = 5.0
+REPEAT_SECONDS = 5.0
 
 
-class Signals:
+class StopSignals:
     """The first stop signal received, if any; a second SIGINT ends the process at once."""
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Signals:
 
     def is_repeated(self) -> bool:
         """Whether the agent of `torchrun` may have sent again the signal that its process group has received."""
-        return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEATED
+        return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEAT_SECONDS
 
     @contextmanager
     def caught(self) -> Iterator[None]:

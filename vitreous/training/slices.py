@@ -45,7 +45,7 @@ class StepSlice:
         return self.stop == self.start
 
 
-def keep_range(start: int, stop: int) -> list[int]:
+def uncut_range(start: int, stop: int) -> list[int]:
     """Return the boundaries of a range whose images all have one size."""
     return [start, stop]
 
@@ -55,7 +55,7 @@ def even_bounds(start: int, count: int, ranges: int) -> list[int]:
     return [start + count * i // ranges for i in range(ranges + 1)]
 
 
-def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_range) -> list[StepSlice]:
+def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_range) -> list[StepSlice]:
     """Return the slices of this process in the step that begins at position `start`.
 
     If a last short batch has fewer images than there are processes, a process without images computes the first one of
@@ -82,7 +82,7 @@ def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_r
     ]
 
 
-def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_range) -> Iterator[list[StepSlice]]:
+def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_range) -> Iterator[list[StepSlice]]:
     """Yield `rank_slices` of every step from position `start` to the end of the run."""
     for first in range(start, run.total, run.step_size):
         yield rank_slices(run, ranks, first, cut_range)
@@ -91,7 +91,7 @@ def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = keep_ra
 def check_processes(run: Run, ranks: Ranks) -> None:
     """Raise UsageError if the model cannot be tuned as the run asks, or if the run cannot have this number of
     processes."""
-    tune.check(run.model, run.tune)
+    tune.check_fine_tuning(run.model, run.tune)
     if run.reproducible and run.shards % ranks.world:
         allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
         raise UsageError(

@@ -9,10 +9,10 @@ from functools import lru_cache
 
 import torch
 
-from vitreous.nn.frozen import Packed, can_pack
-from vitreous.system.cores import peak_memory, wait_for_device
-from vitreous.system.machine import DTYPES, has_bf16, thread_pool
-from vitreous.training.loop import State
+from vitreous.nn.frozen import PackedLinear, can_pack
+from vitreous.system.cores import get_peak_memory, synchronize_device
+from vitreous.system.machine import DTYPES, get_thread_pool, has_bf16
+from vitreous.training.loop import TrainingState
 from vitreous.training.ranks import Ranks
 
 
@@ -35,9 +35,9 @@ class ThroughputMeter:
     marked: tuple[float, int, float, float] = (0.0, 0, 0.0, 0.0)
     rates: list[tuple[float, float]] = field(default_factory=list)  # images a second and utilisation, one a log line
 
-    def begin(self, state: State) -> None:
+    def begin(self, state: TrainingState) -> None:
         """Measure the machine's limit, and start the clock."""
-        self.limit = quick_peak(self.device, self.precision)
+        self.limit = measure_peak_flops(self.device, self.precision)
         self.started = time.perf_counter()
         self.mark(state)
 
@@ -46,11 +46,11 @@ class ThroughputMeter:
         """Wall time of the run so far, earlier processes included."""
         return self.before + time.perf_counter() - self.started
 
-    def mark(self, state: State) -> None:
+    def mark(self, state: TrainingState) -> None:
         """Forget the time since the last line: it was no training."""
         self.marked = (time.perf_counter(), state.images, state.flops, state.waited)
 
-    def line(self, state: State) -> dict[str, float]:
+    def line(self, state: TrainingState) -> dict[str, float]:
         """The figures of the time since the last mark."""
         then, images, flops, waited = self.marked
         passed = max(time.perf_counter() - then, 1e-9)
@@ -65,7 +65,7 @@ class ThroughputMeter:
             "images_per_second": rate,
         }
 
-    def totals(self, state: State) -> dict[str, float | None]:
+    def totals(self, state: TrainingState) -> dict[str, float | None]:
         """The figures of the whole run; rates are medians over its log lines."""
         rates, used = (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
         seconds = self.seconds
@@ -74,24 +74,29 @@ class ThroughputMeter:
             "images_per_second": rates[len(rates) // 2],
             "exaflops": state.flops / 1e18,
             "flops_utilisation": used[len(used) // 2],
-            "peak_memory_bytes": peak_memory(self.device),
+            "peak_memory_bytes": get_peak_memory(self.device),
             "device_hours": seconds * self.ranks.world / 3600,
         }
 
 
-QUICK = {"cpu": 1024, "cuda": 8192}  # sides of the matrices, small enough that measuring takes a fraction of a second
-EMULATED = 128  # where bfloat16 is: a thousandth of the speed
+PEAK_MATRIX_SIDES = {
+    "cpu": 1024,
+    "cuda": 8192,
+}  # sides of the matrices, small enough that measuring takes a fraction of a second
+EMULATED_MATRIX_SIDE = 128  # where bfloat16 is: a thousandth of the speed
 
 
 @lru_cache(maxsize=4)
-def quick_peak(device: str, precision: str) -> float:
+def measure_peak_flops(device: str, precision: str) -> float:
     """Operations a second, a multiply-add counted as two; measured once a process, in a fraction of a second."""
     emulated = precision == "bf16" and not has_bf16(device)
-    product, operations = fastest(device, precision, EMULATED if emulated else QUICK.get(device.split(":")[0], 1024))
-    return operations / best_of(product, device)
+    product, operations = choose_fastest_matmul(
+        device, precision, EMULATED_MATRIX_SIDE if emulated else PEAK_MATRIX_SIDES.get(device.split(":")[0], 1024)
+    )
+    return operations / measure_shortest_time(product, device)
 
 
-def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
+def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
     """The fastest way here to multiply square matrices of a side, and its operations.
 
     On a CPU it is one of three: PyTorch's own product, oneDNN's packed one, and every core with a product of its own.
@@ -102,22 +107,22 @@ def fastest(device: str, precision: str, size: int) -> tuple[Callable[[], object
     ways: list[tuple[Callable[[], object], float]] = [(lambda: a @ b, once)]
     if device == "cpu":
         if can_pack(dtype):
-            packed = Packed(torch.nn.Linear(size, size, bias=False), dtype)
+            packed = PackedLinear(torch.nn.Linear(size, size, bias=False), dtype)
             ways.append((lambda: packed(a), once))
         threads = torch.get_num_threads()
         ways.append(
-            (lambda: list(thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once)
+            (lambda: list(get_thread_pool(threads).map(torch.matmul, [a] * threads, [b] * threads)), threads * once)
         )
-    return min(ways, key=lambda product: best_of(product[0], device) / product[1])
+    return min(ways, key=lambda product: measure_shortest_time(product[0], device) / product[1])
 
 
-def best_of(product: Callable[[], object], device: str, times: int = 3) -> float:
+def measure_shortest_time(product: Callable[[], object], device: str, times: int = 3) -> float:
     """The shortest of some runs, in seconds, after one to warm up."""
     seconds = []
     with torch.inference_mode():
         for _ in range(times + 1):
             started = time.perf_counter()
             product()
-            wait_for_device(device)
+            synchronize_device(device)
             seconds.append(time.perf_counter() - started)
     return min(seconds[1:])

@@ -19,13 +19,20 @@ from vitreous.errors import UsageError, install_hint
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
-from vitreous.training.run import FineTune
+from vitreous.training.run import FineTuneConfig
 
-HEAD = ("head", "representation")  # what may be new when weights are adopted
-AFTER = ("encoder.norm", "body.norm", "norm", "neck", "pooling", "pooled_norm")  # between the last block and the head
+HEAD_MODULES = ("head", "representation")  # what may be new when weights are adopted
+MODULES_AFTER_BLOCKS = (
+    "encoder.norm",
+    "body.norm",
+    "norm",
+    "neck",
+    "pooling",
+    "pooled_norm",
+)  # between the last block and the head
 
 
-def check(config: ModelConfig, tune: FineTune) -> None:
+def check_fine_tuning(config: ModelConfig, tune: FineTuneConfig) -> None:
     """Raise UsageError for what cannot be tuned so, or where `peft` is not installed and LoRA is asked for."""
     depth = config.depth
     if tune.last_blocks is not None and tune.lora_rank:
@@ -40,27 +47,27 @@ def check(config: ModelConfig, tune: FineTune) -> None:
         raise UsageError("LoRA needs the library peft, which is not installed", install_hint("lora"))
 
 
-def prepare(model: Model, tune: FineTune) -> str:
+def prepare_fine_tuning(model: Model, tune: FineTuneConfig) -> str:
     """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for
     everything.
 
     The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow
     them: the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, and of a Swin,
-    a block with the merging of tokens before it, counted over all stages. Raises UsageError as `check` does, and for
-    names of layers that are not there.
+    a block with the merging of tokens before it, counted over all stages. Raises UsageError as `check_fine_tuning`
+    does, and for names of layers that are not there.
     """
-    check(model.config, tune)
+    check_fine_tuning(model.config, tune)
     if tune.lora_rank:
-        description = adapt(model, tune)
+        description = add_lora_adapters(model, tune)
     elif tune.last_blocks is not None:
-        description = freeze(model, tune.last_blocks)
+        description = freeze_backbone(model, tune.last_blocks)
     else:
         return ""
     moving = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return f"training {moving:,} of {sum(p.numel() for p in model.parameters()):,} parameters: {description}"
 
 
-def freeze(model: Model, last: int) -> str:
+def freeze_backbone(model: Model, last: int) -> str:
     """Keep everything but the head, the last blocks and what follows them. In words.
 
     Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's
@@ -69,10 +76,12 @@ def freeze(model: Model, last: int) -> str:
     parts, stack = dict(model.named_modules()), model.blocks()
     frozen = stack[: len(stack) - last]
     model.requires_grad_(False)
-    for part in [parts[name] for name in HEAD + AFTER * (last > 0) if name in parts] + stack[len(frozen) :]:
+    for part in [parts[name] for name in HEAD_MODULES + MODULES_AFTER_BLOCKS * (last > 0) if name in parts] + stack[
+        len(frozen) :
+    ]:
         part.requires_grad_(True)
     for name, parameter in model.named_parameters():  # what merges tokens moves with the block that follows it
-        layer = model.config.layer_of(name)
+        layer = model.config.parameter_layer(name)
         if len(frozen) < layer <= len(stack):
             parameter.requires_grad_(True)
     for part in [model, *(part for block in frozen for part in block.modules())]:
@@ -82,27 +91,27 @@ def freeze(model: Model, last: int) -> str:
     return f"the head and the last {last} of {len(stack)} blocks" if last else "the head"
 
 
-def adapt(model: Model, tune: FineTune) -> str:
+def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
     """Put an adapter beside every target, in place, and keep everything else but the head. In words.
 
     Dropout and stochastic depth stay: with its adapters, every block learns.
     """
-    names = targets(model, tune.lora_targets)
+    names = find_lora_targets(model, tune.lora_targets)
     from peft import LoraConfig, inject_adapter_in_model  # here, since importing it takes seconds
 
     rank, alpha = tune.lora_rank, tune.lora_alpha
     options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": tune.lora_dropout}
     inject_adapter_in_model(LoraConfig(**options, target_modules=names), model)
     parts = dict(model.named_modules())
-    for part in (parts[name] for name in HEAD if name in parts):
+    for part in (parts[name] for name in HEAD_MODULES if name in parts):
         part.requires_grad_(True)
     return f"the head and adapters of rank {rank} at {len(names)} layers ({', '.join(tune.lora_targets)})"
 
 
-def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
+def find_lora_targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     """The names of the linear layers before the head that end so. Raises UsageError for an ending that names none, or
     another layer."""
-    before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD}
+    before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
     linear = [name for name, part in before.items() if isinstance(part, nn.Linear)]
     known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
     chosen: list[str] = []
@@ -117,7 +126,7 @@ def targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     return chosen
 
 
-def merged(model: Model) -> Model:
+def merge_lora_adapters(model: Model) -> Model:
     """A copy with the adapters' products added to the weights, W + (alpha / r) B A: a model as any other, with the same
     answers.
 
@@ -139,7 +148,7 @@ def merged(model: Model) -> Model:
     return whole
 
 
-def recompute_blocks(model: Model) -> None:
+def enable_block_recompute(model: Model) -> None:
     """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
     for part in model.modules():
         if isinstance(part, Encoder):

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from vitreous.training.run import Optimizer
+from vitreous.training.run import OptimizerConfig
 
-TRUST = 0.001  # LARS: a step's length as a share of the parameter's norm, before rate and momentum
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: of the quintic that is iterated
-ITERATIONS = 5
+LARS_TRUST_COEFFICIENT = 0.001  # LARS: a step's length as a share of the parameter's norm, before rate and momentum
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: of the quintic that is iterated
+NEWTON_SCHULZ_ITERATIONS = 5
 MAX_BATCH_ELEMENTS = 2**24  # that go through the iteration at once
 
 
 @torch.no_grad()
 def lamb_direction(
-    grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: Optimizer, decay: float
+    grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: OptimizerConfig, decay: float
 ) -> Tensor:
     """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made
     before.
@@ -42,16 +42,16 @@ def lamb_direction(
     return update.add_(weight, alpha=decay) if decay else update
 
 
-def lamb_trust(weights: Tensor, updates: Tensor) -> Tensor:
+def lamb_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
     """(n,) norms of parameters and of their updates -> (n,) factors of the learning rate: their quotient, 1 where one
     is zero."""
     return torch.where((weights > 0) & (updates > 0), weights / updates.clamp(min=1e-12), torch.ones_like(weights))
 
 
-def lars_trust(weights: Tensor, updates: Tensor) -> Tensor:
+def lars_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
     """(n,) norms of parameters and of their gradients with decay -> (n,) factors of these: TRUST |w| / |g|, 1 where one
     is zero."""
-    return torch.where((weights > 0) & (updates > 0), TRUST * weights / updates.clamp(min=1e-12), 1.0)
+    return torch.where((weights > 0) & (updates > 0), LARS_TRUST_COEFFICIENT * weights / updates.clamp(min=1e-12), 1.0)
 
 
 @torch.no_grad()
@@ -72,7 +72,7 @@ def muon_step(
         directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in places]
         rows, columns = matrices[places[0]].shape
         rate = lr * max(1.0, rows / columns) ** 0.5
-        for i, update in zip(places, orthogonalize(torch.stack(directions), dtype), strict=True):
+        for i, update in zip(places, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
             matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
 
 
@@ -86,16 +86,16 @@ def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
         yield from (places[i : i + count] for i in range(0, len(places), count))
 
 
-def orthogonalize(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:
+def orthogonalize_newton_schulz(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:
     """(n, rows, columns) -> the same with all singular values near one: five Newton-Schulz steps in `dtype`.
 
     For each X, scaled to norm 1:  A = X X^T,  X <- a X + (b A + c A A) X.
     """
-    a, b, c = COEFFICIENTS
+    a, b, c = NEWTON_SCHULZ_COEFFICIENTS
     wide = matrices.shape[1] <= matrices.shape[2]
     x = (matrices if wide else matrices.mT).to(dtype)
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=eps)
-    for _ in range(ITERATIONS):
+    for _ in range(NEWTON_SCHULZ_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x if wide else x.mT).to(matrices.dtype)

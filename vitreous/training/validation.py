@@ -14,18 +14,18 @@ import torch
 from vitreous.data.loader import EvalLoader
 from vitreous.data.split import Split
 from vitreous.errors import Interrupted
-from vitreous.evaluation.evaluator import Evaluator, Outputs, Ragged
+from vitreous.evaluation.evaluator import Evaluator, Ragged, SplitOutputs
 from vitreous.evaluation.rankme import FeatureEvaluator
-from vitreous.inference.engine import CHUNK, TorchEngine, readable_mask
+from vitreous.inference.engine import ENGINE_CHUNK, TorchEngine, build_readable_mask
 from vitreous.inference.options import Precision
 from vitreous.models.zoo import Model
 from vitreous.tasks.report import Report
-from vitreous.training.batches import Inputs
+from vitreous.training.batches import RunInputs
 from vitreous.training.ranks import Ranks
 from vitreous.training.run import Run
 
-VAL, TRAINING_IMAGES = "val/", "training_images/"  # prefixes of metrics, by the images that are evaluated
-SAMPLED = 2_048  # training images that are evaluated if there are none for validation
+VAL_PREFIX, TRAINING_IMAGES_PREFIX = "val/", "training_images/"  # prefixes of metrics, by the images that are evaluated
+MAX_SAMPLED_IMAGES = 2_048  # training images that are evaluated if there are none for validation
 
 
 class ValidationImages(NamedTuple):
@@ -36,21 +36,21 @@ class ValidationImages(NamedTuple):
     prefix: str
 
 
-def choose_images(evaluators: Sequence[Evaluator], inputs: Inputs) -> ValidationImages:
-    """Return the validation images with all evaluators; without such images at most `SAMPLED` training images, evenly
-    spread, with the evaluators that need no labels."""
+def choose_validation_images(evaluators: Sequence[Evaluator], inputs: RunInputs) -> ValidationImages:
+    """Return the validation images with all evaluators; without such images at most `MAX_SAMPLED_IMAGES` training
+    images, evenly spread, with the evaluators that need no labels."""
     if inputs.val is not None:
-        return ValidationImages(inputs.val, list(evaluators), VAL)
+        return ValidationImages(inputs.val, list(evaluators), VAL_PREFIX)
     train = inputs.train
-    rows = np.linspace(0, len(train) - 1, min(SAMPLED, len(train))).astype(np.int64)
+    rows = np.linspace(0, len(train) - 1, min(MAX_SAMPLED_IMAGES, len(train))).astype(np.int64)
     unlabelled = [other for evaluator in evaluators if (other := evaluator.without_labels()) is not None]
-    return ValidationImages(train.take(rows), unlabelled, TRAINING_IMAGES)
+    return ValidationImages(train.take(rows), unlabelled, TRAINING_IMAGES_PREFIX)
 
 
-def sample_features(images: ValidationImages) -> ValidationImages:
-    """Return at most `SAMPLED` of the images, evenly spread, with metrics of features that need no labels: cheap enough
-    to measure a model before its first step."""
-    rows = np.linspace(0, len(images.split) - 1, min(SAMPLED, len(images.split))).astype(np.int64)
+def sample_feature_images(images: ValidationImages) -> ValidationImages:
+    """Return at most `MAX_SAMPLED_IMAGES` of the images, evenly spread, with metrics of features that need no labels:
+    cheap enough to measure a model before its first step."""
+    rows = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
     return ValidationImages(images.split.take(rows), [FeatureEvaluator()], images.prefix)
 
 
@@ -59,11 +59,11 @@ def feature_history(report: Report, images: ValidationImages, metrics: Path) -> 
     for alarms to compare with."""
     history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
     if history["rankme"] is not None:
-        history["highest_rankme"] = max(recorded_values(metrics, f"{images.prefix}rankme"), default=None)
+        history["highest_rankme"] = max(read_metric_values(metrics, f"{images.prefix}rankme"), default=None)
     return {name: value for name, value in history.items() if value is not None}
 
 
-def recorded_values(path: Path, name: str) -> list[float]:
+def read_metric_values(path: Path, name: str) -> list[float]:
     """Return the values of a metric in a file of metrics, in order."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     values = [json.loads(line)[name] for line in lines if f'"{name}"' in line and line.endswith("}")]
@@ -86,7 +86,7 @@ def evaluate_images(
     """
     computed: Precision = "fp32" if precision == "fp16" else precision
     engine = TorchEngine(model, run.preprocess, ranks.device(run.device), computed)
-    compute_outputs = partial(shared_outputs, engine, ranks, run.data.workers, is_stopped)
+    compute_outputs = partial(compute_distributed_outputs, engine, ranks, run.data.workers, is_stopped)
     reports = [
         evaluator.report(*(compute_outputs(evaluator, split) for split in evaluator.splits(images.split)))
         for evaluator in images.evaluators
@@ -95,9 +95,9 @@ def evaluate_images(
     return reports[0], {f"{images.prefix}{name}": value for name, value in metrics.items()}
 
 
-def shared_outputs(
+def compute_distributed_outputs(
     engine: TorchEngine, ranks: Ranks, workers: int, stopped: Callable[[], bool], evaluator: Evaluator, split: Split
-) -> Outputs:
+) -> SplitOutputs:
     """The outputs of a model for a split, of which every process computes a share, each image once.
 
     Raises Interrupted, in all processes, when `stopped` says so in one.
@@ -108,12 +108,12 @@ def shared_outputs(
             raise Interrupted("evaluation cut short")
 
     positions, device = np.arange(len(split)), str(engine.device)
-    mine = positions[positions // CHUNK % ranks.world == ranks.rank]
+    mine = positions[positions // ENGINE_CHUNK % ranks.world == ranks.rank]
     cut, rows, readable = 0.0, np.zeros((0, 0), np.float32), np.ones(0, dtype=bool)
     try:
         reader = EvalLoader(split if ranks.world == 1 else split.take(mine), engine.preprocess, workers)
         rows, bad = evaluator.outputs(engine, reader, on_images=check_signals)
-        readable = readable_mask(len(mine), bad)
+        readable = build_readable_mask(len(mine), bad)
     except Interrupted:
         cut = 1.0
     if ranks.all_reduce_max([cut], device)[0]:
@@ -124,4 +124,4 @@ def shared_outputs(
         order, readable, *whole = (torch.cat(parts).cpu().numpy() for parts in gathered)
         back = np.argsort(order)
         rows, readable = Ragged(*whole).take(back) if len(whole) > 1 else whole[0][back], readable[back]
-    return Outputs(split, rows, readable)
+    return SplitOutputs(split, rows, readable)

@@ -12,43 +12,54 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitreous.config import from_plain, read_yaml
+from vitreous.config import from_builtins, read_yaml
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.zoo import Model, skip_init
-from vitreous.nn.grid import axis_weights, resize
+from vitreous.models.zoo import Model, build_without_init
+from vitreous.nn.grid import axis_resize_matrix, resize_position_table
 from vitreous.nn.position import SinCosPosition
 from vitreous.nn.sizes import format_size
 from vitreous.tasks.base import Task
-from vitreous.tasks.features import Features
-from vitreous.tasks.table import WithTask, task_of, task_of_run
-from vitreous.weights.bundle import DESCRIPTION, Bundle, fill, load_bundle
-from vitreous.weights.fetch import fetch, nothing_at
-from vitreous.weights.foreign import DetectedCheckpoint, find, weights_in
-from vitreous.weights.formats.variants import heads_mismatch
-from vitreous.weights.inflation import fit_key_bias, inflate_kernel, inflate_positions
-from vitreous.weights.objective_parts import HEAD, Adoption, ObjectiveParts, load_parts
-from vitreous.weights.options import known_of
-from vitreous.weights.pretraining import parts_beside
-from vitreous.weights.published import published_row
-from vitreous.weights.sharded import tensors_in
-from vitreous.weights.sidecar import check_family, class_names, fields, json_in, preprocessing
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.tasks.table import TaskMixin, infer_task, task_of_run
+from vitreous.weights.bundle import DESCRIPTION_FILE, Bundle, load_bundle, load_state_dict_strict
+from vitreous.weights.fetch import fetch_weights, missing_source_error
+from vitreous.weights.foreign import DetectedCheckpoint, detect_checkpoint, find_weights_in_folder
+from vitreous.weights.formats.variants import describe_heads_mismatch
+from vitreous.weights.inflation import convert_key_bias, inflate_kernel, inflate_positions
+from vitreous.weights.objective_parts import HEAD_PREFIXES, ObjectiveState, WeightsLoadResult, load_objective_state
+from vitreous.weights.options import get_source_fields
+from vitreous.weights.pretraining import read_foreign_objective
+from vitreous.weights.published import find_published_weights
+from vitreous.weights.sharded import load_checkpoint_tensors
+from vitreous.weights.sidecar import (
+    check_model_type,
+    load_preprocessing,
+    parse_class_names,
+    parse_model_config,
+    read_json_object,
+)
 
-NORMS = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
+FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
 #: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time
-IDENTITIES = re.compile(
+IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
-BUNDLE, CHECKPOINT = "a bundle", "a checkpoint"  # titles of what this project writes, which tells everything
-TABLES = re.compile(r"(^|\.)(table|tables\.\d+|rows|columns|relative)$")  # names of what is read at another grid
+BUNDLE_TITLE, CHECKPOINT_TITLE = (
+    "a bundle",
+    "a checkpoint",
+)  # titles of what this project writes, which tells everything
+POSITION_TABLE_NAMES = re.compile(
+    r"(^|\.)(table|tables\.\d+|rows|columns|relative)$"
+)  # names of what is read at another grid
 #: the first of these names that is there reads the image
-ENTRY = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
+FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
-class Weights(WithTask):
+class PretrainedWeights(TaskMixin):
     """Weights that were recognised; `state` reads them under this project's names, in float32.
 
     `notes`: assumptions that the files do not settle, a sentence each.
@@ -66,12 +77,12 @@ class Weights(WithTask):
 
     def bundle(self) -> Bundle:
         """The model with these weights, and what belongs to it."""
-        model = skip_init(self.config)
-        fill(model, self.state(), self.source)
+        model = build_without_init(self.config)
+        load_state_dict_strict(model, self.state(), self.source)
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
-    def resized_by(self, rule: str, sides: tuple[int, ...] | None) -> Weights:
+    def with_resize_rule(self, rule: str, sides: tuple[int, ...] | None) -> PretrainedWeights:
         """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for
         another size."""
         if sides is not None and sides != self.config.image:
@@ -80,14 +91,14 @@ class Weights(WithTask):
         return replace(self, config=self.config.with_options(positions={"resize": rule})) if rule else self
 
 
-def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> Weights:
-    """Open a run folder, bundle, file or folder of a known format, or what `fetch` brings.
+def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
+    """Open a run folder, bundle, file or folder of a known format, or what `fetch_weights` brings.
 
     `settings`: fields of the model's config, by their dotted paths, that its files do not tell; a `WeightsSource` has
     such too. Raises WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
     """
-    row = published_row(source)
-    settings = (row.facts() if row else {}) | known_of(source) | (settings or {})
+    row = find_published_weights(source)
+    settings = (row.facts() if row else {}) | get_source_fields(source) | (settings or {})
     weights = read_weights(source, settings)
     tables = weights.config.has_position_tables
     if "positions.resize" in settings and not tables:
@@ -95,50 +106,52 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
         raise UsageError(f"--resize {settings['positions.resize']}: {own}", "leave it out")
     if row and row.share:
         weights = replace(weights, preprocess=replace(weights.preprocess, share=row.share))
-    own_title = weights.title in (BUNDLE, CHECKPOINT)
-    return weights.resized_by(settings.get("positions.resize", ""), settings.get("image")) if own_title else weights
+    own_title = weights.title in (BUNDLE_TITLE, CHECKPOINT_TITLE)
+    return (
+        weights.with_resize_rule(settings.get("positions.resize", ""), settings.get("image")) if own_title else weights
+    )
 
 
-def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Weights:
+def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
     """`open_weights` but for the rule of resizing in `settings` for bundles and checkpoints, which have their own.
     Raises WeightsError as that."""
-    path = fetch(os.fspath(source))
+    path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
-        raise nothing_at(os.fspath(source))
-    folder = bundle_in(path)
+        raise missing_source_error(os.fspath(source))
+    folder = locate_bundle(path)
     if folder:
         bundle = load_bundle(folder)
         parts = bundle.model.config, bundle.preprocess, bundle.task, bundle.model.state_dict
-        return Weights(os.fspath(source), BUNDLE, *parts, provenance=bundle.provenance)
+        return PretrainedWeights(os.fspath(source), BUNDLE_TITLE, *parts, provenance=bundle.provenance)
     if (path / "state.json").is_file():
-        return checkpoint(path)
+        return open_checkpoint(path)
     if path.is_dir() and (path / "config.yaml").is_file():
-        raise WeightsError(f"{path} holds no {DESCRIPTION}", "name a run folder that finished, or a bundle")
-    files, beside = files_of(path)
-    check_family(beside)
-    beside_fields = fields(beside)
-    detected: DetectedCheckpoint = find(files, beside_fields | settings)
+        raise WeightsError(f"{path} holds no {DESCRIPTION_FILE}", "name a run folder that finished, or a bundle")
+    files, beside = find_weights_files(path)
+    check_model_type(beside)
+    beside_fields = parse_model_config(beside)
+    detected: DetectedCheckpoint = detect_checkpoint(files, beside_fields | settings)
     if detected.format.name == "huggingface":
-        check_family(beside, detected.format.title)
+        check_model_type(beside, detected.format.title)
     notes = (
         *detected.notes,
-        *(heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
+        *(describe_heads_mismatch(detected.config) if "heads" in beside_fields and "heads" not in settings else ()),
     )
-    preprocess = preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
-    task = task_of(detected.config, class_names(detected.config, beside))
+    preprocess = load_preprocessing(detected.format, detected.config, path if path.is_dir() else None, beside)
+    task = infer_task(detected.config, parse_class_names(detected.config, beside))
     facts = detected.format.title, detected.config, preprocess, task, detected.state, detected.unused
-    return Weights(os.fspath(source), *facts, notes=notes)
+    return PretrainedWeights(os.fspath(source), *facts, notes=notes)
 
 
-def files_of(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The weights files at a path, and the config.json beside them. Raises WeightsError as `weights_in`."""
+def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
+    """The weights files at a path, and the config.json beside them. Raises WeightsError as `find_weights_in_folder`."""
     if path.is_dir():
-        return weights_in(path)
+        return find_weights_in_folder(path)
     named = path.name.startswith(("model.", "pytorch_model."))
-    return [path], json_in(path.parent / "config.json") if named else {}
+    return [path], read_json_object(path.parent / "config.json") if named else {}
 
 
-def checkpoint(place: Path) -> Weights:
+def open_checkpoint(place: Path) -> PretrainedWeights:
     """The averaged weights of a training checkpoint, described by its run's config.yaml.
 
     Raises WeightsError where there is no such config, or the run trains adapters, whose weights are no model's.
@@ -153,49 +166,53 @@ def checkpoint(place: Path) -> Weights:
         raise WeightsError(
             f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run"
         )
-    model: ModelConfig = from_plain(ModelConfig, run["model"])
+    model: ModelConfig = from_builtins(ModelConfig, run["model"])
 
     def state() -> dict[str, Tensor]:
-        held = (tensors_in(place, "ema") or tensors_in(place, "model")) | tensors_in(place, "frozen")
-        shipped = json_in(place / "state.json").get("shipped", "model") + "."
+        held = (
+            load_checkpoint_tensors(place, "ema") or load_checkpoint_tensors(place, "model")
+        ) | load_checkpoint_tensors(place, "frozen")
+        shipped = read_json_object(place / "state.json").get("shipped", "model") + "."
         return {name.removeprefix(shipped): tensor for name, tensor in held.items() if name.startswith(shipped)}
 
-    return Weights(
+    return PretrainedWeights(
         os.fspath(place),
-        CHECKPOINT,
+        CHECKPOINT_TITLE,
         config=model,
-        preprocess=from_plain(AnyPreprocess, run["preprocess"]),
+        preprocess=from_builtins(AnyPreprocess, run["preprocess"]),
         task=task_of_run(model, run, os.fspath(config)),
         state=state,
     )
 
 
-def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple[str, ...] = ()) -> Adoption:
+def load_pretrained_weights(
+    model: Model, source: str | os.PathLike[str] | PretrainedWeights, classes: tuple[str, ...] = ()
+) -> WeightsLoadResult:
     """Load the weights of a source into a model, in place: all but a head of another shape or for other classes.
 
     `classes` names the model's classes or targets; where the source names its own too, a head for the same ones is
     reordered, and one for others is left out. Positions are resized to the model's grid by the rule in its config
-    (arXiv:2010.11929, section 3.2), channels are changed as by `rechannelled` and patches as by `repatched`; weights of
-    pictures are inflated for clips and volumes. A representation layer or head that does not fit keeps its initial
-    zeros; so does a last norm that stands elsewhere, and what changes no answer at first. Raises WeightsError, listing
-    them, for other differences.
+    (arXiv:2010.11929, section 3.2), channels are changed as by `adapt_input_channels` and patches as by
+    `resample_patch_projection`; weights of pictures are inflated for clips and volumes. A representation layer or head
+    that does not fit keeps its initial zeros; so does a last norm that stands elsewhere, and what changes no answer at
+    first. Raises WeightsError, listing them, for other differences.
     """
-    weights = without_dense_head(source if isinstance(source, Weights) else open_weights(source))
+    weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
-    folded(state, own)
-    relocated(state, own)
-    fit_key_bias(state, own)
+    fold_prefix_positions(state, own)
+    rename_attention_tensors(state, own)
+    convert_key_bias(state, own)
     inflate_positions(state, own, weights.config, model.config)
-    omitted = gridded(state, own, weights.config, model.config)
+    omitted = drop_prefix_and_neck(state, own, weights.config, model.config)
     resized = (
         f"{format_size(weights.config.table_grid)} -> {format_size(model.config.table_grid)}"
-        if spread(state, own, model.config)
+        if resize_position_tables(state, own, model.config)
         else ""
     )
-    patches, channels = fit_first_layer(state, own, weights.config, model.config)
+    patches, channels = adapt_first_layer(state, own, weights.config, model.config)
     theirs = weights.task.outputs or weights.task.classes
-    foreign = classes and named(theirs) and set(theirs) != set(classes)
-    if classes and not foreign and named(theirs) and theirs != classes:
+    foreign = classes and has_class_names(theirs) and set(theirs) != set(classes)
+    if classes and not foreign and has_class_names(theirs) and theirs != classes:
         order = torch.tensor([theirs.index(name) for name in classes])
         state |= {
             name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)
@@ -205,20 +222,30 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     dropped = [
         name
         for name in own
-        if name.startswith(HEAD)
+        if name.startswith(HEAD_PREFIXES)
         and (
             name not in state
             or state[name].shape != own[name].shape
             or (foreign and name.startswith(("head.", "classes.")))
         )
     ]
-    dropped += [name for name in own if (name.startswith(NORMS) or IDENTITIES.fullmatch(name)) and name not in state]
-    unused = [name for name in state if name.startswith(HEAD + NORMS) and (name in dropped or name not in own)]
+    dropped += [
+        name
+        for name in own
+        if (name.startswith(FINAL_NORM_PREFIXES) or IDENTITY_AT_INIT.fullmatch(name)) and name not in state
+    ]
+    unused = [
+        name
+        for name in state
+        if name.startswith(HEAD_PREFIXES + FINAL_NORM_PREFIXES) and (name in dropped or name not in own)
+    ]
     loaded = [name for name in state if name not in unused]
-    fill(model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source)
-    windows = model.config.windows_text(weights.config)
+    load_state_dict_strict(
+        model, {name: state[name] for name in loaded} | {name: own[name] for name in dropped}, weights.source
+    )
+    windows = model.config.describe_window_change(weights.config)
     unused = [*omitted, *unused, *weights.unused]
-    return Adoption(
+    return WeightsLoadResult(
         weights.source,
         weights.title,
         loaded=loaded,
@@ -231,29 +258,29 @@ def adopt(model: Model, source: str | os.PathLike[str] | Weights, classes: tuple
     )
 
 
-def named(classes: tuple[str, ...]) -> bool:
+def has_class_names(classes: tuple[str, ...]) -> bool:
     """Whether classes have names, not just numbers."""
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
-def spread(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
+def resize_position_tables(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
     """Resize tables of positions in `state`, in place, to the model's shapes; returns whether any changed."""
     resized = False
     for name, tensor in own.items():
-        if not TABLES.search(name) or name not in state or state[name].shape == tensor.shape:
+        if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
             continue
         table, absolute = state[name], "position" in name
         if table.ndim == tensor.ndim and table.shape[-1] == tensor.shape[-1]:
             axes = len(tensor.shape) - 1 if absolute else 1
             flat = table.flatten(axes) if not absolute else table
-            state[name] = resize(
+            state[name] = resize_position_table(
                 flat, tuple(tensor.shape[:axes]), config.positions.resize if absolute else "bilinear"
             ).reshape(tensor.shape)
             resized = True
     return resized
 
 
-def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def fold_prefix_positions(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """Fold positions of prefix tokens into the tokens in `state`, or add zeros, in place, as the model has them: rows
     (S, D)."""
     if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
@@ -263,7 +290,7 @@ def folded(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         state["slots"] = torch.zeros_like(own["slots"])
 
 
-def relocated(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def rename_attention_tensors(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """Rename tensors of attention in `state`, in place and of any shape, where a block of the model looks at windows
     and that of the weights does not, or the other way round."""
     named = {name.replace(".part.part.", ".part."): name for name in own}
@@ -273,7 +300,9 @@ def relocated(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
             state[target] = state.pop(name)
 
 
-def gridded(state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig) -> list[str]:
+def drop_prefix_and_neck(
+    state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
+) -> list[str]:
     """Take what a model on a grid has no place for out of `state`, in place: tokens in front of the patches (P, D), and
     SAM's neck (as ViTDet starts from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
     if after.attention.kind != "decomposed":
@@ -288,12 +317,12 @@ def gridded(state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfi
     return names
 
 
-def fit_first_layer(
+def adapt_first_layer(
     state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
 ) -> tuple[str, str]:
     """Change the layer that reads the image in `state`, (D, C p q) or (O, C, k, k), in place, for the patches and
     channels of the model; returns what became of both, `16 -> 14`, or "" where nothing had to."""
-    name = next((name for name in ENTRY if name in state and name in own), "")
+    name = next((name for name in FIRST_LAYER_NAMES if name in state and name in own), "")
     patches = channels = ""
     if not name:
         return patches, channels
@@ -301,18 +330,18 @@ def fit_first_layer(
     if old and new and old != new and more in (0, 1):
         patches, space = f"{format_size(old)} -> {format_size(new)}", new[more:]
         if old != space:
-            state[name] = repatched(state[name], before.channels, old, space)
+            state[name] = resample_patch_projection(state[name], before.channels, old, space)
         if more:
             inflate = after.inflate
             state[name] = inflate_kernel(state[name], before.channels, space, new[0], inflate)
             patches += f" ({inflate} inflation)"
     if before.channels != after.channels:
-        state[name] = rechannelled(state[name], before.channels, after.channels)
+        state[name] = adapt_input_channels(state[name], before.channels, after.channels)
         channels = f"{before.channels} -> {after.channels}"
     return patches, channels
 
 
-def repatched(weight: Tensor, channels: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
+def resample_patch_projection(weight: Tensor, channels: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
     """The projection (D, C prod(before)) of patches of these sides, in pixels, for patches of other ones.
 
     A larger patch that was enlarged bilinearly from a smaller one gives the token that the smaller one gave: the
@@ -321,12 +350,12 @@ def repatched(weight: Tensor, channels: int, before: tuple[int, ...], after: tup
     """
     kernel = weight.double().unflatten(1, (channels, *before))
     for axis, (old, new) in enumerate(zip(before, after, strict=True), 2):
-        inverse = torch.linalg.pinv(axis_weights(old, new, "bilinear").T)  # (new, old)
+        inverse = torch.linalg.pinv(axis_resize_matrix(old, new, "bilinear").T)  # (new, old)
         kernel = (kernel.movedim(axis, -1) @ inverse.T).movedim(-1, axis)
     return kernel.flatten(1).to(weight.dtype)
 
 
-def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
+def adapt_input_channels(weight: Tensor, before: int, after: int) -> Tensor:
     """The first layer's weights, (D, C p q) or (O, C, k, k), for images with another number of channels.
 
     One channel takes the sum over the old ones, so a grey picture gives what it gave as three equal channels. More
@@ -340,7 +369,7 @@ def rechannelled(weight: Tensor, before: int, after: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Start:
+class WeightsInfo:
     """Where a model starts: the config of the weights, the preprocessing they were trained with, what was assumed of
     them, and whether they classify or are an encoder alone."""
 
@@ -350,14 +379,14 @@ class Start:
     classifies: bool = True
 
 
-def starting_point(source: str | os.PathLike[str]) -> Start:
+def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
     """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
     UsageError."""
-    weights = without_dense_head(open_weights(source))
-    return Start(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
+    weights = drop_dense_head(open_weights(source))
+    return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
-def without_dense_head(weights: Weights) -> Weights:
+def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
     """Return the backbone of weights that answer for pixels or with objects, without its adapter; others as they
     are."""
     config, prefix = weights.config, ""
@@ -369,32 +398,34 @@ def without_dense_head(weights: Weights) -> Weights:
     def state() -> dict[str, Tensor]:
         return {name.removeprefix(prefix): row for name, row in weights.state().items() if name.startswith(prefix)}
 
-    return replace(weights, config=config, task=Features(), state=state)
+    return replace(weights, config=config, task=FeatureExtraction(), state=state)
 
 
-def parts_of(source: str | os.PathLike[str]) -> ObjectiveParts | None:
+def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
     """What an objective needs to go on from a run, a bundle, or others' files of pre-training or of a detector; None
     where there is none. Raises WeightsError where it is damaged."""
-    path = fetch(os.fspath(source))
-    folder = bundle_in(path)
+    path = fetch_weights(os.fspath(source))
+    folder = locate_bundle(path)
     if folder:
-        return load_parts(folder, folder / DESCRIPTION) or dense_parts(open_weights(folder))
+        return load_objective_state(folder, folder / DESCRIPTION_FILE) or extract_dense_head_state(open_weights(folder))
     if (path / "state.json").is_file():
         return None
-    files, beside = files_of(path)
-    own = parts_beside(files, beside, lambda: find(files, fields(beside) | known_of(source)))
-    return own or dense_parts(open_weights(source))
+    files, beside = find_weights_files(path)
+    own = read_foreign_objective(
+        files, beside, lambda: detect_checkpoint(files, parse_model_config(beside) | get_source_fields(source))
+    )
+    return own or extract_dense_head_state(open_weights(source))
 
 
-def dense_parts(weights: Weights) -> ObjectiveParts | None:
+def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | None:
     """Return what weights that answer for pixels or with objects have beside their backbone, by the names of their
     objective; None of others."""
     if not weights.task.is_dense:
         return None
     state = {f"model.{name}": row for name, row in weights.state().items() if not name.startswith("backbone.")}
-    return ObjectiveParts({"name": weights.task.name, "classes": list(weights.task.classes)}, state)
+    return ObjectiveState({"name": weights.task.name, "classes": list(weights.task.classes)}, state)
 
 
-def bundle_in(path: Path) -> Path | None:
+def locate_bundle(path: Path) -> Path | None:
     """The bundle of a run folder, or the folder itself if it is one."""
-    return next((folder for folder in (path / "model", path) if (folder / DESCRIPTION).is_file()), None)
+    return next((folder for folder in (path / "model", path) if (folder / DESCRIPTION_FILE).is_file()), None)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.keys import key, normal
+from vitreous.data.keys import derive_keys, draw_normal
 from vitreous.data.latents import Latents
 from vitreous.errors import UsageError, WeightsError, install_hint
-from vitreous.weights.fetch import fetch
+from vitreous.weights.fetch import fetch_weights
 
-FILES = "config.json and diffusion_pytorch_model.safetensors, as diffusers saves an AutoencoderKL"
-DRAW = 0x706F7374  # sets draws from the posterior apart from others
+AUTOENCODER_FILES = "config.json and diffusion_pytorch_model.safetensors, as diffusers saves an AutoencoderKL"
+POSTERIOR_SEED_SALT = 0x706F7374  # sets draws from the posterior apart from others
 
 
 class Autoencoder:
@@ -32,13 +32,13 @@ class Autoencoder:
             raise UsageError(
                 "autoencoders of latents need diffusers, which is not installed", install_hint("gen")
             ) from None
-        path = fetch(os.fspath(place))
+        path = fetch_weights(os.fspath(place))
         if not (path / "config.json").is_file():
-            raise WeightsError(f"{place} is no folder with an autoencoder", f"it has {FILES}")
+            raise WeightsError(f"{place} is no folder with an autoencoder", f"it has {AUTOENCODER_FILES}")
         try:
             vae: Any = AutoencoderKL.from_pretrained(path, use_safetensors=True, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-            reason, hint = str(error).splitlines()[0][:200], f"it has {FILES}"
+            reason, hint = str(error).splitlines()[0][:200], f"it has {AUTOENCODER_FILES}"
             raise WeightsError(f"{place} holds no autoencoder that diffusers reads ({reason})", hint) from None
         self.vae, self.device = vae.to(device).eval(), device
         self.channels: int = vae.config.latent_channels
@@ -58,7 +58,9 @@ class Autoencoder:
         scaled nor shifted."""
         image = torch.from_numpy(pixels.copy()).to(self.device).movedim(-1, 0)[None] / 127.5 - 1
         posterior = self.vae.encode(image).latent_dist
-        noise = torch.from_numpy(normal(key(DRAW, np.array([seed])), tuple(posterior.mean.shape[1:])))
+        noise = torch.from_numpy(
+            draw_normal(derive_keys(POSTERIOR_SEED_SALT, np.array([seed])), tuple(posterior.mean.shape[1:]))
+        )
         drawn = posterior.mean + posterior.std * noise.to(posterior.mean)
         return drawn[0].movedim(0, -1).float().cpu().numpy()
 

@@ -18,28 +18,28 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from vitreous.config import from_plain, to_plain
+from vitreous.config import from_builtins, to_builtins
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
-from vitreous.models.zoo import Model, skip_init
-from vitreous.system.disk import atomic_path, sha256, sync, write_text
+from vitreous.models.zoo import Model, build_without_init
+from vitreous.system.disk import atomic_path, compute_sha256, fsync_path, write_text_atomic
 from vitreous.tasks.base import Task
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
-from vitreous.tasks.table import WithTask, task_from_json, task_to_json
-from vitreous.weights.files import open_weights
-from vitreous.weights.objective_parts import PARTS, ObjectiveParts
+from vitreous.tasks.features import FeatureExtraction
+from vitreous.tasks.table import TaskMixin, task_from_json, task_to_json
+from vitreous.weights.files import open_weights_file
+from vitreous.weights.objective_parts import OBJECTIVE_FILE, ObjectiveState
 
-FORMAT = 1
-WEIGHTS, DESCRIPTION = "weights.safetensors", "model.json"
+BUNDLE_FORMAT_VERSION = 1
+WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 
 
 @dataclass
-class Bundle(WithTask):
+class Bundle(TaskMixin):
     """A model with what belongs to it: what it answers, its preprocessing, where it came from.
 
     `notes`: assumptions about foreign weights that their files do not settle, a sentence each; they are not saved.
@@ -52,13 +52,13 @@ class Bundle(WithTask):
     provenance: dict[str, Any] = field(default_factory=dict)
     _: KW_ONLY
     notes: tuple[str, ...] = ()
-    parts: ObjectiveParts | None = None
+    parts: ObjectiveState | None = None
 
     def save(self, folder: Path) -> None:
         """Write the bundle to `folder`: a new folder appears whole or not at all; in one that is there, its files are
         replaced once both are on the disk. Raises OSError."""
         folder.parent.mkdir(parents=True, exist_ok=True)
-        names = (WEIGHTS, *([PARTS] if self.parts else []), DESCRIPTION)
+        names = (WEIGHTS_FILE, *([OBJECTIVE_FILE] if self.parts else []), DESCRIPTION_FILE)
         if not folder.exists():
             with atomic_path(folder) as temporary:
                 temporary.mkdir()
@@ -68,27 +68,27 @@ class Bundle(WithTask):
                 places = {name: files.enter_context(atomic_path(folder / name)) for name in names}
                 self.write(places)
                 for name in names[:-1]:
-                    sync(places[name])  # what takes long comes before the first of the renames
+                    fsync_path(places[name])  # what takes long comes before the first of the renames
 
     def write(self, places: dict[str, Path]) -> None:
         """Write the files of these names. Raises OSError."""
-        save_file(on_cpu(self.model.state_dict()), places[WEIGHTS])
+        save_file(to_cpu_float32(self.model.state_dict()), places[WEIGHTS_FILE])
         if self.parts:
-            save_file(on_cpu(self.parts.state), places[PARTS])
+            save_file(to_cpu_float32(self.parts.state), places[OBJECTIVE_FILE])
         document = {
-            "format": FORMAT,
+            "format": BUNDLE_FORMAT_VERSION,
             "name": self.model.config.name(),
-            "architecture": to_plain(self.model.config),
+            "architecture": to_builtins(self.model.config),
             **task_to_json(self.task),
-            "preprocess": to_plain(self.preprocess),
+            "preprocess": to_builtins(self.preprocess),
             "provenance": self.provenance,
             **({"objective": self.parts.config} if self.parts else {}),
-            "sha256": {name: sha256(place) for name, place in places.items() if name != DESCRIPTION},
+            "sha256": {name: compute_sha256(place) for name, place in places.items() if name != DESCRIPTION_FILE},
         }
-        places[DESCRIPTION].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        places[DESCRIPTION_FILE].write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", "utf-8")
 
 
-def on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def to_cpu_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of any shapes in float32 on the CPU."""
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
@@ -133,7 +133,7 @@ def save(
         )
     if folder.exists() or folder.is_symlink():
         raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
-    Bundle(cast(Model, model), Classification(names) if names else Features(), preprocess).save(folder)
+    Bundle(cast(Model, model), Classification(names) if names else FeatureExtraction(), preprocess).save(folder)
     return folder
 
 
@@ -141,42 +141,43 @@ def load_bundle(folder: Path) -> Bundle:
     """Read a bundle. Raises WeightsError where a file is missing, altered, of a later format, or does not fit its
     model."""
     try:
-        description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
+        description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
         version = description["format"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise WeightsError(
-            f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS} and {DESCRIPTION}"
+            f"{folder} is not a model bundle ({error})", f"a bundle has {WEIGHTS_FILE} and {DESCRIPTION_FILE}"
         ) from None
-    if version != FORMAT:
+    if version != BUNDLE_FORMAT_VERSION:
         raise WeightsError(
-            f"{folder} has bundle format {version}, this version reads {FORMAT}", "install a newer vitreous"
+            f"{folder} has bundle format {version}, this version reads {BUNDLE_FORMAT_VERSION}",
+            "install a newer vitreous",
         )
-    weights = folder / WEIGHTS
-    if not weights.is_file() or sha256(weights) != description.get("sha256", {}).get(WEIGHTS):
+    weights = folder / WEIGHTS_FILE
+    if not weights.is_file() or compute_sha256(weights) != description.get("sha256", {}).get(WEIGHTS_FILE):
         raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
     try:
-        config = from_plain(ModelConfig, description["architecture"])
-        preprocess = from_plain(AnyPreprocess, description["preprocess"])
+        config = from_builtins(ModelConfig, description["architecture"])
+        preprocess = from_builtins(AnyPreprocess, description["preprocess"])
     except (KeyError, ValueError) as error:
-        raise WeightsError(f"{folder / DESCRIPTION}: {error}") from None
-    task = task_from_json(description, os.fspath(folder / DESCRIPTION))
-    model = skip_init(config)
-    fill(model, open_weights(weights).read(), os.fspath(weights))
+        raise WeightsError(f"{folder / DESCRIPTION_FILE}: {error}") from None
+    task = task_from_json(description, os.fspath(folder / DESCRIPTION_FILE))
+    model = build_without_init(config)
+    load_state_dict_strict(model, open_weights_file(weights).read(), os.fspath(weights))
     return Bundle(model.eval(), task, preprocess, description.get("provenance", {}))
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
     """Store a temperature in a bundle, and what it was fitted on in its provenance; the weights are not touched."""
-    place = folder / DESCRIPTION
+    place = folder / DESCRIPTION_FILE
     description = json.loads(place.read_text("utf-8"))
     description |= {
         "temperature": temperature,
         "provenance": description.get("provenance", {}) | {"temperature": fitted_on},
     }
-    write_text(place, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    write_text_atomic(place, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
 
 
-def fill(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
+def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
     """Give a model exactly these weights, in float32. Raises WeightsError with every difference in name or shape."""
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in state.items()}

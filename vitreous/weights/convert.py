@@ -17,37 +17,45 @@ from torch import Tensor
 
 from vitreous.data.modalities.planar import SizedPreprocess
 from vitreous.errors import ResourceError, UsageError, WeightsError
-from vitreous.models.config import ModelConfig, replace_fields
+from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.models.zoo import build_model
-from vitreous.nn.position import sincos
+from vitreous.nn.position import sincos_position_table
 from vitreous.nn.sizes import format_size
-from vitreous.system.disk import publish, write_text
+from vitreous.system.disk import sync_and_rename, write_text_atomic
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.table import replace_classes
-from vitreous.weights.adopt import HEAD, Adoption, Weights, adopt, open_weights, parts_of, without_dense_head
+from vitreous.tasks.table import replace_task_classes
+from vitreous.weights.adopt import (
+    HEAD_PREFIXES,
+    PretrainedWeights,
+    WeightsLoadResult,
+    drop_dense_head,
+    load_pretrained_weights,
+    open_objective_state,
+    open_weights,
+)
 from vitreous.weights.bundle import Bundle
-from vitreous.weights.foreign import find
+from vitreous.weights.foreign import detect_checkpoint
 from vitreous.weights.formats import vitdet_detector
-from vitreous.weights.objective_parts import ObjectiveParts
+from vitreous.weights.objective_parts import ObjectiveState
 from vitreous.weights.pretraining_files import (
-    PRETRAINING,
+    PRETRAINING_FORMATS,
     PretrainingFormat,
-    able_to_hold,
-    pretraining_format,
+    get_pretraining_format,
+    list_pretraining_formats,
     verify_pretraining,
     write_pretraining,
 )
-from vitreous.weights.sidecar import fields, note
-from vitreous.weights.table import Format, Tensors
-from vitreous.weights.writable import with_table, writer
+from vitreous.weights.sidecar import config_to_metadata, parse_model_config
+from vitreous.weights.table import Tensors, WeightsFormat
+from vitreous.weights.writable import get_writable_format, with_learned_positions
 
-BUNDLE = "bundle"
+BUNDLE_FORMAT = "bundle"
 
 
 def convert(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    to: str = BUNDLE,
+    to: str = BUNDLE_FORMAT,
     image_size: int | tuple[int, ...] | None = None,
     num_classes: int | None = None,
     channels: int | None = None,
@@ -71,18 +79,18 @@ def convert(
     if place.exists() or place.is_symlink():
         raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
     weights = open_weights(source, settings)
-    weights = held_by(to, weights if class_map is None else select_classes(weights, class_map))
-    config = wanted(weights.config, image_size, num_classes, channels)
-    parts = parts_of(source)
-    stored = config if to == BUNDLE else with_table(config)
-    whole = pretraining_format(to, stored, parts, weights.source) if to in PRETRAINING else None
-    form = None if whole or to == BUNDLE else writer(to, stored)
+    weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
+    config = apply_size_overrides(weights.config, image_size, num_classes, channels)
+    parts = open_objective_state(source)
+    stored = config if to == BUNDLE_FORMAT else with_learned_positions(config)
+    whole = get_pretraining_format(to, stored, parts, weights.source) if to in PRETRAINING_FORMATS else None
+    form = None if whole or to == BUNDLE_FORMAT else get_writable_format(to, stored)
     tell(f"found {weights.title}: {weights.config.name()} at {format_size(weights.config.image)}")
-    bundle, adoption = changed(weights, config)
+    bundle, adoption = build_bundle_for_config(weights, config)
     notes = [*weights.notes, *([adoption.text()] if adoption else ())]
     if stored != config:
         notes.append(f"its fixed positions are written as a table, as {to} has them; who trains it on will change them")
-        bundle = tabulated(bundle, stored)
+        bundle = store_fixed_positions(bundle, stored)
     if parts and channels not in (None, weights.config.channels):
         notes.append(f"the parts of its objective, {parts.config['name']}, are left out: they are for other channels")
         parts = None
@@ -90,33 +98,38 @@ def convert(
         tell(text)
     state = bundle.model.state_dict()
     if whole and parts:
-        place, written = write_with_parts(bundle, whole, parts, place)
+        place, written = write_verified_pretraining(bundle, whole, parts, place)
     else:
-        bundle.parts = parts if to == BUNDLE else None
+        bundle.parts = parts if to == BUNDLE_FORMAT else None
         place, written = write_verified(bundle, form, place, state)
-    if parts and (left := left_out(parts, config, to, whole)):
+    if parts and (left := describe_dropped_state(parts, config, to, whole)):
         tell(left)
-    if differs := assumed(form, stored, state) if form else []:
-        tell(f"who reads {to} takes it for another: {', '.join(differs)}; answers differ a little{remedy(differs)}")
+    if differs := list_numerical_differences(form, stored, state) if form else []:
+        tell(
+            f"who reads {to} takes it for another: {', '.join(differs)}; answers "
+            f"differ a little{suggest_gelu_form(differs)}"
+        )
     size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
     about = {"to": to, "tensors": written, "read_there_with": differs, "out": str(place), "bytes": size}
-    return document(weights, config, state, adoption) | about
+    return build_conversion_report(weights, config, state, adoption) | about
 
 
-def held_by(to: str, weights: Weights) -> Weights:
+def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
     """The weights that a format has a place for: of a model that says what is where all but what nothing reads, where
     the format is for such, else the backbone, with a note."""
-    backbone = without_dense_head(weights)
-    if to == BUNDLE or backbone is weights:
+    backbone = drop_dense_head(weights)
+    if to == BUNDLE_FORMAT or backbone is weights:
         return weights
-    if to == vitdet_detector.NAME and vitdet_detector.detector_like(weights.config):
-        return replace(weights, state=lambda: vitdet_detector.without_background(weights.state()))
+    if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
+        return replace(weights, state=lambda: vitdet_detector.zero_background_deltas(weights.state()))
     title = weights.config.name()
     text = f"of {title} the backbone alone is written, {backbone.config.name()}: {to} has no place for the rest"
     return replace(backbone, notes=(*weights.notes, text))
 
 
-def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Adoption | None) -> dict[str, Any]:
+def build_conversion_report(
+    weights: PretrainedWeights, config: ModelConfig, state: Tensors, adoption: WeightsLoadResult | None
+) -> dict[str, Any]:
     """What was read, and what became of it."""
     return {
         "source": weights.source,
@@ -133,16 +146,16 @@ def document(weights: Weights, config: ModelConfig, state: Tensors, adoption: Ad
     }
 
 
-def tabulated(bundle: Bundle, stored: ModelConfig) -> Bundle:
+def store_fixed_positions(bundle: Bundle, stored: ModelConfig) -> Bundle:
     """The bundle with its fixed positions as learned ones."""
     model, config = build_model(stored), bundle.model.config
-    fixed = {"position.table": sincos(config.grid, config.width)}
+    fixed = {"position.table": sincos_position_table(config.grid, config.width)}
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
     model.load_state_dict(bundle.model.state_dict() | fixed | state)
     return replace(bundle, model=model.eval())
 
 
-def left_out(parts: ObjectiveParts, config: ModelConfig, to: str, whole: PretrainingFormat | None) -> str:
+def describe_dropped_state(parts: ObjectiveState, config: ModelConfig, to: str, whole: PretrainingFormat | None) -> str:
     """A sentence on the parts of an objective that are not in what was written; "" where all are."""
     name = parts.config["name"]
     if whole:
@@ -152,13 +165,15 @@ def left_out(parts: ObjectiveParts, config: ModelConfig, to: str, whole: Pretrai
             if whole.leaves and groups
             else ""
         )
-    able = able_to_hold(name, config)
-    if to == BUNDLE:
+    able = list_pretraining_formats(name, config)
+    if to == BUNDLE_FORMAT:
         return ""
     return f"the encoder alone was written; what {name} needs to go on: --to {' or '.join([*able, 'bundle'])}"
 
 
-def write_with_parts(bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveParts, place: Path) -> tuple[Path, int]:
+def write_verified_pretraining(
+    bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveState, place: Path
+) -> tuple[Path, int]:
     """Write encoder and parts at `place` as `write_verified` does. Raises as that."""
     return publish_verified(
         place if not whole.suffix or place.suffix == whole.suffix else place.with_name(place.name + whole.suffix),
@@ -167,7 +182,7 @@ def write_with_parts(bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveP
     )
 
 
-def write_verified(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> tuple[Path, int]:
+def write_verified(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> tuple[Path, int]:
     """Write `state` at `place` (a suffix that a file lacks is added) once it was read back; returns the path and the
     number of tensors. Raises WeightsError where another model is read back, ResourceError where it cannot be written.
     """
@@ -175,8 +190,8 @@ def write_verified(bundle: Bundle, form: Format | None, place: Path, state: Tens
         place = place.with_name(place.name + form.suffix)
     return publish_verified(
         place,
-        lambda temporary: write(bundle, form, temporary, state),
-        lambda temporary: verify(form, temporary, state, bundle.model.config),
+        lambda temporary: write_weights_format(bundle, form, temporary, state),
+        lambda temporary: verify_round_trip(form, temporary, state, bundle.model.config),
     )
 
 
@@ -189,7 +204,7 @@ def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable
             temporary = Path(scratch) / place.name
             written = write(temporary)
             verify(temporary)
-            publish(temporary, place)
+            sync_and_rename(temporary, place)
     except OSError as error:
         raise ResourceError(
             f"cannot write {place} ({error.strerror or error})", "free some space, or name another place"
@@ -197,7 +212,7 @@ def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable
     return place, written
 
 
-def wanted(
+def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
     """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
@@ -212,15 +227,15 @@ def wanted(
         changes |= {"classes": classes, "head.representation": None, "head.bias": True}
     if channels is not None:
         changes["channels"] = channels
-    return replace_fields(config, changes)
+    return replace_known_fields(config, changes)
 
 
-def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | None]:
+def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> tuple[Bundle, WeightsLoadResult | None]:
     """The bundle of the weights, as they are or adopted by a model of another config."""
     if config == weights.config:
         return weights.bundle(), None
     model = build_model(config)
-    adoption = adopt(model, weights)
+    adoption = load_pretrained_weights(model, weights)
     preprocess = weights.preprocess
     mean, std = (tuple((values * config.channels)[: config.channels]) for values in (preprocess.mean, preprocess.std))
     preprocess = replace(
@@ -229,11 +244,11 @@ def changed(weights: Weights, config: ModelConfig) -> tuple[Bundle, Adoption | N
     task = weights.task
     if config.classes != weights.config.classes:
         names = tuple(map(str, range(config.classes)))
-        task = replace_classes(task, names).with_temperature(1.0)
+        task = replace_task_classes(task, names).with_temperature(1.0)
     return Bundle(model.eval(), task, preprocess, {"init": weights.source}), adoption
 
 
-def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> int:
+def write_weights_format(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> int:
     """Write the file or the folder; returns how many tensors it has."""
     if form is None:
         bundle.save(place)
@@ -244,7 +259,7 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
         with open(place, "wb") as file:
             np.savez(file, allow_pickle=False, **{name: tensor.numpy() for name, tensor in tensors.items()})
     elif form.describe is None:
-        save_file(tensors, place, metadata={"format": "pt", **note(config)})
+        save_file(tensors, place, metadata={"format": "pt", **config_to_metadata(config)})
     else:
         place.mkdir()
         save_file(tensors, place / form.file_in_folder, metadata={"format": "pt"})
@@ -254,13 +269,15 @@ def write(bundle: Bundle, form: Format | None, place: Path, state: Tensors) -> i
                 "id2label": dict(enumerate(bundle.classes)),
                 "label2id": {name: i for i, name in enumerate(bundle.classes)},
             }
-        write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
+        write_text_atomic(place / "config.json", json.dumps(described, indent=2) + "\n")
         if not config.generates_images:
-            write_text(place / "preprocessor_config.json", json.dumps(preprocessor(bundle), indent=2) + "\n")
+            write_text_atomic(
+                place / "preprocessor_config.json", json.dumps(to_hf_preprocessor_json(bundle), indent=2) + "\n"
+            )
     return len(tensors)
 
 
-def preprocessor(bundle: Bundle) -> dict[str, Any]:
+def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
     """transformers' words for a bundle's preprocessing."""
     p = cast(SizedPreprocess, bundle.preprocess.with_one_size())
     height, width = p.image
@@ -283,26 +300,26 @@ def preprocessor(bundle: Bundle) -> dict[str, Any]:
     }
 
 
-def assumed(form: Format, config: ModelConfig, state: Tensors) -> list[str]:
+def list_numerical_differences(form: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
     """What code that reads the format computes otherwise: `mlp.gelu none -> tanh`, and the like. Nothing for most
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
-    settings = fields(form.describe(config)) if form.describe else {}
-    theirs = form.configure(shapes, {"image": config.image} | config.head_count() | settings)
+    settings = parse_model_config(form.describe(config)) if form.describe else {}
+    theirs = form.configure(shapes, {"image": config.image} | config.head_count_field() | settings)
     ours, read = config.numerical_choices(), theirs.numerical_choices()
     return [f"{name} {ours[name]} -> {read[name]}" for name in ours if ours[name] != read[name]]
 
 
-def remedy(differences: list[str]) -> str:
+def suggest_gelu_form(differences: list[str]) -> str:
     """How to train a model that is the same there, where the form of GELU is what differs."""
     gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("mlp.gelu ")), "")
     return f" (trained with --model.mlp.gelu {gelu} it is the same)" if gelu else ""
 
 
-def verify(form: Format | None, place: Path, state: Tensors, config: ModelConfig) -> None:
+def verify_round_trip(form: WeightsFormat | None, place: Path, state: Tensors, config: ModelConfig) -> None:
     """Read what was written, and compare every bit. Raises WeightsError for a difference."""
     described = form is None or form.describe
-    again = open_weights(place).state() if described else find([place], config.head_count()).state()
+    again = open_weights(place).state() if described else detect_checkpoint([place], config.head_count_field()).state()
     wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
     if wrong or len(again) != len(state):
         raise WeightsError(
@@ -323,7 +340,7 @@ def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
     return rows
 
 
-def select_classes(weights: Weights, path: str | os.PathLike[str]) -> Weights:
+def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> PretrainedWeights:
     """The weights with a head for the classes of a map alone: class i has row i of the map. Raises UsageError for
     weights without a head, and for a row that their head does not have."""
     rows, classes = read_class_map(path), weights.config.classes
@@ -338,16 +355,19 @@ def select_classes(weights: Weights, path: str | os.PathLike[str]) -> Weights:
     def state() -> dict[str, Tensor]:
         chosen = list(rows)
         return {
-            name: tensor[chosen] if name.startswith(HEAD[0]) else tensor for name, tensor in weights.state().items()
+            name: tensor[chosen] if name.startswith(HEAD_PREFIXES[0]) else tensor
+            for name, tensor in weights.state().items()
         }
 
     names = weights.classes
-    task = Classification(tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else number_names(len(rows)))
-    if names == number_names(classes):
-        task = Classification(number_names(len(rows)))
+    task = Classification(
+        tuple(names[row] for row in rows) if len(set(rows)) == len(rows) else number_class_names(len(rows))
+    )
+    if names == number_class_names(classes):
+        task = Classification(number_class_names(len(rows)))
     return replace(weights, config=weights.config.with_options(classes=len(rows)), task=task, state=state)
 
 
-def number_names(count: int) -> tuple[str, ...]:
+def number_class_names(count: int) -> tuple[str, ...]:
     """The names of classes that have none: their numbers."""
     return tuple(map(str, range(count)))

@@ -7,12 +7,12 @@ import os
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from vitreous.config import list_paths, nest_paths
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 from vitreous.models import zoo
 from vitreous.models.base import VisionModel
-from vitreous.models.config import ConfigGroup, ModelConfig, replace_fields
-from vitreous.models.names import configure
-from vitreous.weights.adopt import adopt, open_weights
+from vitreous.models.config import ConfigGroup, ModelConfig, replace_known_fields
+from vitreous.models.names import config_from_name
+from vitreous.weights.adopt import load_pretrained_weights, open_weights
 
 if TYPE_CHECKING:
     from vitreous.keywords import BiTName, DiTName, ModelKeywords, SwinName, ViTName
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vitreous.models.vit import ViT
 
 #: what timm and others call an option -> its name here
-SYNONYMS = {
+TIMM_OPTION_NAMES = {
     "img_size": "image_size",
     "in_chans": "channels",
     "in_channels": "channels",
@@ -36,7 +36,7 @@ SYNONYMS = {
     "checkpoint_path": "weights",
 }
 #: options of timm that are methods here
-METHODS = {
+TIMM_OPTION_HINTS = {
     "features_only": "use model.features_at(images, strides), or model.forward_intermediates(images)",
     "out_indices": "use model.forward_intermediates(images, indices)",
     "pretrained_cfg": "preprocessing is of weights: vitreous.load(RUN).card.preprocess",
@@ -44,9 +44,9 @@ METHODS = {
     "scriptable": "use torch.export or vitreous.export",
     "exportable": "every model is: use torch.export or vitreous.export",
 }
-POOLS = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
+TIMM_POOL_NAMES = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
 #: fields by which weights may go on otherwise than they were trained; others say what the weights are
-TRAINING = (
+CHANGEABLE_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises"),
     "positions.resize",
 )
@@ -143,46 +143,48 @@ def create(
     """
     given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
     groups = {key: vars(value) if isinstance(value, ConfigGroup) else value for key, value in changes.items()}
-    given, fields = by_our_names({key: value for key, value in given.items() if value is not None}, list_paths(groups))
+    given, fields = translate_timm_options(
+        {key: value for key, value in given.items() if value is not None}, list_paths(groups)
+    )
     source = given.pop("weights", None)
     if source is None:
         if name is None:
             raise UsageError("create() needs a name or weights", 'create("ViT-S/16"), or create(weights="runs/pets")')
-        return zoo.create(name, **given, **nest_paths(fields))
+        return zoo.create_untrained_model(name, **given, **nest_paths(fields))
     opened = open_weights(source)
     config = opened.config
-    if name is not None and configure(name).name() != config.name():
+    if name is not None and config_from_name(name).name() != config.name():
         raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")
-    if wrong := sorted(set(fields) - set(TRAINING)):
-        hint = nearest(wrong[0], TRAINING) or f"with weights there are {', '.join(TRAINING)}"
+    if wrong := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
+        hint = suggest_nearest(wrong[0], CHANGEABLE_FIELDS) or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
         raise UsageError(f"{wrong[0]} is as the weights have it: it cannot be given beside them", hint)
-    model = zoo.build_model(fitted(config, given, fields))
-    logger.info(adopt(model, opened).text())
+    model = zoo.build_model(apply_create_options(config, given, fields))
+    logger.info(load_pretrained_weights(model, opened).text())
     return model
 
 
-def by_our_names(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def translate_timm_options(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options by their names here: those of `create`, and fields of a config. Raises UsageError for one that is given
     by two names, and for `pretrained`, which names no weights."""
     if changes.get("pretrained") is False:
         changes = {name: value for name, value in changes.items() if name != "pretrained"}
-    for name in set(changes) & set(METHODS):
-        raise UsageError(f"create() has no option {name}", METHODS[name])
+    for name in set(changes) & set(TIMM_OPTION_HINTS):
+        raise UsageError(f"create() has no option {name}", TIMM_OPTION_HINTS[name])
     if "pretrained" in changes:
         raise UsageError("pretrained=True names no weights", 'name them: create(weights="timm:NAME"), or "hf:ORG/NAME"')
     renamed: dict[str, Any] = {}
     for name, value in changes.items():
-        ours = "pool" if name == "global_pool" else SYNONYMS.get(name, name)
+        ours = "pool" if name == "global_pool" else TIMM_OPTION_NAMES.get(name, name)
         if ours in renamed or ours in given or (ours != name and ours in changes):
             raise UsageError(f"{name} and {ours} say the same thing", "use one of them")
-        renamed[ours] = POOLS.get(value, value) if name == "global_pool" else value
+        renamed[ours] = TIMM_POOL_NAMES.get(value, value) if name == "global_pool" else value
     own = ("image_size", "num_classes", "channels", "weights")
     return {**given, **{n: v for n, v in renamed.items() if n in own}}, {
         n: v for n, v in renamed.items() if n not in own
     }
 
 
-def fitted(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
+def apply_create_options(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
     """The config of weights with another size, classes and channels. Raises UsageError for a size that the patch does
     not divide, for classes of a model that gives none, and as configs do."""
     size = given.get("image_size")
@@ -195,4 +197,4 @@ def fitted(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) 
         fields["channels"] = given["channels"]
     if missing := sorted(set(fields) - set(config.option_paths())):
         raise UsageError(f"{config.name()} has no {missing[0]}", "leave it out")
-    return replace_fields(config, fields)
+    return replace_known_fields(config, fields)

@@ -12,24 +12,33 @@ import re
 import urllib.parse
 from pathlib import Path
 
-from vitreous.errors import UsageError, VitreousError, WeightsError, install_hint, printable
-from vitreous.models.names import configure
-from vitreous.progress import Display, Listener, NullListener, speaks
-from vitreous.system.disk import cache, sha256, write_text
-from vitreous.weights.download import download, matches, refuse_address
-from vitreous.weights.published import PublishedWeights, nearest_name, published_for, published_row
+from vitreous.errors import UsageError, VitreousError, WeightsError, escape_unprintable, install_hint
+from vitreous.models.names import config_from_name
+from vitreous.progress import NullListener, ProgressDisplay, ProgressListener, is_main_process
+from vitreous.system.disk import compute_sha256, get_cache_folder, write_text_atomic
+from vitreous.weights.download import download_file, has_digest, require_https
+from vitreous.weights.published import (
+    PublishedWeights,
+    find_published_name,
+    find_published_weights,
+    nearest_published_name,
+)
 
-SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
-HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ -]+))?")
+WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
+HUB_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ -]+))?")
 #: the files of a repository that hold its weights, the safer first, and those that say what they are
-WHOLE, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-DESCRIPTIONS = ("config.json", "preprocessor_config.json")
+SAFETENSORS_FILE, SHARD_INDEX_FILE, PICKLE_FILE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+)
+HUB_CONFIG_FILES = ("config.json", "preprocessor_config.json")
 #: the files of a bundle, as `weights.bundle` and `weights.parts` name them
-BUNDLE, PARTS = ("model.json", "weights.safetensors"), "objective.safetensors"
-MAX_INDEX = 8 << 20  # bytes
+BUNDLE_FILES, OBJECTIVE_FILE = ("model.json", "weights.safetensors"), "objective.safetensors"
+MAX_INDEX_BYTES = 8 << 20  # bytes
 
 
-def fetch(source: str, listener: Listener | None = None) -> Path:
+def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path:
     """Download weights if need be; returns their local path: a folder for a repository of the Hub, else a file.
 
     A name of `weights.published` stands for the address in its row. `hf:org/name[@revision][:file]` and `timm:name.tag`
@@ -37,73 +46,77 @@ def fetch(source: str, listener: Listener | None = None) -> Path:
     cache of this package; anything else is a path already. Without a listener, progress is shown on stderr. Raises
     UsageError for a malformed source, WeightsError for a download that fails or has another digest.
     """
-    if row := published_row(source):
-        return from_row(row, listener)
+    if row := find_published_weights(source):
+        return fetch_published_weights(row, listener)
     kind, _, rest = source.partition(":")
     if kind == "timm":
-        return from_hub(source, rest if "/" in rest else f"timm/{rest}", listener)
+        return fetch_from_hub(source, rest if "/" in rest else f"timm/{rest}", listener)
     if kind == "hf":
-        return from_hub(source, rest, listener)
+        return fetch_from_hub(source, rest, listener)
     if kind in ("http", "https") and rest.startswith("//"):
-        return from_web(source, listener)
+        return fetch_from_url(source, listener)
     return Path(source)
 
 
-def nothing_at(source: str) -> WeightsError:
+def missing_source_error(source: str) -> WeightsError:
     """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
     forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (both need the extra hub)"
     try:
-        name = configure(source).name()
+        name = config_from_name(source).name()
     except VitreousError:
-        near = nearest_name(source)
+        near = nearest_published_name(source)
         hint = f"name a run folder, a bundle, a file, {forms}"
-        return WeightsError(f"no weights at {printable(source)}", f"did you mean {near}? else {hint}" if near else hint)
-    where = f"{known}, or another {forms.removeprefix('a ')}" if (known := published_for(name)) else forms
+        return WeightsError(
+            f"no weights at {escape_unprintable(source)}", f"did you mean {near}? else {hint}" if near else hint
+        )
+    where = f"{known}, or another {forms.removeprefix('a ')}" if (known := find_published_name(name)) else forms
     return WeightsError(
-        f"no weights at {printable(source)}: it is a model's name, and says nothing of its weights",
+        f"no weights at {escape_unprintable(source)}: it is a model's name, and says nothing of its weights",
         f"name {where}, or a file",
     )
 
 
-def from_row(row: PublishedWeights, listener: Listener | None) -> Path:
+def fetch_published_weights(row: PublishedWeights, listener: ProgressListener | None) -> Path:
     """Return the file of published weights, from the cache if it is there and whole, or the folder of their repository.
-    Raises WeightsError as `from_web`."""
+    Raises WeightsError as `fetch_from_url`."""
     if row.source.startswith("hf:"):
-        return from_hub(row.source, row.source.removeprefix("hf:"), listener)
-    target, record = stored_file(row)
-    if is_whole(target, record):
+        return fetch_from_hub(row.source, row.source.removeprefix("hf:"), listener)
+    target, record = get_cache_paths(row)
+    if is_download_complete(target, record):
         return target
-    place = mirrored(row.source)
+    place = resolve_mirror(row.source)
     if isinstance(place, Path):
-        return checked(place, row.digest)
+        return verify_mirror_file(place, row.digest)
     listener = listener or default_listener()
-    refuse_offline(row.name)
+    require_network(row.name)
     listener.note(f"{row.name} is {row.model} from {place}, licence {row.licence}")
     if not row.digest:
         listener.note(f"no digest of {row.name} is published: it is held against its size alone")
-    stored(place, target, row.digest, listener)
+    download_into_cache(place, target, row.digest, listener)
     try:
-        write_text(record, json.dumps({"address": place, "bytes": target.stat().st_size, "sha256": sha256(target)}))
+        write_text_atomic(
+            record, json.dumps({"address": place, "bytes": target.stat().st_size, "sha256": compute_sha256(target)})
+        )
     except OSError as error:
-        raise nowhere_to_store(target.parent, error) from None
+        raise unwritable_cache_error(target.parent, error) from None
     return target
 
 
-def stored_file(row: PublishedWeights) -> tuple[Path, Path]:
+def get_cache_paths(row: PublishedWeights) -> tuple[Path, Path]:
     """Where the cache keeps the file of published weights, and the record of its download."""
-    target = cache("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
+    target = get_cache_folder("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
     return target, target.with_name(target.name + ".json")
 
 
-def is_whole(target: Path, record: Path) -> bool:
+def is_download_complete(target: Path, record: Path) -> bool:
     """Whether a file is there as it was when its download ended."""
     try:
-        return target.is_file() and sha256(target) == json.loads(record.read_text("utf-8"))["sha256"]
+        return target.is_file() and compute_sha256(target) == json.loads(record.read_text("utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
-def mirrored(address: str) -> str | Path:
+def resolve_mirror(address: str) -> str | Path:
     """Where a published address is read from: itself, or HOST/PATH below VITREOUS_MIRROR, an address or a folder.
 
     Raises WeightsError for a folder that lacks the file."""
@@ -118,22 +131,22 @@ def mirrored(address: str) -> str | Path:
     return path
 
 
-def checked(path: Path, digest: str) -> Path:
+def verify_mirror_file(path: Path, digest: str) -> Path:
     """Return a file of a mirror. Raises WeightsError where it has another digest."""
-    if digest and not matches(path, digest):
+    if digest and not has_digest(path, digest):
         raise WeightsError(f"{path} has not the digest {digest}", "it is damaged, or another file: download it again")
     return path
 
 
-def default_listener() -> Listener:
+def default_listener() -> ProgressListener:
     """What shows a download on stderr: of several processes of `torchrun`, one does."""
-    return Display() if speaks() else NullListener()
+    return ProgressDisplay() if is_main_process() else NullListener()
 
 
-def from_hub(source: str, name: str, listener: Listener | None) -> Path:
+def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) -> Path:
     """The snapshot folder of a repository with its weights and descriptions, or the one file that was named. Raises
     UsageError for a name that is none, or without the extra."""
-    match = HUB.fullmatch(name)
+    match = HUB_SOURCE.fullmatch(name)
     if not match or ".." in name:
         raise UsageError(
             f"{source} names no repository",
@@ -143,33 +156,35 @@ def from_hub(source: str, name: str, listener: Listener | None) -> Path:
         import huggingface_hub  # noqa: F401
     except ImportError:
         raise UsageError(f"{source} needs the Hub's client, which is not installed", install_hint("hub")) from None
-    repository = Repository(source, match["repo"], match["revision"], listener)
+    repository = HubRepository(source, match["repo"], match["revision"], listener)
     if match["file"]:
         path = repository.get(match["file"])
         if path is None:
             raise repository.lost or WeightsError(
                 f"{source}: the repository has no file {match['file']}", f"see {repository.page()}"
             )
-    elif repository.get(BUNDLE[0]) and repository.get(BUNDLE[1]):
-        repository.get(PARTS)
+    elif repository.get(BUNDLE_FILES[0]) and repository.get(BUNDLE_FILES[1]):
+        repository.get(OBJECTIVE_FILE)
         return repository.folder
-    elif not repository.get(WHOLE) and not repository.shards() and not repository.get(PICKLE):
+    elif not repository.get(SAFETENSORS_FILE) and not repository.shards() and not repository.get(PICKLE_FILE):
         hint = f"see {repository.page()}, and name its file: hf:{match['repo']}:FILE"
-        raise repository.lost or WeightsError(f"{source}: the repository has neither {WHOLE} nor {PICKLE}", hint)
+        raise repository.lost or WeightsError(
+            f"{source}: the repository has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}", hint
+        )
     else:
         path = repository.folder
-    for file in DESCRIPTIONS:
+    for file in HUB_CONFIG_FILES:
         repository.get(file)
     return path
 
 
-class Repository:
+class HubRepository:
     """One repository of the Hub, at one revision: the commit of the first file that arrives, for all that follow.
 
     Without a network it is what the cache has of it; `lost` is the error to raise where that is not enough.
     """
 
-    def __init__(self, source: str, name: str, revision: str | None, listener: Listener | None) -> None:
+    def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:
         self.source, self.name, self.revision, self.listener = source, name, revision, listener
         self.folder = Path()
         self.lost: WeightsError | None = None
@@ -203,7 +218,7 @@ class Repository:
         """Ask the server once. A download would try for half a minute before it looked into the cache."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
-        if offline():
+        if get_offline_variable():
             self.lost = self.missing(ConnectionError("offline"))
             return
         try:
@@ -214,22 +229,25 @@ class Repository:
 
     def shards(self) -> bool:
         """Download the files that an index lists; returns whether there is one. Raises WeightsError for a bad index."""
-        index = self.get(INDEX)
+        index = self.get(SHARD_INDEX_FILE)
         if not index:
             return False
         try:
-            if index.stat().st_size > MAX_INDEX:
-                raise ValueError(f"over {MAX_INDEX:,} bytes")
+            if index.stat().st_size > MAX_INDEX_BYTES:
+                raise ValueError(f"over {MAX_INDEX_BYTES:,} bytes")
             files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             if not files or not all(re.fullmatch(r"[\w-][\w.-]*\.safetensors", file) for file in files):
                 raise ValueError("it lists other files than .safetensors beside it")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(
-                f"{self.source}: {INDEX} is no index of weights ({error})", "name a file of the repository instead"
+                f"{self.source}: {SHARD_INDEX_FILE} is no index of weights ({error})",
+                "name a file of the repository instead",
             ) from None
         for file in files:
             if not self.get(file):
-                raise WeightsError(f"{self.source}: {INDEX} lists {file}, which is not there", f"see {self.page()}")
+                raise WeightsError(
+                    f"{self.source}: {SHARD_INDEX_FILE} lists {file}, which is not there", f"see {self.page()}"
+                )
         return True
 
     def page(self) -> str:
@@ -259,7 +277,7 @@ class Repository:
             return WeightsError(f"{where}: access is refused ({status})", token)
         if isinstance(error, errors.HFValidationError):
             return WeightsError(f"{where} names no repository", "write hf:org/name")
-        if variable := offline():
+        if variable := get_offline_variable():
             return WeightsError(
                 f"{where} is not in the cache, and {variable} forbids to download it", f"unset {variable} once"
             )
@@ -270,20 +288,20 @@ class Repository:
         return WeightsError(f"{where} could not be downloaded ({reason})", "try again")
 
 
-def offline() -> str:
+def get_offline_variable() -> str:
     """The variable that forbids to use the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" for none."""
     on = ("1", "true", "yes", "on")
     return next((n for n in ("HF_HUB_OFFLINE", "VITREOUS_OFFLINE") if os.environ.get(n, "").lower() in on), "")
 
 
-def refuse_offline(source: str) -> None:
+def require_network(source: str) -> None:
     """Raise WeightsError where the network is forbidden."""
-    if variable := offline():
+    if variable := get_offline_variable():
         message = f"{source} is not in the cache, and {variable} forbids to download it"
         raise WeightsError(message, f"unset {variable} once, or copy the cache of a machine that has it")
 
 
-def from_web(source: str, listener: Listener | None) -> Path:
+def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
     """Return a file by its address and SHA-256: from the cache if it is there and whole, else downloaded into it.
 
     Raises UsageError for an address without a digest, WeightsError for what cannot be downloaded or has another one."""
@@ -293,31 +311,31 @@ def from_web(source: str, listener: Listener | None) -> Path:
     if kind != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", wanted):
         hint = "add #sha256= and the 64 digits its publisher gives, or download it and run `sha256sum FILE`"
         raise UsageError(f"{address} is not pinned: what it serves may change", hint)
-    refuse_address(address)
+    require_https(address)
     suffix = Path(urllib.parse.urlsplit(address).path).suffix
-    target = cache("weights") / (wanted + (suffix if suffix in SUFFIXES else ""))
-    if target.is_file() and sha256(target) == wanted:
+    target = get_cache_folder("weights") / (wanted + (suffix if suffix in WEIGHTS_SUFFIXES else ""))
+    if target.is_file() and compute_sha256(target) == wanted:
         return target
-    place = mirrored(address)
+    place = resolve_mirror(address)
     if isinstance(place, Path):
-        return checked(place, f"sha256:{wanted}")
-    refuse_offline(address)
-    stored(place, target, f"sha256:{wanted}", listener or default_listener())
+        return verify_mirror_file(place, f"sha256:{wanted}")
+    require_network(address)
+    download_into_cache(place, target, f"sha256:{wanted}", listener or default_listener())
     return target
 
 
-def stored(address: str, target: Path, digest: str, listener: Listener) -> None:
+def download_into_cache(address: str, target: Path, digest: str, listener: ProgressListener) -> None:
     """Download a file into the cache. Raises WeightsError, also where nothing can be stored."""
     try:
-        download(address, target, digest, listener)
+        download_file(address, target, digest, listener)
     except OSError as error:
-        raise nowhere_to_store(target.parent, error) from None
+        raise unwritable_cache_error(target.parent, error) from None
     finally:
-        if isinstance(listener, Display):
+        if isinstance(listener, ProgressDisplay):
             listener.close()
 
 
-def nowhere_to_store(folder: Path, error: OSError) -> WeightsError:
+def unwritable_cache_error(folder: Path, error: OSError) -> WeightsError:
     """The error for a cache that cannot be written."""
     reason = error.strerror or error
     return WeightsError(f"nothing can be stored in {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")

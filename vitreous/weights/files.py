@@ -13,17 +13,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitreous.errors import WeightsError, nearest
+from vitreous.errors import WeightsError, suggest_nearest
 from vitreous.weights import npz, pickled
-from vitreous.weights.entry import AGAIN, FLOATING, KINDS, Entry, check, refuse, regular, shown
-from vitreous.weights.safetensors_file import read_safetensors, safetensors_header
+from vitreous.weights.entry import (
+    DOWNLOAD_AGAIN_HINT,
+    FLOATING_DTYPES,
+    SUPPORTED_FILES_HINT,
+    TensorInfo,
+    check_tensor_infos,
+    open_regular_file,
+    reject_weights_file,
+    sanitise_name,
+)
+from vitreous.weights.safetensors_file import read_safetensors, read_safetensors_header
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
+PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 #: how files begin that are taken for weights, and what they are
-KNOWN_STARTS = {
+MISTAKEN_SIGNATURES = {
     b"version https://git-lfs": ("is a Git LFS pointer, not the weights", "fetch them with `git lfs pull`"),
     b"<": ("is a web page, not weights", "download it again, from the link to the file itself"),
     b"\x93NUMPY": ("is a single array", "save the weights by name: numpy.savez('weights.npz', **arrays)"),
@@ -32,7 +41,7 @@ KNOWN_STARTS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsFile:
     """A weights file whose header was read and found sound; none of its tensors is in memory yet.
 
     `section` is the key of the nested state dict that was chosen in a pickled file ("model", "teacher", ...), `others`
@@ -41,7 +50,7 @@ class Source:
 
     path: Path
     kind: str
-    entries: dict[str, Entry]
+    entries: dict[str, TensorInfo]
     metadata: dict[str, str] = field(default_factory=dict)
     section: str = ""
     others: tuple[str, ...] = ()
@@ -54,13 +63,17 @@ class Source:
         chosen = list(self.entries) if names is None else list(dict.fromkeys(names))
         for name in chosen:
             if name not in self.entries:
-                raise WeightsError(f"{self.path} has no tensor {shown(name)}", nearest(name, self.entries))
+                raise WeightsError(
+                    f"{self.path} has no tensor {sanitise_name(name)}", suggest_nearest(name, self.entries)
+                )
         if not chosen:
             return {}
         if self.kind == "pickle":
-            tensors = pickled.read(self.path, self.section, {name: self.entries[name] for name in chosen})
+            tensors = pickled.read_pickled_tensors(
+                self.path, self.section, {name: self.entries[name] for name in chosen}
+            )
         elif self.kind == "npz":
-            tensors = npz.read(self.path, chosen)
+            tensors = npz.read_npz_tensors(self.path, chosen)
         else:
             tensors = read_safetensors(self.path, chosen)
         for name in chosen:
@@ -71,51 +84,53 @@ class Source:
         """Raise WeightsError unless a tensor is what the header promised, and finite."""
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
-            refuse(self.path, f"changed while it was read: {name} is another tensor", "read it again")
-        if entry.dtype in FLOATING and not all(math.isfinite(end) for end in tensor.aminmax()):
-            refuse(
+            reject_weights_file(self.path, f"changed while it was read: {name} is another tensor", "read it again")
+        if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(end) for end in tensor.aminmax()):
+            reject_weights_file(
                 self.path,
                 f"has a value in {name} that is NaN or infinite",
                 "the training that wrote it diverged, or the file is damaged",
             )
 
 
-def open_weights(path: str | os.PathLike[str], section: str = "") -> Source:
+def open_weights_file(path: str | os.PathLike[str], section: str = "") -> WeightsFile:
     """The header of a weights file, checked. Raises WeightsError for anything that is not one, or not sound.
 
-    Of a pickled one: the state dict under the key `section`, or by default that of a model; or, for `pickled.EVERY`,
-    those under all keys, with names SECTION/NAME.
+    Of a pickled one: the state dict under the key `section`, or by default that of a model; or, for
+    `pickled.ALL_SECTIONS`, those under all keys, with names SECTION/NAME.
     """
     path = Path(path)
-    with regular(path) as file:
+    with open_regular_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        kind = kind_of(path, file.read(32), size)
+        kind = detect_file_kind(path, file.read(32), size)
         if kind == "safetensors":
-            entries, metadata, _ = safetensors_header(path, file, size)
-            return Source(path, kind, entries, metadata)
-        archive = npz.Archive(path, file, size) if kind == "zip" else None
+            entries, metadata, _ = read_safetensors_header(path, file, size)
+            return WeightsFile(path, kind, entries, metadata)
+        archive = npz.CheckedZip(path, file, size) if kind == "zip" else None
         if archive and any(name.endswith(".npy") for name in archive.members):
-            return Source(path, "npz", check(path, npz.look(archive)))
-        content, size = pickled.look_archive(archive) if archive else pickled.look_stream(path, file, size)
-        entries, section, others = pickled.choose(path, content, size, section)
-        return Source(path, "pickle", check(path, entries), section=section, others=others)
+            return WeightsFile(path, "npz", check_tensor_infos(path, npz.read_npz_infos(archive)))
+        content, size = (
+            pickled.describe_torch_zip(archive) if archive else pickled.describe_legacy_file(path, file, size)
+        )
+        entries, section, others = pickled.select_state_dict(path, content, size, section)
+        return WeightsFile(path, "pickle", check_tensor_infos(path, entries), section=section, others=others)
 
 
-def kind_of(path: Path, head: bytes, size: int) -> str:
+def detect_file_kind(path: Path, head: bytes, size: int) -> str:
     """`safetensors`, `zip` or `pickle`, from the first bytes; the suffix only chooses between refusals."""
     if not size:
-        refuse(path, "is empty", AGAIN)
+        reject_weights_file(path, "is empty", DOWNLOAD_AGAIN_HINT)
     if head[:2] == b"PK":
         return "zip"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return "safetensors"
     if head[:1] == b"\x80" and head[1] <= 5:  # PROTO, with a protocol there is
         return "pickle"
-    for start, (reason, hint) in KNOWN_STARTS.items():
+    for start, (reason, hint) in MISTAKEN_SIGNATURES.items():
         if head.startswith(start):
-            refuse(path, reason, hint)
-    if path.suffix.lower() in PICKLED:
+            reject_weights_file(path, reason, hint)
+    if path.suffix.lower() in PICKLE_SUFFIXES:
         return "pickle"
     if path.suffix.lower() == ".safetensors":
         return "safetensors"
-    refuse(path, "is no weights file", KINDS)
+    reject_weights_file(path, "is no weights file", SUPPORTED_FILES_HINT)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.zoo import skip_init
-from vitreous.weights.entry import FLOATING, shown
-from vitreous.weights.files import Source, open_weights
+from vitreous.models.zoo import build_without_init
+from vitreous.weights.entry import FLOATING_DTYPES, sanitise_name
+from vitreous.weights.files import WeightsFile, open_weights_file
 from vitreous.weights.formats import (
     dit,
     google,
@@ -36,13 +36,19 @@ from vitreous.weights.formats import (
     vitdet,
     vitdet_detector,
 )
-from vitreous.weights.formats.measure import is_ambiguous
-from vitreous.weights.formats.variants import VARIANTS, conclusions
-from vitreous.weights.sidecar import json_in, note, noted, said_by, windows_of_name
-from vitreous.weights.table import Format, Shapes
+from vitreous.weights.formats.measure import is_ambiguous_grid
+from vitreous.weights.formats.variants import VARIANTS_BY_FORMAT, describe_inferred_fields
+from vitreous.weights.sidecar import (
+    config_from_metadata,
+    config_to_metadata,
+    parse_transformers_config,
+    parse_window_from_name,
+    read_json_object,
+)
+from vitreous.weights.table import Shapes, WeightsFormat
 
 #: in the order in which they are tried: the first whose sign is there
-FORMATS = [
+FOREIGN_FORMATS = [
     *swin.FORMATS,
     *swin_v2.FORMATS,
     *dit.FORMATS,
@@ -54,7 +60,7 @@ FORMATS = [
     vitdet.VITDET,
     others.DINOV2,
     timm.DEIT_III,
-    *timm.ORIGINALS,
+    *timm.ORIGINAL_FORMATS,
     timm.TIMM,
     timm.TIMM_BIT,
     *google.FORMATS,
@@ -66,26 +72,26 @@ FORMATS = [
     others.CLIP,
     *own.FORMATS,
 ]
-WRAPPERS = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
 #: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
-INSIDE = [
+NAME_SIMPLIFICATIONS = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
-READ = (
+SUPPORTED_MODELS_HINT = (
     "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, ViViT, "
     "VideoMAE, BiT, Swin and DiT"
 )
 #: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
-UNREAD = {
+UNSUPPORTED_MODELS = {
     # Google's, timm's (arXiv:2105.01601)
     "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
 }
-PARAMETERS = 20_000_000_000  # of a model that is believed
-FACTS = 4096  # numbers of a tensor whose values tell what a model is
-INDEX = "model.safetensors.index.json"
+MAX_PARAMETERS = 20_000_000_000  # of a model that is believed
+MAX_FACT_ELEMENTS = 4096  # numbers of a tensor whose values tell what a model is
+SHARD_INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -96,9 +102,9 @@ class DetectedCheckpoint:
     `notes`: what was assumed of the model since the files do not tell it, a sentence each.
     """
 
-    format: Format
+    format: WeightsFormat
     config: ModelConfig
-    names: dict[str, tuple[Source, str, int | None]]
+    names: dict[str, tuple[WeightsFile, str, int | None]]
     unused: list[str]
     _: KW_ONLY
     notes: tuple[str, ...] = ()
@@ -113,99 +119,103 @@ class DetectedCheckpoint:
             tensors |= {
                 name: read[other] if index is None else read[other][index] for name, (_, other, index) in mine.items()
             }
-        return self.converted(tensors)
+        return self.convert_tensors(tensors)
 
-    def converted(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def convert_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         """The format's tensors as ours, of any shape. Raises WeightsError for a value that float32 cannot hold."""
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
-        return self.format.read(self.config, skip_init(self.config).state_dict(), tensors)
+        return self.format.read(self.config, build_without_init(self.config).state_dict(), tensors)
 
 
-def find(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
+def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
     """Detect format and model of weights files, shards of one model; `beside`: settings of config.json and the user.
 
     Raises WeightsError for files that are no weights, of an unknown layout, or that do not fit the model they describe,
     listing the differences.
     """
-    places: dict[str, tuple[Source, str, int | None]] = {}
+    places: dict[str, tuple[WeightsFile, str, int | None]] = {}
     shapes: Shapes = {}
     noted_settings: dict[str, Any] = {}
     sections: set[str] = set()
     for path in files:
-        source = open_weights(path)
+        source = open_weights_file(path)
         sections.add(source.section)
         for name, entry in source.entries.items():
-            for number, (plain_name, shape) in enumerate(google.unscanned(name, entry.shape)):
+            for number, (plain_name, shape) in enumerate(google.unstack_scanned_blocks(name, entry.shape)):
                 if plain_name in places:
                     raise WeightsError(
-                        f"{path} has {shown(plain_name)} a second time", "which of the two is meant cannot be known"
+                        f"{path} has {sanitise_name(plain_name)} a second time",
+                        "which of the two is meant cannot be known",
                     )
                 places[plain_name] = (source, name, number if plain_name != name else None)
                 shapes[plain_name] = shape
-        noted_settings |= noted(path, source.metadata)
+        noted_settings |= config_from_metadata(path, source.metadata)
     origin = files[0] if len(files) == 1 else files[0].parent
-    for form in FORMATS:
-        names = stripped(form, list(shapes))
+    for form in FOREIGN_FORMATS:
+        names = strip_name_prefixes(form, list(shapes))
         if form.fits(names, sections):
-            outside = outsiders(origin, form, names, shapes)
+            outside = find_unrelated_tensors(origin, form, names, shapes)
             lying = {name: places[other] for name, other in names.items()}
             sizes = {name: shapes[other] for name, other in names.items()}
-            return fitting(
+            return match_format(
                 origin, form, places=lying, shapes=sizes, beside=noted_settings | (beside or {}), outside=outside
             )
-    for title, pattern in UNREAD.items():
+    for title, pattern in UNSUPPORTED_MODELS.items():
         if any(re.search(pattern, name) for name in shapes):
-            raise WeightsError(f"{origin} is {title}, which is not read", READ)
-    some = ", ".join(shown(name) for name in sorted(shapes)[:4])
-    raise WeightsError(f"{origin} has tensors of an unknown layout: {some}, …", READ)
+            raise WeightsError(f"{origin} is {title}, which is not read", SUPPORTED_MODELS_HINT)
+    some = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
+    raise WeightsError(f"{origin} has tensors of an unknown layout: {some}, …", SUPPORTED_MODELS_HINT)
 
 
-def stripped(form: Format, names: list[str]) -> dict[str, str]:
+def strip_name_prefixes(form: WeightsFormat, names: list[str]) -> dict[str, str]:
     """A format's names of tensors -> those in the file, without what stands in front of them."""
     names_in_file: dict[str, str] = {}
-    scope = scope_of(form, names)
+    scope = find_name_scope(form, names)
     for name in names:
-        if not unwrapped(name).startswith(scope):
+        if not strip_wrapper_prefixes(name).startswith(scope):
             continue
-        short = unwrapped(name).removeprefix(scope)
+        short = strip_wrapper_prefixes(name).removeprefix(scope)
         start = next((start for start in form.strip if short.startswith(start)), "")
         names_in_file.setdefault(short.removeprefix(start), name)
     return names_in_file
 
 
-def scope_of(form: Format, names: Iterable[str]) -> str:
+def find_name_scope(form: WeightsFormat, names: Iterable[str]) -> str:
     """How the names of the model's own tensors begin, where others lie beside them; else nothing."""
-    return next((scope for scope in form.scope if any(unwrapped(name).startswith(scope) for name in names)), "")
+    return next(
+        (scope for scope in form.scope if any(strip_wrapper_prefixes(name).startswith(scope) for name in names)), ""
+    )
 
 
-def outsiders(origin: Path, form: Format, names: dict[str, str], shapes: Shapes) -> list[str]:
+def find_unrelated_tensors(origin: Path, form: WeightsFormat, names: dict[str, str], shapes: Shapes) -> list[str]:
     """The tensors of other towers and optimisers. Raises WeightsError for two names that differ by prefix alone."""
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
-    scope = scope_of(form, used)
-    twice = [name for name in outside if unwrapped(name).startswith(scope)]
+    scope = find_name_scope(form, used)
+    twice = [name for name in outside if strip_wrapper_prefixes(name).startswith(scope)]
     if twice:
         raise WeightsError(
-            f"{origin} has {shown(twice[0])} a second time, under another prefix", "save the one that is meant alone"
+            f"{origin} has {sanitise_name(twice[0])} a second time, under another prefix",
+            "save the one that is meant alone",
         )
     return outside
 
 
-def unwrapped(name: str) -> str:
+def strip_wrapper_prefixes(name: str) -> str:
     """A name without what wrappers put in front of it and in it."""
-    while start := next((start for start in WRAPPERS if name.startswith(start)), ""):
+    while start := next((start for start in WRAPPER_PREFIXES if name.startswith(start)), ""):
         name = name.removeprefix(start)
-    for inside, plain in INSIDE:
+    for inside, plain in NAME_SIMPLIFICATIONS:
         name = inside.sub(plain, name)
     return name
 
 
-def fitting(
+def match_format(
     origin: Path,
-    form: Format,
-    places: dict[str, tuple[Source, str, int | None]],
+    form: WeightsFormat,
+    places: dict[str, tuple[WeightsFile, str, int | None]],
     shapes: Shapes,
     beside: dict[str, Any],
     outside: list[str],
@@ -213,10 +223,10 @@ def fitting(
     """The config that the shapes tell, and every tensor's shape and type checked against it. Raises WeightsError for
     tensors that are missing, unknown or of another shape."""
     if form in swin_v2.FORMATS:
-        beside = windows_of_name(origin.name) | beside
+        beside = parse_window_from_name(origin.name) | beside
     try:
-        config = form.configure(shapes, beside | facts_of(form, places, shapes))
-        expected = form.write(config, believable(config).state_dict())
+        config = form.configure(shapes, beside | read_fact_tensors(form, places, shapes))
+        expected = form.write(config, build_size_checked_model(config).state_dict())
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
@@ -226,39 +236,43 @@ def fitting(
         raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
     left = [name for name in shapes if name not in expected or name in form.adds(config)]
     wrong = [f"missing {name}" for name in expected if name not in shapes]
-    wrong += [f"unknown {shown(name)}" for name in left if not form.leaves(name)]
+    wrong += [f"unknown {sanitise_name(name)}" for name in left if not form.leaves(name)]
     for name in expected.keys() & shapes.keys():
         source, theirs, _ = places[name]
         dtype = source.entries[theirs].dtype
         if shapes[name] != tuple(expected[name].shape):
             wrong.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
-        elif dtype not in FLOATING:
+        elif dtype not in FLOATING_DTYPES:
             wrong.append(f"{name} holds {dtype}, not floating-point numbers")
     if wrong:
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (
             f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else ""
         )
         raise WeightsError(
-            f"{origin} looks like {form.title}, {config.name()}, but does not fit it:{listing}", hint(wrong)
+            f"{origin} looks like {form.title}, {config.name()}, but does not fit it:{listing}",
+            suggest_full_state_dict(wrong),
         )
     known = {*beside, *(("heads",) if form.suffix == ".npz" else ())}
-    notes = (*conclusions(config, known, VARIANTS.get(form.name, ())), *assumptions(origin, form, config, beside))
-    notes = (own.assumed(config, beside),) if form.name == own.NAME else notes
+    notes = (
+        *describe_inferred_fields(config, known, VARIANTS_BY_FORMAT.get(form.name, ())),
+        *describe_position_assumptions(origin, form, config, beside),
+    )
+    notes = (own.describe_assumed_fields(config, beside),) if form.name == own.STATE_DICT_FORMAT else notes
     names = {name: places[name] for name in expected if name not in left}
     return DetectedCheckpoint(form, config, names, [*(places[n][1] for n in left), *outside], notes=notes)
 
 
-def facts_of(
-    form: Format, places: dict[str, tuple[Source, str, int | None]], shapes: Shapes
+def read_fact_tensors(
+    form: WeightsFormat, places: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
 ) -> dict[str, dict[str, Tensor]]:
     """The `facts` of a format that a file has, of any shape and at most FACTS numbers. Raises WeightsError where the
     file cannot be read."""
-    names = [name for name in form.facts if name in shapes and math.prod(shapes[name]) <= FACTS]
+    names = [name for name in form.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
     values = {name: places[name][0].read([places[name][1]])[places[name][1]].float() for name in names}
     return {"facts": values} if form.facts else {}
 
 
-def hint(wrong: list[str]) -> str:
+def suggest_full_state_dict(wrong: list[str]) -> str:
     """A hint for tensors that no published model of the family lacks, or ""."""
     lacking = any(
         re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
@@ -267,7 +281,9 @@ def hint(wrong: list[str]) -> str:
     return "no published model of that shape lacks these tensors; save all of the model's state dict" if lacking else ""
 
 
-def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[str, Any]) -> Iterator[str]:
+def describe_position_assumptions(
+    origin: Path, form: WeightsFormat, config: ModelConfig, beside: dict[str, Any]
+) -> Iterator[str]:
     """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
     encoder: Any = config.encoder
     for text in form.assumes(encoder, beside):
@@ -280,8 +296,8 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
         return
     doubt = form.doubt(encoder)
     # who else has such positions always has them so
-    unplaced = encoder.class_token and not encoder.positioned and bool(doubt)
-    if "image" not in beside and not clips and (is_ambiguous(encoder.grid) or unplaced):
+    unplaced = encoder.class_token and not encoder.prefix_position_count and bool(doubt)
+    if "image" not in beside and not clips and (is_ambiguous_grid(encoder.grid) or unplaced):
         own = ", and that the class token has none" * unplaced
         size = (
             f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
@@ -292,30 +308,32 @@ def assumptions(origin: Path, form: Format, config: ModelConfig, beside: dict[st
         yield f"{origin.name} does not tell how its positions are resized to other image sizes: {taken}"
 
 
-def believable(config: ModelConfig) -> torch.nn.Module:
+def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
     """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
     encoder: Any = config.encoder
     depth = encoder.depth + encoder.stem_depth
-    if encoder.width_out > 100_000 or depth > google.DEPTH or math.prod(encoder.image) > 1 << 28:
+    if encoder.width_out > 100_000 or depth > google.MAX_BLOCKS or math.prod(encoder.image) > 1 << 28:
         raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
-    model = skip_init(config)
-    if sum(p.numel() for p in model.parameters()) > PARAMETERS:
+    model = build_without_init(config)
+    if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
         raise WeightsError("a model of that many parameters is not believed")
     return model
 
 
-def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
+def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     """The weights files of a folder as transformers and the hub have it, and its config.json, or open_clip's.
 
     Raises WeightsError for a folder without weights, and for an index that names files elsewhere.
     """
-    settings = json_in(folder / "config.json") or json_in(folder / "open_clip_config.json")
-    index = json_in(folder / INDEX)
+    settings = read_json_object(folder / "config.json") or read_json_object(folder / "open_clip_config.json")
+    index = read_json_object(folder / SHARD_INDEX_FILE)
     if index:
         listed = index.get("weight_map")
         names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
         if not names or any(Path(name).name != name for name in names):
-            raise WeightsError(f"{folder / INDEX} names files outside of its folder", "download the model again")
+            raise WeightsError(
+                f"{folder / SHARD_INDEX_FILE} names files outside of its folder", "download the model again"
+            )
         return [folder / name for name in names], settings
     for name in (
         "model.safetensors",
@@ -334,27 +352,27 @@ def weights_in(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
-def writers(config: ModelConfig) -> dict[str, Format]:
+def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
     """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
-    formats: dict[str, Format] = {}
+    formats: dict[str, WeightsFormat] = {}
     if not config.foreign_formats:
         return formats
     # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
     element = torch.zeros(())
-    state = {name: element.expand(tensor.shape) for name, tensor in skip_init(config).state_dict().items()}
-    for form in FORMATS:
-        if form.name not in formats and form.holds(config) and again(form, config, state):
+    state = {name: element.expand(tensor.shape) for name, tensor in build_without_init(config).state_dict().items()}
+    for form in FOREIGN_FORMATS:
+        if form.name not in formats and form.holds(config) and can_round_trip(form, config, state):
             formats[form.name] = form
     return formats
 
 
-def again(form: Format, config: ModelConfig, state: dict[str, Tensor]) -> bool:
+def can_round_trip(form: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
     """Whether a model with a state of these shapes, written in a format, is detected as the same model."""
-    settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count()
+    settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if form.describe:
-        settings = said_by(form.describe(config))
+        settings = parse_transformers_config(form.describe(config))
     elif form.suffix == ".safetensors":
-        settings = noted(Path(), note(config))
+        settings = config_from_metadata(Path(), config_to_metadata(config))
     try:
         written = form.write(config, state)
         read = form.configure({name: tuple(tensor.shape) for name, tensor in written.items()}, settings)

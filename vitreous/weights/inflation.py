@@ -15,7 +15,7 @@ from torch import Tensor
 from vitreous.models.config import ModelConfig
 from vitreous.nn.position import SinCosPosition
 
-BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
+QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 
 
 def inflate_positions(
@@ -52,10 +52,10 @@ def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames
     return (kernel * share.to(weight)[:, None]).flatten(1)
 
 
-def fit_key_bias(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def convert_key_bias(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     """Bring the biases of queries, keys and values in `state`, in place, to the form that the model has: one of (3 D,),
     or those of queries and values, (D,) each. Softmax drops the bias of keys, so answers stay."""
-    for match in filter(None, map(BIAS.fullmatch, list(state))):
+    for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
         layer, kind = match.groups()
         if kind == "bias" and f"{layer}.query_bias" in own:
             state[f"{layer}.query_bias"], _, state[f"{layer}.value_bias"] = state.pop(f"{layer}.bias").chunk(3)

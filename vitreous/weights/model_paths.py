@@ -10,16 +10,18 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from vitreous.data.decoding.clips import VIDEOS
-from vitreous.data.decoding.decode import SUFFIXES
-from vitreous.data.decoding.volumes import SUFFIXES as VOLUMES
+from vitreous.data.decoding.clips import VIDEO_SUFFIXES
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
+from vitreous.data.decoding.volumes import VOLUME_SUFFIXES as VOLUMES
 
-IMAGES = frozenset((*SUFFIXES, *VIDEOS, *VOLUMES)) - {".npz"}  # which weights have too
-TABLES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
-BESIDE_IMAGES = frozenset((*IMAGES, *TABLES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf"))
+IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUMES)) - {".npz"}  # which weights have too
+DATA_TABLE_SUFFIXES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
+DATASET_SUFFIXES = frozenset(
+    (*IMAGE_SUFFIXES, *DATA_TABLE_SUFFIXES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf")
+)
 RUN_FILES = ("config.yaml", "command.txt")
-MAX_ENTRIES = 5_000  # of folders that are looked through for a run or an image
-MAX_DEPTH = 3  # folders below the first one
+MAX_SCANNED_ENTRIES = 5_000  # of folders that are looked through for a run or an image
+MAX_SCAN_DEPTH = 3  # folders below the first one
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
@@ -27,7 +29,7 @@ def is_run_folder(path: str | os.PathLike[str]) -> bool:
     return all(Path(path, name).is_file() for name in RUN_FILES)
 
 
-def is_run(path: str | os.PathLike[str]) -> bool:
+def is_finished_run(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a run whose model was written."""
     return is_run_folder(path) and Path(path, "model").is_dir()
 
@@ -35,7 +37,7 @@ def is_run(path: str | os.PathLike[str]) -> bool:
 def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
     """The finished run below a folder that was written last, as a relative path; "" for none. Links are not
     followed."""
-    runs = [place for place, _ in walk_entries(home) if is_run(place)]
+    runs = [place for place, _ in walk_entries(home) if is_finished_run(place)]
     newest = max(runs, key=lambda place: os.stat(os.path.join(place, "model")).st_mtime, default="")
     return os.path.relpath(newest, home) if newest else ""
 
@@ -44,18 +46,18 @@ def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]
     """The folders below one, itself first, each with the names of its files, shallow ones first: MAX_DEPTH deep, until
     MAX_ENTRIES were seen. Nothing below a run is visited, nor hidden folders."""
     waiting, seen = deque([(os.fspath(home), 0)]), 0
-    while waiting and seen < MAX_ENTRIES:
+    while waiting and seen < MAX_SCANNED_ENTRIES:
         place, depth = waiting.popleft()
         names = list[str]()
         try:
             with os.scandir(place) as entries:
                 for entry in entries:
                     seen += 1
-                    if seen >= MAX_ENTRIES:
+                    if seen >= MAX_SCANNED_ENTRIES:
                         break
                     if not entry.is_dir(follow_symlinks=False):
                         names.append(entry.name)
-                    elif depth < MAX_DEPTH and not entry.name.startswith("."):
+                    elif depth < MAX_SCAN_DEPTH and not entry.name.startswith("."):
                         waiting.append((entry.path, depth + 1))
         except OSError:
             continue
@@ -69,21 +71,21 @@ def has_run_files(names: list[str]) -> bool:
     return set(names) >= set(RUN_FILES)
 
 
-def holds_images(path: str) -> bool:
+def is_image_source(path: str) -> bool:
     """Whether a word of a command names images, or a table or an archive of them, and no model: by suffixes alone. A
     folder with files of other kinds beside images may be a model."""
     if not os.path.isdir(path):
-        return path[:1] == "@" or path == "-" or suffix_of(path) in IMAGES | TABLES
+        return path[:1] == "@" or path == "-" or get_full_suffix(path) in IMAGE_SUFFIXES | DATA_TABLE_SUFFIXES
     has_images = False
     for _, names in walk_entries(path):
-        suffixes = {suffix_of(name) for name in names if not name.startswith(".")}
-        if has_run_files(names) or not suffixes <= BESIDE_IMAGES | {""}:
+        suffixes = {get_full_suffix(name) for name in names if not name.startswith(".")}
+        if has_run_files(names) or not suffixes <= DATASET_SUFFIXES | {""}:
             return False
-        has_images = has_images or bool(suffixes & (IMAGES | TABLES))
+        has_images = has_images or bool(suffixes & (IMAGE_SUFFIXES | DATA_TABLE_SUFFIXES))
     return has_images
 
 
-def suffix_of(name: str) -> str:
+def get_full_suffix(name: str) -> str:
     """The suffix of a file name in lower case, `.nii.gz` whole; `.pth` of checkpoints that are named `x.pth.tar`."""
     stem, suffix = os.path.splitext(name.lower())
     if name.lower().endswith(".nii.gz"):

@@ -14,22 +14,30 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from vitreous.weights.entry import AGAIN, SAVE, SMALLER, Entry, refuse, regular, shown
+from vitreous.weights.entry import (
+    DOWNLOAD_AGAIN_HINT,
+    SAVE_AGAIN_HINT,
+    SAVE_WITHOUT_OPTIMIZER_HINT,
+    TensorInfo,
+    open_regular_file,
+    reject_weights_file,
+    sanitise_name,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_MEMBERS, MAX_DIRECTORY = 10_000, 2 << 20  # of a zip, the latter in bytes
-RATIO, SLACK = 20, 64 << 20  # a zip may unpack to 20 times its size, or to 64 MiB
-BUDGET = 16 << 30  # bytes that all arrays of a file may take
-MAX_HEADER = 10_000  # bytes of an array's header, numpy's own limit
+MAX_ZIP_MEMBERS, MAX_DIRECTORY_BYTES = 10_000, 2 << 20  # of a zip, the latter in bytes
+MAX_UNPACK_RATIO, UNPACK_ALLOWANCE_BYTES = 20, 64 << 20  # a zip may unpack to 20 times its size, or to 64 MiB
+MAX_ARRAY_BYTES = 16 << 30  # bytes that all arrays of a file may take
+MAX_NPY_HEADER_BYTES = 10_000  # bytes of an array's header, numpy's own limit
 
 #: numpy's header: the text of a dict, its keys in this order; `L` is how Python 2 wrote a whole number
-HEADER = re.compile(
+NPY_HEADER = re.compile(
     r"\{'descr': '([<>|=]?\w+)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,19}L?(?:, ?|(?=\))))*)\),? *\} *\n?"
 )
 #: numpy's name of a dtype -> torch's; numpy has no bfloat16 and stores it as two bytes of anything
-DTYPES = {
+NUMPY_DTYPES = {
     "<f8": "float64",
     "<f4": "float32",
     "<f2": "float16",
@@ -44,11 +52,11 @@ DTYPES = {
 }
 
 
-class Archive:
+class CheckedZip:
     """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can
     explain.
 
-    `members` are by name; nothing is unpacked until `read`, and never more than the directory says.
+    `members` are by name; nothing is unpacked until `read_npz_tensors`, and never more than the directory says.
     """
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
@@ -57,15 +65,15 @@ class Archive:
         try:
             infos = zipfile.ZipFile(file).infolist()
         except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OSError) as error:
-            refuse(path, f"is a damaged zip ({error})", AGAIN)
+            reject_weights_file(path, f"is a damaged zip ({error})", DOWNLOAD_AGAIN_HINT)
         self.members: dict[str, zipfile.ZipInfo] = {}
         for info in infos:
-            self.admit(info)
+            self.check_member(info)
         packed, whole = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
         if packed > size:
-            refuse(path, "is a zip whose members overlap", "download it again, from where you trust it")
-        if whole > max(SLACK, RATIO * size):
-            refuse(
+            reject_weights_file(path, "is a zip whose members overlap", "download it again, from where you trust it")
+        if whole > max(UNPACK_ALLOWANCE_BYTES, MAX_UNPACK_RATIO * size):
+            reject_weights_file(
                 path,
                 f"is a zip of {size:,} bytes that would unpack to {whole:,}",
                 "weights do not shrink so far; save it again",
@@ -76,36 +84,46 @@ class Archive:
         self.file.seek(max(0, size - 98))
         tail = self.file.read(98)
         if size < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
-            refuse(self.path, "is a zip that is cut short, or has something after its end", AGAIN)
+            reject_weights_file(
+                self.path, "is a zip that is cut short, or has something after its end", DOWNLOAD_AGAIN_HINT
+            )
         length, begin = struct.unpack("<2I", tail[-10:-2])
         end = size - 22
         if tail[-42:-38] == b"PK\6\7":  # zip64: the same two numbers, longer, in a record before
             end = size - 98
             if tail[:4] != b"PK\6\6":
-                refuse(self.path, "is a zip with a damaged directory", AGAIN)
+                reject_weights_file(self.path, "is a zip with a damaged directory", DOWNLOAD_AGAIN_HINT)
             length, begin = struct.unpack("<2Q", tail[40:56])
         if begin + length != end:
-            refuse(self.path, "is a zip with something before or inside its directory", AGAIN)
+            reject_weights_file(
+                self.path, "is a zip with something before or inside its directory", DOWNLOAD_AGAIN_HINT
+            )
         self.file.seek(begin)
-        if length > MAX_DIRECTORY or self.file.read(length).count(b"PK\1\2") > MAX_MEMBERS:
-            refuse(self.path, f"is a zip of more than {MAX_MEMBERS:,} members", SMALLER)
+        if length > MAX_DIRECTORY_BYTES or self.file.read(length).count(b"PK\1\2") > MAX_ZIP_MEMBERS:
+            reject_weights_file(
+                self.path, f"is a zip of more than {MAX_ZIP_MEMBERS:,} members", SAVE_WITHOUT_OPTIMIZER_HINT
+            )
         return begin
 
-    def admit(self, info: zipfile.ZipInfo) -> None:
+    def check_member(self, info: zipfile.ZipInfo) -> None:
         """Take one member in, unless a weights file would not have it."""
-        name, member = info.orig_filename, f"has the member '{shown(info.orig_filename)}'"
+        name, member = info.orig_filename, f"has the member '{sanitise_name(info.orig_filename)}'"
         if name in self.members:
-            refuse(self.path, f"{member} twice", "which of the two is meant cannot be known; save it again")
+            reject_weights_file(
+                self.path, f"{member} twice", "which of the two is meant cannot be known; save it again"
+            )
         if info.flag_bits & ~0x80E:  # bits 1 and 2: level; 3: sizes follow the data; 11: the name is UTF-8
-            refuse(
+            reject_weights_file(
                 self.path,
                 f"{member} with the flags {info.flag_bits:#x}: encrypted, or odd",
                 "save it again without a password",
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            refuse(self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated")
+            reject_weights_file(
+                self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated"
+            )
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-            refuse(self.path, f"{member} with two sizes", AGAIN)
+            reject_weights_file(self.path, f"{member} with two sizes", DOWNLOAD_AGAIN_HINT)
         self.members[name] = info
 
     def start(self, info: zipfile.ZipInfo) -> int:
@@ -120,11 +138,17 @@ class Archive:
         if (signature, flags, method) != (b"PK\3\4", info.flag_bits, info.compress_type) or self.file.read(
             name
         ) != text:
-            refuse(
-                self.path, f"has a member '{shown(info.orig_filename)}' that its directory describes otherwise", SAVE
+            reject_weights_file(
+                self.path,
+                f"has a member '{sanitise_name(info.orig_filename)}' that its directory describes otherwise",
+                SAVE_AGAIN_HINT,
             )
         if begin + info.compress_size > self.end:
-            refuse(self.path, f"has a member '{shown(info.orig_filename)}' that runs into the directory", AGAIN)
+            reject_weights_file(
+                self.path,
+                f"has a member '{sanitise_name(info.orig_filename)}' that runs into the directory",
+                DOWNLOAD_AGAIN_HINT,
+            )
         self.file.seek(begin)
         return begin
 
@@ -138,7 +162,9 @@ class Archive:
         try:
             return zlib.decompressobj(-15).decompress(packed, count)
         except zlib.error as error:
-            refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", AGAIN)
+            reject_weights_file(
+                self.path, f"has a damaged member '{sanitise_name(name)}' ({error})", DOWNLOAD_AGAIN_HINT
+            )
 
     def read(self, name: str) -> bytearray:
         """A whole member, unpacked. Raises WeightsError where its size or its checksum is not the directory's."""
@@ -151,79 +177,89 @@ class Archive:
             try:
                 content = bytearray(unpacker.decompress(content, info.file_size + 1))
             except zlib.error as error:
-                refuse(self.path, f"has a damaged member '{shown(name)}' ({error})", AGAIN)
+                reject_weights_file(
+                    self.path, f"has a damaged member '{sanitise_name(name)}' ({error})", DOWNLOAD_AGAIN_HINT
+                )
         if len(content) != info.file_size or zlib.crc32(content) != info.CRC:
-            refuse(self.path, f"is damaged: the checksum of '{shown(name)}' is wrong", AGAIN)
+            reject_weights_file(
+                self.path, f"is damaged: the checksum of '{sanitise_name(name)}' is wrong", DOWNLOAD_AGAIN_HINT
+            )
         return content
 
 
-def look(archive: Archive, budget: int = BUDGET) -> dict[str, Entry]:
+def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[str, TensorInfo]:
     """The arrays of an npz file, from their headers. Raises WeightsError for objects, oddities, and more than `budget`
     bytes."""
     entries = {}
     for member in archive.members:
         name = member.removesuffix(".npy")
         if name == member:
-            refuse(
+            reject_weights_file(
                 archive.path,
-                f"has the member '{shown(member)}', which is no array",
+                f"has the member '{sanitise_name(member)}', which is no array",
                 "save the weights alone, with numpy.savez",
             )
-        entries[name] = header(archive, member)[0]
+        entries[name] = parse_npy_header(archive, member)[0]
     total = sum(entry.bytes for entry in entries.values())
     if total > budget:
-        refuse(archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", SMALLER)
+        reject_weights_file(
+            archive.path, f"would take {total:,} bytes of memory, more than {budget:,}", SAVE_WITHOUT_OPTIMIZER_HINT
+        )
     return entries
 
 
-def header(archive: Archive, member: str) -> tuple[Entry, bool, int]:
+def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
     """An array's shape and dtype, whether its first axis varies fastest, and where its numbers begin (bytes).
 
     Raises WeightsError unless the member is as long as they say.
     """
-    head, name = archive.head(member, MAX_HEADER + 12), shown(member.removesuffix(".npy"))
+    head, name = archive.head(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
-        refuse(archive.path, f"has the member '{name}', which is no array", "save the weights alone, with numpy.savez")
+        reject_weights_file(
+            archive.path, f"has the member '{name}', which is no array", "save the weights alone, with numpy.savez"
+        )
     begin = 10 if head[6] == 1 else 12
     start = begin + int.from_bytes(head[8:begin], "little")
     text = head[begin:start].decode("utf-8", "replace") if start <= len(head) else ""
-    matches = HEADER.fullmatch(text)
+    matches = NPY_HEADER.fullmatch(text)
     if "'|O'" in text or "pickle" in text:
-        refuse(
+        reject_weights_file(
             archive.path,
             f"has objects in '{name}', not numbers: they would have to be unpickled",
             "save arrays of numbers only",
         )
     if not matches:
-        refuse(
+        reject_weights_file(
             archive.path, f"has a header of '{name}' that is not numpy's", "save the weights again, with numpy.savez"
         )
-    if matches[1] not in DTYPES:
-        refuse(archive.path, f"has '{name}' as {matches[1]}, which a model does not take", "save it as float32")
-    entry = Entry(tuple(int(number) for number in re.findall(r"\d+", matches[3])), DTYPES[matches[1]])
+    if matches[1] not in NUMPY_DTYPES:
+        reject_weights_file(
+            archive.path, f"has '{name}' as {matches[1]}, which a model does not take", "save it as float32"
+        )
+    entry = TensorInfo(tuple(int(number) for number in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size
     if start + entry.bytes != size:
-        refuse(
+        reject_weights_file(
             archive.path,
             f"has {size - start:,} bytes for '{name}', whose shape {entry.shape} needs {entry.bytes:,}",
-            SAVE,
+            SAVE_AGAIN_HINT,
         )
     return entry, matches[2] == "True", start
 
 
-def read(path: Path, names: list[str]) -> dict[str, Tensor]:
+def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
     """Read those arrays as tensors of their shapes, row by row. Raises WeightsError for a damaged file."""
     import torch
 
     tensors = {}
-    with regular(path) as file:
-        archive = Archive(path, file, os.fstat(file.fileno()).st_size)
+    with open_regular_file(path) as file:
+        archive = CheckedZip(path, file, os.fstat(file.fileno()).st_size)
         for name in names:
             if f"{name}.npy" not in archive.members:
-                refuse(path, f"changed while it was read: {shown(name)} is gone", "read it again")
-            entry, fortran, start = header(archive, f"{name}.npy")
+                reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is gone", "read it again")
+            entry, fortran, start = parse_npy_header(archive, f"{name}.npy")
             if not math.prod(entry.shape):
-                refuse(path, f"changed while it was read: {shown(name)} is empty", "read it again")
+                reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is empty", "read it again")
             numbers = torch.frombuffer(archive.read(f"{name}.npy")[start:], dtype=getattr(torch, entry.dtype))
             if fortran:
                 tensors[name] = (

@@ -8,23 +8,23 @@ from typing import Annotated, Any, ClassVar, get_args
 
 from tyro.conf import arg
 
-from vitreous.errors import UsageError, nearest
-from vitreous.models.config import Resize
-from vitreous.nn.sizes import check_tokens
+from vitreous.errors import UsageError, suggest_nearest
+from vitreous.models.config import PositionResize
+from vitreous.nn.sizes import check_token_budget
 
 
 @dataclass(frozen=True)
 class WeightsSource(os.PathLike[str]):
     """A path or name of weights, as `open_weights` takes it, with what is known of them beside their files.
 
-    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE`. `source_size` is the size of
-    the images that the positions are for, in pixels: one side of a square, height and width, or frames, height and
-    width. `native_aspect`: the model is to be asked about pictures at their own aspect ratio, of at most so many
+    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE_MODES`. `source_size` is the
+    size of the images that the positions are for, in pixels: one side of a square, height and width, or frames, height
+    and width. `native_aspect`: the model is to be asked about pictures at their own aspect ratio, of at most so many
     `tokens` (patches), None for as many as it was trained with. Raises UsageError for other values.
     """
 
     path: str
-    resize: Resize | None = None
+    resize: PositionResize | None = None
     source_size: int | tuple[int, ...] | None = None
     native_aspect: bool = False
     _: KW_ONLY
@@ -32,11 +32,11 @@ class WeightsSource(os.PathLike[str]):
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
-            check_tokens(self.tokens)
-        if self.resize is not None and self.resize not in (known := get_args(Resize)):
+            check_token_budget(self.tokens)
+        if self.resize is not None and self.resize not in (known := get_args(PositionResize)):
             raise UsageError(
                 f"no rule {self.resize} to resize positions",
-                nearest(self.resize, known) or f"use one of {', '.join(known)}",
+                suggest_nearest(self.resize, known) or f"use one of {', '.join(known)}",
             )
         if self.source_size is not None and (len(self.sides) not in (1, 2, 3) or min(self.sides) < 1):
             raise UsageError("--source-size takes one side or height and width, in pixels, of clips frames before them")
@@ -74,12 +74,12 @@ class WeightsSource(os.PathLike[str]):
         return given + ([] if self.tokens is None else ["--tokens", str(self.tokens)])
 
 
-def known_of(source: str | os.PathLike[str]) -> dict[str, Any]:
+def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
     """What a source of weights says of them beside their files: fields of `ViTConfig`."""
     return source.fields if isinstance(source, WeightsSource) else {}
 
 
-def words_of(source: str | os.PathLike[str]) -> list[str]:
+def get_source_options(source: str | os.PathLike[str]) -> list[str]:
     """The options of a command that say the same."""
     return source.words if isinstance(source, WeightsSource) else []
 
@@ -90,7 +90,7 @@ class WeightsOptions:
 
     SECTIONS: ClassVar[dict[str, str]] = {"resize": "Weights"}
 
-    resize: Resize | None = None
+    resize: PositionResize | None = None
     """How position embeddings are resized to another grid (default: as in the source of the weights)."""
     source_size: Annotated[tuple[int, ...] | None, arg(metavar="PIXELS...")] = None
     """Image size in pixels for which the position embeddings were trained: one number, or height and width; for clips,
@@ -103,7 +103,7 @@ class WeightsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReadingOptions(WeightsOptions):
+class InferenceWeightsOptions(WeightsOptions):
     """Options of every verb that asks a model about pictures."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"native_aspect": "Native aspect ratio"}

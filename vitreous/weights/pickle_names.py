@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vitreous.weights.entry import ITEM, Entry
+from vitreous.weights.entry import DTYPE_BYTES, TensorInfo
 
 #: classes of storages, with the dtype of their elements
-STORAGES = {
+STORAGE_DTYPES = {
     "torch DoubleStorage": "float64",
     "torch FloatStorage": "float32",
     "torch HalfStorage": "float16",
@@ -25,30 +25,35 @@ STORAGES = {
     "torch BoolStorage": "bool",
 }
 #: functions that build containers and tensors
-MAKERS = ("collections OrderedDict", "torch Size", "torch._utils _rebuild_tensor_v2", "torch._utils _rebuild_parameter")
-NUMPY = (
+TENSOR_BUILDERS = (
+    "collections OrderedDict",
+    "torch Size",
+    "torch._utils _rebuild_tensor_v2",
+    "torch._utils _rebuild_parameter",
+)
+NUMPY_MODULES = (
     "numpy dtype",
     "numpy ndarray",
     *(f"numpy {kind}" for kind in ("float64", "float32", "int64", "int32", "bool_")),
 )
-BUILTINS = ("set", "frozenset", "dict", "list", "int", "float", "str", "bool", "object", "bytes", "complex")
+BUILTIN_NAMES = ("set", "frozenset", "dict", "list", "int", "float", "str", "bool", "object", "bytes", "complex")
 #: objects without items: settings, numbers, paths, devices
-OBJECTS = (
+INERT_OBJECTS = (
     "argparse Namespace",
     "types SimpleNamespace",
-    *NUMPY,
+    *NUMPY_MODULES,
     *(f"{core}.multiarray {name}" for core in ("numpy.core", "numpy._core") for name in ("scalar", "_reconstruct")),
     "_codecs encode",  # how protocol 2 stores bytes, a NumPy number's among them
     *(f"pathlib {name}" for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
     "torch device",
-    *(f"{module} {name}" for module in ("__builtin__", "builtins") for name in BUILTINS),
+    *(f"{module} {name}" for module in ("__builtin__", "builtins") for name in BUILTIN_NAMES),
     "typing Any",
     *(f"omegaconf.base {name}" for name in ("ContainerMetadata", "Metadata")),
     *(f"omegaconf.{name}" for name in ("dictconfig DictConfig", "listconfig ListConfig")),
     *(f"omegaconf.nodes {kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
 )
 #: dictionaries of another type
-MAPPINGS = (
+INERT_MAPPINGS = (
     "collections defaultdict",
     "collections Counter",
     "yacs.config CfgNode",
@@ -58,7 +63,13 @@ MAPPINGS = (
     "lightning.fabric.utilities.data AttributeDict",
     "pytorch_lightning.utilities.parsing AttributeDict",
 )
-NAMES = {*STORAGES, *MAKERS, *OBJECTS, *MAPPINGS, *(f"torch {dtype}" for dtype in ITEM)}
+ALLOWED_NAMES = {
+    *STORAGE_DTYPES,
+    *TENSOR_BUILDERS,
+    *INERT_OBJECTS,
+    *INERT_MAPPINGS,
+    *(f"torch {dtype}" for dtype in DTYPE_BYTES),
+}
 
 
 class Storage(NamedTuple):
@@ -69,10 +80,10 @@ class Storage(NamedTuple):
     elements: int
 
 
-class Described(NamedTuple):
+class TensorStub(NamedTuple):
     """Stands for a tensor."""
 
-    entry: Entry
+    entry: TensorInfo
 
 
 class StorageClass(NamedTuple):
@@ -81,7 +92,7 @@ class StorageClass(NamedTuple):
     dtype: str
 
 
-class Inert:
+class InertObject:
     """Stands for an object that is neither a tensor nor a container of tensors; its arguments and state are dropped."""
 
     def __init__(self, *arguments: object) -> None:
@@ -91,5 +102,5 @@ class Inert:
         """Drop items, as those of a list."""
 
 
-class InertMapping(Inert):
+class InertMapping(InertObject):
     """Stands for a dictionary of another type; its items are dropped."""

@@ -1,9 +1,9 @@
 """What `torch.save` writes (.pt, .pth, .bin): looked at without being run, then read by a child process.
 
 A pickle is a program. Its instructions and the names in them are checked against those that torch.save writes
-(`scan`); then Python's unpickler follows it with descriptions in place of tensors (`Describer`), so what the file holds
-is known before any of it is read. Reading is torch's, with `weights_only`, in a child process that has a limit of
-memory and of time (`unpickle.py`).
+(`scan_pickle`); then Python's unpickler follows it with descriptions in place of tensors (`PickleDescriber`), so what
+the file holds is known before any of it is read. Reading is torch's, with `weights_only`, in a child process that has a
+limit of memory and of time (`unpickle.py`).
 """
 
 from __future__ import annotations
@@ -23,55 +23,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, NoReturn
 
 from vitreous.errors import WeightsError
-from vitreous.system.children import run_to_end
-from vitreous.weights.entry import AGAIN, ITEM, KINDS, SAVE, SMALLER, Entry, refuse, shown
-from vitreous.weights.npz import SLACK, Archive
+from vitreous.system.children import run_shielded_process
+from vitreous.weights.entry import (
+    DOWNLOAD_AGAIN_HINT,
+    DTYPE_BYTES,
+    SAVE_AGAIN_HINT,
+    SAVE_WITHOUT_OPTIMIZER_HINT,
+    SUPPORTED_FILES_HINT,
+    TensorInfo,
+    reject_weights_file,
+    sanitise_name,
+)
+from vitreous.weights.npz import UNPACK_ALLOWANCE_BYTES, CheckedZip
 from vitreous.weights.pickle_names import (
-    MAPPINGS,
-    NAMES,
-    OBJECTS,
-    STORAGES,
-    Described,
-    Inert,
+    ALLOWED_NAMES,
+    INERT_MAPPINGS,
+    INERT_OBJECTS,
+    STORAGE_DTYPES,
     InertMapping,
+    InertObject,
     Storage,
     StorageClass,
+    TensorStub,
 )
 from vitreous.weights.safetensors_file import read_safetensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_PICKLE = 4 << 20  # bytes; ten thousand tensors take less than half
-MAX_STEPS = 80_000  # instructions; a tensor takes about thirty
-MAX_AXES = 16
-SHARED = 4  # times the size of the file that its tensors may take together: tied weights are stored once
+MAX_PICKLE_BYTES = 4 << 20  # bytes; ten thousand tensors take less than half
+MAX_PICKLE_OPCODES = 80_000  # instructions; a tensor takes about thirty
+MAX_TENSOR_AXES = 16
+MAX_SHARING_RATIO = 4  # times the size of the file that its tensors may take together: tied weights are stored once
 #: the keys that a state dict is looked for under, the better weights first
-EVERY = "*"  # stands for all sections: names are then SECTION/NAME
-SECTIONS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
-MAGIC, PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
-HINT = (
+ALL_SECTIONS = "*"  # stands for all sections: names are then SECTION/NAME
+STATE_DICT_KEYS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
+SAVE_SAFETENSORS_HINT = (
     "where you trust it, save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
 )
-SCRIPT = Path(__file__).with_name("unpickle.py")
-MEMORY = 8 << 30  # bytes of address space that torch's libraries and their working memory take, twice over
-SECONDS, BYTES_PER_SECOND = 120, 20 << 20
+UNPICKLE_SCRIPT = Path(__file__).with_name("unpickle.py")
+CHILD_MEMORY_BYTES = 8 << 30  # bytes of address space that torch's libraries and their working memory take, twice over
+CHILD_TIMEOUT_SECONDS, MIN_READ_BYTES_PER_SECOND = 120, 20 << 20
 
 #: the members that torch.save writes into a zip, under one folder
-MEMBER = re.compile(
+TORCH_ZIP_MEMBER = re.compile(
     r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
 )
 
 #: the instructions that torch.save writes; later protocols' are followed for the names in them, and then refused
-OPCODES = re.compile(
+ALLOWED_OPCODES = re.compile(
     "PROTO|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BINUNICODE|SHORT_BINSTRING|EMPTY_TUPLE|"
     "EMPTY_LIST|EMPTY_DICT|TUPLE[123]?|APPENDS?|SETITEMS?|(LONG_)?BINPUT|(LONG_)?BINGET|GLOBAL|REDUCE|BUILD|NEWOBJ|BINPERSID|"
     "FRAME|MEMOIZE|STACK_GLOBAL"
 )
-TEXTS = {"BINUNICODE", "SHORT_BINUNICODE"}
+TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
-def scan(path: Path, file: BinaryIO) -> None:
+def scan_pickle(path: Path, file: BinaryIO) -> None:
     """Read the instructions of one pickle without following them, and go back to where it begins.
 
     Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
@@ -83,33 +92,39 @@ def scan(path: Path, file: BinaryIO) -> None:
     argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
         code, name = opcode.name, None
-        if count > MAX_STEPS:
-            hint = SMALLER
-            refuse(path, f"has a pickle of more than {MAX_STEPS:,} instructions", hint)
+        if count > MAX_PICKLE_OPCODES:
+            hint = SAVE_WITHOUT_OPTIMIZER_HINT
+            reject_weights_file(path, f"has a pickle of more than {MAX_PICKLE_OPCODES:,} instructions", hint)
         if code in ("GLOBAL", "INST"):
             name = argument
         elif code == "STACK_GLOBAL":
             name, protocol = " ".join(texts[-2:]), max(protocol, 4)
         elif code == "PROTO":
             protocol = max(protocol, argument)
-        elif code in TEXTS:
+        elif code in TEXT_OPCODES:
             texts.append(argument)
         elif code in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if argument is None else argument] = texts[-1] if before in TEXTS else None
+            memo[len(memo) if argument is None else argument] = texts[-1] if before in TEXT_OPCODES else None
         elif code in ("BINGET", "LONG_BINGET") and (text := memo.get(argument)):
             texts.append(text)
-        if name is not None and name not in NAMES:
-            refuse(path, f"holds {shown(name.replace(' ', '.', 1))}, which is no tensor", HINT)
-        if not OPCODES.fullmatch(code):
-            refuse(path, f"has the pickle instruction {code}, which tensors do not need", HINT)
+        if name is not None and name not in ALLOWED_NAMES:
+            reject_weights_file(
+                path, f"holds {sanitise_name(name.replace(' ', '.', 1))}, which is no tensor", SAVE_SAFETENSORS_HINT
+            )
+        if not ALLOWED_OPCODES.fullmatch(code):
+            reject_weights_file(
+                path, f"has the pickle instruction {code}, which tensors do not need", SAVE_SAFETENSORS_HINT
+            )
         before = code
     if protocol > 2:
-        refuse(path, f"was saved with pickle protocol {protocol}", "save it again with torch.save as it is by default")
+        reject_weights_file(
+            path, f"was saved with pickle protocol {protocol}", "save it again with torch.save as it is by default"
+        )
     file.seek(start)
 
 
-class Describer(pickle._Unpickler):
-    """Python's own unpickler of a pickle that `scan` has passed, in which every name stands for a description.
+class PickleDescriber(pickle._Unpickler):
+    """Python's own unpickler of a pickle that `scan_pickle` has passed, in which every name stands for a description.
 
     Nothing is imported, called or allocated but numbers, texts, containers and descriptions of tensors. Keys of dicts
     are texts and whole numbers only: the hash of a tuple of tuples of tuples takes for ever. Raises WeightsError for a
@@ -127,14 +142,14 @@ class Describer(pickle._Unpickler):
             "torch Size": self.make_size,
             "torch._utils _rebuild_tensor_v2": self.make_tensor,
             "torch._utils _rebuild_parameter": self.make_parameter,
-            **dict.fromkeys(OBJECTS, Inert),
-            **dict.fromkeys(MAPPINGS, InertMapping),
+            **dict.fromkeys(INERT_OBJECTS, InertObject),
+            **dict.fromkeys(INERT_MAPPINGS, InertMapping),
         }
 
     def find_class(self, module: str, name: str) -> Any:
         """What stands for a name."""
         name = f"{module} {name}"
-        return StorageClass(STORAGES[name]) if name in STORAGES else self.makers.get(name, name)
+        return StorageClass(STORAGE_DTYPES[name]) if name in STORAGE_DTYPES else self.makers.get(name, name)
 
     def persistent_load(self, pid: Any) -> Storage:
         """The storage that ("storage", class, key, device, elements) stands for; the older format adds None."""
@@ -147,57 +162,66 @@ class Describer(pickle._Unpickler):
             raise ValueError("a storage of no size")
         storage = Storage(key, kind.dtype, elements)
         if self.storages.setdefault(key, storage) != storage:
-            refuse(self.path, f"has the storage {shown(key)} in two sizes or dtypes", SAVE)
+            reject_weights_file(
+                self.path, f"has the storage {sanitise_name(key)} in two sizes or dtypes", SAVE_AGAIN_HINT
+            )
         return storage
 
     def make_size(self, value: Any) -> tuple[int, ...]:
         """torch.Size."""
-        return value if sizes(value) else self.refuse_call("torch.Size")
+        return value if is_shape_tuple(value) else self.refuse_call("torch.Size")
 
-    def make_parameter(self, tensor: Any, requires_grad: Any, hooks: Any) -> Described:
+    def make_parameter(self, tensor: Any, requires_grad: Any, hooks: Any) -> TensorStub:
         """A parameter is described as its tensor."""
-        return tensor if type(tensor) is Described else self.refuse_call("torch._utils._rebuild_parameter")
+        return tensor if type(tensor) is TensorStub else self.refuse_call("torch._utils._rebuild_parameter")
 
-    def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> Described:
+    def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> TensorStub:
         """A tensor in a storage, its first element at `offset`. Raises WeightsError where it does not fit into it."""
         if type(storage) is not Storage or len(options) not in (2, 3) or any(options[1:]):
             self.refuse_call("torch._utils._rebuild_tensor_v2")
-        if not (sizes(shape) and sizes(stride) and sizes((offset,)) and len(shape) == len(stride) <= MAX_AXES):
+        if not (
+            is_shape_tuple(shape)
+            and is_shape_tuple(stride)
+            and is_shape_tuple((offset,))
+            and len(shape) == len(stride) <= MAX_TENSOR_AXES
+        ):
             raise ValueError("a tensor with a shape that is none")
         reason = f"has a tensor of shape {' x '.join(map(str, shape)) or '()'}"
         if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
-            refuse(self.path, f"{reason} that repeats one number (stride 0)", "save it contiguous")
-        entry = Entry(shape, storage.dtype)
+            reject_weights_file(self.path, f"{reason} that repeats one number (stride 0)", "save it contiguous")
+        entry = TensorInfo(shape, storage.dtype)
         last = offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
         if entry.elements and (last >= storage.elements or entry.elements > storage.elements):
-            refuse(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE)
-        return Described(entry)
+            reject_weights_file(self.path, f"{reason} in a storage of {storage.elements:,} numbers", SAVE_AGAIN_HINT)
+        return TensorStub(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
         """Refuse a call with other arguments than torch.save writes."""
-        refuse(self.path, f"makes {name} from what it is not made of", SAVE)
+        reject_weights_file(self.path, f"makes {name} from what it is not made of", SAVE_AGAIN_HINT)
 
     def load_build(self) -> None:
         """Drop the state of an inert object, and the versions of the modules' formats, an attribute of the OrderedDict
         of a module's tensors."""
         state = self.stack.pop()
-        if isinstance(self.stack[-1], Inert):
+        if isinstance(self.stack[-1], InertObject):
             return
         if type(self.stack[-1]) is not dict or type(state) is not dict or list(state) != ["_metadata"]:
-            refuse(self.path, "sets the attributes of an object, which is no tensor", HINT)
+            reject_weights_file(
+                self.path, "sets the attributes of an object, which is no tensor", SAVE_SAFETENSORS_HINT
+            )
 
     def load_reduce(self) -> None:
         """Call what stands for a maker of tensors, and nothing else."""
         arguments, maker = self.stack.pop(), self.stack[-1]
         if type(arguments) is not tuple or maker not in self.makers.values():
-            refuse(self.path, "calls what does not make tensors", HINT)
+            reject_weights_file(self.path, "calls what does not make tensors", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = maker(*arguments)
 
     def load_newobj(self) -> None:
         """Make an inert object without a call of its constructor, and nothing else."""
         _, maker = self.stack.pop(), self.stack[-1]
-        if maker is not Inert and maker is not InertMapping:
-            refuse(self.path, "makes an object, which is no tensor", HINT)
+        if maker is not InertObject and maker is not InertMapping:
+            reject_weights_file(self.path, "makes an object, which is no tensor", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = maker()
 
     def load_setitem(self) -> None:
@@ -217,7 +241,9 @@ class Describer(pickle._Unpickler):
             raise TypeError("items for something else than a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):
-                refuse(self.path, f"has a dict with a key that is a {type(key).__name__.lower()}", HINT)
+                reject_weights_file(
+                    self.path, f"has a dict with a key that is a {type(key).__name__.lower()}", SAVE_SAFETENSORS_HINT
+                )
             if type(target) is dict:
                 target[key] = value
 
@@ -231,119 +257,137 @@ class Describer(pickle._Unpickler):
     }
 
 
-def describe(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
-    """The content of the pickle that begins here, tensors as `Described`; `storages` gets those that they lie in.
+def describe_pickle(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
+    """The content of the pickle that begins here, tensors as `TensorStub`; `storages` gets those that they lie in.
 
     The file is left where the pickle ends. Raises WeightsError for anything that torch.save would not write.
     """
     try:
-        scan(path, file)
-        return Describer(path, file, storages).load()
+        scan_pickle(path, file)
+        return PickleDescriber(path, file, storages).load()
     except (ValueError, LookupError, TypeError, AttributeError, EOFError, pickle.UnpicklingError) as error:
-        reason = f"has a damaged pickle ({type(error).__name__}: {shown(str(error))})"
-        refuse(path, reason, AGAIN)
+        reason = f"has a damaged pickle ({type(error).__name__}: {sanitise_name(str(error))})"
+        reject_weights_file(path, reason, DOWNLOAD_AGAIN_HINT)
 
 
-def sizes(value: Any) -> bool:
+def is_shape_tuple(value: Any) -> bool:
     """Whether something is a tuple of whole numbers from 0 that fit 63 bits."""
     return type(value) is tuple and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
-def look_archive(archive: Archive) -> tuple[Any, int]:
-    """The content of a PyTorch zip, tensors as `Described`, and the bytes of its members. Raises WeightsError for
+def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
+    """The content of a PyTorch zip, tensors as `TensorStub`, and the bytes of its members. Raises WeightsError for
     anything that is not one."""
     path = archive.path
     pickles = [name for name in archive.members if name.casefold().endswith("data.pkl")]
     if not pickles:
-        refuse(path, "is a zip with neither numpy arrays nor a PyTorch checkpoint", KINDS)
+        reject_weights_file(path, "is a zip with neither numpy arrays nor a PyTorch checkpoint", SUPPORTED_FILES_HINT)
     folder = pickles[0].rpartition("/")[0] + "/"
     for name, info in archive.members.items():
         tail = name.removeprefix(folder)
         if tail.startswith(("code/", "constants.pkl")):
-            refuse(path, "is TorchScript: a program, not weights", HINT)
-        if tail == name or not MEMBER.fullmatch(tail):
-            refuse(path, f"has the member '{shown(name)}', which torch.save does not write", HINT)
+            reject_weights_file(path, "is TorchScript: a program, not weights", SAVE_SAFETENSORS_HINT)
+        if tail == name or not TORCH_ZIP_MEMBER.fullmatch(tail):
+            reject_weights_file(
+                path, f"has the member '{sanitise_name(name)}', which torch.save does not write", SAVE_SAFETENSORS_HINT
+            )
         if info.compress_type != zipfile.ZIP_STORED:
-            refuse(
+            reject_weights_file(
                 path,
-                f"has the member '{shown(name)}' compressed, which torch.save does not do",
+                f"has the member '{sanitise_name(name)}' compressed, which torch.save does not do",
                 "save it again with torch.save",
             )
     if f"{folder}byteorder" in archive.members and archive.head(f"{folder}byteorder", 16) != b"little":
-        refuse(path, "was written on a machine of the other byte order", HINT)
-    if archive.members[pickles[0]].file_size > MAX_PICKLE:
-        refuse(path, f"has a pickle over {MAX_PICKLE:,} bytes", SMALLER)
+        reject_weights_file(path, "was written on a machine of the other byte order", SAVE_SAFETENSORS_HINT)
+    if archive.members[pickles[0]].file_size > MAX_PICKLE_BYTES:
+        reject_weights_file(path, f"has a pickle over {MAX_PICKLE_BYTES:,} bytes", SAVE_WITHOUT_OPTIMIZER_HINT)
     storages: dict[str, Storage] = {}
     stream = io.BytesIO(archive.read(pickles[0]))
-    content = describe(path, stream, storages)
+    content = describe_pickle(path, stream, storages)
     if stream.read(1):
-        refuse(path, "has something after its pickle", AGAIN)
+        reject_weights_file(path, "has something after its pickle", DOWNLOAD_AGAIN_HINT)
     for storage in storages.values():
         info = archive.members.get(f"{folder}data/{storage.key}")
-        if info is None or info.file_size != storage.elements * ITEM[storage.dtype]:
+        if info is None or info.file_size != storage.elements * DTYPE_BYTES[storage.dtype]:
             actual = f"{info.file_size:,} bytes" if info else "none"
-            refuse(path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", AGAIN)
+            reject_weights_file(
+                path, f"has {actual} for a storage of {storage.elements:,} {storage.dtype}", DOWNLOAD_AGAIN_HINT
+            )
     return content, sum(info.file_size for info in archive.members.values())
 
 
-def look_stream(path: Path, file: BinaryIO, size: int) -> tuple[Any, int]:
-    """The content of a PyTorch file from before zip (five pickles, then each storage), tensors as `Described`, and its
+def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, int]:
+    """The content of a PyTorch file from before zip (five pickles, then each storage), tensors as `TensorStub`, and its
     bytes."""
     file.seek(0)
-    stream, storages = io.BytesIO(file.read(MAX_PICKLE)), {}
-    magic = describe(path, stream, storages)
-    if type(magic) is not int or magic != MAGIC:
-        refuse(path, "is a pickle, but not one that torch.save writes", HINT)
-    protocol, system = describe(path, stream, storages), describe(path, stream, storages)
+    stream, storages = io.BytesIO(file.read(MAX_PICKLE_BYTES)), {}
+    magic = describe_pickle(path, stream, storages)
+    if type(magic) is not int or magic != LEGACY_MAGIC:
+        reject_weights_file(path, "is a pickle, but not one that torch.save writes", SAVE_SAFETENSORS_HINT)
+    protocol, system = describe_pickle(path, stream, storages), describe_pickle(path, stream, storages)
     if (
         type(protocol) is not int
-        or protocol != PROTOCOL
+        or protocol != LEGACY_PROTOCOL
         or type(system) is not dict
         or system.get("little_endian") is not True
     ):
-        refuse(path, "was written by another version of PyTorch, or on a machine of the other byte order", HINT)
-    content, keys = describe(path, stream, storages), describe(path, stream, storages)
+        reject_weights_file(
+            path,
+            "was written by another version of PyTorch, or on a machine of the other byte order",
+            SAVE_SAFETENSORS_HINT,
+        )
+    content, keys = describe_pickle(path, stream, storages), describe_pickle(path, stream, storages)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
-        refuse(path, "lists other storages than its tensors need", AGAIN)
+        reject_weights_file(path, "lists other storages than its tensors need", DOWNLOAD_AGAIN_HINT)
     position = stream.tell()
     for key in keys:
         storage = storages[key]
         file.seek(position)
         if int.from_bytes(file.read(8), "little") != storage.elements:
-            refuse(path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", AGAIN)
-        position += 8 + storage.elements * ITEM[storage.dtype]
+            reject_weights_file(
+                path, f"has another size for a storage of {storage.elements:,} {storage.dtype}", DOWNLOAD_AGAIN_HINT
+            )
+        position += 8 + storage.elements * DTYPE_BYTES[storage.dtype]
     if position != size:
-        refuse(path, f"has {size:,} bytes where its tensors need {position:,}", AGAIN)
+        reject_weights_file(path, f"has {size:,} bytes where its tensors need {position:,}", DOWNLOAD_AGAIN_HINT)
     return content, size
 
 
-def choose(path: Path, content: Any, size: int, wanted: str = "") -> tuple[dict[str, Entry], str, tuple[str, ...]]:
-    """The state dict in what a file of `size` bytes holds, under the key `wanted` (all of them for `EVERY`) or that of
-    a model; the key ("" for the top), and the keys of other state dicts."""
+def select_state_dict(
+    path: Path, content: Any, size: int, wanted: str = ""
+) -> tuple[dict[str, TensorInfo], str, tuple[str, ...]]:
+    """The state dict in what a file of `size` bytes holds, under the key `wanted` (all of them for `ALL_SECTIONS`) or
+    that of a model; the key ("" for the top), and the keys of other state dicts."""
     if type(content) is not dict:
-        refuse(path, "holds no state dict, which would be tensors by name", HINT)
-    dicts = [key for key, value in content.items() if type(key) is str and type(value) is dict and described(value)]
-    section = next((key for key in ([wanted] if wanted else SECTIONS) if key in dicts), wanted)
-    state = described(content[section] if section in dicts else {} if wanted else content)
-    if wanted == EVERY:
-        state = {f"{key}/{name}": entry for key in dicts for name, entry in described(content[key]).items()}
+        reject_weights_file(path, "holds no state dict, which would be tensors by name", SAVE_SAFETENSORS_HINT)
+    dicts = [
+        key for key, value in content.items() if type(key) is str and type(value) is dict and get_stubbed_tensors(value)
+    ]
+    section = next((key for key in ([wanted] if wanted else STATE_DICT_KEYS) if key in dicts), wanted)
+    state = get_stubbed_tensors(content[section] if section in dicts else {} if wanted else content)
+    if wanted == ALL_SECTIONS:
+        state = {f"{key}/{name}": entry for key in dicts for name, entry in get_stubbed_tensors(content[key]).items()}
     if not state:
-        keys = ", ".join(shown(str(key)) for key in list(content)[:8])
-        refuse(path, f"has no tensors at its top or under {', '.join(SECTIONS)}, but {keys or 'nothing'}", HINT)
+        keys = ", ".join(sanitise_name(str(key)) for key in list(content)[:8])
+        reject_weights_file(
+            path,
+            f"has no tensors at its top or under {', '.join(STATE_DICT_KEYS)}, but {keys or 'nothing'}",
+            SAVE_SAFETENSORS_HINT,
+        )
     if not all(type(name) is str for name in state):
-        refuse(path, "has tensors by number, not by name", HINT)
+        reject_weights_file(path, "has tensors by number, not by name", SAVE_SAFETENSORS_HINT)
     total = sum(entry.bytes for entry in state.values())
-    if total > max(SLACK, SHARED * size):
-        refuse(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
+    if total > max(UNPACK_ALLOWANCE_BYTES, MAX_SHARING_RATIO * size):
+        reject_weights_file(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
     return state, section, tuple(key for key in dicts if key != section)
 
 
-def described(content: dict[Any, Any]) -> dict[Any, Entry]:
+def get_stubbed_tensors(content: dict[Any, Any]) -> dict[Any, TensorInfo]:
     """The tensors directly in a dict."""
-    return {name: value.entry for name, value in content.items() if type(value) is Described}
+    return {name: value.entry for name, value in content.items() if type(value) is TensorStub}
 
 
-def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tensor]:
+def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo]) -> dict[str, Tensor]:
     """Read those tensors, of any shape, by a child process that leaves them as safetensors. Raises WeightsError where
     it fails.
 
@@ -352,28 +396,33 @@ def read(path: Path, section: str, entries: dict[str, Entry]) -> dict[str, Tenso
     """
     size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
     with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # for this user only
-        out, seconds = Path(folder) / "weights.safetensors", SECONDS + size // BYTES_PER_SECOND
+        out, seconds = Path(folder) / "weights.safetensors", CHILD_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND
         order = {"path": os.fspath(path.absolute()), "out": os.fspath(out), "section": section, "names": list(entries)}
-        order |= {"objects": [name.replace(" ", ".") for name in OBJECTS]}
-        order |= {"mappings": [name.replace(" ", ".") for name in MAPPINGS]}
+        order |= {"objects": [name.replace(" ", ".") for name in INERT_OBJECTS]}
+        order |= {"mappings": [name.replace(" ", ".") for name in INERT_MAPPINGS]}
         try:
-            done = run_child(json.dumps(order | {"memory": MEMORY + 3 * size}), seconds)
+            done = run_unpickle_child(json.dumps(order | {"memory": CHILD_MEMORY_BYTES + 3 * size}), seconds)
         except subprocess.TimeoutExpired:
-            raise WeightsError(f"{path} was not read within {seconds} s", HINT) from None
+            raise WeightsError(f"{path} was not read within {seconds} s", SAVE_SAFETENSORS_HINT) from None
         if done.returncode:
             lines = (
                 done.stdout.splitlines()
                 or done.stderr.splitlines()[-1:]
                 or [f"the process ended with code {done.returncode}"]
             )
-            refuse(
-                path, f"cannot be read ({shown(lines[0])})", f"see that {tempfile.gettempdir()} has room; or, {HINT}"
+            reject_weights_file(
+                path,
+                f"cannot be read ({sanitise_name(lines[0])})",
+                f"see that {tempfile.gettempdir()} has room; or, {SAVE_SAFETENSORS_HINT}",
             )
         return read_safetensors(out)
 
 
-def run_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
+def run_unpickle_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
     """Start the child with its order, and wait for its end. Raises subprocess.TimeoutExpired."""
     # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
-    command, environment = [sys.executable, "-P", os.fspath(SCRIPT)], {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    return run_to_end(command, seconds, order, environment)
+    command, environment = (
+        [sys.executable, "-P", os.fspath(UNPICKLE_SCRIPT)],
+        {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    return run_shielded_process(command, seconds, order, environment)

@@ -14,61 +14,63 @@ from torch import Tensor
 
 from vitreous.errors import UsageError, WeightsError
 from vitreous.models.config import ViTConfig
-from vitreous.system.disk import write_text
-from vitreous.weights.adopt import open_weights, parts_of
+from vitreous.system.disk import write_text_atomic
+from vitreous.weights.adopt import open_objective_state, open_weights
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.formats import decoders
-from vitreous.weights.formats.heads import write_head
-from vitreous.weights.objective_parts import ObjectiveParts
-from vitreous.weights.pretraining import HEADS, LOSS, STUDENT, within
-from vitreous.weights.table import Format, Tensors
-from vitreous.weights.writable import writer
+from vitreous.weights.formats.heads import write_dino_head
+from vitreous.weights.objective_parts import ObjectiveState
+from vitreous.weights.pretraining import DINO_HEAD_PREFIXES, LOSS_KEY, STUDENT_KEY, select_name_prefix
+from vitreous.weights.table import Tensors, WeightsFormat
+from vitreous.weights.writable import get_writable_format
 
 Sections = dict[str, Tensors]  # the state dicts of a file by their keys
 
 
-def mae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """`mae_*_full.pth` of the original."""
-    return {"model": encoder | decoders.ORIGINAL.write(config, state)}
+    return {"model": encoder | decoders.MAE_LAYOUT.write(config, state)}
 
 
-def vit_mae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_hf_vit_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """transformers' ViTMAEForPreTraining."""
     named = {f"vit.{name}": tensor for name, tensor in encoder.items()}
-    return {"": named | decoders.TRANSFORMERS.write(config, state)}
+    return {"": named | decoders.HF_MAE_LAYOUT.write(config, state)}
 
 
-def videomae(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """The pre-training file of VideoMAE's authors."""
-    return {"model": encoder | decoders.VIDEOMAE_ORIGINAL.write(config, state)}
+    return {"model": encoder | decoders.VIDEOMAE_LAYOUT.write(config, state)}
 
 
-def videomae_transformers(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_hf_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """transformers' VideoMAEForPreTraining."""
     named = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
-    return {"": named | decoders.VIDEOMAE_TRANSFORMERS.write(config, state)}
+    return {"": named | decoders.HF_VIDEOMAE_LAYOUT.write(config, state)}
 
 
-def dino(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_dino_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """DINO's `checkpoint.pth`, without what its optimiser needs."""
-    student = form.file(config, within(state, "model."))
-    teacher_head, head = (write_head(within(state, start)) for start in ("teacher_head.", "head."))
+    student = form.file(config, select_name_prefix(state, "model."))
+    teacher_head, head = (write_dino_head(select_name_prefix(state, start)) for start in ("teacher_head.", "head."))
     return {
-        STUDENT: named({"module.backbone.": student, "module.head.": head}),
-        "teacher": named({"backbone.": encoder, "head.": teacher_head}),
-        LOSS: {"center": state["centre"][None]},
+        STUDENT_KEY: add_name_prefixes({"module.backbone.": student, "module.head.": head}),
+        "teacher": add_name_prefixes({"backbone.": encoder, "head.": teacher_head}),
+        LOSS_KEY: {"center": state["centre"][None]},
     }
 
 
-def dinov2(form: Format, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
+def build_dinov2_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
     """DINOv2's `teacher_checkpoint.pth`: the teacher alone."""
     backbone = encoder | {"mask_token": state["mask_token"][None]}
-    heads = {theirs: within(state, f"teacher_{ours}") for ours, theirs in HEADS["dinov2"].items()}
-    written = {theirs: write_head(head) for theirs, head in heads.items() if head}
-    return {"teacher": named({"backbone.": backbone} | written)}
+    heads = {
+        theirs: select_name_prefix(state, f"teacher_{ours}") for ours, theirs in DINO_HEAD_PREFIXES["dinov2"].items()
+    }
+    written = {theirs: write_dino_head(head) for theirs, head in heads.items() if head}
+    return {"teacher": add_name_prefixes({"backbone.": backbone} | written)}
 
 
-def named(groups: dict[str, Tensors]) -> Tensors:
+def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
     """Tensors of several groups, each with the start of its names put in front."""
     return {start + name: tensor.contiguous() for start, group in groups.items() for name, tensor in group.items()}
 
@@ -84,45 +86,45 @@ class PretrainingFormat:
 
     objective: str
     encoder: str
-    sections: Callable[[Format, ViTConfig, Tensors, Tensors], Sections]
+    sections: Callable[[WeightsFormat, ViTConfig, Tensors, Tensors], Sections]
     suffix: str = ".pth"
     leaves: tuple[str, ...] = ()
     video: bool = False
 
 
-PRETRAINING = {
-    "mae": PretrainingFormat("mae", "timm", mae),
-    "huggingface-mae": PretrainingFormat("mae", "huggingface", vit_mae, ""),
-    "videomae-pretraining": PretrainingFormat("mae", "videomae", videomae, video=True),
-    "huggingface-videomae": PretrainingFormat("mae", "huggingface", videomae_transformers, "", video=True),
-    "dino": PretrainingFormat("dino", "timm", dino),
+PRETRAINING_FORMATS = {
+    "mae": PretrainingFormat("mae", "timm", build_mae_sections),
+    "huggingface-mae": PretrainingFormat("mae", "huggingface", build_hf_vit_mae_sections, ""),
+    "videomae-pretraining": PretrainingFormat("mae", "videomae", build_videomae_sections, video=True),
+    "huggingface-videomae": PretrainingFormat("mae", "huggingface", build_hf_videomae_sections, "", video=True),
+    "dino": PretrainingFormat("dino", "timm", build_dino_sections),
     "dinov2-teacher": PretrainingFormat(
-        "dinov2", "dinov2", dinov2, leaves=("model.", "head.", "patch_head.", "centre", "patch_centre")
+        "dinov2", "dinov2", build_dinov2_sections, leaves=("model.", "head.", "patch_head.", "centre", "patch_centre")
     ),
 }
 
 
-def able_to_hold(objective: str, config: Any) -> list[str]:
+def list_pretraining_formats(objective: str, config: Any) -> list[str]:
     """The names of formats that hold the parts of this objective beside an encoder of pictures, or of clips."""
     video = config.has_time_axis
-    return [name for name, form in PRETRAINING.items() if form.objective == objective and form.video == video]
+    return [name for name, form in PRETRAINING_FORMATS.items() if form.objective == objective and form.video == video]
 
 
-def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, source: str) -> PretrainingFormat:
+def get_pretraining_format(to: str, config: Any, parts: ObjectiveState | None, source: str) -> PretrainingFormat:
     """The format of a name. Raises UsageError where the parts are those of another objective, or there are none, and
     for an encoder that it cannot hold."""
-    form, own = PRETRAINING[to], parts.config["name"] if parts else ""
+    form, own = PRETRAINING_FORMATS[to], parts.config["name"] if parts else ""
     if parts is None or own != form.objective:
         has = f"those of {own}" if own else "none"
-        able = able_to_hold(own, config)
+        able = list_pretraining_formats(own, config)
         hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
         raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
     if form.video != (config.has_time_axis):
         kind = "clips" if form.video else "pictures"
         raise UsageError(
-            f"{to} is for encoders of {kind}", f"use {' or '.join([*able_to_hold(own, config), 'bundle'])}"
+            f"{to} is for encoders of {kind}", f"use {' or '.join([*list_pretraining_formats(own, config), 'bundle'])}"
         )
-    writer(form.encoder, config)
+    get_writable_format(form.encoder, config)
     if parts.config.get("batch_norm"):
         raise UsageError(f"{to} has no place for heads with a batch norm", f"use a bundle, or {form.encoder}")
     if form.video:
@@ -135,10 +137,10 @@ def pretraining_format(to: str, config: Any, parts: ObjectiveParts | None, sourc
     return form
 
 
-def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveParts, place: Path) -> int:
+def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveState, place: Path) -> int:
     """Write encoder and parts; returns how many tensors the file has. Raises OSError."""
     config: Any = bundle.model.config
-    encoder = writer(form.encoder, config)
+    encoder = get_writable_format(form.encoder, config)
     sections = form.sections(encoder, config, encoder.file(config, bundle.model.state_dict()), parts.state)
     count = sum(map(len, sections.values()))
     if form.suffix:
@@ -147,17 +149,17 @@ def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveP
     assert encoder.describe
     place.mkdir()
     save_file(sections[""], place / "model.safetensors", metadata={"format": "pt"})
-    described = decoders.describe(parts.config, encoder.describe(config))
-    write_text(place / "config.json", json.dumps(described, indent=2) + "\n")
+    described = decoders.to_hf_decoder_json(parts.config, encoder.describe(config))
+    write_text_atomic(place / "config.json", json.dumps(described, indent=2) + "\n")
     return count
 
 
-def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveParts) -> None:
+def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveState) -> None:
     """Read what was written, and compare every bit. Raises WeightsError for a difference."""
     settings = {"heads": bundle.model.config.heads} if form.suffix else None
-    again, others = open_weights(place, settings).state(), parts_of(place)
-    expected: dict[str, Tensor] = {**bundle.model.state_dict(), **without(parts.state, form.leaves)}
-    read = again | without(others.state if others else {}, form.leaves)
+    again, others = open_weights(place, settings).state(), open_objective_state(place)
+    expected: dict[str, Tensor] = {**bundle.model.state_dict(), **drop_name_prefixes(parts.state, form.leaves)}
+    read = again | drop_name_prefixes(others.state if others else {}, form.leaves)
     wrong = list(expected.keys() ^ read.keys())
     wrong += [name for name in expected.keys() & read.keys() if not torch.equal(expected[name], read[name])]
     if wrong:
@@ -167,6 +169,6 @@ def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, par
         )
 
 
-def without(state: Tensors, starts: tuple[str, ...]) -> Tensors:
+def drop_name_prefixes(state: Tensors, starts: tuple[str, ...]) -> Tensors:
     """Tensors less those whose names begin so."""
     return {name: tensor for name, tensor in state.items() if not name.startswith(starts)}

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from vitreous.errors import WeightsError
 
-HEADER, OFFSETS = "DCP_SHARDING_INFO", "saved_offsets"
+DCP_METADATA_KEY, DCP_OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 
 
-def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
+def load_checkpoint_tensors(place: Path, part: str) -> dict[str, Tensor]:
     """A part of a checkpoint: name -> tensor of its whole shape, empty if it has no such part. Raises WeightsError for
     what cannot be read."""
     try:
@@ -30,17 +30,17 @@ def tensors_in(place: Path, part: str) -> dict[str, Tensor]:
         pieces: dict[str, list[tuple[list[int], Tensor]]] = {}
         for path in sorted(place.glob("shard-*.safetensors")):
             with safe_open(path, "pt") as file:
-                offsets = json.loads((file.metadata() or {}).get(HEADER, "{}"))
+                offsets = json.loads((file.metadata() or {}).get(DCP_METADATA_KEY, "{}"))
                 for name in (name for name in file.keys() if name.startswith(part + "/")):  # noqa: SIM118
                     tensor = file.get_tensor(name)
-                    at = offsets.get(name, {}).get(OFFSETS, [0] * tensor.ndim)
+                    at = offsets.get(name, {}).get(DCP_OFFSETS_KEY, [0] * tensor.ndim)
                     pieces.setdefault(name.removeprefix(part + "/"), []).append((at, tensor))
-        return {name: joined(name, parts) for name, parts in pieces.items()}
+        return {name: assemble_shards(name, parts) for name, parts in pieces.items()}
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise WeightsError(f"the checkpoint {place} cannot be read ({error})", "use another one") from None
 
 
-def joined(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
+def assemble_shards(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
     """Join pieces at their offsets to the tensor of the whole shape. Raises ValueError where some of it is missing."""
     first = pieces[0][1]
     if len(pieces) == 1 and not any(pieces[0][0]):

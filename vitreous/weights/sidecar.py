@@ -9,16 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitreous.data.modalities.base import HALF, IMAGENET, Preprocess
+from vitreous.data.modalities.base import HALF_MOMENTS, IMAGENET_MOMENTS, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import VitreousError, WeightsError
 from vitreous.models.config import ModelConfig
-from vitreous.models.configs.base import Pixels
-from vitreous.nn.grid import RESIZE
-from vitreous.weights.entry import shown
-from vitreous.weights.table import Format
+from vitreous.models.configs.base import PixelScaling
+from vitreous.nn.grid import RESIZE_MODES
+from vitreous.weights.entry import sanitise_name
+from vitreous.weights.table import WeightsFormat
 
-GELU = {
+GELU_FORMS = {
     "gelu": "none",
     "gelu_python": "none",
     "gelu_new": "tanh",
@@ -26,7 +26,7 @@ GELU = {
     "gelu_pytorch_tanh": "tanh",
     "quick_gelu": "quick",
 }
-WORDS = {
+TRANSFORMERS_FIELDS = {
     "width": "hidden_size",
     "depth": "num_hidden_layers",
     "heads": "num_attention_heads",
@@ -35,7 +35,7 @@ WORDS = {
     "registers": "num_register_tokens",
 }
 #: what only one of transformers' BiTs has, the one that is read
-BIT_SAID = {
+BIT_REQUIRED_SETTINGS = {
     "layer_type": "preactivation",
     "global_padding": None,
     "num_groups": 32,
@@ -45,7 +45,7 @@ BIT_SAID = {
 
 
 #: model_type of a config.json -> the title of the format that its tensors are in
-FAMILIES = {
+MODEL_TYPE_TITLES = {
     "vit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
     "deit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
     "vit_mae": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
@@ -65,7 +65,7 @@ FAMILIES = {
 }
 
 
-def check_family(config: dict[str, Any], title: str = "") -> None:
+def check_model_type(config: dict[str, Any], title: str = "") -> None:
     """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's
     `title`.
 
@@ -75,25 +75,27 @@ def check_family(config: dict[str, Any], title: str = "") -> None:
     # timm's and open_clip's have types of their own
     if family is None or "architecture" in config or "model_cfg" in config:
         return
-    if not isinstance(family, str) or family not in FAMILIES:
+    if not isinstance(family, str) or family not in MODEL_TYPE_TITLES:
         raise WeightsError(
             f"config.json says model_type {str(family)[:40]}, a family that is not read",
-            f"read are {', '.join(FAMILIES)}",
+            f"read are {', '.join(MODEL_TYPE_TITLES)}",
         )
-    if title and FAMILIES[family] != title:
+    if title and MODEL_TYPE_TITLES[family] != title:
         raise WeightsError(
             f"config.json says model_type {family}, and the tensors are those of {title}", "download both again"
         )
 
 
-def said_by(config: dict[str, Any]) -> dict[str, Any]:
+def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
     """The fields of a config that transformers' config.json sets. Raises WeightsError for values that are not read."""
     if config.get("_class_name") == "DiTTransformer2DModel":
         words = {"heads": "num_attention_heads", "image": "sample_size"}
-        known = {ours: whole(theirs, config[theirs]) for ours, theirs in words.items() if theirs in config}
+        known = {
+            ours: require_config_integer(theirs, config[theirs]) for ours, theirs in words.items() if theirs in config
+        }
         return known | ({"image": (known["image"],) * 2} if "image" in known else {})
     if config.get("model_type") == "bit":
-        for name, usual in BIT_SAID.items():
+        for name, usual in BIT_REQUIRED_SETTINGS.items():
             if config.get(name, usual) != usual:
                 raise WeightsError(
                     f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
@@ -103,14 +105,18 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
     if swin and config.get("use_absolute_embeddings"):
         raise WeightsError("config.json says use_absolute_embeddings: a Swin with positions, which is not read")
     # a Swin's are lists, which its tensors tell too; its hidden_size is that of the last stage
-    words = {} if swin else WORDS
+    words = {} if swin else TRANSFORMERS_FIELDS
     settings: dict[str, Any] = {
-        ours: whole(theirs, config[theirs]) for ours, theirs in words.items() if config.get(theirs) is not None
+        ours: require_config_integer(theirs, config[theirs])
+        for ours, theirs in words.items()
+        if config.get(theirs) is not None
     }
     if swin and config.get("window_size") is not None:
-        settings["attention.window"] = whole("window_size", config["window_size"])
+        settings["attention.window"] = require_config_integer("window_size", config["window_size"])
         trained = config.get("pretrained_window_sizes") or ()
-        settings["attention.pretrained_window"] = tuple(whole("pretrained_window_sizes", size) for size in trained)
+        settings["attention.pretrained_window"] = tuple(
+            require_config_integer("pretrained_window_sizes", size) for size in trained
+        )
     if config.get("layer_norm_eps") is not None:
         eps = settings["norm.eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
@@ -118,11 +124,11 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
                 f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
             )
     if config.get("hidden_act") is not None:
-        if str(config["hidden_act"]) not in GELU:
+        if str(config["hidden_act"]) not in GELU_FORMS:
             raise WeightsError(
                 f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
             )
-        settings["mlp.gelu"] = GELU[str(config["hidden_act"])]
+        settings["mlp.gelu"] = GELU_FORMS[str(config["hidden_act"])]
     if config.get("qkv_bias") is not None:
         settings["attention.qkv_bias"] = config["qkv_bias"]
         if not isinstance(settings["attention.qkv_bias"], bool):
@@ -134,11 +140,11 @@ def said_by(config: dict[str, Any]) -> dict[str, Any]:
         size = config.get(theirs)
         if size is not None:
             sides = size if isinstance(size, list) and len(size) == 2 else [size, size]
-            settings[ours] = tuple(whole(theirs, side) for side in sides)
-    return settings | clips_said_by(config, settings)
+            settings[ours] = tuple(require_config_integer(theirs, side) for side in sides)
+    return settings | parse_video_config(config, settings)
 
 
-def clips_said_by(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
     """Image and patch of a video model, three axes each, as the config.json of a VideoMAE or a ViViT has them; nothing
     of others. Raises WeightsError for values that are not read."""
     if config.get("model_type") not in ("videomae", "vivit"):
@@ -147,14 +153,16 @@ def clips_said_by(config: dict[str, Any], settings: dict[str, Any]) -> dict[str,
     sides = size if isinstance(size, list) else [size, *settings.get("patch", (16, 16))]
     if len(sides) != 3:
         raise WeightsError(f"config.json says tubelet_size {str(size)[:40]}, which has not three sides")
-    frames = whole("num_frames", config.get("num_frames", 16 if config["model_type"] == "videomae" else 32))
+    frames = require_config_integer(
+        "num_frames", config.get("num_frames", 16 if config["model_type"] == "videomae" else 32)
+    )
     return {
         "image": (frames, *settings.get("image", (224, 224))),
-        "patch": tuple(whole("tubelet_size", side) for side in sides),
+        "patch": tuple(require_config_integer("tubelet_size", side) for side in sides),
     }
 
 
-def windows_of_name(name: str) -> dict[str, Any]:
+def parse_window_from_name(name: str) -> dict[str, Any]:
     """The fields of a Swin V2 that its published names tell: `..._window12to24_...` has windows of 24 tokens, and
     positions of four stages that were learned at windows of 12."""
     match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
@@ -166,41 +174,43 @@ def windows_of_name(name: str) -> dict[str, Any]:
     )
 
 
-def whole(name: str, value: Any) -> int:
+def require_config_integer(name: str, value: Any) -> int:
     """A number of a config.json. Raises WeightsError where it is not a whole one from 0 to a million."""
     if type(value) is not int or not 0 <= value <= 1_000_000:
         raise WeightsError(f"config.json says {name} {str(value)[:40]}, which is no whole number", "download it again")
     return value
 
 
-def fields(settings: dict[str, Any]) -> dict[str, Any]:
+def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     """The fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
     if "model_cfg" in settings:  # open_clip's, which names the form of GELU only if it is that of CLIP's first weights
         return {
-            "mlp.gelu": "quick" if dict_in(settings, "model_cfg").get("quick_gelu") else "none",
+            "mlp.gelu": "quick" if get_nested_dict(settings, "model_cfg").get("quick_gelu") else "none",
             "positions.resize": "bicubic-antialias",
         }
-    settings = dict_in(settings, "vision_config") or settings  # of a model with a text tower, or of all of SAM
+    settings = get_nested_dict(settings, "vision_config") or settings  # of a model with a text tower, or of all of SAM
     if "architecture" not in settings:
-        return said_by(settings)
-    size = dict_in(settings, "pretrained_cfg").get("input_size")
+        return parse_transformers_config(settings)
+    size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
     known: dict[str, Any] = (
-        {"image": tuple(whole("input_size", side) for side in size[1:])} if isinstance(size, list) else {}
+        {"image": tuple(require_config_integer("input_size", side) for side in size[1:])}
+        if isinstance(size, list)
+        else {}
     )
     if "swinv2" in str(settings["architecture"]):
-        known |= windows_of_name(str(settings["architecture"]))
+        known |= parse_window_from_name(str(settings["architecture"]))
     known["positions.resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
     if "quickgelu" in str(settings["architecture"]):
         known["mlp.gelu"] = "quick"
     return known
 
 
-def dict_in(settings: dict[str, Any], name: str) -> dict[str, Any]:
+def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
     """An object inside of another, empty where there is none."""
     return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
-def json_in(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """A small JSON object, or an empty one where there is none. Raises WeightsError for a file that is not one."""
     if not path.is_file():
         return {}
@@ -218,13 +228,13 @@ def json_in(path: Path) -> dict[str, Any]:
 
 
 #: mean and standard deviation of each channel
-PIXELS: dict[Pixels, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "half": HALF,
-    "imagenet": IMAGENET,
+PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "half": HALF_MOMENTS,
+    "imagenet": IMAGENET_MOMENTS,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
 #: format -> whose pixels its authors trained on, where nothing says otherwise
-FORMAT_PIXELS: dict[str, Pixels] = {
+FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
     "timm": "imagenet",
     "dinov2": "imagenet",
     "torchvision": "imagenet",
@@ -234,28 +244,32 @@ FORMAT_PIXELS: dict[str, Pixels] = {
     "clip": "clip",
 }
 # PIL's numbers, in transformers' files
-FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
+RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear", 3: "bicubic"}
 
 
-def preprocessing(form: Format, config: ModelConfig, folder: Path | None, settings: dict[str, Any]) -> Preprocess:
+def load_preprocessing(
+    form: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
+) -> Preprocess:
     """The preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
 
     Raises WeightsError for values that make no sense.
     """
-    processor = json_in(folder / "preprocessor_config.json") if folder else {}
+    processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
     try:
-        return preprocessed(form, config, processor, settings)
+        return parse_preprocessing(form, config, processor, settings)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
         raise WeightsError(
             f"the preprocessing beside {form.title} cannot be meant ({str(error)[:100]})", "download it again"
         ) from None
 
 
-def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]) -> Preprocess:
+def parse_preprocessing(
+    form: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
+) -> Preprocess:
     """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
     usual = config.default_preprocess()
-    mean, std = PIXELS[form.pixels(config) or FORMAT_PIXELS.get(form.name, usual.pixels)]
-    trained = dict_in(settings, "pretrained_cfg")
+    mean, std = PIXEL_STATISTICS[form.pixels(config) or FORMAT_PIXEL_STATISTICS.get(form.name, usual.pixels)]
+    trained = get_nested_dict(settings, "pretrained_cfg")
     mean, std = (
         tuple(map(float, processor.get(f"image_{word}") or trained.get(word) or own))
         for word, own in (("mean", mean), ("std", std))
@@ -267,7 +281,7 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     squash = form.suffix == ".npz" or (
         isinstance(size, dict) and "height" in size and not processor.get("do_center_crop")
     )
-    filtered = FILTERS.get(
+    filtered = RESAMPLE_FILTERS.get(
         processor.get("resample") or trained.get("interpolation"), "bilinear" if form.suffix == ".npz" else usual.filter
     )
     channels = config.channels
@@ -284,7 +298,7 @@ def preprocessed(form: Format, config: ModelConfig, processor: dict[str, Any], s
     )
 
 
-def class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
+def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
     """The names in a config.json, if they are as many as the model's classes and all different; else their numbers."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
@@ -292,9 +306,9 @@ def class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...
     return names if known else tuple(map(str, range(config.classes)))
 
 
-KEY = "vitreous"
+METADATA_KEY = "vitreous"
 #: field of the config -> whether a note may say that of it
-FIELDS: dict[str, Callable[[Any], bool]] = {
+METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "image": lambda v: (
         isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
     ),
@@ -303,13 +317,13 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "mlp.gelu": lambda v: v in ("none", "tanh", "quick"),
     "norm.eps": lambda v: isinstance(v, float) and 0 < v < 1,
     "eps": lambda v: isinstance(v, float) and 0 < v < 1,
-    "positions.resize": lambda v: v in RESIZE,
+    "positions.resize": lambda v: v in RESIZE_MODES,
     "norm.final": lambda v: v in ("tokens", "pooled", "none"),
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
 }
 #: those of a detector beside its backbone's
-DETECTOR_FIELDS: dict[str, Callable[[Any], bool]] = {
+DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "agnostic": lambda v: isinstance(v, bool),
     "round_anchors": lambda v: isinstance(v, bool),
     "proposals": lambda v: type(v) is int and 0 < v < 1 << 16,
@@ -319,7 +333,7 @@ DETECTOR_FIELDS: dict[str, Callable[[Any], bool]] = {
     "scores": lambda v: v in ("softmax", "sigmoid"),
 }
 #: those that no tensor of a Swin V2 tells
-SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
+SWIN_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "attention.window": lambda v: type(v) is int and 0 < v < 1 << 12,
     "attention.pretrained_window": lambda v: (
         isinstance(v, list) and len(v) < 16 and all(type(side) is int and 0 <= side < 1 << 12 for side in v)
@@ -327,21 +341,22 @@ SWIN_FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def note(config: ModelConfig) -> dict[str, str]:
+def config_to_metadata(config: ModelConfig) -> dict[str, str]:
     """The metadata to write beside a model's tensors."""
-    return {KEY: json.dumps(config.noted_fields())}
+    return {METADATA_KEY: json.dumps(config.metadata_fields())}
 
 
-def noted(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """The fields of the config in a file's metadata. Raises WeightsError for metadata that `note` does not write."""
-    if KEY not in metadata:
+def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
+    """The fields of the config in a file's metadata. Raises WeightsError for metadata that `config_to_metadata` does
+    not write."""
+    if METADATA_KEY not in metadata:
         return {}
     try:
-        noted_fields = json.loads(metadata[KEY])
-        known = FIELDS | SWIN_FIELDS | DETECTOR_FIELDS
+        noted_fields = json.loads(metadata[METADATA_KEY])
+        known = METADATA_VALIDATORS | SWIN_METADATA_VALIDATORS | DETECTOR_METADATA_VALIDATORS
         wrong = [name for name in noted_fields if name not in known or not known[name](noted_fields[name])]
         if wrong or not isinstance(noted_fields, dict):
-            raise ValueError(f"of {shown(str(wrong[0] if wrong else noted_fields))}")
+            raise ValueError(f"of {sanitise_name(str(wrong[0] if wrong else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} has a damaged note ({error})", "restore the file from a copy") from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

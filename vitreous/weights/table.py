@@ -1,6 +1,6 @@
 """How a foreign format is described: one table of names, and the folds between its tensors and ours.
 
-A `Row` pairs our names with theirs; what varies is a hole in the name:
+A `RenameRule` pairs our names with theirs; what varies is a hole in the name:
 
     {i} {s} {j}   a number: block, stage, unit; in their names {I} {S} {J} count from one, and {JJ} has two digits
     {x}           weight or bias
@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig, SwinConfig, ViTConfig
-from vitreous.models.configs.base import Pixels
+from vitreous.models.configs.base import PixelScaling
 
 Tensors = dict[str, Tensor]
 Shapes = dict[str, tuple[int, ...]]
 Names = tuple[str, ...] | Callable[[Any], tuple[str, ...]]
 
-HOLES = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", "part": r"(?:\.part)?"}
+NAME_PLACEHOLDERS = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", "part": r"(?:\.part)?"}
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class TensorTransform:
     out: Callable[[list[Tensor], Any], list[Tensor]]
 
 
-COPY = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
+COPY_TRANSFORM = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
 
 
 @dataclass(frozen=True)
-class Row:
+class RenameRule:
     """Our names and theirs; `theirs` may depend on the config. Those of ours that a model lacks are left out."""
 
     ours: tuple[str, ...]
     theirs: Names
-    fold: TensorTransform = COPY
+    fold: TensorTransform = COPY_TRANSFORM
 
 
 @dataclass(frozen=True)
-class Format:
+class WeightsFormat:
     """A layout that weights come in.
 
     `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure`
@@ -69,7 +69,7 @@ class Format:
     name: str
     title: str
     sign: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[RenameRule, ...]
     _: KW_ONLY
     configure: Callable[[Shapes, dict[str, Any]], ModelConfig]
     ignored: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Format:
     doubt: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
     # whose images weights were trained on, where no file beside them tells; None: what the config says
-    pixels: Callable[[Any], Pixels | None] = lambda config: None
+    pixels: Callable[[Any], PixelScaling | None] = lambda config: None
     # what files do not tell and was assumed of the config, by the names of the fields that are said somewhere
     assumes: Callable[[Any, Container[str]], Iterable[str]] = lambda config, known: ()
 
@@ -109,11 +109,11 @@ class Format:
             theirs = row.theirs(config) if callable(row.theirs) else row.theirs
             yield ours, [template.format(**holes) for template in theirs], row.fold
 
-    def find(self, name: str) -> tuple[Row, dict[str, str]]:
+    def find(self, name: str) -> tuple[RenameRule, dict[str, str]]:
         """The row of one of our names, and what fills its holes."""
         for row in self.rows:
             for template in row.ours:
-                match = pattern(template).fullmatch(name)
+                match = compile_name_template(template).fullmatch(name)
                 if match:
                     holes = match.groupdict()
                     numbers = {key.upper(): int(value) + 1 for key, value in holes.items() if value.isdigit()}
@@ -159,25 +159,28 @@ class Format:
 
 
 @cache
-def pattern(template: str) -> re.Pattern[str]:
+def compile_name_template(template: str) -> re.Pattern[str]:
     """A template of our names as a regular expression with a group for each hole."""
     parts = re.split(r"(\{\w+\})", template)
     return re.compile(
-        "".join(f"(?P<{part[1:-1]}>{HOLES[part[1:-1]]})" if part.startswith("{") else re.escape(part) for part in parts)
+        "".join(
+            f"(?P<{part[1:-1]}>{NAME_PLACEHOLDERS[part[1:-1]]})" if part.startswith("{") else re.escape(part)
+            for part in parts
+        )
     )
 
 
-def table(*lines: str) -> tuple[Row, ...]:
+def parse_copy_rules(*lines: str) -> tuple[RenameRule, ...]:
     """Rows whose tensors are the same in both: `ours = theirs`."""
-    return tuple(Row((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
+    return tuple(RenameRule((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
 
 
-def row(ours: str, theirs: Names | str, fold: TensorTransform) -> Row:
+def parse_rename_rule(ours: str, theirs: Names | str, fold: TensorTransform) -> RenameRule:
     """A row, with names in one string, apart by spaces."""
-    return Row(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
+    return RenameRule(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
-def blocks(
+def build_block_rules(
     theirs: str,
     norms: tuple[str, str],
     qkv: str,
@@ -185,21 +188,23 @@ def blocks(
     mlp: tuple[str, str],
     scales: tuple[str, str] | None = None,
     part: str = "",
-) -> tuple[Row, ...]:
+) -> tuple[RenameRule, ...]:
     """Rows of an encoder's blocks, from the names of a block's layers after `theirs`.
 
     `norms` and `scales`: of attention and of the MLP; `qkv`: one fused layer, or three separated by spaces; `mlp`: its
     two layers, `GATED|PLAIN` where the gated MLP has another name; `part`: the hole of blocks that look at windows.
     """
 
-    def layer(ours: str, name: str, end: str = ".{x}") -> Row:
+    def layer(ours: str, name: str, end: str = ".{x}") -> RenameRule:
         gated, _, plain = name.rpartition("|")
         names = {
             kind: tuple(f"{theirs}.{one}" + end * ("{x}" not in one) for one in text.split())
             for kind, text in (("swiglu", gated or plain), ("gelu", plain))
         }
-        return Row(
-            (f"encoder.blocks.{{i}}.{ours}{end}",), lambda c: names[c.mlp.kind], SEPARATE if " " in name else COPY
+        return RenameRule(
+            (f"encoder.blocks.{{i}}.{ours}{end}",),
+            lambda c: names[c.mlp.kind],
+            QKV_TRANSFORM if " " in name else COPY_TRANSFORM,
         )
 
     return (
@@ -213,18 +218,20 @@ def blocks(
     )
 
 
-def count(shapes: Shapes, template: str) -> int:
+def count_blocks(shapes: Shapes, template: str) -> int:
     """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else
     ValueError."""
     numbers = {
-        int(match["i"]) for name in shapes if (match := pattern(template).fullmatch(name)) and len(match["i"]) < 6
+        int(match["i"])
+        for name in shapes
+        if (match := compile_name_template(template).fullmatch(name)) and len(match["i"]) < 6
     }
     if numbers != set(range(len(numbers))) or not numbers:
         raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 on without a gap")
     return len(numbers)
 
 
-def prefixes(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
+def make_prefix_names(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
     """The names of those prefix tokens that a config has."""
     names = token, distillation, registers
     return lambda c: tuple(
@@ -236,46 +243,51 @@ def prefixes(token: str, distillation: str, registers: str) -> Callable[[Any], t
 # D width, h heads, d = D / h, C channels, p and q a patch's sides in pixels, S slots of positions, N patches.
 
 
-def apart(tensors: list[Tensor], config: Any) -> list[Tensor]:
+def split_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
     """Split a fused tensor (3 n, ...) into its thirds."""
     return list(tensors[0].chunk(3))
 
 
-def fused(tensors: list[Tensor], config: Any) -> list[Tensor]:
+def fuse_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
     """Join tensors (n, ...) along the first axis."""
     return [torch.cat(tensors)]
 
 
-def map_each(function: Any) -> Any:
+def transform_each(function: Any) -> Any:
     """A function of one tensor, for all of a list."""
     return lambda tensors, config: [function(tensor) for tensor in tensors]
 
 
-def kernel(weight: Tensor, config: ViTConfig | SwinConfig) -> Tensor:
+def unflatten_patch_projection(weight: Tensor, config: ViTConfig | SwinConfig) -> Tensor:
     """(D, C p q) -> (D, C, p, q)."""
     return weight.reshape(len(weight), -1, *config.cell)
 
 
 #: (D, C, p, q), PyTorch's convolution, and (D, C p q)
-CONVOLUTION = TensorTransform(map_each(lambda w: w.flatten(1)), lambda ours, c: [kernel(ours[0], c)])
+CONVOLUTION = TensorTransform(
+    transform_each(lambda w: w.flatten(1)), lambda ours, c: [unflatten_patch_projection(ours[0], c)]
+)
 #: (p, q, C, D), flax's convolution, and (D, C p q)
 FLAX_PATCH = TensorTransform(
-    map_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)), lambda ours, c: [kernel(ours[0], c).permute(2, 3, 1, 0)]
+    transform_each(lambda w: w.permute(3, 2, 0, 1).flatten(1)),
+    lambda ours, c: [unflatten_patch_projection(ours[0], c).permute(2, 3, 1, 0)],
 )
 #: (k, k, I, O), flax's and TensorFlow's convolution, and (O, I, k, k)
-FLAX_CONVOLUTION = TensorTransform(map_each(lambda w: w.permute(3, 2, 0, 1)), map_each(lambda w: w.permute(2, 3, 1, 0)))
+FLAX_CONVOLUTION = TensorTransform(
+    transform_each(lambda w: w.permute(3, 2, 0, 1)), transform_each(lambda w: w.permute(2, 3, 1, 0))
+)
 #: (in, out), flax's dense layer, and (out, in)
-TRANSPOSED = TensorTransform(map_each(lambda w: w.T), map_each(lambda w: w.T))
+FLAX_DENSE = TensorTransform(transform_each(lambda w: w.T), transform_each(lambda w: w.T))
 #: a 1 x 1 convolution (O, I, 1, 1) and a linear layer (O, I)
-POINTWISE = TensorTransform(map_each(lambda w: w.flatten(1)), map_each(lambda w: w[:, :, None, None]))
+POINTWISE = TensorTransform(transform_each(lambda w: w.flatten(1)), transform_each(lambda w: w[:, :, None, None]))
 #: the same in flax's order, (1, 1, I, O)
-FLAX_POINTWISE = TensorTransform(map_each(lambda w: w[0, 0].T), map_each(lambda w: w.T[None, None]))
+FLAX_POINTWISE = TensorTransform(transform_each(lambda w: w[0, 0].T), transform_each(lambda w: w.T[None, None]))
 #: (1, 1, 1, C) or (C,), and (C,)
-FLAT = TensorTransform(map_each(lambda w: w.flatten()), map_each(lambda w: w))
+FLATTENED_VECTOR = TensorTransform(transform_each(lambda w: w.flatten()), transform_each(lambda w: w))
 #: queries, keys and values by themselves, and fused
-SEPARATE = TensorTransform(fused, apart)
+QKV_TRANSFORM = TensorTransform(fuse_qkv, split_qkv)
 #: (1, 1, D) and (1, D): a lone token
-TOKEN = TensorTransform(map_each(lambda t: t[0]), map_each(lambda t: t[None]))
+BATCHED_TOKEN = TensorTransform(transform_each(lambda t: t[0]), transform_each(lambda t: t[None]))
 
 
 def _heads_into(theirs: list[Tensor], config: Any) -> list[Tensor]:
@@ -309,17 +321,17 @@ def _prefix_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
 
 
 #: (1, 1, D) of the class and the distillation token and (1, R, D) of the registers, and (P, D)
-PREFIX = TensorTransform(lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _prefix_out)
+PREFIX_TOKENS = TensorTransform(lambda theirs, c: [torch.cat([t.reshape(-1, c.width) for t in theirs])], _prefix_out)
 #: (D,) of the class token, and (1, D)
-BARE_TOKEN = TensorTransform(map_each(lambda t: t[None]), map_each(lambda t: t[0]))
+BARE_TOKEN = TensorTransform(transform_each(lambda t: t[None]), transform_each(lambda t: t[0]))
 
 
-def positions(lead: tuple[int, ...] | None) -> TensorTransform:
+def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
     """Their positions of prefix and patches in one, (*lead, S + N, D) or, where `lead` is None, (1, *grid, D): slots
     and table."""
 
     def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
-        rows, count = theirs[0].reshape(-1, config.width), config.positioned
+        rows, count = theirs[0].reshape(-1, config.width), config.prefix_position_count
         grid = rows[count:].reshape(*config.table_grid, config.width)
         return [rows[:count], grid] if count else [grid]
 

@@ -14,10 +14,10 @@ from collections import OrderedDict
 from typing import Any
 
 
-class Inert:
+class InertObject:
     """Stands for any object beside the tensors; arguments and state are dropped."""
 
-    def __new__(cls, *arguments: object) -> Inert:
+    def __new__(cls, *arguments: object) -> InertObject:
         return object.__new__(cls)
 
     def __init__(self, *arguments: object) -> None:
@@ -37,16 +37,16 @@ class InertMapping:
 def main() -> int:
     """Follow the order. Returns 0, or 1 with the reason as the one line of stdout."""
     order = json.load(sys.stdin)
-    limit(order["memory"])
+    limit_address_space(order["memory"])
     try:
-        convert(order)
+        extract_tensors(order)
     except Exception as error:  # whatever torch raises for a file it does not like: the parent tells it
         print(" ".join(f"{type(error).__name__}: {error}".split())[:300])
         return 1
     return 0
 
 
-def limit(memory: int) -> None:
+def limit_address_space(memory: int) -> None:
     """Let this process have no more than that many bytes of addresses, where the system can be told so."""
     try:
         import resource
@@ -57,7 +57,7 @@ def limit(memory: int) -> None:
         pass
 
 
-def convert(order: dict[str, Any]) -> None:
+def extract_tensors(order: dict[str, Any]) -> None:
     """Read the tensors and write them, each in memory of its own and row by row."""
     zipped = zipfile.is_zipfile(order["path"])
     if zipped:  # torch does not look at the checksums: a flipped bit would be another weight
@@ -68,7 +68,7 @@ def convert(order: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import save_file
 
-    stand_ins: list[Any] = [(Inert, name) for name in order["objects"]] + [
+    stand_ins: list[Any] = [(InertObject, name) for name in order["objects"]] + [
         (InertMapping, name) for name in order["mappings"]
     ]
     with torch.serialization.safe_globals(stand_ins):

@@ -9,12 +9,12 @@ from typing import Any, cast
 from vitreous.config import nest_paths
 from vitreous.errors import UsageError
 from vitreous.models.config import TRANSFORMER_FIELDS, ConvStemConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.weights.foreign import FORMATS, writers
-from vitreous.weights.table import Format
+from vitreous.weights.foreign import FOREIGN_FORMATS, find_writable_formats
+from vitreous.weights.table import WeightsFormat
 
-PLAIN = {path: attrgetter(path)(ViTConfig) for path in TRANSFORMER_FIELDS}
+PLAIN_VIT_FIELDS = {path: attrgetter(path)(ViTConfig) for path in TRANSFORMER_FIELDS}
 #: options that make sense together -> the paths of the fields of `ViTConfig` that are set back at once
-OPTIONS: dict[str, tuple[str, ...]] = {
+OPTION_FIELDS: dict[str, tuple[str, ...]] = {
     "stem": ("stem",),
     "pooling": ("pool", "class_token", "positions.slots", "norm.final"),
     "registers": ("registers", "positions.slots"),
@@ -31,55 +31,57 @@ OPTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def with_table(config: ModelConfig) -> ModelConfig:
+def with_learned_positions(config: ModelConfig) -> ModelConfig:
     """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
     row of zeros."""
     return config.with_position_table()
 
 
-def writable_formats(config: ModelConfig) -> list[str]:
+def list_writable_formats(config: ModelConfig) -> list[str]:
     """The names that `convert --to` takes for this model, without the bundle, which holds every model."""
-    return sorted(writers(with_table(config)))
+    return sorted(find_writable_formats(with_learned_positions(config)))
 
 
-def writer(name: str, config: ModelConfig) -> Format:
+def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
     """The format of a name that can hold a model. Raises UsageError for another, naming the options that keep the model
     out of it."""
-    able = writers(config)
+    able = find_writable_formats(config)
     if name in able:
         return able[name]
     hint = f"use one of {', '.join([*sorted(able), 'bundle'])}"
-    if name not in {form.name for form in FORMATS}:
+    if name not in {form.name for form in FOREIGN_FORMATS}:
         raise UsageError(f"{name} is no format", hint)
     raise UsageError(
-        f"{name} cannot hold {config.name()}: {reason(name, config)}", f"{hint}; or `vitreous export --to onnx`"
+        f"{name} cannot hold {config.name()}: {explain_unwritable(name, config)}",
+        f"{hint}; or `vitreous export --to onnx`",
     )
 
 
-def reason(name: str, config: ModelConfig) -> str:
+def explain_unwritable(name: str, config: ModelConfig) -> str:
     """Why a format cannot hold a model: the options that it does not have, or the models that it is made for."""
-    blocking = blocking_options(name, config)
+    blocking = find_blocking_options(name, config)
     if blocking:
         return f"it has no {', no '.join(blocking)}"
-    titles = dict.fromkeys(form.title for form in FORMATS if form.name == name)
+    titles = dict.fromkeys(form.title for form in FOREIGN_FORMATS if form.name == name)
     return f"it is for {', '.join(titles)}"
 
 
-def blocking_options(name: str, config: ModelConfig) -> list[str]:
+def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
     """The fewest options that keep a model out of a format, as they are spelled for `train`; none where no change of
     options helps.
 
     Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
     restored.
     """
-    if not set(PLAIN) <= set(config.option_paths()):
+    if not set(PLAIN_VIT_FIELDS) <= set(config.option_paths()):
         return []
     config = cast(ViTConfig, config)
     changes: dict[str, Callable[[ViTConfig], dict[str, Any]]] = {
-        group: lambda c, fields=fields: {field: PLAIN[field] for field in fields} for group, fields in OPTIONS.items()
+        group: lambda c, fields=fields: {field: PLAIN_VIT_FIELDS[field] for field in fields}
+        for group, fields in OPTION_FIELDS.items()
     }
     changes["image"] = lambda c: {"image": (c.patch[0] * c.grid[0],) * 2, "patch": (c.patch[0],) * 2}
-    changes["classes"] = lambda c: {"classes": c.classes or PLAIN["classes"]}
+    changes["classes"] = lambda c: {"classes": c.classes or PLAIN_VIT_FIELDS["classes"]}
     differing = [
         group
         for group, change in changes.items()
@@ -93,16 +95,16 @@ def blocking_options(name: str, config: ModelConfig) -> list[str]:
             changed = config.with_options(**nest_paths(options))
         except (UsageError, ValueError):
             return False
-        return name in writers(changed)
+        return name in find_writable_formats(changed)
 
     needed = next((differing[: end + 1] for end in range(len(differing)) if holds(differing[: end + 1])), [])
     for group in list(needed):
         rest = [remaining for remaining in needed if remaining != group]
         needed = rest if holds(rest) else needed
-    return [spelled(group, config, changes[group](config)) for group in needed]
+    return [format_option(group, config, changes[group](config)) for group in needed]
 
 
-def spelled(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
+def format_option(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
     """An option as a user knows it."""
     if group == "stem":
         kind = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]

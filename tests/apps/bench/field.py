@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from vitreous.apps.bench.work import Answering
+from vitreous.apps.bench.work import LogitsStep
 
 
 def steady(work, rate=100.0):
@@ -23,14 +23,14 @@ def steady(work, rate=100.0):
 
 def leaning(work):
     """A tenth off."""
-    return Answering(
+    return LogitsStep(
         steady(work), lambda: np.array([[3.0, 4.5]], np.float32), lambda: np.array([[3.0, 4.0]], np.float32)
     )
 
 
 def zero(work):
     """Answers nothing, exactly."""
-    return Answering(steady(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
+    return LogitsStep(steady(work), lambda: np.zeros((1, 2)), lambda: np.zeros((1, 2)))
 
 
 def broken(work):

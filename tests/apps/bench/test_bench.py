@@ -13,14 +13,14 @@ from tests.conftest import document, say
 from tests.precision import LIMITS
 from vitreous.apps.bench import race as race_module
 from vitreous.apps.bench import report, run
-from vitreous.apps.bench.contenders import TASKS, contenders, limits
-from vitreous.apps.bench.race import Lane, race
-from vitreous.apps.bench.run import bench
-from vitreous.apps.bench.work import Answering, Contender, Timing, Work
+from vitreous.apps.bench.contenders import TASKS, list_contenders, list_limit_contenders
+from vitreous.apps.bench.race import ContenderResult, run_race
+from vitreous.apps.bench.run import run_benchmarks
+from vitreous.apps.bench.work import Contender, LogitsStep, Timing, Workload
 from vitreous.errors import DataError, UsageError
 from vitreous.system.machine import pick_precision
 
-WORK = Work("inference", "ViT-32x1/8", 16, 2)
+WORK = Workload("inference", "ViT-32x1/8", 16, 2)
 
 
 @pytest.mark.parametrize("device, runs", [("cpu", [1] * 8), ("cuda:0", [1, 2, 4, 1])])
@@ -37,9 +37,9 @@ def test_timing_waits_for_a_gpu_after_twice_as_many_turns_each_time(monkeypatch,
         seen.append(launched[0])
         launched[0] = 0
 
-    monkeypatch.setattr(race_module, "wait_for_device", wait)
+    monkeypatch.setattr(race_module, "synchronize_device", wait)
     monkeypatch.setattr(race_module.time, "perf_counter", lambda: clock[0])
-    assert race_module.work_for(7.5, turn, device) == (16.0, 8.0)
+    assert race_module.run_steps_for(7.5, turn, device) == (16.0, 8.0)
     assert seen == runs
 
 
@@ -59,7 +59,7 @@ FIELD = [
 
 @pytest.fixture(scope="module")
 def lanes():
-    return race(WORK, FIELD, Timing(2, 0.05))
+    return run_race(WORK, FIELD, Timing(2, 0.05))
 
 
 def test_whoever_fails_says_why_and_the_others_go_on(lanes):
@@ -84,44 +84,46 @@ def test_whoever_fails_says_why_and_the_others_go_on(lanes):
 )  # fmt: skip
 def test_a_ratio_is_withheld_where_rounds_differ_more(ours, peer, ratio, reason):
     lanes = [
-        Lane(Contender("vitreous", "default", steady, ours=True), ours),
-        Lane(Contender("peer", "default", steady), peer),
+        ContenderResult(Contender("vitreous", "default", steady, ours=True), ours),
+        ContenderResult(Contender("peer", "default", steady), peer),
     ]
-    race = report.Race(WORK, lanes, [])
-    row = report.rows(race)[0]
+    race = report.RaceResult(WORK, lanes, [])
+    row = report.race_to_records(race)[0]
     assert (row["ratio"], row["ratio_withheld"]) == (ratio and pytest.approx(ratio), reason)
     assert report.describe_withheld_ratios(race) == ([f"no ratio of vitreous, default: {reason}"] if reason else [])
-    assert report.table(race)[1][0][2] == ("-" if reason else "3.05")
-    assert (f"No ratio of vitreous, default: {reason}." in report.markdown([race], "bench", 3)) == bool(reason)
+    assert report.format_race_table(race)[1][0][2] == ("-" if reason else "3.05")
+    assert (f"No ratio of vitreous, default: {reason}." in report.render_race_markdown([race], "bench", 3)) == bool(
+        reason
+    )
 
 
 def test_ratios_are_to_the_first_peer_and_fractions_of_the_peak_in_the_same_race(lanes):
-    from vitreous.models.names import configure
+    from vitreous.models.names import config_from_name
 
-    limit = [Lane(Contender("peak", "fp32", steady), [1e9, 1e9])]
-    found = report.document([report.Race(WORK, lanes, limit)])
+    limit = [ContenderResult(Contender("peak", "fp32", steady), [1e9, 1e9])]
+    found = report.races_to_json([report.RaceResult(WORK, lanes, limit)])
     rows = found["rows"]
     assert rows[0]["ratio"] == pytest.approx(3.0, rel=0.2) and rows[1]["ratio"] == 1.0
     assert rows[0]["ratio_to"] == "peer, default"
-    config = configure("ViT-32x1/8", 16)
+    config = config_from_name("ViT-32x1/8", 16)
     for row, cost in zip(
         rows, (config.computed_macs(), config.macs()), strict=False
     ):  # ours leaves out what nobody reads
         operations = 2 * cost
         assert row["fraction_of_peak"] == pytest.approx(row["images_per_second"] * operations / found["peak"]["fp32"])
-    page = report.markdown([report.Race(WORK, lanes, limit)], "vitreous bench", 2)
+    page = report.render_race_markdown([report.RaceResult(WORK, lanes, limit)], "vitreous bench", 2)
     assert "| vitreous, default |" in page and "failed: ValueError: nothing here" in page and "`vitreous bench`" in page
 
 
 def test_who_can_say_how_exact_it_is_does_so_at_the_end(lanes):
     found = {lane.contender.name: lane.error for lane in lanes}
     assert found.pop("leaning") == pytest.approx(0.1) and set(found.values()) == {None}
-    whole = report.Race(WORK, lanes, [])
-    assert [row["logit_error"] for row in report.document([whole])["rows"]].count(None) == len(lanes) - 1
-    page = report.markdown([whole], "vitreous bench", 2)
+    whole = report.RaceResult(WORK, lanes, [])
+    assert [row["logit_error"] for row in report.races_to_json([whole])["rows"]].count(None) == len(lanes) - 1
+    page = report.render_race_markdown([whole], "vitreous bench", 2)
     assert "| logit error |" in page and "| 0.1 |" in page
-    without = report.Race(WORK, [lane for lane in lanes if lane.error is None], [])
-    assert "ogit error" not in report.markdown([without], "vitreous bench", 2)
+    without = report.RaceResult(WORK, [lane for lane in lanes if lane.error is None], [])
+    assert "ogit error" not in report.render_race_markdown([without], "vitreous bench", 2)
 
 
 @pytest.fixture(scope="module")
@@ -145,20 +147,20 @@ def bound_of(contender):
 @pytest.mark.parametrize("task", TASKS)
 def test_every_contender_that_is_installed_does_its_work(task, photographs):
     """But for the compiled ones and OpenVINO's, which take minutes to build and are tried by the benchmark itself."""
-    work = Work(
+    work = Workload(
         task, "DiT-32x1/8" if task in ("dit", "sample") else "ViT-32x1/8", 16, 2, device="cpu", images=photographs
     )
-    for contender in contenders(task, "cpu"):
+    for contender in list_contenders(task, "cpu"):
         slow = "compiled" in contender.settings or "openvino" in contender.label
         if not slow and importlib.util.find_spec(contender.needs):
             turn = contender.build(work)
             assert turn() > 0, contender.label
-            if isinstance(turn, Answering):
+            if isinstance(turn, LogitsStep):
                 assert (turn.error() or 0.0) < bound_of(contender), contender.label
 
 
 def test_the_peak_counts_operations():
-    for contender in limits("train", "cpu"):
+    for contender in list_limit_contenders("train", "cpu"):
         assert contender.build(WORK)() in (2 * 2048**3, torch.get_num_threads() * 2 * 2048**3)
 
 
@@ -178,12 +180,14 @@ def test_the_peak_counts_operations():
 )
 def test_what_cannot_be_measured(options, error, words):
     with pytest.raises(error) as caught:
-        bench(**options)
+        run_benchmarks(**options)
     assert words in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_the_verb_prints_a_document_and_writes_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "limits", lambda task, device: limits(task, device)[:1])  # a process less
+    monkeypatch.setattr(
+        run, "list_limit_contenders", lambda task, device: list_limit_contenders(task, device)[:1]
+    )  # a process less
     words = [
         "--models",
         "ViT-32x1/8",

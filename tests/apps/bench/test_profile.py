@@ -3,8 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitreous.apps.bench.profile import NAMES, OTHER, OUTSIDE, WHOLE, Event, group_of, profile_turn, summarise
-from vitreous.apps.bench.run import bench
+from vitreous.apps.bench.profile import (
+    OPERATOR_GROUPS,
+    OTHER_OPERATORS,
+    OUTSIDE_OPERATORS,
+    PROFILED_REGION,
+    OperatorEvent,
+    classify_operator,
+    profile_steps,
+    summarise_events,
+)
+from vitreous.apps.bench.run import run_benchmarks
 from vitreous.apps.bench.work import Timing
 from vitreous.errors import UsageError
 
@@ -24,28 +33,28 @@ from vitreous.errors import UsageError
         ("aten::copy_", "copies and layout"),
         ("aten::empty_strided", "memory"),
         ("aten::add_", "sums and other elementwise"),
-        ("AddmmBackward0", OTHER),
+        ("AddmmBackward0", OTHER_OPERATORS),
     ],
 )
 def test_an_operator_has_one_group(operator, group):
-    assert group_of(operator) == group
+    assert classify_operator(operator) == group
 
 
 def test_the_time_of_a_turn_is_shared_out_over_the_cores_that_worked():
     """Two seconds: half of one in a product on all cores, then two threads, one of them idle for half of the rest."""
     events = [
-        Event(WHOLE, 1, 0.1),
-        Event("aten::mm", 1, 0.5),
-        Event("aten::gelu", 2, 1.5),
-        Event("aten::copy_", 3, 0.25),
-        Event("aten::copy_", 3, 0.5),
+        OperatorEvent(PROFILED_REGION, 1, 0.1),
+        OperatorEvent("aten::mm", 1, 0.5),
+        OperatorEvent("aten::gelu", 2, 1.5),
+        OperatorEvent("aten::copy_", 3, 0.25),
+        OperatorEvent("aten::copy_", 3, 0.5),
     ]
-    profile = summarise(events, elapsed=2.0, turns=2, top=2)
+    profile = summarise_events(events, elapsed=2.0, turns=2, top=2)
     assert profile.shares["products"] == pytest.approx(0.25)
     assert profile.shares["GELU"] == pytest.approx(0.375)
     assert profile.shares["copies and layout"] == pytest.approx(0.1875)
-    assert profile.shares[OUTSIDE] == pytest.approx(0.1875)
-    assert sum(profile.shares.values()) == pytest.approx(1) and list(profile.shares) == list(NAMES)
+    assert profile.shares[OUTSIDE_OPERATORS] == pytest.approx(0.1875)
+    assert sum(profile.shares.values()) == pytest.approx(1) and list(profile.shares) == list(OPERATOR_GROUPS)
     assert profile.seconds == 1.0
     assert profile.operators == [("aten::gelu", 0.5, pytest.approx(0.375)), ("aten::mm", 0.5, pytest.approx(0.25))]
 
@@ -57,7 +66,7 @@ def test_recording_sees_the_operators_of_a_turn():
         _ = (left @ left).softmax(-1)
         return 1.0
 
-    profile = profile_turn(turn, 0.02)
+    profile = profile_steps(turn, 0.02)
     (product,) = (calls for name, calls, _ in profile.operators if name == "aten::mm")
     assert product == 1 and profile.shares["products"] > 0 and profile.shares["softmax"] > 0
     assert profile.shares["optimiser"] == 0
@@ -66,4 +75,4 @@ def test_recording_sees_the_operators_of_a_turn():
 def test_what_cannot_be_recorded_is_refused(monkeypatch):
     monkeypatch.setattr("vitreous.apps.bench.run.pick_device", lambda device: "cuda")
     with pytest.raises(UsageError, match="what a CPU does"):
-        bench(timing=Timing(profile=True))
+        run_benchmarks(timing=Timing(profile=True))

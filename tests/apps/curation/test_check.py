@@ -20,24 +20,24 @@ from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 from tests.apps.curation.test_copies import scene as photograph
 from tests.conftest import TINY, make_folder, picture
 from tests.data.hostile import corpus
-from vitreous.apps.curation.check import check as check_images
-from vitreous.apps.curation.checks.facts import by_reason
-from vitreous.apps.curation.checks.page import page
-from vitreous.apps.curation.checks.record import RECORD, Trait, survey
-from vitreous.apps.curation.checks.subject import open_subject
+from vitreous.apps.curation.check import check_dataset as check_images
+from vitreous.apps.curation.checks.facts import group_by_reason
+from vitreous.apps.curation.checks.page import render_check_page
+from vitreous.apps.curation.checks.record import RECORD, ImageTrait, survey_images
+from vitreous.apps.curation.checks.subject import open_checked_dataset
 from vitreous.apps.curation.copies import alike
 from vitreous.apps.curation.copies import scan as scanning
-from vitreous.apps.curation.copies.alike import exact, gathered
+from vitreous.apps.curation.copies.alike import group_by_number, group_exact_copies
 from vitreous.apps.curation.copies.scan import UNREADABLE
-from vitreous.apps.curation.copies.windows import LENGTH
-from vitreous.apps.curation.dedup import dedup
+from vitreous.apps.curation.copies.windows import DESCRIPTOR_LENGTH
+from vitreous.apps.curation.dedup import find_copies
 from vitreous.cli.console import Console
 from vitreous.cli.data_check import Options, run
-from vitreous.cli.main import command
-from vitreous.data.decoding.decode import decode
-from vitreous.data.grouping import grouped
+from vitreous.cli.main import run_command
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.grouping import split_by_groups
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays
+from vitreous.data.split import ArraySplit
 from vitreous.errors import DataError, ResourceError, UsageError
 from vitreous.jobs.data import prepare_data
 from vitreous.jobs.train import train
@@ -45,7 +45,7 @@ from vitreous.jobs.transfer import hold_out_inputs
 from vitreous.progress import NullListener
 from vitreous.recipes.options import TrainOptions
 from vitreous.reports.evaluate import evaluate
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 
 
 def scene(seed: int, size: tuple[int, int] = (96, 72)) -> Image.Image:
@@ -77,7 +77,7 @@ def check(source, **options):
 
 def scan(split, workers):
     """The records of all samples of a split, and the reasons of those that cannot be read."""
-    return scanning.scan(split, range(len(split)), survey, workers)
+    return scanning.scan_samples(split, range(len(split)), survey_images, workers)
 
 
 def whats(document):
@@ -108,10 +108,10 @@ def test_every_verdict_is_that_of_decode(tmp_path):
     os.symlink("nowhere", root / "bee" / "dangling.png")
     document = check(root, workers=1)
     expected = {}
-    paths = open_subject(str(root)).splits["train"].paths
+    paths = open_checked_dataset(str(root)).splits["train"].paths
     for path in paths:
         try:
-            decode(path, 3)
+            decode_to_pillow(path, 3)
         except DataError as error:
             expected[str(path)] = error.message.removeprefix(f"{path}: ")
     assert {row["path"]: row["reason"] for row in document["unreadable"]} == expected
@@ -127,7 +127,7 @@ def test_every_verdict_is_that_of_decode(tmp_path):
         and document["modes"]["CMYK"] >= 3
         and document["depths"]["16"] >= 4
     )
-    assert sum(len(rows) for _, rows in by_reason(document["unreadable"])) == len(expected)
+    assert sum(len(rows) for _, rows in group_by_reason(document["unreadable"])) == len(expected)
 
 
 def test_copies_across_splits_and_under_two_labels_fail(tmp_path):
@@ -171,7 +171,7 @@ def test_near_copies_are_those_of_dedup_where_whole_images_are_alike(tmp_path):
         ("4.png", "other colours.png"),
     }
     assert found == quick
-    every = dedup([open_data(home).whole], [], within=True, workers=0)["copies"]
+    every = find_copies([open_data(home).whole], [], within=True, workers=0)["copies"]
     pairs = {(os.path.basename(copy["copy_of"]), os.path.basename(copy["path"])) for copy in every}
     assert pairs == quick | {("5.png", "cut to half.png")}
     assert (
@@ -185,14 +185,14 @@ def test_only_the_most_alike_are_read_again(monkeypatch):
     records["state"], records["std"], records["digest"][:, 0] = 1, 50, np.arange(40)
     wholes, noise = (
         values / np.linalg.norm(values, axis=1, keepdims=True)
-        for values in np.random.default_rng(0).normal(size=(2, 20, LENGTH))
+        for values in np.random.default_rng(0).normal(size=(2, 20, DESCRIPTOR_LENGTH))
     )
     noise = noise * np.linspace(0.02, 0.4, 20)[:, None]
     for rows, values in ((slice(0, 20), wholes), (slice(20, 40), wholes + noise)):
         records["whole"][rows] = np.rint(127 * values / np.linalg.norm(values, axis=1, keepdims=True))
     for most in (6, 14):
-        monkeypatch.setattr(alike, "READ", most)
-        found = alike.proposed(records)
+        monkeypatch.setattr(alike, "REREAD_IMAGES", most)
+        found = alike.propose_near_pairs(records)
         assert sorted(map(tuple, np.stack([found["of"], found["sample"]], 1).tolist())) == [
             (i, i + 20) for i in range(most // 2)
         ]
@@ -200,8 +200,8 @@ def test_only_the_most_alike_are_read_again(monkeypatch):
 
 def test_pairs_that_share_an_image_are_one_group():
     pairs = np.array([[3, 9, 4, 12, 30], [7, 3, 5, 4, 31]])
-    assert [group.tolist() for group in alike.linked(pairs)] == [[3, 7, 9], [4, 5, 12], [30, 31]]
-    assert alike.linked(np.empty((2, 0), np.int64)) == []
+    assert [group.tolist() for group in alike.group_connected_samples(pairs)] == [[3, 7, 9], [4, 5, 12], [30, 31]]
+    assert alike.group_connected_samples(np.empty((2, 0), np.int64)) == []
 
 
 def test_classes_few_missing_and_uneven_are_told(tmp_path):
@@ -295,11 +295,11 @@ def test_the_document_and_the_page_are_the_same_for_any_number_of_workers(tmp_pa
     made = []
     for workers in (0, 1, 3):
         document, what = check_images(str(root), workers=workers)
-        made.append((json.dumps(document), page(document, what)))
+        made.append((json.dumps(document), render_check_page(document, what)))
     assert made[0] == made[1] == made[2]
 
 
-class Fragile(Arrays):
+class Fragile(ArraySplit):
     """Pictures of which some end the process that reads them, or never come."""
 
     deadly = frozenset({3, 4, 5, 70, 127})
@@ -315,10 +315,10 @@ class Fragile(Arrays):
 
 
 def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
-    monkeypatch.setattr(scanning, "HANG", 1.0)
+    monkeypatch.setattr(scanning, "TASK_TIMEOUT", 1.0)
     pixels = np.random.default_rng(0).integers(0, 256, (128, 8, 8), dtype=np.uint8)
     labels = np.zeros(128, np.int64)
-    (whole, _), (records, reasons) = scan(Arrays(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
+    (whole, _), (records, reasons) = scan(ArraySplit(pixels, labels), 0), scan(Fragile(pixels, labels), 2)
     assert set(reasons) == Fragile.deadly | Fragile.endless
     assert "SIGSEGV" in reasons[3] and "SIGKILL" in reasons[70] and "longer than 1 s" in reasons[90]
     good = np.array([sample not in reasons for sample in range(128)])
@@ -326,12 +326,12 @@ def test_a_process_that_dies_or_hangs_costs_one_file(monkeypatch):
 
 
 def test_processes_that_cannot_live_end_the_check(monkeypatch):
-    monkeypatch.setattr(scanning, "start_worker", lambda *words: os._exit(9))
+    monkeypatch.setattr(scanning, "start_scan_worker", lambda *words: os._exit(9))
     with pytest.raises(ResourceError, match="processes end before they read an image"):
-        scan(Arrays(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
+        scan(ArraySplit(np.zeros((4, 2, 2), np.uint8), np.zeros(4, np.int64)), 2)
 
 
-class Many(Arrays):
+class Many(ArraySplit):
     """One small picture, as often as wanted, each with a pixel of its own."""
 
     def __len__(self):
@@ -367,8 +367,8 @@ def test_equal_digests_are_grouped_as_a_dictionary_would():
     for row in np.flatnonzero(records["state"] == 1):
         groups.setdefault(int(records["digest"][row, 0]), []).append(int(row))
     expected = sorted(group for group in groups.values() if len(group) > 1)
-    assert [group.tolist() for group in exact(records)] == expected and len(expected) > 20
-    assert gathered(np.empty(0, np.int64), np.empty(0, np.int64)) == []
+    assert [group.tolist() for group in group_exact_copies(records)] == expected and len(expected) > 20
+    assert group_by_number(np.empty(0, np.int64), np.empty(0, np.int64)) == []
 
 
 class Tags(HTMLParser):
@@ -395,7 +395,7 @@ def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
     for index in range(30):
         (root / f"train/ant/copy{index}.png").write_bytes((root / "train/ant/2.png").read_bytes())
     document, what = check_images(str(root), workers=0)
-    text = page(document, what)
+    text = render_check_page(document, what)
     tags = Tags()
     tags.feed(text)
     assert not tags.open and "script" not in tags.seen and {"svg", "rect", "img"} <= tags.seen
@@ -405,11 +405,11 @@ def test_the_page_needs_nothing_and_believes_no_name(tmp_path):
 
 def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
     root = scenes(tmp_path / "photos", {"train": 4, "test": 2})
-    assert command(["data", "check", str(root), "--json", "--workers", "1"]) == 0
+    assert run_command(["data", "check", str(root), "--json", "--workers", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["passed"]
     (root / "train" / "ant" / "=cmd\n.png").write_bytes(b"no image")
     out = tmp_path / "report.html"
-    assert command(["data", "check", str(root), "--workers", "1", "--out", str(out)]) == 1
+    assert run_command(["data", "check", str(root), "--workers", "1", "--out", str(out)]) == 1
     told = capsys.readouterr().out
     assert "=cmd\\n.png" in told and "not an image" in told and "failed" in told
     assert out.read_text("utf-8").startswith("<!DOCTYPE html>")
@@ -472,11 +472,11 @@ def test_groups_are_never_drawn_apart_by_train_resume_and_evaluate(tmp_path):
     opened = open_data(root, 0, r"(patient\d+)_")
     assert not people(opened.splits["train"]) & people(opened.splits["val"]) and people(opened.splits["val"])
     assert sum(map(len, opened.splits.values())) == 48 and "by 12 groups" in opened.notes[-1]
-    parts = opened.holding_out(0.3, 1).splits
+    parts = opened.with_holdout(0.3, 1).splits
     assert not people(parts["train"]) & people(parts["val"]) and len(people(parts["val"])) > 2
     options = {**TINY, "epochs": 1.0, "workers": 0, "ema": 0.0, "mixup": 0.0}
     summary = train(str(root), out=str(tmp_path / "run"), group_by=r"(patient\d+)_", **options)
-    stored = Folder(tmp_path / "run").run().data
+    stored = RunFolder(tmp_path / "run").run().data
     assert stored.group_by == r"(patient\d+)_" and stored.fingerprint == opened.fingerprint()
     assert (
         evaluate(tmp_path / "run", split="val")["val"]["images"]
@@ -516,7 +516,7 @@ def test_what_is_no_group_is_refused_by_name(tmp_path):
     for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
         with pytest.raises(UsageError, match=r"0 groups in parentheses[^\n]*\n  columns are those of a CSV file"):
             opened(root)
-    assert grouped(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
+    assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
 
 
 def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
@@ -551,11 +551,11 @@ def test_groups_in_two_splits_of_the_users_own_are_told_and_refused(tmp_path):
 
 def test_digests_are_sha_256(tmp_path):
     root = scenes(tmp_path / "photos", {"": 2})
-    split = open_subject(str(root)).splits["train"]
+    split = open_checked_dataset(str(root)).splits["train"]
     records, _ = scan(split, 0)
     for sample in range(len(split)):
         assert records["digest"][sample].tobytes() == hashlib.sha256(split.paths[sample].read_bytes()).digest()[:16]
-    assert not (records["traits"] & Trait.MISNAMED).any()
+    assert not (records["traits"] & ImageTrait.MISNAMED).any()
 
 
 def test_checking_and_dedup_need_no_pytorch():

@@ -14,17 +14,17 @@ from PIL import Image
 from tests.apps.curation.test_check import whats
 from tests.apps.curation.test_copies import scene
 from tests.data.films import encode, write_clip, write_moves
-from vitreous.apps.curation.check import check
-from vitreous.apps.curation.checks.page import page
+from vitreous.apps.curation.check import check_dataset
+from vitreous.apps.curation.checks.page import render_check_page
 from vitreous.apps.curation.copies import clips
 from vitreous.apps.curation.copies import scan as scanning
-from vitreous.apps.curation.copies.clips import opened
+from vitreous.apps.curation.copies.clips import open_clip_with_digest
 from vitreous.cli.console import Console
 from vitreous.cli.data_check import Options, run
-from vitreous.data.decoding.clip import FRAMES
+from vitreous.data.decoding.clip import DEFAULT_CLIP_FRAMES
 from vitreous.data.decoding.clips import open_clip
 from vitreous.errors import DataError
-from vitreous.models.names import default_image
+from vitreous.models.names import choose_default_image_size
 
 
 def film(seed: int, count: int = 12, background: int | None = None) -> np.ndarray:
@@ -72,7 +72,7 @@ def faulty_clips(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def checked(faulty_clips):
     """The document of a check, and what was checked."""
-    return check(faulty_clips, workers=0, image_size=default_image)
+    return check_dataset(faulty_clips, workers=0, image_size=choose_default_image_size)
 
 
 def names(rows):
@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read_are_those_that_training_refuses(faulty_clips,
 def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     document, _ = checked
     own = document["clips"]
-    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == FRAMES
+    assert own["frames"] == {"min": 3, "median": 12, "max": 12} and own["read"] == DEFAULT_CLIP_FRAMES
     assert own["seconds"]["max"] == pytest.approx(1.2, abs=0.01) and own["rate"]["max"] == pytest.approx(25, rel=0.01)
     assert own["rate"]["min"] == pytest.approx(10, rel=0.01)
     assert document["sizes"]["width"] == {"min": 64, "median": 64, "max": 64} and document["sizes"]["input"] == 48
@@ -136,14 +136,14 @@ def test_before_one_camera_only_clips_that_move_alike_are_copies(tmp_path):
     for seed in range(5):
         write_clip(tmp_path / "ab"[seed % 2] / f"{seed}.gif", film(seed, background=7))
     write_clip(tmp_path / "b" / "again.mp4", film(2, background=7))
-    document, _ = check(tmp_path, workers=0)
+    document, _ = check_dataset(tmp_path, workers=0)
     assert [names(group) for group in document["near_copies"]["listed"]] == [["2.gif", "again.mp4"]]
     assert document["near_copies"]["contrary"] == 1 and document["passed"]
 
 
 def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_clips, checked, tmp_path, capsys):
     document, subject = checked
-    text = page(document, subject)
+    text = render_check_page(document, subject)
     copies = sum(len(group) for key in ("copies", "near_copies") for group in document[key]["listed"])
     assert text.count("data:image/jpeg;base64,") == copies + 3 and "Clips to look at" in text
     assert "Every clip was read" in text and "3 to 12 frames" in text
@@ -160,7 +160,7 @@ def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
     home = write_moves(tmp_path / "clips", 12, (".gif", ""))
     (home / "left" / "notes.txt").write_text("")
     write_clip(home / "stray.gif", film(0))
-    document, _ = check(home, workers=0, image_size=default_image)
+    document, _ = check_dataset(home, workers=0, image_size=choose_default_image_size)
     assert document["passed"] and document["left_out"] == {"images": 1, ".txt": 1}
     assert set(whats(document)) == {"outside", "others"}
     assert document["clips"]["rate"]["max"] == pytest.approx(10) and document["sizes"]["input"] == 16
@@ -168,14 +168,14 @@ def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
 
 def test_a_flat_folder_of_clips_and_one_without_any_that_can_be_read(tmp_path):
     write_clip(tmp_path / "flat" / "0.gif", film(0))
-    document, _ = check(tmp_path / "flat", workers=0)
+    document, _ = check_dataset(tmp_path / "flat", workers=0)
     assert list(document["splits"]) == ["clips"] and "unlabelled" in whats(document)
     for label in ("a", "b"):
         (tmp_path / "bad" / label).mkdir(parents=True)
         (tmp_path / "bad" / label / "0.mp4").write_bytes(b"none")
-    document, subject = check(tmp_path / "bad", workers=0)
+    document, subject = check_dataset(tmp_path / "bad", workers=0)
     assert document["clips"]["frames"] is None and document["sizes"] is None and len(document["unreadable"]) == 2
-    assert "2 of 2 clips cannot be read" in page(document, subject)
+    assert "2 of 2 clips cannot be read" in render_check_page(document, subject)
 
 
 def test_patients_in_two_splits(tmp_path):
@@ -184,7 +184,7 @@ def test_patients_in_two_splits(tmp_path):
             for number, patient in enumerate(patients):
                 seed = sum(map(ord, split + label)) + number
                 write_clip(tmp_path / split / label / f"patient{patient}_{number}.gif", film(seed))
-    document, _ = check(tmp_path, workers=0, group_by=r"patient(\d+)")
+    document, _ = check_dataset(tmp_path, workers=0, group_by=r"patient(\d+)")
     assert document["groups"]["parted"] == [{"splits": ["train", "test"], "groups": 1, "names": ["2"]}]
     assert whats(document)["groups"]["level"] == "fails"
 
@@ -192,11 +192,13 @@ def test_patients_in_two_splits(tmp_path):
 def test_a_clip_that_takes_too_long_costs_only_itself(tmp_path, monkeypatch):
     for label in ("a", "b"):
         write_clip(tmp_path / label / "0.gif", film(ord(label)))
-    monkeypatch.setattr(scanning, "SLOW", 0.3)
+    monkeypatch.setattr(scanning, "SLOW_TASK_TIMEOUT", 0.3)
     monkeypatch.setattr(
-        clips, "opened", lambda split, sample: time.sleep(60) if "a/0" in split.path(sample) else opened(split, sample)
+        clips,
+        "open_clip_with_digest",
+        lambda split, sample: time.sleep(60) if "a/0" in split.path(sample) else open_clip_with_digest(split, sample),
     )
-    document, _ = check(tmp_path, workers=1)
+    document, _ = check_dataset(tmp_path, workers=1)
     assert [row["reason"] for row in document["unreadable"]] == ["takes longer than 0.3 s"]
     assert document["clips"]["frames"]["max"] == 12
 
@@ -205,9 +207,9 @@ def test_one_frame_of_another_size_is_a_clip_that_cannot_be_read(tmp_path):
     place = write_clip(tmp_path / "a" / "clip", film(0))
     write_clip(tmp_path / "b" / "clip", film(1))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
-    (row,) = check(tmp_path, workers=0)[0]["unreadable"]
+    (row,) = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert row["reason"] == "its frames are of 2 sizes, 64 x 48 and 9 x 9"
     content = encode(film(3), "mp4", sound=True)
     (tmp_path / "b" / "sound.mp4").write_bytes(content)
-    rows = check(tmp_path, workers=0)[0]["unreadable"]
+    rows = check_dataset(tmp_path, workers=0)[0]["unreadable"]
     assert [os.path.basename(row["path"]) for row in rows] == ["clip", "sound.mp4"]

@@ -9,9 +9,9 @@ import pytest
 
 from tests.apps.curation.test_check import scene
 from tests.conftest import make_folder, say
-from vitreous.apps.curation.check import check
-from vitreous.apps.curation.checks.page import page
-from vitreous.apps.curation.checks.values import fences
+from vitreous.apps.curation.check import check_dataset
+from vitreous.apps.curation.checks.page import render_check_page
+from vitreous.apps.curation.checks.values import compute_tukey_fences
 
 
 def write(home, rows, columns="age", count=16):
@@ -26,14 +26,14 @@ def write(home, rows, columns="age", count=16):
 
 def found(source, **options):
     """The findings of a check by their kind: level and text."""
-    document, _ = check(source, workers=0, **options)
+    document, _ = check_dataset(source, workers=0, **options)
     return {one["what"]: (one["level"], one["text"]) for one in document["findings"]}, document
 
 
 def test_fences_are_three_interquartile_ranges_outside():
     values = np.arange(1.0, 10)
-    assert fences(values) == (3 - 12, 7 + 12)
-    assert fences(values[:5]) is None and fences(np.ones(20)) is None
+    assert compute_tukey_fences(values) == (3 - 12, 7 + 12)
+    assert compute_tukey_fences(values[:5]) is None and compute_tukey_fences(np.ones(20)) is None
 
 
 def test_values_far_from_the_others(tmp_path):
@@ -97,4 +97,4 @@ def test_command_and_page(tmp_path):
     assert "<h2>Values</h2>" in text and "<td>age</td><td>train</td><td>16</td>" in text
     document = json.loads(say("data", "check", str(place), "--workers", "0", "--json").stdout)
     assert document["targets"][0]["splits"]["train"]["median"] == 7.5
-    assert page(*check(place, workers=0))
+    assert render_check_page(*check_dataset(place, workers=0))

@@ -11,7 +11,7 @@ import pytest
 
 from tests.apps.curation.test_check_clips import film
 from tests.data.films import encode, write_clip
-from vitreous.apps.curation.dedup import dedup
+from vitreous.apps.curation.dedup import find_copies
 from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
 from vitreous.data.sources import open_data
@@ -58,9 +58,11 @@ def test_copies_within_and_against_are_listed_once_and_left_out(homes, tmp_path)
     assert all(0.54 <= row["score"] <= 1 for row in document["copies"])
     rest = open_data(table)
     assert rest.notes[0].startswith("the data are 10 clips")
-    only = dedup([open_data(home).holding_out(0.0, 0).split("train")], [open_data(other).holding_out(0.0, 0).split("train")], workers=0)  # fmt: skip
+    only = find_copies([open_data(home).with_holdout(0.0, 0).split("train")], [open_data(other).with_holdout(0.0, 0).split("train")], workers=0)  # fmt: skip
     assert [Path(copy["path"]).name for copy in only["copies"]] == ["recoded.webm"]
-    strict = dedup([open_data(home).holding_out(0.0, 0).split("train")], [], within=True, threshold=1.0, workers=0)
+    strict = find_copies(
+        [open_data(home).with_holdout(0.0, 0).split("train")], [], within=True, threshold=1.0, workers=0
+    )
     assert {copy["reason"] for copy in strict["copies"]} == {"bytes"}
 
 
@@ -70,15 +72,15 @@ def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
     (tmp_path / "table.csv").write_text("\n".join(rows) + "\n")
     options = Options(data=str(tmp_path / "table.csv"), out=str(tmp_path / "list.csv"), within=True, apply_to=str(tmp_path / "rest.csv"), workers=0)  # fmt: skip
     assert len(run(options, Console())["copies"]) == 1
-    whole = open_data(tmp_path / "rest.csv").holding_out(0.0, 0).split("train")
+    whole = open_data(tmp_path / "rest.csv").with_holdout(0.0, 0).split("train")
     assert [whole.part(row) for row in range(len(whole))] == [(0.1, 0.5), (0.0, 0.7)]  # type: ignore[attr-defined]
 
 
 def test_what_cannot_be_compared_is_refused(homes, tmp_path):
     split = open_data(homes[0]).split("train")
     with pytest.raises(UsageError, match="model compares the features of pictures"):
-        dedup([split], [], within=True, workers=0, embedder=object())  # type: ignore[arg-type]
+        find_copies([split], [], within=True, workers=0, embedder=object())  # type: ignore[arg-type]
     for name in ("a", "b"):
         write_clip(tmp_path / name / "1.mp4", film(1)).write_bytes(b"none")
     with pytest.raises(DataError, match=r"none of 2 images can be read; .*1\.mp4"):
-        dedup([open_data(tmp_path).holding_out(0.0, 0).split("train")], [], within=True, workers=0)
+        find_copies([open_data(tmp_path).with_holdout(0.0, 0).split("train")], [], within=True, workers=0)

@@ -15,18 +15,26 @@ import vitreous
 from tests.conftest import make_folder
 from vitreous.apps.curation import dedup as finder
 from vitreous.apps.curation.copies import search
-from vitreous.apps.curation.copies.listing import listed, remaining
-from vitreous.apps.curation.copies.scan import Joined
-from vitreous.apps.curation.copies.search import candidates, first_equal
-from vitreous.apps.curation.copies.verification import THRESHOLD, fit, local
-from vitreous.apps.curation.copies.windows import BOXES, CENTRE, FREQUENCIES, MIRROR, describe, describe_whole, spectrum
-from vitreous.apps.curation.dedup import dedup, look
+from vitreous.apps.curation.copies.listing import copies_to_csv, remaining_to_csv
+from vitreous.apps.curation.copies.scan import ConcatenatedSplits
+from vitreous.apps.curation.copies.search import find_first_equal, search_candidates
+from vitreous.apps.curation.copies.verification import COPY_THRESHOLD, align_views, correlate_blocks
+from vitreous.apps.curation.copies.windows import (
+    CENTRE_BOX_INDEX,
+    FREQUENCIES,
+    MIRROR_SIGNS,
+    SEARCH_BOXES,
+    compute_descriptors,
+    compute_weighted_spectrum,
+    compute_whole_descriptors,
+)
+from vitreous.apps.curation.dedup import find_copies, read_fingerprints
 from vitreous.cli.console import Console
 from vitreous.cli.data_dedup import Options, run
-from vitreous.data.exclusions import kept_samples, read_excluded
+from vitreous.data.exclusions import find_kept_samples, read_exclusion_list
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays, Files
+from vitreous.data.split import ArraySplit, FileSplit
 from vitreous.errors import DataError, UsageError
 from vitreous.tasks.classification import Classification
 from vitreous.weights.bundle import Bundle
@@ -83,8 +91,8 @@ def save(picture: Image.Image, path, **options):
     return path
 
 
-def files(paths) -> Files:
-    return Files(list(paths), np.zeros(len(paths), np.int64))
+def files(paths) -> FileSplit:
+    return FileSplit(list(paths), np.zeros(len(paths), np.int64))
 
 
 @pytest.fixture(scope="module")
@@ -97,19 +105,19 @@ def originals(tmp_path_factory):
 def test_every_changed_picture_is_told_as_a_copy_of_its_own_original_and_no_stranger_is(tmp_path, originals, change):
     own = [save(CHANGES[change](scene(seed)), tmp_path / "own" / f"{seed:03}.png") for seed in range(6)]
     strange = [save(CHANGES[change](scene(seed)), tmp_path / "strange" / f"{seed}.png") for seed in range(100, 105)]
-    found = dedup([files([*strange, *own])], [originals], workers=0)
+    found = find_copies([files([*strange, *own])], [originals], workers=0)
     assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
         (str(path), originals.name(seed)) for seed, path in enumerate(own)
     ]
     assert {copy["reason"] for copy in found["copies"]} == {"near"} and all(
-        copy["score"] >= THRESHOLD for copy in found["copies"]
+        copy["score"] >= COPY_THRESHOLD for copy in found["copies"]
     )
 
 
 def test_an_original_whose_part_stands_in_the_other_data_is_found_too(tmp_path):
     parts = files([save(part(scene(seed), 0.55, 0.5, 0.2), tmp_path / f"{seed}.png") for seed in range(6)])
     whole = files([save(scene(seed), tmp_path / "whole" / f"{seed}.png") for seed in range(12)])
-    found = dedup([whole], [parts], workers=0)
+    found = find_copies([whole], [parts], workers=0)
     assert [(copy["path"], copy["copy_of"]) for copy in found["copies"]] == [
         (whole.name(i), parts.name(i)) for i in range(6)
     ]
@@ -119,7 +127,7 @@ def test_the_same_bytes_and_the_same_pixels_are_told_apart(tmp_path):
     original = save(scene(0), tmp_path / "b" / "0.png")
     again = save(scene(0), tmp_path / "a" / "pixels.bmp")
     (tmp_path / "a" / "bytes.png").write_bytes(original.read_bytes())
-    found = dedup([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
+    found = find_copies([files([tmp_path / "a" / "bytes.png", again])], [files([original])], workers=0)
     assert [(copy["reason"], copy["score"]) for copy in found["copies"]] == [("bytes", 1.0), ("pixels", 1.0)]
 
 
@@ -141,19 +149,19 @@ def gradient(seed):
 )
 def test_pictures_that_have_nothing_to_do_with_each_other_are_no_copies(make, count):
     pixels = [np.asarray(make(seed).convert("RGB").resize((64, 48))) for seed in range(count)]
-    split = Arrays(np.stack(pixels), np.zeros(count, np.int64))
-    assert dedup([split], [], within=True, workers=0)["copies"] == []
+    split = ArraySplit(np.stack(pixels), np.zeros(count, np.int64))
+    assert find_copies([split], [], within=True, workers=0)["copies"] == []
 
 
 def test_drawings_of_the_same_digit_are_no_copies():
     digits = open_data("digits").whole
     few = digits.take(np.flatnonzero(digits.labels < 2)[:36])
-    assert dedup([few], [], within=True, workers=0)["copies"] == []
+    assert find_copies([few], [], within=True, workers=0)["copies"] == []
 
 
 def test_pictures_that_show_nothing_are_copies_of_equal_ones_alone():
     flat = np.stack([np.full((32, 32, 3), level, np.uint8) for level in (0, 10, 200, 200)])
-    found = dedup([Arrays(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
+    found = find_copies([ArraySplit(flat, np.zeros(4, np.int64))], [], within=True, workers=0)
     assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
         ("sample 3", "sample 2", "bytes")
     ]
@@ -169,15 +177,15 @@ def test_within_one_of_each_stays(tmp_path):
         scene(2),
         compressed(scene(0), 40),
     ]
-    split = Arrays(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
-    found = dedup([split], [], within=True, workers=0)
+    split = ArraySplit(np.stack([np.asarray(picture) for picture in made]), np.zeros(len(made), np.int64))
+    found = find_copies([split], [], within=True, workers=0)
     pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found["copies"]}
     assert pairs == {2: 0, 3: 0, 4: 1, 6: 0}
 
 
 def test_without_within_copies_inside_the_data_are_left_alone(originals):
-    split = Arrays(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
-    found = dedup([split], [originals], workers=0)
+    split = ArraySplit(np.stack([np.asarray(scene(seed)) for seed in (200, 200, 3)]), np.zeros(3, np.int64))
+    found = find_copies([split], [originals], workers=0)
     assert [(copy["path"], copy["copy_of"], copy["reason"]) for copy in found["copies"]] == [
         ("sample 2", originals.name(3), "pixels")
     ]
@@ -187,57 +195,57 @@ def test_what_cannot_be_read_is_named_and_stays(tmp_path, originals):
     bad = tmp_path / "bad.jpg"
     bad.write_bytes(b"nothing")
     good = save(compressed(scene(5), 50), tmp_path / "good.png")
-    found = dedup([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
+    found = find_copies([files([bad, tmp_path / "gone.png", good])], [originals], workers=0)
     assert [copy["path"] for copy in found["copies"]] == [str(good)]
     assert ["bad.jpg" in found["unreadable"][0], "gone.png" in found["unreadable"][1]] == [True, True]
     with pytest.raises(DataError, match="none of 1 images"):
-        dedup([files([bad])], [], within=True, workers=0)
+        find_copies([files([bad])], [], within=True, workers=0)
 
 
 def test_workers_change_nothing(tmp_path, originals):
     paths = [save(CHANGES["several"](scene(seed)), tmp_path / f"{seed}.png") for seed in (3, 4, 90)]
-    assert dedup([files(paths)], [originals], workers=2) == dedup([files(paths)], [originals], workers=0)
+    assert find_copies([files(paths)], [originals], workers=2) == find_copies([files(paths)], [originals], workers=0)
 
 
 def test_there_must_be_something_to_compare_with(originals):
     with pytest.raises(UsageError, match="nothing to look for copies in"):
-        dedup([originals], [])
+        find_copies([originals], [])
 
 
 @given(st.lists(st.integers(0, 4), max_size=30))
 def test_the_first_equal_row(values):
     keys = np.array([(value // 2, value % 2) for value in values], np.uint64).reshape(-1, 2)
-    assert first_equal(keys).tolist() == [values.index(value) for value in values]
+    assert find_first_equal(keys).tolist() == [values.index(value) for value in values]
 
 
 def test_a_descriptor_is_the_low_frequencies_of_the_spectrum_of_each_box(originals):
-    views = look(Joined([originals]), 0)[0]["view"][:5].astype(np.float32)
-    found = describe(views)
-    for number, box in enumerate(BOXES):
-        whole = spectrum(views, box[None].repeat(5, 0), 8)
+    views = read_fingerprints(ConcatenatedSplits([originals]), 0)[0]["view"][:5].astype(np.float32)
+    found = compute_descriptors(views)
+    for number, box in enumerate(SEARCH_BOXES):
+        whole = compute_weighted_spectrum(views, box[None].repeat(5, 0), 8)
         expected = np.stack([whole[:, i, j] for i, j in FREQUENCIES], 1)
         np.testing.assert_allclose(
             found[:, number], expected / np.linalg.norm(expected, axis=1, keepdims=True), atol=2e-5
         )
-    np.testing.assert_allclose(describe_whole(views[:, :, ::-1]), found[:, 0] * MIRROR, atol=2e-5)
+    np.testing.assert_allclose(compute_whole_descriptors(views[:, :, ::-1]), found[:, 0] * MIRROR_SIGNS, atol=2e-5)
 
 
 def test_candidates_are_the_pictures_with_the_highest_cosines(originals, monkeypatch):
-    views = look(Joined([originals]), 0)[0]["view"]
-    parts = describe(views)
-    monkeypatch.setattr(search, "QUERIES", 7)
-    monkeypatch.setattr(search, "PARTS", 5 * len(BOXES))
-    monkeypatch.setattr(search, "MOST", 3)
+    views = read_fingerprints(ConcatenatedSplits([originals]), 0)[0]["view"]
+    parts = compute_descriptors(views)
+    monkeypatch.setattr(search, "QUERY_BLOCK_SIZE", 7)
+    monkeypatch.setattr(search, "MAX_HELD_PARTS", 5 * len(SEARCH_BOXES))
+    monkeypatch.setattr(search, "MAX_CANDIDATES", 3)
     expected = {}
     for i in range(16, 24):
         ways = {}
         for j in range(i):
-            for mirrored, signs in ((False, np.ones_like(MIRROR)), (True, MIRROR)):
-                asked = [parts[i, 0] * signs, parts[i, CENTRE] * signs]  # the picture whole, and its centre
+            for mirrored, signs in ((False, np.ones_like(MIRROR_SIGNS)), (True, MIRROR_SIGNS)):
+                asked = [parts[i, 0] * signs, parts[i, CENTRE_BOX_INDEX] * signs]  # the picture whole, and its centre
                 ways[i, j, mirrored, True] = max((parts[j] @ one).max() for one in asked)
                 ways[i, j, mirrored, False] = (parts[i] @ (parts[j, 0] * signs)).max()
         expected |= dict(sorted(ways.items(), key=lambda way: -way[1])[:3])
-    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
+    found = search_candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(16, 24), np.arange(24), floor=-1.0)
     assert {(row["sample"], row["of"], row["mirrored"], row["inner"]) for row in found} == set(expected)
     for row in found:
         assert row["cosine"] == pytest.approx(
@@ -249,12 +257,14 @@ def test_lists_find_nearly_all_that_comparing_everything_finds(monkeypatch):
     draw = np.random.default_rng(0)
     parts = draw.normal(size=(3000, 4, len(FREQUENCIES))).astype(np.float32)
     parts[1500:, 0] = parts[:1500, 2] + 0.3 * draw.normal(size=(1500, len(FREQUENCIES)))
-    monkeypatch.setattr(search, "CENTRE", 0)
+    monkeypatch.setattr(search, "CENTRE_BOX_INDEX", 0)
     parts /= np.linalg.norm(parts, axis=2, keepdims=True)
-    found = candidates(parts[:, 0], lambda numbers: parts[numbers], np.arange(1500, 3000), np.arange(1500), probed=8)
-    planted = {(1500 + i, i, float(BOXES[2, 0])) for i in range(1500)}
+    found = search_candidates(
+        parts[:, 0], lambda numbers: parts[numbers], np.arange(1500, 3000), np.arange(1500), probed=8
+    )
+    planted = {(1500 + i, i, float(SEARCH_BOXES[2, 0])) for i in range(1500)}
     assert len(planted & {(row["sample"], row["of"], float(row["box"][0])) for row in found}) >= 1470
-    assert len(search.centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
+    assert len(search.train_centroids(lambda numbers: parts[numbers], np.arange(1500))) == 13
 
 
 def test_a_part_is_placed_exactly(originals):
@@ -263,7 +273,7 @@ def test_a_part_is_placed_exactly(originals):
     edges = (box[0], box[1], box[0] + box[2], box[1] + box[3])
     part_of = picture.crop(tuple(round(256 * edge) for edge in edges))
     a, b = (np.asarray(one.convert("L").resize((64, 64), 2), np.float32)[None] for one in (part_of, picture))
-    cosine, found = fit(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
+    cosine, found = align_views(a, b, box[None] + np.float32([[0.03, -0.02, 0.04, 0.03]]))
     assert cosine[0] > 0.99 and np.abs(found[0] - box).max() < 0.01
 
 
@@ -271,11 +281,11 @@ def test_patterns_are_compared_block_by_block():
     draw = np.random.default_rng(1)
     view_a = draw.normal(size=(1, 32, 32)).astype(np.float32)
     hill = 20 * np.hypot(*(np.mgrid[:32, :32] - 16.0)).astype(np.float32)
-    assert local(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
-    assert abs(local(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
+    assert correlate_blocks(view_a, 3 * view_a + 7)[0] == pytest.approx(1, abs=0.01)
+    assert abs(correlate_blocks(view_a, draw.normal(size=(1, 32, 32)).astype(np.float32))[0]) < 0.1
     whole = np.corrcoef((hill + view_a).ravel(), (hill - view_a).ravel())[0, 1]
     # one large shape in common is not enough
-    assert whole > 0.99 and local(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
+    assert whole > 0.99 and correlate_blocks(hill + 60 * view_a, hill - 60 * view_a)[0] < 0
 
 
 def shifted(picture, dx, dy):
@@ -303,9 +313,9 @@ HARDER = {
 @pytest.mark.parametrize("change", HARDER)
 def test_copies_of_32_pixels_that_are_shifted_framed_or_recoloured_are_found(change):
     small = [scene(seed, (96, 96)).resize((32, 32), 1) for seed in range(60)]
-    known = Arrays(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
-    made = Arrays(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
-    found = dedup([made], [known], workers=0)["copies"]
+    known = ArraySplit(np.stack([np.asarray(picture) for picture in small[:40]]), np.zeros(40, np.int64))
+    made = ArraySplit(np.stack([np.asarray(HARDER[change](picture)) for picture in small[20:]]), np.zeros(40, np.int64))
+    found = find_copies([made], [known], workers=0)["copies"]
     pairs = {int(copy["path"].split()[1]): int(copy["copy_of"].split()[1]) for copy in found}
     assert set(pairs.items()) <= {(i, i + 20) for i in range(20)} and len(pairs) >= 19
 
@@ -315,25 +325,25 @@ NAMES = ["=cmd|' /C calc'!A0", "+1", "-2", "@x", "'quoted", "''two", 'a "b", c',
 
 def test_every_name_comes_back_from_the_list_and_none_is_a_formula(tmp_path):
     copies = [{"path": name, "copy_of": name, "reason": "near", "score": 0.9} for name in NAMES]
-    (tmp_path / "list.csv").write_text(text := listed(copies))
-    assert read_excluded(tmp_path / "list.csv") == set(NAMES)
+    (tmp_path / "list.csv").write_text(text := copies_to_csv(copies))
+    assert read_exclusion_list(tmp_path / "list.csv") == set(NAMES)
     assert not any(line[0] in "=+-@" for line in text.splitlines()) and ",=" not in text
     split = files([tmp_path / name for name in "abc"])
-    assert kept_samples(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
+    assert find_kept_samples(split, frozenset({str(tmp_path / "b")})).tolist() == [0, 2]
 
 
 @pytest.mark.parametrize("text", ["", "name,label\nx,y\n", 'path,copy_of\n"x\n', "path,copy_of\nx\n"])
 def test_what_is_no_such_list_is_refused(tmp_path, text):
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(DataError):
-        read_excluded(tmp_path / "list.csv")
+        read_exclusion_list(tmp_path / "list.csv")
 
 
 def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 6, "test": 2})
     data = open_data(root)
     names = frozenset(str(root / "train" / name) for name in ("ant/0.png", "bee/3.png"))
-    (tmp_path / "rest.csv").write_text(remaining(data, names, tmp_path))
+    (tmp_path / "rest.csv").write_text(remaining_to_csv(data, names, tmp_path))
     rest = open_data(tmp_path / "rest.csv")
     before = {
         (split.name(i), data.classes[split.labels[i]]) for split in data.splits.values() for i in range(len(split))
@@ -344,7 +354,7 @@ def test_the_table_of_what_remains_is_the_data_set_without_the_copies(tmp_path):
     assert after == {(name, label) for name, label in before if name not in names}
     assert len(rest.splits["test"]) == 6
     with pytest.raises(UsageError, match="no image files"):
-        remaining(open_data("digits"), frozenset(), tmp_path)
+        remaining_to_csv(open_data("digits"), frozenset(), tmp_path)
 
 
 def test_the_table_of_what_remains_has_the_values_of_each_target(tmp_path):
@@ -355,7 +365,7 @@ def test_the_table_of_what_remains_has_the_values_of_each_target(tmp_path):
     lines += [f"{name}.png,{number / 3!r},{number},w,train" for number, name in enumerate("defg")]
     (tmp_path / "values.csv").write_text("\n".join(lines))
     data = open_data(tmp_path / "values.csv", targets=("age", "size"))
-    text = remaining(data, frozenset([str(tmp_path / "b.png")]), tmp_path)
+    text = remaining_to_csv(data, frozenset([str(tmp_path / "b.png")]), tmp_path)
     (tmp_path / "rest.csv").write_text(text)
     rest = open_data(tmp_path / "rest.csv")
     assert rest.targets == ("age", "size") and text.splitlines()[0] == "path,age,size,split"
@@ -387,7 +397,7 @@ def test_the_command_writes_the_list_and_the_table_and_says_what_it_compared_wit
     }
     assert json.loads(json.dumps(found)) == found
     assert "tests: test, 2 images" in capsys.readouterr().err
-    assert read_excluded(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
+    assert read_exclusion_list(tmp_path / "copies.csv") == {"photos/ant/1.png", "photos/bee/2.png"}
     assert len(open_data(tmp_path / "rest.csv").whole) == 4
 
 
@@ -398,9 +408,9 @@ def test_a_run_s_features_look_too_and_a_folder_without_classes_will_do(tmp_path
     model = vitreous.create("ViT-32x2/8", image_size=32, num_classes=2)
     Bundle(model, Classification(("a", "b")), ImagePreprocess((32, 32))).save(tmp_path / "bundle")
     seen = []
-    kept = finder.like_features
+    kept = finder.search_by_features
     monkeypatch.setattr(
-        finder, "like_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
+        finder, "search_by_features", lambda features, *rest: seen.append(features.shape) or kept(features, *rest)
     )
     monkeypatch.chdir(tmp_path)
     found = run(

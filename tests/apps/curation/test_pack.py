@@ -20,12 +20,12 @@ from PIL import Image
 from tests.conftest import document, make_folder, picture, say
 from tests.data.resume import STARTS, assert_continues
 from vitreous.apps.curation import pack as packing
-from vitreous.apps.curation.pack import INSTRUCTIONS, Plan, pack
-from vitreous.data.decoding.decode import decode
-from vitreous.data.layouts.packed import map_numbers
+from vitreous.apps.curation.pack import READING_INSTRUCTIONS, PackPlan, pack_dataset
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.layouts.packed import map_npy_file
 from vitreous.data.sources import open_data
-from vitreous.data.split import picture_of
-from vitreous.data.stores.tar import open_cached
+from vitreous.data.split import decode_sample
+from vitreous.data.stores.tar import open_archive_cached
 from vitreous.errors import DataError, ResourceError, UsageError
 
 FORMS = ("tar", "uint8")
@@ -36,8 +36,8 @@ def cache(tmp_path, monkeypatch):
     """A cache of its own for every test, and no file of another test open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield
-    map_numbers.cache_clear()
-    open_cached.cache_clear()
+    map_npy_file.cache_clear()
+    open_archive_cached.cache_clear()
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def told(out):
 @pytest.mark.parametrize("form", FORMS)
 def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
     source = open_data(photos)
-    pack(photos, tmp_path / "out", Plan(form, short_side=1000), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan(form, short_side=1000), workers=0)
     data = open_data(tmp_path / "out")
     assert data.classes == source.classes == ("ant", "bée") and list(data.splits) == list(source.splits) == [
         "train",
@@ -86,8 +86,8 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
         own = data.splits[name]
         assert np.array_equal(own.labels, split.labels) and own.labels.dtype == split.labels.dtype
         for row in range(len(split)):
-            assert np.array_equal(picture_of(own, row, 3), picture_of(split, row, 3))
-            assert np.array_equal(picture_of(own, row, 1), picture_of(split, row, 1))
+            assert np.array_equal(decode_sample(own, row, 3), decode_sample(split, row, 3))
+            assert np.array_equal(decode_sample(own, row, 1), decode_sample(split, row, 1))
     assert (
         len(data.whole) == len(source.whole)
         and np.bincount(data.whole.labels).tolist() == np.bincount(source.whole.labels).tolist()
@@ -101,13 +101,13 @@ def test_splits_labels_classes_ids_and_pixels_are_kept(photos, tmp_path, form):
 
 
 def test_a_jpeg_or_png_that_fits_stays_as_it_is_and_others_are_scaled(photos, tmp_path):
-    pack(photos, tmp_path / "out", Plan("tar", 30), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("tar", 30), workers=0)
     source, data = open_data(photos), open_data(tmp_path / "out")
     kept, kinds = 0, set()
     for name, split in source.splits.items():
         for row in range(len(split)):
             before, after = split.raw(row), data.splits[name].raw(row)
-            whole, shown = picture_of(split, row, 3), picture_of(data.splits[name], row, 3)
+            whole, shown = decode_sample(split, row, 3), decode_sample(data.splits[name], row, 3)
             kinds.add(data.splits[name].name(row)[-4:])
             if min(whole.size) <= 30 and "turned" not in split.name(row):
                 assert before == after
@@ -119,27 +119,29 @@ def test_a_jpeg_or_png_that_fits_stays_as_it_is_and_others_are_scaled(photos, tm
                 size = round(whole.width * share), round(whole.height * share)
                 buffer = io.BytesIO()
                 whole.resize(size, Image.Resampling.BICUBIC).save(buffer, "JPEG", quality=90)
-                expected = decode(buffer.getvalue())
+                expected = decode_to_pillow(buffer.getvalue())
                 assert min(size) == 30
             assert np.array_equal(shown, expected)
     assert kept > 5 and kinds == {".jpg", ".png"}
 
 
 def test_lossless_keeps_what_was_lossless(photos, tmp_path):
-    pack(photos, tmp_path / "out", Plan("tar", 8, lossless=True), workers=0)
-    pack(photos, tmp_path / "raw", Plan("uint8", 8), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("tar", 8, lossless=True), workers=0)
+    pack_dataset(photos, tmp_path / "raw", PackPlan("uint8", 8), workers=0)
     exact, pixels = open_data(tmp_path / "out"), open_data(tmp_path / "raw")
     for row in range(len(exact.splits["train"])):
         png = exact.splits["train"].name(row).endswith("png")
         assert png == pixels.splits["train"].name(row).endswith("png")
-        same = np.array_equal(picture_of(exact.splits["train"], row, 3), picture_of(pixels.splits["train"], row, 3))
+        same = np.array_equal(
+            decode_sample(exact.splits["train"], row, 3), decode_sample(pixels.splits["train"], row, 3)
+        )
         assert same == png
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_the_bytes_are_the_same_with_any_number_of_workers(photos, tmp_path, form):
     for count in (0, 1, 2):
-        pack(photos, tmp_path / str(count), Plan(form, 24, shard_size=9000), workers=count)
+        pack_dataset(photos, tmp_path / str(count), PackPlan(form, 24, shard_size=9000), workers=count)
     first = files(tmp_path / "0")
     assert len(first) > 8
     assert files(tmp_path / "1") == first == files(tmp_path / "2")
@@ -150,7 +152,7 @@ def test_shards_are_as_large_as_was_asked_and_checksummed(photos, tmp_path, form
     import hashlib
 
     out = tmp_path / "out"
-    result = pack(photos, out, Plan(form, 24, shard_size=12_000), workers=0)
+    result = pack_dataset(photos, out, PackPlan(form, 24, shard_size=12_000), workers=0)
     document = told(out)
     assert result == {"out": str(out), **document} and not (out / ".unfinished").exists()
     for split in document["splits"].values():
@@ -164,15 +166,15 @@ def test_shards_are_as_large_as_was_asked_and_checksummed(photos, tmp_path, form
 
 def test_pictures_of_one_size_are_one_array_for_numpy(tmp_path):
     make_folder(tmp_path / "x", {"train": 5, "val": 2})
-    pack(tmp_path / "x", tmp_path / "out", Plan("uint8"), workers=0)
+    pack_dataset(tmp_path / "x", tmp_path / "out", PackPlan("uint8"), workers=0)
     array = np.load(tmp_path / "out" / "train-000000.npy", mmap_mode="r")
     assert array.shape == (15, 16, 16, 3) and array.dtype == np.uint8
     source = open_data(tmp_path / "x").splits["train"]
-    assert all(np.array_equal(array[row], picture_of(source, row, 3)) for row in range(15))
+    assert all(np.array_equal(array[row], decode_sample(source, row, 3)) for row in range(15))
 
 
 def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
-    pack(photos, tmp_path / "out", Plan("uint8", 24), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     monkeypatch.chdir(tmp_path / "out")
     found = {}
     exec(told(tmp_path / "out")["how_to_read"], found)
@@ -182,12 +184,12 @@ def test_how_to_read_it_is_true(photos, tmp_path, monkeypatch):
         and found["label"] == "ant"
         and found["name"] == first.name(0)
     )
-    assert told(tmp_path / "out")["how_to_read"] == INSTRUCTIONS["uint8"]
+    assert told(tmp_path / "out")["how_to_read"] == READING_INSTRUCTIONS["uint8"]
 
 
 def test_archives_are_those_of_webdataset(photos, tmp_path):
     wds = pytest.importorskip("webdataset")
-    pack(photos, tmp_path / "out", Plan("tar", 24, shard_size=20_000), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("tar", 24, shard_size=20_000), workers=0)
     shards = [str(tmp_path / "out" / shard["file"]) for shard in told(tmp_path / "out")["splits"]["train"]["shards"]]
     rows = list(wds.WebDataset(shards, shardshuffle=False).decode("pil"))
     source = open_data(photos).splits["train"]
@@ -197,7 +199,7 @@ def test_archives_are_those_of_webdataset(photos, tmp_path):
     own = open_data(tmp_path / "out").splits["train"]
     for n, row in enumerate(rows):
         shown = row.get("jpg") or row["png"]
-        assert np.array_equal(np.asarray(shown.convert("RGB")), picture_of(own, n, 3))
+        assert np.array_equal(np.asarray(shown.convert("RGB")), decode_sample(own, n, 3))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -212,7 +214,7 @@ def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
     )
     for name in ("x", "y"):
         source = open_data(tmp_path / f"{name}.csv")
-        pack(tmp_path / f"{name}.csv", tmp_path / name, Plan(form), workers=0)
+        pack_dataset(tmp_path / f"{name}.csv", tmp_path / name, PackPlan(form), workers=0)
         data = open_data(tmp_path / name)
         assert data.classes == ("2", "10", "33") and data.multilabel == source.multilabel == (name == "x")
         for split in ("train", "val"):
@@ -224,9 +226,9 @@ def test_several_labels_and_class_names_that_are_numbers(tmp_path, form):
 def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tmp_path, form):
     (photos / "train" / "ant" / "3.jpg").write_bytes(b"<html>")
     (photos / "train" / "bée" / "7.jpg").write_bytes(b"")
-    out, plan = tmp_path / "out", Plan(form, 24, shard_size=9000)
+    out, plan = tmp_path / "out", PackPlan(form, 24, shard_size=9000)
     with pytest.raises(DataError) as error:
-        pack(photos, out, plan, workers=2)
+        pack_dataset(photos, out, plan, workers=2)
     assert (
         "2 of 24 images cannot be read" in str(error.value)
         and "3.jpg" in str(error.value)
@@ -235,7 +237,7 @@ def test_unreadable_images_are_all_named_and_left_out_only_on_request(photos, tm
     with pytest.raises(DataError, match="unfinished pack"):
         open_data(out)
     shards = {name: content for name, content in files(out).items() if name.endswith((".tar", ".npy"))}
-    pack(photos, out, plan, "skip", workers=0)
+    pack_dataset(photos, out, plan, "skip", workers=0)
     assert {name: files(out)[name] for name in shards} == shards
     data, source = open_data(out), open_data(photos)
     bad = [entry for split in told(out)["splits"].values() for entry in split["unreadable"]]
@@ -254,7 +256,7 @@ def test_nothing_readable_at_all_is_refused(tmp_path, form):
         (tmp_path / "x" / "ab"[n % 2]).mkdir(parents=True, exist_ok=True)
         (tmp_path / "x" / "ab"[n % 2] / f"{n}.jpg").write_bytes(b"<html>")
     with pytest.raises(DataError, match="none of 6 images of train can be read"):
-        pack(tmp_path / "x", tmp_path / "out", Plan(form), "skip", workers=0)
+        pack_dataset(tmp_path / "x", tmp_path / "out", PackPlan(form), "skip", workers=0)
 
 
 class Killed(BaseException):
@@ -264,8 +266,8 @@ class Killed(BaseException):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_path, form, monkeypatch):
     """Killed before each `os.replace`, by which every file is published, and before the last step."""
-    plan = Plan(form, 24, shard_size=14_000)
-    pack(photos, tmp_path / "whole", plan, workers=0)
+    plan = PackPlan(form, 24, shard_size=14_000)
+    pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     expected = files(tmp_path / "whole")
     replace, calls = os.replace, []
 
@@ -276,26 +278,28 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
         replace(*paths)
 
     monkeypatch.setattr(os, "replace", counted)
-    monkeypatch.setattr(packing, "require_space", lambda *words: None)
-    decoded, one = [], packing.Encoder.one
+    monkeypatch.setattr(packing, "require_disk_space", lambda *words: None)
+    decoded, one = [], packing.SampleEncoder.one
     count, stopped = 1, 0
     while True:
         calls.clear()
         decoded.clear()
         out = tmp_path / f"out{count}"
         try:
-            pack(photos, out, plan, workers=0)
+            pack_dataset(photos, out, plan, workers=0)
         except Killed:
             stopped += 1
         else:
             break
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", replace)
-            patch.setattr(packing, "require_space", lambda *words: None)
-            patch.setattr(packing.Encoder, "one", lambda self, sample: decoded.append(sample) or one(self, sample))
+            patch.setattr(packing, "require_disk_space", lambda *words: None)
+            patch.setattr(
+                packing.SampleEncoder, "one", lambda self, sample: decoded.append(sample) or one(self, sample)
+            )
             if (out / ".unfinished" / "plan.json").exists():
                 (out / "shard.part").write_bytes(b"torn")
-            pack(photos, out, plan, workers=0)
+            pack_dataset(photos, out, plan, workers=0)
         assert files(out) == expected, count
         assert stopped < 8 or len(decoded) < 24
         shutil.rmtree(out)
@@ -306,7 +310,7 @@ def test_a_pack_that_was_killed_anywhere_goes_on_to_the_same_bytes(photos, tmp_p
 @pytest.mark.slow
 def test_a_process_that_is_killed_leaves_a_pack_that_goes_on(tmp_path):
     make_folder(tmp_path / "x", {"train": 60, "val": 2}, size=(64, 64))
-    out, plan = tmp_path / "out", Plan("uint8", 60, shard_size=100 * 1024)
+    out, plan = tmp_path / "out", PackPlan("uint8", 60, shard_size=100 * 1024)
     words = [
         "data",
         "pack",
@@ -328,9 +332,9 @@ def test_a_process_that_is_killed_leaves_a_pack_that_goes_on(tmp_path):
     process.wait()
     assert (out / "train-000002.npy").exists() and not (out / "pack.json").exists()
     kept = (out / "train-000001.npy").stat().st_mtime_ns
-    assert pack(tmp_path / "x", out, plan, workers=0)["splits"]["train"]["images"] == 180
+    assert pack_dataset(tmp_path / "x", out, plan, workers=0)["splits"]["train"]["images"] == 180
     assert (out / "train-000001.npy").stat().st_mtime_ns == kept
-    pack(tmp_path / "x", tmp_path / "whole", plan, workers=0)
+    pack_dataset(tmp_path / "x", tmp_path / "whole", plan, workers=0)
     assert files(out) == files(tmp_path / "whole")
 
 
@@ -340,68 +344,68 @@ def test_a_kill_between_the_last_file_and_the_end_leaves_a_whole_pack(photos, tm
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(shutil, "rmtree", killed)
-        pack(photos, tmp_path / "out", Plan("uint8"), workers=0)
+        pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     (tmp_path / "out" / ".unfinished" / "plan.json").unlink()
     assert len(open_data(tmp_path / "out").splits) == 3
-    pack(photos, tmp_path / "out", Plan("uint8"), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     assert not (tmp_path / "out" / ".unfinished").exists()
 
 
 def test_another_plan_a_changed_source_or_a_damaged_shard_are_not_mixed_in(photos, tmp_path):
-    out, plan = tmp_path / "out", Plan("uint8", 24, shard_size=9000)
-    pack(photos, out, plan, workers=0)
+    out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
+    pack_dataset(photos, out, plan, workers=0)
     before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
-    assert pack(photos, out, plan, workers=0)["splits"] == told(out)["splits"]
+    assert pack_dataset(photos, out, plan, workers=0)["splits"] == told(out)["splits"]
     assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == before
     with pytest.raises(UsageError, match="another form and short side"):
-        pack(photos, out, Plan("tar", 25, shard_size=9000))
+        pack_dataset(photos, out, PackPlan("tar", 25, shard_size=9000))
     first = out / "train-000000.npy"
     content = first.read_bytes()
     first.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match="train-000000"):
-        pack(photos, out, plan)
+        pack_dataset(photos, out, plan)
     first.write_bytes(content)
     picture(77).save(photos / "train" / "ant" / "0.png")
     with pytest.raises(UsageError, match="another source"):
-        pack(photos, out, plan)
+        pack_dataset(photos, out, plan)
 
 
 def test_an_unfinished_pack_keeps_only_shards_that_are_whole_and_of_this_source(photos, tmp_path, monkeypatch):
-    out, plan = tmp_path / "out", Plan("uint8", 24, shard_size=9000)
-    pack(photos, tmp_path / "whole", plan, workers=0)
+    out, plan = tmp_path / "out", PackPlan("uint8", 24, shard_size=9000)
+    pack_dataset(photos, tmp_path / "whole", plan, workers=0)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
-        pack(photos, out, plan, workers=0)
+        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
+        pack_dataset(photos, out, plan, workers=0)
     second = out / "train-000001.npy"
     second.write_bytes(second.read_bytes()[:-1] + b"\0\0")
     with pytest.raises(UsageError, match="begun with another short side"):
-        pack(photos, out, Plan("uint8", 23, shard_size=9000), workers=0)
-    pack(photos, out, plan, workers=0)
+        pack_dataset(photos, out, PackPlan("uint8", 23, shard_size=9000), workers=0)
+    pack_dataset(photos, out, plan, workers=0)
     assert files(out) == files(tmp_path / "whole")
     shutil.rmtree(out)
     with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(packing, "write_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
-        pack(photos, out, plan, workers=0)
+        patch.setattr(packing, "write_split_index", lambda *words, **more: (_ for _ in ()).throw(Killed()))
+        pack_dataset(photos, out, plan, workers=0)
     (photos / "train" / "ant" / "0.png").unlink()
     with pytest.raises(UsageError, match="begun with another source"):
-        pack(photos, out, plan, workers=0)
+        pack_dataset(photos, out, plan, workers=0)
 
 
 def test_folders_that_hold_something_else_and_disks_that_are_too_small(photos, tmp_path, monkeypatch):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("x")
     with pytest.raises(UsageError, match="exists and is not empty"):
-        pack(photos, tmp_path / "full")
+        pack_dataset(photos, tmp_path / "full")
     assert os.listdir(tmp_path / "full") == ["thesis.tex"]
     with pytest.raises(UsageError, match="lies inside of"):
-        pack(photos, photos / "packed")
+        pack_dataset(photos, photos / "packed")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: namedtuple("Usage", "total used free")(10, 0, 10))
     with pytest.raises(ResourceError, match=r"a pack of [\d,]{6,} bytes does not fit") as error:
-        pack(photos, tmp_path / "out", Plan("uint8"), workers=0)
+        pack_dataset(photos, tmp_path / "out", PackPlan("uint8"), workers=0)
     assert error.value.code == 6
     for wrong in ({"quality": 0}, {"short_side": 0}, {"shard_size": 0}, {"form": "zip"}):
         with pytest.raises(UsageError):
-            Plan(**wrong)
+            PackPlan(**wrong)
 
 
 def damage(record, change):
@@ -426,7 +430,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_damaged_documents_are_refused(photos, tmp_path, kind):
-    pack(photos, tmp_path / "out", Plan("uint8", 24, shard_size=9000), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
     damage(tmp_path / "out" / "pack.json", DAMAGES[kind])
     with pytest.raises(DataError):
         open_data(tmp_path / "out")
@@ -437,7 +441,7 @@ def test_damaged_documents_are_refused(photos, tmp_path, kind):
     [("offset", -1), ("offset", 10**9), ("height", 10**6), ("height", 0), ("channels", 2), ("shard", 99), ("label", 7)],
 )
 def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
-    pack(photos, tmp_path / "out", Plan("uint8", 24, shard_size=9000), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24, shard_size=9000), workers=0)
     path = tmp_path / "out" / "train.index.npy"
     rows = np.load(path)
     rows[field][1] = value
@@ -447,7 +451,7 @@ def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
 
 
 def test_an_index_of_pickles_is_never_loaded(photos, tmp_path):
-    pack(photos, tmp_path / "out", Plan("uint8", 24), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan("uint8", 24), workers=0)
     path = tmp_path / "out" / "train.index.npy"
     np.save(path, np.array([{"a": 1}] * 30, dtype=object), allow_pickle=True)
     damage(
@@ -459,17 +463,18 @@ def test_an_index_of_pickles_is_never_loaded(photos, tmp_path):
 
 
 def test_any_source_can_be_packed(tmp_path):
-    pack("digits", tmp_path / "digits", Plan("uint8"), workers=0)
+    pack_dataset("digits", tmp_path / "digits", PackPlan("uint8"), workers=0)
     data, source = open_data(tmp_path / "digits"), open_data("digits")
     for name, split in source.splits.items():
         assert np.array_equal(data.splits[name].labels, split.labels)
         assert all(np.array_equal(data.splits[name].raw(row), split.raw(row)) for row in range(0, len(split), 50))
     assert np.load(tmp_path / "digits" / "train-000000.npy").shape == (1439, 8, 8, 1)
-    pack(tmp_path / "digits", tmp_path / "tar", Plan("tar"), workers=0)
+    pack_dataset(tmp_path / "digits", tmp_path / "tar", PackPlan("tar"), workers=0)
     again = open_data(tmp_path / "tar")
     for name, split in source.splits.items():
         assert all(
-            np.array_equal(decode(again.splits[name].raw(row), 1), split.raw(row)) for row in range(0, len(split), 50)
+            np.array_equal(decode_to_pillow(again.splits[name].raw(row), 1), split.raw(row))
+            for row in range(0, len(split), 50)
         )
 
 
@@ -491,7 +496,7 @@ def test_the_command(photos, tmp_path):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("workers, starts", [(0, STARTS), (1, 4), (2, 4)])
 def test_a_run_over_a_pack_continues_anywhere(photos, tmp_path, form, workers, starts):
-    pack(photos, tmp_path / "out", Plan(form, 24, shard_size=9000), workers=0)
+    pack_dataset(photos, tmp_path / "out", PackPlan(form, 24, shard_size=9000), workers=0)
     assert_continues(lambda: open_data(tmp_path / "out").splits["train"], workers, starts)
 
 
@@ -508,11 +513,12 @@ def test_images_without_labels_stay_so(tmp_path, form):
     for n in range(12):
         picture(n, (20, 16)).save(tmp_path / "flat" / f"{n}.png")
     source = open_data(tmp_path / "flat")
-    pack(tmp_path / "flat", tmp_path / "out", Plan(form=form), workers=0)
+    pack_dataset(tmp_path / "flat", tmp_path / "out", PackPlan(form=form), workers=0)
     data = open_data(tmp_path / "out")
     assert not data.labelled and data.classes == () and data.splits["train"].labels.shape == (11, 0)
     for own, other in ((data, source), (data, open_data(tmp_path / "out"))):
         assert len(own.splits["val"]) == len(other.splits["val"]) == 1
     assert np.array_equal(
-        np.asarray(decode(data.splits["val"].raw(0))), np.asarray(decode(source.splits["val"].raw(0)))
+        np.asarray(decode_to_pillow(data.splits["val"].raw(0))),
+        np.asarray(decode_to_pillow(source.splits["val"].raw(0))),
     )

@@ -25,12 +25,12 @@ from tests.precision import PROBABILITY, answers_in, same_answers
 from vitreous.apps.export import export as verb
 from vitreous.apps.export import graph
 from vitreous.apps.export.export import export
-from vitreous.apps.export.formats import FORMS, ExportTarget, Form
+from vitreous.apps.export.formats import EXPORT_FORMATS, ExportFormat, ExportTarget
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import DataError, UsageError, VitreousError, WeightsError
 from vitreous.inference import export_file
-from vitreous.inference.card import card_of
+from vitreous.inference.card import build_card
 from vitreous.inference.exported import OnnxFileEngine
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
@@ -46,7 +46,7 @@ from vitreous.models.zoo import build_model
 from vitreous.nn import grid
 from vitreous.tasks import export_proof as proof
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
 pytestmark = pytest.mark.usefixtures("without_pages")  # training is repeated many times
@@ -124,7 +124,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
         pytest.importorskip("openvino")
     torch.manual_seed(0)
     model = contracts.randomise(build_model(transformer_config(**{**SMALL, "classes": 0})).eval())
-    bundle = Bundle(model, Features(), ImagePreprocess((16, 24)))
+    bundle = Bundle(model, FeatureExtraction(), ImagePreprocess((16, 24)))
     bundle.save(tmp_path / "encoder")
     (row,) = export(tmp_path / "encoder", to, images=[str(exported_folder / "photos")])["exports"]
     assert row["outputs"] == "features" and row["max_abs_logit_difference"] < 1e-4 and row["top1"] is None
@@ -137,7 +137,7 @@ def test_an_encoder_without_a_head_gives_features(exported_folder, to, tmp_path)
 
 
 def test_features_that_turned_are_not_the_same():
-    task, ours = Features(), np.eye(3)
+    task, ours = FeatureExtraction(), np.eye(3)
     assert task.measure_agreement(ours, 2 * ours) == 1
     turned = ours + [[0.0, 0.2, 0.0], [0.0, 0.0, 0.0], [0.1, 0.0, 0.0]]  # by 11 and 6 degrees
     assert task.measure_agreement(ours, turned) == pytest.approx(2 / 3)
@@ -243,7 +243,7 @@ def test_whatever_the_bytes_looking_into_them_ends_in_a_refusal_or_an_answer(fil
             if part:
                 part[chance.randrange(len(part))] = chance.randrange(256)
         try:
-            list(export_file.tensors_in(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
+            list(export_file.iterate_tensor_protos(export_file.parse_onnx(bytes(part), Path("x.onnx"))))
         except WeightsError:
             continue
 
@@ -280,7 +280,7 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, fi
     def another(made: ExportTarget, place: Path) -> None:
         shutil.copy(file, place)
 
-    monkeypatch.setitem(FORMS, "onnx", Form(".onnx", another))
+    monkeypatch.setitem(EXPORT_FORMATS, "onnx", ExportFormat(".onnx", another))
     words = ["export", str(tmp_path / "other"), "--images", str(exported_folder / "photos")]
     refused = say(*words)
     assert refused.returncode == 1 and "was not kept" in refused.stderr and "--accept-loss" in refused.stderr
@@ -306,12 +306,12 @@ def test_what_answers_otherwise_is_not_kept_unless_it_may_be(exported_folder, fi
     ],
 )
 def test_the_bounds(agreement, furthest, right, quantised, allowed, kept):
-    found = proof.Proof(100, furthest, agreement, right, rates=(1.0, 1.0), finite=furthest < 9)
+    found = proof.ExportComparison(100, furthest, agreement, right, rates=(1.0, 1.0), finite=furthest < 9)
     assert (found.lost(allowed, quantised) == "") is kept
 
 
 def test_agreement_counts_answers(exported_folder):
-    card = card_of(load_bundle(exported_folder / "bundle"))
+    card = build_card(load_bundle(exported_folder / "bundle"))
     ours, theirs = np.array([[3.0, 1, 0], [0, 2, 1]]), np.array([[2.0, 1, 0], [0, 1, 2]])
     assert card.task.measure_agreement(ours, theirs) == 0.5
     several = Bundle(
@@ -355,7 +355,7 @@ def test_weights_go_into_other_formats_bit_for_bit(exported_folder, tmp_path):
 @pytest.mark.parametrize("to,library", [("onnx", "onnxscript"), ("openvino", "openvino")])
 def test_the_extra_is_asked_for_before_pictures_are_chosen(exported_folder, tmp_path, monkeypatch, to, library):
     monkeypatch.setitem(sys.modules, library, None)
-    monkeypatch.setattr(verb, "gather", None)  # calling it would fail
+    monkeypatch.setattr(verb, "collect_proof_images", None)  # calling it would fail
     result = say(
         "export", str(exported_folder / "bundle"), "--to", to, "--images", str(exported_folder / "photos"), cwd=tmp_path
     )
@@ -393,7 +393,7 @@ def test_a_folder_with_other_files_is_never_replaced(exported_folder, tmp_path):
 def test_a_failed_export_leaves_the_earlier_file(exported_folder, tmp_path, monkeypatch):
     made(tmp_path / "run", transformer_config(**SMALL))
     (tmp_path / "run" / "model.pt2").write_text("old")
-    monkeypatch.setattr(proof.Proof, "lost", lambda *parts: "a reason")
+    monkeypatch.setattr(proof.ExportComparison, "lost", lambda *parts: "a reason")
     result = say(
         "export", str(tmp_path / "run"), "--to", "torch", "--images", str(exported_folder / "photos"), "--overwrite"
     )
@@ -426,15 +426,17 @@ def test_pixels_are_normalised_to_the_same_bits_as_by_torch(numbers):
     assert np.array_equal(preprocess.normalise_array(pixels), preprocess.normalise(torch.from_numpy(pixels)).numpy())
 
 
-@pytest.mark.parametrize("how", grid.RESIZE)
+@pytest.mark.parametrize("how", grid.RESIZE_MODES)
 def test_positions_are_resized_in_a_graph_as_outside(how):
     for old in (1, 2, 3, 7, 14):
         source = torch.randn(old, 3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(old))
         for new in ((new, other) for new in (1, 2, 3, 5, 7, 9, 14, 24, 37) for other in (3, 4)):
-            assert torch.allclose(graph.resize(source, new, how), grid.resize(source, new, how), rtol=0, atol=1e-12), (
-                old,
-                new,
-            )
+            assert torch.allclose(
+                graph.resize_to_symbolic_grid(source, new, how),
+                grid.resize_position_table(source, new, how),
+                rtol=0,
+                atol=1e-12,
+            ), (old, new)
 
 
 FAMILIES = {

@@ -7,7 +7,7 @@ import vitreous
 from tests.reports.test_scenes import scenes_run  # noqa: F401
 from vitreous.apps.export.export import export
 from vitreous.errors import UsageError
-from vitreous.tasks.export_proof import ProofImages, compare_outputs
+from vitreous.tasks.export_proof import VerificationImages, compare_outputs
 from vitreous.tasks.segmentation import Segmentation
 
 
@@ -46,7 +46,7 @@ def test_pixels_of_another_class_are_counted():
     logits[:, 1] = 1
     other = logits.copy()
     other[0, :, 0, :4] = other[0, ::-1, 0, :4]
-    pictures = ProofImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
+    pictures = VerificationImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
     proof = compare_outputs(Answering(logits), Answering(other), pictures, task, lambda done: None)
     assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.furthest == 1 and proof.right is None
     assert "0.5% of its answers are others, 0.1% may be" in proof.lost(None)

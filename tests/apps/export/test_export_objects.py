@@ -10,9 +10,9 @@ import pytest
 import vitreous
 from tests.inference.detectors import CLASSES, pictures, save_detector
 from vitreous.apps.export.export import export
-from vitreous.data.annotations.shapes import runs_of_mask
+from vitreous.data.annotations.shapes import mask_to_rle
 from vitreous.errors import UsageError
-from vitreous.tasks.detection_proof import ObjectProof, both_ways
+from vitreous.tasks.detection_proof import ObjectComparison, match_both_ways
 from vitreous.tasks.detections import Detections
 
 PROGRAM = """
@@ -70,7 +70,7 @@ def test_what_is_not_for_detectors_is_refused(place, tmp_path):
 
 def answer(boxes, scores, labels=None, mask=None) -> Detections:
     count = len(boxes)
-    runs = None if mask is None else tuple([runs_of_mask(mask)] * count)
+    runs = None if mask is None else tuple([mask_to_rle(mask)] * count)
     labels = np.zeros(count, np.int64) if labels is None else np.array(labels)
     return Detections(
         (40, 50), np.array(boxes, np.float32).reshape(-1, 4), labels, np.array(scores, np.float32), masks=runs
@@ -80,25 +80,29 @@ def answer(boxes, scores, labels=None, mask=None) -> Detections:
 def test_objects_that_moved_or_are_missing_are_counted():
     one, two = [4, 4, 20, 30], [10, 8, 40, 36]
     both = answer([one, two], [0.9, 0.6])
-    assert both_ways(both, both, 0.05, 9) == [(0, 0, 0)] * 4
+    assert match_both_ways(both, both, 0.05, 9) == [(0, 0, 0)] * 4
     moved = answer([one, np.add(two, 0.02)], [0.9, 0.6])
-    assert both_ways(both, moved, 0.05, 9).count(None) == 2
-    assert both_ways(both, answer([one], [0.9]), 0.05, 9).count(None) == 1
-    assert both_ways(both, answer([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
-    assert both_ways(both, answer([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
-    assert both_ways(both, answer([one], [0.9]), 0.5999, 9).count(None) == 0  # it just misses the lowest score there is
-    assert both_ways(both, answer([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0  # nor is there room
+    assert match_both_ways(both, moved, 0.05, 9).count(None) == 2
+    assert match_both_ways(both, answer([one], [0.9]), 0.05, 9).count(None) == 1
+    assert match_both_ways(both, answer([one, two], [0.9, 0.6], [0, 1]), 0.05, 9).count(None) == 2
+    assert match_both_ways(both, answer([one, two], [0.9, 0.61]), 0.05, 9).count(None) == 2
+    assert (
+        match_both_ways(both, answer([one], [0.9]), 0.5999, 9).count(None) == 0
+    )  # it just misses the lowest score there is
+    assert (
+        match_both_ways(both, answer([one, np.add(one, 9)], [0.9, 0.6]), 0.05, 2).count(None) == 0
+    )  # nor is there room
     mask, other = np.zeros((40, 50), bool), np.zeros((40, 50), bool)
     mask[5:20, 5:15] = other[5:20, 5:15] = True
     other[5, 5:8] = False
     pair = answer([one], [0.9], mask=mask), answer([one], [0.9], mask=other)
-    assert both_ways(*pair, 0.05, 9) == [None, None]
+    assert match_both_ways(*pair, 0.05, 9) == [None, None]
     other[5, 6:8] = True
-    assert both_ways(pair[0], answer([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
+    assert match_both_ways(pair[0], answer([one], [0.9], mask=other), 0.05, 9)[0][2] == pytest.approx(1 / 2000)
 
 
 def test_reasons_against_an_export():
-    proof = ObjectProof(8, 1000, 999, 0.0, scores=0.0, masks=0.0, rates=(1.0, 1.0), finite=True)
+    proof = ObjectComparison(8, 1000, 999, 0.0, scores=0.0, masks=0.0, rates=(1.0, 1.0), finite=True)
     assert not proof.lost(None) and "0.1% of the objects are others, 0.0% may be" in proof.lost(0.0)
-    assert "proves nothing" in ObjectProof(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(None)
-    assert "not finite" in ObjectProof(8, 9, 9, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=False).lost(None)
+    assert "proves nothing" in ObjectComparison(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(None)
+    assert "not finite" in ObjectComparison(8, 9, 9, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=False).lost(None)

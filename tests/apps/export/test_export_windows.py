@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from vitreous.apps.export.graph import exportable, trace
-from vitreous.apps.export.windows import line
+from vitreous.apps.export.graph import make_exportable, trace_model
+from vitreous.apps.export.windows import lay_out_axis
 from vitreous.models.config import AttentionConfig, MlpConfig, SwinAttentionConfig
 from vitreous.models.configs.swin import SwinConfig
 from vitreous.models.configs.vit import ViTConfig
@@ -55,19 +55,19 @@ def made(config):
 @torch.inference_mode()
 def test_images_of_any_size(name):
     model = made(CONFIGS[name])
-    graph = exportable(model, dynamic=True)
+    graph = make_exportable(model, dynamic=True)
     for height, width in ((8, 8), (8, 36), (16, 16), (20, 44), (32, 32), (60, 28)):
         images = torch.randn(2, 3, height, width)
         assert torch.allclose(graph(images)[0], model(images), atol=1e-5), (height, width)
 
 
 def test_a_line_is_shifted_where_more_than_one_window_covers_it():
-    assert line(4, 4, 2, "mask").source.tolist() == [0, 1, 2, 3]
-    shifted = line(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
+    assert lay_out_axis(4, 4, 2, "mask").source.tolist() == [0, 1, 2, 3]
+    shifted = lay_out_axis(6, 4, 2, "mask")  # filled up to 8 places, then moved by 2
     assert shifted.source.tolist() == [2, 3, 4, 5, 6, 7, 0, 1] and shifted.back.tolist() == [6, 7, 0, 1, 2, 3]
     assert shifted.real.tolist() == [True] * 4 + [False] * 2 + [True] * 2
     assert shifted.behind.tolist() == [False] * 6 + [True] * 2
-    after = line(6, 4, 2, "zeros-after-shift")  # moved by 2 among its own, then filled up
+    after = lay_out_axis(6, 4, 2, "zeros-after-shift")  # moved by 2 among its own, then filled up
     assert after.source.tolist() == [2, 3, 4, 5, 0, 1, 6, 7] and after.back.tolist() == [4, 5, 0, 1, 2, 3]
 
 
@@ -76,7 +76,7 @@ def test_a_line_is_shifted_where_more_than_one_window_covers_it():
 @torch.inference_mode()
 def test_a_program_takes_one_window_and_many(name):
     model = made(CONFIGS[name])
-    program = trace(model, dynamic=True).module()
+    program = trace_model(model, dynamic=True).module()
     for batch, height, width in ((1, 8, 8), (2, 20, 44), (3, 32, 32)):
         images = torch.randn(batch, 3, height, width)
         assert torch.allclose(program(images)[0], model(images), atol=1e-5)

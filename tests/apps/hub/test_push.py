@@ -17,8 +17,8 @@ import yaml
 import vitreous
 from tests.conftest import document, picture, say
 from tests.jobs.hub_server import Hub
-from vitreous.apps.hub.model_card import public_name, public_provenance
-from vitreous.apps.hub.push import repository_of
+from vitreous.apps.hub.model_card import strip_local_folders, strip_provenance_paths
+from vitreous.apps.hub.push import parse_repository
 from vitreous.errors import UsageError, VitreousError
 from vitreous.weights.bundle import load_bundle
 
@@ -211,15 +211,15 @@ def test_what_cannot_be_pushed_is_refused(trained_run, tmp_path, words, hint):
 
 
 def test_paths_of_this_machine_are_cut_to_names():
-    assert public_provenance({"a": ["/x/y", 1, {"b": "/z"}], "c": "hf:org/name"}) == {
+    assert strip_provenance_paths({"a": ["/x/y", 1, {"b": "/z"}], "c": "hf:org/name"}) == {
         "a": ["y", 1, {"b": "z"}],
         "c": "hf:org/name",
     }
-    assert [public_name(name) for name in ("digits", "hf:org/name", "photos/pets/", "/a/b.csv")] == [
+    assert [strip_local_folders(name) for name in ("digits", "hf:org/name", "photos/pets/", "/a/b.csv")] == [
         "digits",
         "hf:org/name",
         "pets",
         "b.csv",
     ]
     with pytest.raises(UsageError):
-        repository_of("hf:a/b--c")
+        parse_repository("hf:a/b--c")

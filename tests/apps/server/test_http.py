@@ -15,8 +15,8 @@ from PIL import Image
 from tests.conftest import say
 from tests.inference.asking import CLASSES, Site, file, form, save_bundle
 from tests.inference.made import read_for
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Settings
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.index import Neighbour, write_index
 from vitreous.inference.predict import load
 
@@ -33,7 +33,7 @@ def predictor(bundle):
 
 @pytest.fixture(scope="module")
 def server(predictor):
-    with running(predictor) as server:
+    with serve_in_thread(predictor) as server:
         yield server
 
 
@@ -154,7 +154,7 @@ def test_an_encoder_without_a_head_embeds_and_looks(tmp_path):
         (tmp_path / "photos" / f"{number}.png").write_bytes(file(number))
     write_index(folder, tmp_path / "photos")
     encoder, kind = load(folder, headless=True), {"Content-Type": "image/png"}
-    with running(encoder, run=folder) as server:
+    with serve_in_thread(encoder, run=folder) as server:
         site = Site(server.address)
         told = site.ask("GET", "/v1/model")[1]
         assert told["classes"] == [] and told["can"]["predict"] is False and told["can"]["neighbours"] is True
@@ -267,7 +267,7 @@ def test_pictures_turned_by_exif_show_the_box_of_the_upright_one(site, tmp_path)
 
 def test_a_server_below_a_path_answers_with_it_and_without(predictor):
     """A reverse proxy may remove the path or keep it; every link of the page leads below it."""
-    with running(predictor, Settings(port=0, quiet=True, root_path="/vit")) as server:
+    with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, root_path="/vit")) as server:
         site = Site(server.address)
         page = site.ask("GET", "/vit/")
         assert page[0] == 200

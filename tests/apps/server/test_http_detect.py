@@ -10,14 +10,14 @@ import vitreous
 from tests.inference.asking import Site, file, form, save_bundle
 from tests.inference.blobs import CLASSES, predictor, scene
 from tests.inference.detectors import pictures, save_detector
-from vitreous.apps.server.server import running
-from vitreous.data.annotations.drawing import png_of
-from vitreous.data.annotations.shapes import mask_of_runs
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.data.annotations.drawing import encode_png
+from vitreous.data.annotations.shapes import rle_to_mask
 
 
 @pytest.fixture(scope="module")
 def site():
-    with running(predictor()) as server:
+    with serve_in_thread(predictor()) as server:
         yield Site(server.address)
 
 
@@ -27,18 +27,18 @@ def ask(site, content, query=""):
 
 @pytest.mark.parametrize(("size", "tiles"), [((64, 64), False), ((150, 90), False), ((150, 90), True)])
 def test_objects_are_those_of_predict(site, size, tiles):
-    content = png_of(scene(size))
+    content = encode_png(scene(size))
     status, answer, _ = ask(site, content, f"?threshold=0.3&tiles={str(tiles).lower()}")
     expected = predictor().detect(content, 0.3, tiles, pictures=True)
     assert status == 200 and answer["size"] == list(size[::-1]) and len(answer["objects"]) == len(expected) == 2
     assert answer["objects"] == expected.objects() and answer["objects"][0]["label"] == CLASSES[0]
     status, png, headers = ask(site, content, f"?threshold=0.3&format=png&tiles={str(tiles).lower()}")
     assert headers["Content-Type"] == "image/png"
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), np.asarray(expected.over_image()))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png))), np.asarray(expected.draw_overlay()))
 
 
 def test_a_threshold_leaves_objects_out(site):
-    assert [len(ask(site, png_of(scene()), f"?threshold={t}")[1]["objects"]) for t in (0, 0.7, 0.95)] == [2, 1, 0]
+    assert [len(ask(site, encode_png(scene()), f"?threshold={t}")[1]["objects"]) for t in (0, 0.7, 0.95)] == [2, 1, 0]
 
 
 def test_the_model_tells_what_it_can(site):
@@ -63,7 +63,7 @@ def test_what_cannot_be_answered_is_refused(site):
 
 
 def test_other_models_find_no_objects(tmp_path):
-    with running(vitreous.load(save_bundle(tmp_path / "model"))) as server:
+    with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         status, answer, _ = ask(Site(server.address), file(1))
     assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
 
@@ -79,7 +79,7 @@ def test_the_description_has_the_address(site):
 def test_a_network_answers_over_http_as_predict_does(tmp_path):
     place = save_detector(tmp_path / "model")
     local = vitreous.load(place, precision="fp32")
-    with running(vitreous.load(place, precision="fp32", quick=True)) as server:
+    with serve_in_thread(vitreous.load(place, precision="fp32", quick=True)) as server:
         for picture in pictures(tmp_path / "photos", 3):
             answer = ask(Site(server.address), picture.read_bytes(), "?threshold=0.1")[1]
             expected = local.detect(picture, 0.1)
@@ -87,7 +87,7 @@ def test_a_network_answers_over_http_as_predict_does(tmp_path):
             boxes = [[one[edge] for edge in ("left", "top", "right", "bottom")] for one in answer["objects"]]
             assert np.abs(np.array(boxes) - expected.boxes).max() < 0.01
             runs = [one["segmentation"]["counts"] for one in answer["objects"]]
-            masks = np.stack([mask_of_runs(one, tuple(answer["size"])) for one in runs])
+            masks = np.stack([rle_to_mask(one, tuple(answer["size"])) for one in runs])
             assert np.mean(masks == expected.masks) > 0.999 and masks.any()
         _, answer, _ = Site(server.address).ask(
             "POST", "/v1/embed", picture.read_bytes(), {"Content-Type": "image/png"}

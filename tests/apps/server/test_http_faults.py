@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from tests.inference.asking import Site, everything, file, form, save_bundle, until
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Access, Limits, Settings
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
 from vitreous.inference.predict import load
 
 #: what a decoding process does with pictures that end so
@@ -31,7 +31,7 @@ def decode_or_fail(content, *rest):
     return child.decode_image(content, *rest)
 child.serve_jobs(decode_or_fail)
 """
-LIMITS = Limits(
+LIMITS = ServerLimits(
     bytes=200_000,
     queue=4,
     images=3,
@@ -54,7 +54,7 @@ def predictor(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(predictor):
     command = (sys.executable, "-c", TRAP)
-    with running(predictor, Settings(port=0, quiet=True, limits=LIMITS, command=command)) as server:
+    with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=LIMITS, command=command)) as server:
         yield server
 
 
@@ -294,8 +294,10 @@ class Held:
 def standing(predictor):
     """A server of a queue of four, whose model stands still when told to."""
     engine = Held(predictor.engine)
-    limits = Limits(queue=4, images=3)
-    with running(replace(predictor, engine=engine), Settings(port=0, quiet=True, limits=limits, decoders=1)) as server:
+    limits = ServerLimits(queue=4, images=3)
+    with serve_in_thread(
+        replace(predictor, engine=engine), ServerSettings(port=0, quiet=True, limits=limits, decoders=1)
+    ) as server:
         yield Site(server.address), engine, server
         engine.go.set()
 
@@ -369,7 +371,7 @@ def test_what_nobody_waits_for_is_not_computed(held):
 
 def test_a_batch_that_does_not_end_makes_the_server_unready(held, monkeypatch):
     site, _, _ = held
-    monkeypatch.setattr("vitreous.apps.server.batcher.HUNG", 0.2)
+    monkeypatch.setattr("vitreous.apps.server.batcher.HANG_SECONDS", 0.2)
     link = post(site, file(0))
     until(lambda: site.ask("GET", "/readyz")[0] == 503)
     assert site.predict(file(1))[1]["error"]["code"] == "failed" and site.ask("GET", "/healthz")[0] == 200
@@ -412,8 +414,8 @@ def refused_or_status(answer: bytes) -> tuple[int, str]:
 
 def test_strangers_are_kept_out(predictor):
     token = b"0123456789abcdef"
-    access = Access(token=token)
-    with running(predictor, Settings(port=0, quiet=True, access=access, decoders=1)) as server:
+    access = AccessControl(token=token)
+    with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, access=access, decoders=1)) as server:
         site = Site(server.address)
         asked = {
             (): 401,

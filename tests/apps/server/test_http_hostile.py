@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.inference.asking import Site, file, save_bundle
-from vitreous.apps.server.server import running
+from vitreous.apps.server.server import serve_in_thread
 from vitreous.inference.predict import load
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -24,7 +24,7 @@ DRAWN, CASES = 180, 240
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    with running(load(save_bundle(tmp_path_factory.mktemp("served") / "model"))) as server:
+    with serve_in_thread(load(save_bundle(tmp_path_factory.mktemp("served") / "model"))) as server:
         yield Site(server.address)
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import say
 from tests.inference.asking import Site, file, save_bundle, until
 from tests.inference.made import read_for
-from vitreous.apps.server.server import Server, running
+from vitreous.apps.server.server import Server, serve_in_thread
 from vitreous.apps.server.start import serve
 from vitreous.errors import ResourceError
 from vitreous.inference.predict import load
@@ -87,7 +87,7 @@ def test_it_starts_takes_a_new_model_refuses_a_bad_one_and_ends(start, tmp_path)
 
 def test_a_new_model_answers_what_is_asked_after_it_and_a_bad_one_nothing(tmp_path):
     home, log = save_bundle(tmp_path / "model"), []
-    with running(load(home), run=home) as server:
+    with serve_in_thread(load(home), run=home) as server:
         site = Site(server.address)
         first = site.predict(file(1))[1]
         server.load = lambda: load(home)
@@ -120,7 +120,7 @@ def test_while_the_model_is_loaded_it_is_alive_and_not_ready(tmp_path):
     servers, made = [], Server.__init__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Server, "__init__", lambda server, *given: (servers.append(server), made(server, *given))[1])
-        with running(replace(predictor, engine=Slow())) as server:
+        with serve_in_thread(replace(predictor, engine=Slow())) as server:
             assert Site(server.address).ask("GET", "/readyz")[0] == 200
     (alive, _), (ready, status), (other, refusal) = seen
     assert (

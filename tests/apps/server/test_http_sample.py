@@ -17,13 +17,13 @@ from PIL import Image
 import vitreous
 from tests.inference.asking import Site, file, save_bundle, until
 from tests.inference.generators import CLASSES, predictor_in, save_autoencoder, save_generator
-from vitreous.apps.server.model import prepare
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Limits, Settings
-from vitreous.apps.server.start import open_served
+from vitreous.apps.server.model import warm_up_predictor
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import ServerLimits, ServerSettings
+from vitreous.apps.server.start import load_served_predictor
 from vitreous.errors import UsageError, WeightsError
 from vitreous.generation.process import Diffusion, Flow
-from vitreous.inference.generators import generator_predictor
+from vitreous.inference.generators import build_generator_predictor
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.samples import sample
 from vitreous.weights.bundle import load_bundle
@@ -39,7 +39,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(place):
-    with running(predictor_in(place)) as server:
+    with serve_in_thread(predictor_in(place)) as server:
         yield server
 
 
@@ -275,7 +275,7 @@ def test_a_generator_reads_no_images_and_others_make_none(site, tmp_path):
     for method, address in (("POST", "attention"), ("POST", "neighbours"), ("GET", "positions"), ("GET", "filters")):
         body = file(1) if method == "POST" else None
         assert site.ask(method, f"/v1/{address}", body, {"Content-Type": "image/png"})[0] == 404, address
-    with running(vitreous.load(save_bundle(tmp_path / "model"))) as server:
+    with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         other = Site(server.address)
         status, answer, _ = ask(other, {})
         assert status == 404 and answer["error"]["hint"] == "POST /v1/predict"
@@ -291,7 +291,7 @@ def test_requests_are_counted(site):
 
 
 def test_a_model_without_classes_makes_images_of_one_kind(tmp_path):
-    with running(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow()))) as server:
         site = Site(server.address)
         status, answer, _ = ask(site, {"count": 2})
         assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
@@ -303,7 +303,7 @@ def test_a_model_without_classes_makes_images_of_one_kind(tmp_path):
 
 
 def test_steps_are_those_of_the_process(tmp_path):
-    with running(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", process=Diffusion(40)))) as server:
         site = Site(server.address)
         assert ask(site, {})[1]["settings"]["steps"] == 40
         status, answer, _ = ask(site, {"steps": 41})
@@ -316,7 +316,7 @@ def slow(place, monkeypatch):
     predictor = predictor_in(place)
     sampler = predictor.engine.generator.sampler
     answer = sampler.answer
-    with running(predictor, Settings(port=0, quiet=True, limits=Limits(queue=8))) as server:
+    with serve_in_thread(predictor, ServerSettings(port=0, quiet=True, limits=ServerLimits(queue=8))) as server:
         monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
         yield server, Site(server.address)
 
@@ -381,15 +381,15 @@ def test_long_work_that_goes_on_is_not_taken_for_hung(slow, monkeypatch):
 
 def test_what_cannot_be_served_is_refused_at_the_start(tmp_path):
     with pytest.raises(UsageError, match="4 channels"):
-        open_served(save_generator(tmp_path / "latents", channels=4))
+        load_served_predictor(save_generator(tmp_path / "latents", channels=4))
     with pytest.raises(UsageError, match="openvino"):
-        open_served(save_generator(tmp_path / "model"), InferenceOptions(engine="openvino"))
+        load_served_predictor(save_generator(tmp_path / "model"), InferenceOptions(engine="openvino"))
 
 
 def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
     save_autoencoder(tmp_path / "vae")
-    served = open_served(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
-    with running(served) as server:
+    served = load_served_predictor(save_generator(tmp_path / "model", channels=4), vae=str(tmp_path / "vae"))
+    with serve_in_thread(served) as server:
         status, body, _ = ask(Site(server.address), {"class": "cat", "steps": 2}, LINES)
         refused, answer, _ = ask(Site(server.address), *form(image=png(PHOTO), mask=png(MASK)))
         assert refused == 422 and "latents" in answer["error"]["message"]
@@ -397,19 +397,19 @@ def test_a_model_of_latents_serves_what_they_are_decoded_to(tmp_path):
     last = json.loads(body.splitlines()[-1])
     assert status == 200 and pixels(last["images"][0]["image"]).shape == (16, 16, 3)
     with pytest.raises(UsageError, match="vae is for models that make images"):
-        open_served(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
+        load_served_predictor(save_bundle(tmp_path / "classifier"), vae=str(tmp_path / "vae"))
 
 
 def test_a_model_that_is_not_finite_is_refused(place):
     bundle = load_bundle(place)
     torch.nn.init.constant_(next(bundle.model.parameters()), float("nan"))
     with pytest.raises(WeightsError, match="not finite"):
-        prepare(generator_predictor(bundle), Limits())
+        warm_up_predictor(build_generator_predictor(bundle), ServerLimits())
 
 
 def test_a_run_is_opened_by_what_it_does(place, tmp_path):
-    assert open_served(place).card.task.endpoint == "sample"
-    assert open_served(save_bundle(tmp_path / "model")).card.classes
-    assert open_served(save_bundle(tmp_path / "features", classes=())).card.classes == ()
+    assert load_served_predictor(place).card.task.endpoint == "sample"
+    assert load_served_predictor(save_bundle(tmp_path / "model")).card.classes
+    assert load_served_predictor(save_bundle(tmp_path / "features", classes=())).card.classes == ()
     with pytest.raises(UsageError, match="no run"):
-        open_served(Path(tmp_path / "nothing"))
+        load_served_predictor(Path(tmp_path / "nothing"))

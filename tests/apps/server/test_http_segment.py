@@ -10,7 +10,7 @@ from PIL import Image
 import vitreous
 from tests.inference.asking import Site, file, form, save_bundle
 from tests.reports.test_scenes import CLASSES, scenes_run  # noqa: F401
-from vitreous.apps.server.server import running
+from vitreous.apps.server.server import serve_in_thread
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def predictor(scenes_run):  # noqa: F811
 
 @pytest.fixture(scope="module")
 def site(predictor):
-    with running(predictor) as server:
+    with serve_in_thread(predictor) as server:
         yield Site(server.address)
 
 
@@ -61,7 +61,7 @@ def test_what_cannot_be_answered_is_refused(site, predictor):
 
 
 def test_a_model_of_images_gives_no_class_maps(tmp_path):
-    with running(vitreous.load(save_bundle(tmp_path / "model"))) as server:
+    with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         status, answer, _ = Site(server.address).ask("POST", "/v1/segment", file(1), {"Content-Type": "image/png"})
     assert status == 404 and "no class to pixels" in answer["error"]["message"]
 

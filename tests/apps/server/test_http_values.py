@@ -12,12 +12,12 @@ import pytest
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import picture
 from tests.inference.made import save_value_model
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Settings
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import ServerSettings
 from vitreous.inference.predict import load
 from vitreous.tasks.regression import Regression
 
-QUIET = replace(Settings(), port=0, quiet=True, decoders=1)
+QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1)
 TASK = Regression(("age <b>", "height"), (40.0, 1.5), (10.0, 0.25))
 
 
@@ -34,7 +34,7 @@ def value_model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def address(value_model):
-    with running(load(value_model / "model", device="cpu"), QUIET) as server:
+    with serve_in_thread(load(value_model / "model", device="cpu"), QUIET) as server:
         yield server.address
 
 

@@ -18,25 +18,25 @@ from PIL import Image
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import make_folder, picture
 from tests.inference.made import read_for
-from vitreous.apps.server.attention import AttentionRequest, attention, positions
-from vitreous.apps.server.server import running
-from vitreous.apps.server.settings import Access, Limits, Settings
+from vitreous.apps.server.attention import AttentionRequest, attention_to_json, compute_position_similarity
+from vitreous.apps.server.server import serve_in_thread
+from vitreous.apps.server.settings import AccessControl, ServerLimits, ServerSettings
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.inference.engine import remove_head
 from vitreous.inference.index import open_index, write_index
 from vitreous.inference.predict import load
 from vitreous.models.config import MlpConfig, ViTConfig
 from vitreous.models.zoo import build_model
-from vitreous.reports.pages.formats import break_name, format_share
+from vitreous.reports.pages.formats import format_breakable_name, format_share
 from vitreous.tasks.classification import Classification
-from vitreous.tasks.features import Features
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle, load_bundle
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 
 CLASSES = ("<b>ant</b>", "bee", "cat", "dog", "eel", "fox", "gnu")
-QUIET = replace(Settings(), port=0, quiet=True, decoders=1, limits=Limits(bytes=2**20))
+QUIET = replace(ServerSettings(), port=0, quiet=True, decoders=1, limits=ServerLimits(bytes=2**20))
 FLAGS = ["--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
 SIZES = {"phone": (390, 844), "desk": (1440, 900)}
 WAIT = 30_000  # milliseconds
@@ -79,7 +79,7 @@ def predictor(page_models):
 
 @pytest.fixture(scope="module")
 def address(page_models, predictor):
-    with running(predictor, QUIET, page_models / "model") as server:
+    with serve_in_thread(predictor, QUIET, page_models / "model") as server:
         yield server.address
 
 
@@ -190,7 +190,9 @@ def visit(request, browser, address):
 
 def numbers(predictor, file: Path, **words: str) -> dict:
     """The attention of a file as Python has it."""
-    return attention(predictor.bundle, read_for(predictor, file), AttentionRequest.parse(words, predictor.bundle.model))
+    return attention_to_json(
+        predictor.bundle, read_for(predictor, file), AttentionRequest.parse(words, predictor.bundle.model)
+    )
 
 
 def alike(shown: np.ndarray, weights) -> bool:
@@ -204,12 +206,12 @@ def test_an_encoder_without_a_head_shows_attention_and_neighbours(browser, page_
     shutil.copytree(page_models / "model", tmp_path / "encoder")
     bundle = load_bundle(page_models / "model")
     model = remove_head(bundle.model)
-    Bundle(model, Features(), bundle.preprocess).save(tmp_path / "encoder")
+    Bundle(model, FeatureExtraction(), bundle.preprocess).save(tmp_path / "encoder")
     (tmp_path / "photos").mkdir()
     for number in range(2):
         shutil.copy(page_models / f"{number}.png", tmp_path / "photos")
     write_index(tmp_path / "encoder", tmp_path / "photos")
-    with running(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
+    with serve_in_thread(load(tmp_path / "encoder", headless=True), QUIET, tmp_path / "encoder") as server:
         visit = Visit(browser, server.address)
         visit.take(page_models / "1.png")
         visit.see("#model", "features, no classes")
@@ -449,7 +451,7 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     assert told[0] == "bee1.png · cosine 1.000"
     assert told == [f"{one.label}{one.name} · cosine {one.similarity:.3f}" for one in wanted]
     visit.find("#inside").scroll_into_view_if_needed()
-    similar = np.array(positions(predictor.bundle)["similarity"])
+    similar = np.array(compute_position_similarity(predictor.bundle)["similarity"])
     frame = visit.find("#mosaic").bounding_box()
     visit.see("#positions-text", "row 3, column 3")
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
@@ -549,7 +551,7 @@ def test_it_can_be_read_and_touched_in_every_size_and_theme(visit, page_models):
 
 
 def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
-    with running(predictor, QUIET, page_models / "model") as server:
+    with serve_in_thread(predictor, QUIET, page_models / "model") as server:
         visit = Visit(browser, server.address)
         visit.take(page_models / "0.png")
     visit.refused = 1
@@ -560,8 +562,8 @@ def test_a_server_that_is_gone_is_said_to_be(browser, page_models, predictor):
 
 @slow
 def test_a_token_is_asked_for_and_kept_for_the_tab(browser, page_models, predictor):
-    settings = replace(QUIET, access=Access(token=b"a-secret-of-this-test"))
-    with running(predictor, settings, page_models / "model") as server:
+    settings = replace(QUIET, access=AccessControl(token=b"a-secret-of-this-test"))
+    with serve_in_thread(predictor, settings, page_models / "model") as server:
         visit = Visit(browser, server.address)
         visit.refused = 1
         visit.find("#token-value").fill("wrong")
@@ -631,4 +633,4 @@ def test_shares_and_names_are_written_as_in_the_reports(visit):
         "{ const { makeName } = await import('/static/page.js'); return makeName('p', 'dim', name).outerHTML; }"
     )
     name = "a/b_c-d.e:f\\g <i>.png"
-    assert visit.page.evaluate(made, name) == f'<p class="dim">{break_name(name)}</p>'
+    assert visit.page.evaluate(made, name) == f'<p class="dim">{format_breakable_name(name)}</p>'

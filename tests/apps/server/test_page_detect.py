@@ -5,7 +5,7 @@ import pytest
 from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.inference.blobs import CLASSES, predictor, scene
-from vitreous.apps.server.server import running
+from vitreous.apps.server.server import serve_in_thread
 
 pytestmark = needs_chromium
 FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -20,7 +20,7 @@ def drawn(visit) -> str:
 def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, theme):  # noqa: F811
     scene((96, 64), (8, 8, 40, 40), (50, 20, 80, 50)).save(tmp_path / "scene.png")
     left, top, right, bottom = predictor().detect(tmp_path / "scene.png").boxes[1].tolist()
-    with running(predictor(), QUIET) as server:
+    with serve_in_thread(predictor(), QUIET) as server:
         visit = Visit(browser, server.address, size, theme)
         visit.see("#model", "2 classes of objects")
         visit.page.set_input_files("#file", tmp_path / "scene.png")
@@ -71,7 +71,7 @@ def test_objects_are_listed_drawn_switched_and_lit_up(browser, tmp_path, size, t
 
 def test_a_picture_with_nothing_on_it_says_so(browser, tmp_path):  # noqa: F811
     scene((64, 64), None, None).save(tmp_path / "empty.png")
-    with running(predictor(masks=False), QUIET) as server:
+    with serve_in_thread(predictor(masks=False), QUIET) as server:
         visit = Visit(browser, server.address)
         visit.page.set_input_files("#file", tmp_path / "empty.png")
         visit.see("#count", "Nothing was found.")

@@ -12,7 +12,7 @@ from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F
 from tests.browser import needs_chromium
 from tests.inference.asking import until
 from tests.inference.generators import CLASSES, predictor_in, save_generator
-from vitreous.apps.server.server import running
+from vitreous.apps.server.server import serve_in_thread
 from vitreous.generation.process import Flow
 from vitreous.inference.samples import sample
 
@@ -26,7 +26,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(place):
-    with running(predictor_in(place), QUIET) as server:
+    with serve_in_thread(predictor_in(place), QUIET) as server:
         yield server
 
 
@@ -125,7 +125,7 @@ def test_images_are_seen_while_they_are_made_and_stop_by_key(place, browser, mon
     predictor = predictor_in(place)
     sampler = predictor.engine.generator.sampler
     answer = sampler.answer
-    with running(predictor, QUIET) as server:
+    with serve_in_thread(predictor, QUIET) as server:
         monkeypatch.setattr(sampler, "answer", lambda *given: (time.sleep(0.02), answer(*given))[1])
         visit = Visit(browser, server.address, "phone")
         visit.find("#images-count").fill("3")
@@ -159,7 +159,7 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
             raise RuntimeError("no more")
         return answer(*given)
 
-    with running(predictor, QUIET) as server:
+    with serve_in_thread(predictor, QUIET) as server:
         monkeypatch.setattr(sampler, "answer", fail_later)
         visit = Visit(browser, server.address)
         visit.find("#images-count").fill("3")
@@ -178,7 +178,7 @@ def test_a_failure_while_images_are_made_is_reported(place, browser, monkeypatch
 
 
 def test_a_model_of_one_kind_has_no_class_to_choose(tmp_path, browser):  # noqa: F811
-    with running(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET) as server:
+    with serve_in_thread(predictor_in(save_generator(tmp_path / "model", (), 1, Flow())), QUIET) as server:
         visit = Visit(browser, server.address, "phone")
         visit.see("#model", "makes images")
         expect(visit.find("#class-row")).to_be_hidden()

@@ -7,7 +7,7 @@ import vitreous
 from tests.apps.server.test_page import QUIET, Visit, browser, expect  # noqa: F401
 from tests.browser import needs_chromium
 from tests.reports.test_scenes import scenes_run  # noqa: F401
-from vitreous.apps.server.server import running
+from vitreous.apps.server.server import serve_in_thread
 from vitreous.reports.pages.formats import format_share
 
 pytestmark = needs_chromium
@@ -19,7 +19,7 @@ def test_classes_lie_over_the_picture_and_are_switched_off(scenes_run, browser, 
     image = sorted((scenes_run.parent / "data" / "train" / "images").iterdir())[0]
     Image.open(image).resize((96, 72), Image.Resampling.NEAREST).save(tmp_path / "scene.png")
     answer = predictor.segment(tmp_path / "scene.png")
-    with running(predictor, QUIET) as server:
+    with serve_in_thread(predictor, QUIET) as server:
         visit = Visit(browser, server.address, size, theme)
         visit.see("#model", "3 classes of pixels")
         visit.page.set_input_files("#file", tmp_path / "scene.png")

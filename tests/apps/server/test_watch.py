@@ -17,17 +17,17 @@ import pytest
 
 from tests.browser import find_chromium, needs_chromium
 from tests.conftest import say
-from vitreous.apps.server.watch import watching
+from vitreous.apps.server.watch import watch_in_thread
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.options import DataOptions
 from vitreous.models.config import ViTConfig
-from vitreous.training.folder import Folder, MetricsFollower, read_lines
+from vitreous.training.folder import MetricsFollower, RunFolder, read_json_lines
 from vitreous.training.run import Run
 
 LINES = [{"step": step, "epoch": step / 2, "lr": 0.1, "train/loss": 1 / step} for step in range(1, 5)]
 
 
-def config_of(path, epochs=1.0) -> Folder:
+def config_of(path, epochs=1.0) -> RunFolder:
     """The folder of a run of two steps an epoch that has just begun."""
     run = Run(
         DataOptions("photos", ("ant", "bee"), 16, ""),
@@ -36,8 +36,8 @@ def config_of(path, epochs=1.0) -> Folder:
         batch_size=8,
         epochs=epochs,
     )
-    Folder(path).create(run, "vitreous train photos", {})
-    return Folder(path)
+    RunFolder(path).create(run, "vitreous train photos", {})
+    return RunFolder(path)
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def asking(address: str, path: str, **headers: str):
 
 def test_events_follow_a_run_that_grows_goes_back_and_ends(growing):
     lines = LINES
-    with watching(growing.path) as address:
+    with watch_in_thread(growing.path) as address:
         events = Events(address)
         assert events.next("lines") == {"anew": True, "lines": []}
         assert events.next("state") == {"finished": False, "age": None}
@@ -131,11 +131,11 @@ def test_a_line_is_read_when_it_is_whole_and_never_twice(tmp_path):
 
 
 def test_many_lines_come_in_parts(growing, monkeypatch):
-    monkeypatch.setattr("vitreous.apps.server.watch.LINES", 3)
+    monkeypatch.setattr("vitreous.apps.server.watch.MAX_EVENT_LINES", 3)
     lines = [{"step": step, "epoch": 0.0, "lr": 0.1} for step in range(8)]
     for line in lines:
         growing.append(line)
-    with watching(growing.path) as address:
+    with watch_in_thread(growing.path) as address:
         events = Events(address)
         parts = [events.next("lines") for _ in range(3)]
     assert [part["anew"] for part in parts] == [True, False, False]
@@ -143,7 +143,7 @@ def test_many_lines_come_in_parts(growing, monkeypatch):
 
 
 def test_the_page_stands_alone_and_names_the_run(growing):
-    with watching(growing.path) as address, asking(address, "/") as answer:
+    with watch_in_thread(growing.path) as address, asking(address, "/") as answer:
         page = answer.read().decode()
         policy = answer.getheader("content-security-policy")
     assert answer.status == 200 and "default-src 'none'" in policy and "connect-src 'self'" in policy
@@ -156,7 +156,7 @@ def test_the_page_stands_alone_and_names_the_run(growing):
 
 
 def test_other_hosts_and_pages_of_others_are_refused(growing):
-    with watching(growing.path) as address:
+    with watch_in_thread(growing.path) as address:
         for path, headers, status in (
             ("/", {"Host": "rebound.example"}, 403),
             ("/events", {"Host": "rebound.example:80"}, 403),
@@ -170,8 +170,8 @@ def test_other_hosts_and_pages_of_others_are_refused(growing):
 
 
 def test_pages_are_bounded_and_a_closed_one_makes_room(growing, monkeypatch):
-    monkeypatch.setattr("vitreous.apps.server.watch.PAGES", 1)
-    with watching(growing.path) as address:
+    monkeypatch.setattr("vitreous.apps.server.watch.MAX_OPEN_PAGES", 1)
+    with watch_in_thread(growing.path) as address:
         events = Events(address)
         events.next("lines")
         with asking(address, "/events") as answer:
@@ -194,7 +194,7 @@ def test_what_is_no_run_and_no_port_is_refused(trained, tmp_path):
 
 
 def test_a_port_that_is_taken_is_named(trained):
-    with watching(trained) as address:
+    with watch_in_thread(trained) as address:
         result = say("watch", str(trained), "--port", address.rpartition(":")[2])
     assert result.returncode == 6 and "cannot be had" in result.stderr
 
@@ -207,7 +207,7 @@ def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, 
     try:
         document = json.loads(process.stdout.readline())
         events = Events(document["address"])
-        assert events.next("lines")["lines"] == read_lines(Folder(trained).metrics)
+        assert events.next("lines")["lines"] == read_json_lines(RunFolder(trained).metrics)
         assert events.next("state")["finished"]
         os.kill(process.pid, number)
         assert process.wait(20) == code
@@ -220,7 +220,7 @@ def test_the_command_says_where_it_is_and_ends_with_pages_open(trained, number, 
 def test_the_page_draws_curves_that_grow(growing, width, scheme):
     playwright = pytest.importorskip("playwright.sync_api")
     growing.append({"step": 1, "epoch": 0.5, "lr": 0.1, "train/loss": 2.0, "val/top1": None})
-    with watching(growing.path) as address, playwright.sync_playwright() as player:
+    with watch_in_thread(growing.path) as address, playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         errors = []
@@ -248,7 +248,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
             folder.append(
                 {"step": step, "epoch": step / 2, "seconds": 10.0 * step, "val/nll": 2 / step, "val/top1": 0.5}
             )
-    with watching(folder.path) as address, playwright.sync_playwright() as player:
+    with watch_in_thread(folder.path) as address, playwright.sync_playwright() as player:
         browser = player.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 390, "height": 800}, has_touch=True)
         page.goto(address)

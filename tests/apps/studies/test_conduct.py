@@ -17,14 +17,14 @@ import pytest
 from tests.conftest import document, make_folder, say
 from tests.reports.test_report import Heard
 from vitreous.apps.studies import conduct, registry, speed, study
-from vitreous.apps.studies.conduct import study as make_study
-from vitreous.apps.studies.factory import Common, RunFactory, left_out
+from vitreous.apps.studies.conduct import run_study as make_study
+from vitreous.apps.studies.factory import RunFactory, SharedRunOptions, select_excluded_samples
 from vitreous.apps.studies.options import parse_duration
-from vitreous.apps.studies.others import find_sources
+from vitreous.apps.studies.others import resolve_study_data
 from vitreous.apps.studies.registry import STUDIES
-from vitreous.apps.studies.study import SCALES, Cell, Reading, Setting, change, with_parents
-from vitreous.apps.studies.vit_design import POSITIONS, position_cells
-from vitreous.data.layouts.named import digits
+from vitreous.apps.studies.study import SCALES, Measurement, StudyCell, StudySetting, order_with_parents, update_options
+from vitreous.apps.studies.vit_design import POSITIONS_STUDY, position_cells
+from vitreous.data.layouts.named import open_digits
 from vitreous.errors import Interrupted, UsageError
 
 QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress": False}
@@ -34,7 +34,7 @@ QUICK = {"steps": 3, "seeds": 2, "device": "cpu", "precision": "fp32", "progress
 def toy(monkeypatch):
     """Two cells of Table 8 by models of seconds, as a study of its own."""
     monkeypatch.setitem(SCALES, "small", replace(SCALES["small"], width=32, depth=1, batch_size=16))
-    small = replace(POSITIONS, name="toy", cells=lambda setting: position_cells(setting)[:2])
+    small = replace(POSITIONS_STUDY, name="toy", cells=lambda setting: position_cells(setting)[:2])
     monkeypatch.setitem(registry.STUDIES, "toy", small)
     return small
 
@@ -175,7 +175,7 @@ def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
     def chained(setting):
         first = replace(position_cells(setting)[0], place=())
         then = {"settings": {"objective.patch_dropout": "0.0"}}
-        second = Cell(("1-D", "input"), change(first.options, lr=1e-4), after={"init": first}, then=then)
+        second = StudyCell(("1-D", "input"), update_options(first.options, lr=1e-4), after={"init": first}, then=then)
         return (second,)
 
     monkeypatch.setitem(registry.STUDIES, "toy", replace(toy, cells=chained))
@@ -187,31 +187,31 @@ def test_a_cell_begins_from_the_run_of_its_seed(toy, tmp_path, monkeypatch):
 
 
 def test_shares_are_of_every_class_and_lie_in_one_another(tmp_path):
-    split = digits().splits["train"]
-    out = {share: set(left_out(split, share).tolist()) for share in (0.01, 0.1, 0.3, 1.0)}
+    split = open_digits().splits["train"]
+    out = {share: set(select_excluded_samples(split, share).tolist()) for share in (0.01, 0.1, 0.3, 1.0)}
     assert out[1.0] == set() and out[0.01] > out[0.1] > out[0.3]
     for share in (0.01, 0.1, 0.3):
         stays = split.labels[[row for row in range(len(split)) if row not in out[share]]]
         counts, whole = np.bincount(stays, minlength=10), np.bincount(split.labels)
         assert (counts == np.maximum(1, np.round(share * whole))).all()
     data = make_folder(tmp_path / "photos", {"train": 10, "val": 2})
-    factory = RunFactory(Common(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
-    cell = replace(position_cells(Setting(SCALES["small"], factory.side()))[1], share=0.5)
+    factory = RunFactory(SharedRunOptions(str(data), tmp_path / "runs", device="cpu"), conduct.NullListener())
+    cell = replace(position_cells(StudySetting(SCALES["small"], factory.side()))[1], share=0.5)
     assert len(factory.make(cell, 0).inputs.train) == 15 and factory.make(cell, 0).run.data.images == 15
 
 
 def test_a_run_has_one_key_wherever_data_and_store_lie(tmp_path):
     keys = []
     for home in ("here", "there"):
-        factory = RunFactory(Common("digits", tmp_path / home, device="cpu"), conduct.NullListener())
-        cell = replace(position_cells(Setting(SCALES["small"], 8))[1], share=0.5)
+        factory = RunFactory(SharedRunOptions("digits", tmp_path / home, device="cpu"), conduct.NullListener())
+        cell = replace(position_cells(StudySetting(SCALES["small"], 8))[1], share=0.5)
         keys.append([factory.make(cell, seed).folder.path.name for seed in (0, 1)])
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
 def test_judging_takes_little_beside_training(tmp_path):
-    factory = RunFactory(Common("digits", tmp_path, device="cpu"), conduct.NullListener())
-    cell = position_cells(Setting(SCALES["small"], 8))[1]
+    factory = RunFactory(SharedRunOptions("digits", tmp_path, device="cpu"), conduct.NullListener())
+    cell = position_cells(StudySetting(SCALES["small"], 8))[1]
     judged = len(factory.make(cell, 0).opened.splits["val"])
     periods = {}
     for steps in (6, 60, 600):
@@ -230,22 +230,22 @@ def test_judging_takes_little_beside_training(tmp_path):
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_study_has_its_reference_and_no_cell_twice(name, scale):
     one = STUDIES[name]
-    made = one.cells(Setting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
-    seen = list(study.places(made))
+    made = one.cells(StudySetting(SCALES[scale], 8 if scale == "small" else 32 if scale == "gpu" else 224))
+    seen = list(study.list_table_cells(made))
     assert len(seen) == len(set(seen)) and one.differs and one.question.endswith("?")
     assert {*one.series} <= {*one.axes}
     if one.measure is None:
         assert all(len(place) == len(one.axes) for place in seen)
-        assert {one.reference_of(place) for place in seen} <= set(seen)
+        assert {one.get_reference(place) for place in seen} <= set(seen)
     assert scale != "published" or {place[: len(seen[0])] for place in one.published.values} <= set(seen)
 
 
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_run_of_a_study_can_be_made(name, tmp_path):
-    sources = find_sources(STUDIES[name], "digits", (), tmp_path / "sets")
-    factory = RunFactory(Common(sources.data, tmp_path, device="cpu"), conduct.NullListener())
-    asked = Setting(SCALES["small"], 8, sources.others)
-    made = [factory.make(cell, 0) for cell in with_parents(STUDIES[name].cells(asked))]
+    sources = resolve_study_data(STUDIES[name], "digits", (), tmp_path / "sets")
+    factory = RunFactory(SharedRunOptions(sources.data, tmp_path, device="cpu"), conduct.NullListener())
+    asked = StudySetting(SCALES["small"], 8, sources.others)
+    made = [factory.make(cell, 0) for cell in order_with_parents(STUDIES[name].cells(asked))]
     tags = [one.folder.path for one in made if not one.cell.after]
     assert len(set(tags)) == len(tags)
 
@@ -284,7 +284,7 @@ def test_runs_on_a_ray_cluster_end_in_the_same_table(toy, tmp_path):
 
 
 def test_of_models_that_are_not_trained_nothing_is_said_of_training(monkeypatch, tmp_path):
-    monkeypatch.setattr(speed, "read_speed", lambda subject, sides, seconds: [Reading(("64",), 7.0, {})])
+    monkeypatch.setattr(speed, "measure_throughput", lambda subject, sides, seconds: [Measurement(("64",), 7.0, {})])
     heard = Heard()
     result = make_study("speed", heard, out=str(tmp_path), seeds=1, device="cpu")
     assert len(table(result)) == 3 and heard.notes == []

@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from vitreous.apps.studies.scaling import NAMES, Law, fit_law, isoflop_profiles, log_loss, objective
+from vitreous.apps.studies.scaling import (
+    LAW_PARAMETERS,
+    ScalingLaw,
+    fit_isoflop_profiles,
+    fit_law,
+    huber_objective,
+    predict_log_loss,
+)
 from vitreous.errors import DataError
 
-LAW = Law(E=0.5, A=60.0, B=900.0, a=0.4, b=0.5)
+LAW = ScalingLaw(E=0.5, A=60.0, B=900.0, a=0.4, b=0.5)
 GRID = np.array([(n, d) for n in np.logspace(5, 8, 6) for d in np.logspace(5.5, 8.5, 6)])
 
 
@@ -23,8 +30,10 @@ def test_the_law_is_within_its_intervals_in_nineteen_of_twenty_draws():
     covered = np.zeros((20, 5), bool)
     for seed in range(20):
         fit = fit_law(*runs(seed), draws=60)
-        intervals = [fit.interval(name) for name in NAMES]
-        covered[seed] = [low <= getattr(LAW, name) <= high for name, (low, high) in zip(NAMES, intervals, strict=True)]
+        intervals = [fit.interval(name) for name in LAW_PARAMETERS]
+        covered[seed] = [
+            low <= getattr(LAW, name) <= high for name, (low, high) in zip(LAW_PARAMETERS, intervals, strict=True)
+        ]
         assert not fit.doubts
     assert (covered.sum(0) >= 19).all()
 
@@ -32,7 +41,9 @@ def test_the_law_is_within_its_intervals_in_nineteen_of_twenty_draws():
 def test_runs_without_noise_give_the_very_law():
     n, d, losses = GRID[:, 0], GRID[:, 1], LAW.loss(GRID[:, 0], GRID[:, 1])
     fit = fit_law(n, d, losses, draws=2)
-    assert [getattr(fit.law, name) for name in NAMES] == pytest.approx([getattr(LAW, name) for name in NAMES], rel=1e-2)
+    assert [getattr(fit.law, name) for name in LAW_PARAMETERS] == pytest.approx(
+        [getattr(LAW, name) for name in LAW_PARAMETERS], rel=1e-2
+    )
 
 
 def test_runs_that_are_held_out_are_predicted():
@@ -45,10 +56,10 @@ def test_runs_that_are_held_out_are_predicted():
 def test_the_gradient_is_that_of_differences():
     theta, own = np.array([-0.5, -0.2, 0.1, -0.9, -0.7]), np.log(np.random.default_rng(0).uniform(0.5, 2.0, (9, 3)))
     step = 1e-7 * np.eye(5)
-    differences = [(objective(theta + one, own)[0] - objective(theta - one, own)[0]) / 2e-7 for one in step]
-    assert objective(theta, own)[1] == pytest.approx(differences, rel=1e-4, abs=1e-6)
+    differences = [(huber_objective(theta + one, own)[0] - huber_objective(theta - one, own)[0]) / 2e-7 for one in step]
+    assert huber_objective(theta, own)[1] == pytest.approx(differences, rel=1e-4, abs=1e-6)
     by_hand = np.exp(-0.5) + np.exp(-0.2 - np.exp(-0.9) * own[:, 0]) + np.exp(0.1 - np.exp(-0.7) * own[:, 1])
-    assert np.exp(log_loss(theta, own)) == pytest.approx(by_hand)
+    assert np.exp(predict_log_loss(theta, own)) == pytest.approx(by_hand)
 
 
 def test_the_optimum_of_a_budget_has_the_least_loss():
@@ -56,7 +67,7 @@ def test_the_optimum_of_a_budget_has_the_least_loss():
     assert 6 * n * d == pytest.approx(1e18)
     others = n * np.logspace(-1, 1, 41)
     assert LAW.loss(np.array(n), np.array(d)) <= LAW.loss(others, 1e18 / 6 / others).min() + 1e-12
-    published = Law(E=1.69, A=406.4, B=410.7, a=0.34, b=0.28)  # arXiv:2203.15556, Eq. 10
+    published = ScalingLaw(E=1.69, A=406.4, B=410.7, a=0.34, b=0.28)  # arXiv:2203.15556, Eq. 10
     n, d = published.optimum(5.76e23, 6.0)
     assert n == pytest.approx(3.2190e10, rel=1e-3) and d == pytest.approx(2.9823e12, rel=1e-3)
     assert published.loss(np.array(n), np.array(d)) == pytest.approx(1.93075, rel=1e-4)
@@ -68,13 +79,13 @@ def test_profiles_find_the_optimum_of_each_budget_and_none_at_an_edge():
     for flops in budgets:
         n = LAW.optimum(flops, 6.0)[0] * sizes
         table += zip(n, np.full(7, flops), LAW.loss(n, flops / 6 / n), strict=True)
-    profiles = isoflop_profiles(*np.array(table).T)
+    profiles = fit_isoflop_profiles(*np.array(table).T)
     assert [one.runs for one in profiles] == [7, 7]
     for one, flops in zip(profiles, budgets, strict=True):
         assert one.flops == pytest.approx(flops)
         assert one.parameters == pytest.approx(LAW.optimum(flops, 6.0)[0], rel=0.15)
     edge = [(n, 1e15, loss) for n, loss in ((1e5, 3.0), (1e6, 2.0), (1e7, 1.5))]
-    assert isoflop_profiles(*np.array(edge).T)[0].parameters is None
+    assert fit_isoflop_profiles(*np.array(edge).T)[0].parameters is None
 
 
 def test_data_that_cannot_tell_are_said_or_refused():

@@ -10,15 +10,15 @@ from PIL import Image
 import vitreous
 from tests.conftest import say
 from tests.data.band_files import GEOREFERENCE, SIDE, make_bands, mark_as_lzw, write_scenes, write_tiff
-from vitreous.apps.curation.check import check
-from vitreous.data.annotations.painted import paint_classes
-from vitreous.data.annotations.target import IGNORE
-from vitreous.data.decoding.decode import upright_size
-from vitreous.data.decoding.tiff import read_georeference, read_nodata, read_tags
+from vitreous.apps.curation.check import check_dataset
+from vitreous.data.annotations.painted import paint_class_maps
+from vitreous.data.annotations.target import IGNORE_INDEX
+from vitreous.data.decoding.decode import read_upright_size
+from vitreous.data.decoding.tiff import read_georeference, read_nodata_tag, read_tiff_tags
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.sources import open_data
-from vitreous.data.split import Arrays
-from vitreous.data.statistics import statistics
+from vitreous.data.split import ArraySplit
+from vitreous.data.statistics import measure_channel_statistics
 from vitreous.inference.card import Card
 from vitreous.inference.predict import Predictor
 from vitreous.tasks.segmentation import Segmentation
@@ -74,7 +74,7 @@ SAVE = {
 @pytest.mark.parametrize("write", [write_yolo, write_coco])
 def test_boxes_on_bands_are_learned(tmp_path, kind, write):
     home = write(tmp_path / "data", SAVE[kind])
-    document, _ = check(home, workers=0)
+    document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["objects"] == {"fire": 8}
     assert document["channels"] == {"count": 5, "numbers": "float32" if kind == "npy" else "uint16"}
     assert not document["annotations"]["unreadable"] and document["unlearnable"] is None
@@ -90,7 +90,7 @@ def test_boxes_on_bands_are_learned(tmp_path, kind, write):
 def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     home = write_scenes(tmp_path / "data", 12, drop_data)
     (home / "classes.txt").write_text("land\nfire\n")
-    document, _ = check(home, workers=0)
+    document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["unknown_pixels"] == SIDE + SIDE * SIDE
     assert [row["path"].rsplit("/")[-1] for row in document["without_data"]] == ["2.tif"]
     text = f"1 image without a pixel that has data; the first: {home / 'images' / '2.tif'}"
@@ -115,7 +115,7 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     assert [row["error"] is None for row in lines] == [not row["path"].endswith("/2.tif") for row in lines]
     assert np.unique(np.asarray(Image.open(out / "0.tif"))[:, 5]).tolist() == [255]
     assert read_georeference(out / "0.tif") == GEOREFERENCE
-    assert upright_size((out / "0.tif").read_bytes(), "0.tif") == (SIDE, SIDE)
+    assert read_upright_size((out / "0.tif").read_bytes(), "0.tif") == (SIDE, SIDE)
 
 
 def test_class_maps_that_are_painted_from_masks_are_void_without_data(tmp_path):
@@ -125,9 +125,9 @@ def test_class_maps_that_are_painted_from_masks_are_void_without_data(tmp_path):
     for entry in document["annotations"]:
         entry["segmentation"] = [[10, 10, 22, 10, 22, 22, 10, 22]]
     place.write_text(json.dumps(document))
-    split = paint_classes(open_data(str(home))).split("train")
+    split = paint_class_maps(open_data(str(home))).split("train")
     classes = split.target(0).class_map()
-    assert (classes[:, 5] == IGNORE).all() and (np.delete(classes, 5, 1) != IGNORE).all()
+    assert (classes[:, 5] == IGNORE_INDEX).all() and (np.delete(classes, 5, 1) != IGNORE_INDEX).all()
     assert (classes[10:22, 10:22] == 1).all()
 
 
@@ -143,7 +143,7 @@ def test_statistics_leave_pixels_without_data_out():
     broken = pixels.copy()
     broken[:, :, 11:] = np.nan
     seen = BandPreprocess((16, 16), 5, numbers="float32")
-    mean, std = statistics(Arrays(broken, np.zeros(6, np.int64)), seen)
+    mean, std = measure_channel_statistics(ArraySplit(broken, np.zeros(6, np.int64)), seen)
     known = pixels[:, :, :11].reshape(-1, 5).astype(np.float64)
     assert np.allclose(mean, known.mean(0), rtol=1e-12) and np.allclose(std, known.std(0), rtol=1e-12)
 
@@ -153,7 +153,7 @@ def test_check_and_training_agree_where_imagecodecs_is_missing(tmp_path, monkeyp
     for place in (home / "images").iterdir():
         mark_as_lzw(place)
     monkeypatch.setitem(sys.modules, "imagecodecs", None)
-    document, _ = check(home, workers=0)
+    document, _ = check_dataset(home, workers=0)
     needed = "a TIFF with LZW compression needs imagecodecs (pip install 'vitreous[geotiff]')"
     assert not document["passed"] and {row["reason"] for row in document["unreadable"]} == {needed}
     result = say("train", str(home), "--recipe", "segment", *STEP, "--out", str(tmp_path / "run"))
@@ -180,8 +180,8 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
     home = write_scenes(tmp_path / "data", 2, drop_data, compression="zlib", tile=(16, 16))
     first, second = predictor().segment([home / "images" / "0.tif", home / "images" / "1.tif"])
     assert first.header == second.header == GEOREFERENCE
-    assert (first.classes[:, 5] == IGNORE).all() and (np.delete(first.classes, 5, 1) != IGNORE).all()
-    assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE).all()
+    assert (first.classes[:, 5] == IGNORE_INDEX).all() and (np.delete(first.classes, 5, 1) != IGNORE_INDEX).all()
+    assert sum(first.shares.values()) == pytest.approx(1) and (second.classes != IGNORE_INDEX).all()
     from vitreous.inference.class_maps import MapFiles
 
     for classes, nodata in ((("land", "fire"), 255), (tuple(map(str, range(300))), 65535)):
@@ -191,9 +191,9 @@ def test_predictions_have_the_georeference_of_their_image(tmp_path):
         (written,) = files.write(pictures)
         raw = (out / "0.tif").read_bytes()
         assert written.file == str(out / "0.tif") and written.overlay == str(out / "over" / "0.png")
-        assert read_georeference(raw) == GEOREFERENCE and read_nodata(read_tags(raw)) == nodata
+        assert read_georeference(raw) == GEOREFERENCE and read_nodata_tag(read_tiff_tags(raw)) == nodata
         stored = np.asarray(Image.open(out / "0.tif"))
-        assert np.array_equal(stored, np.where(first.classes == IGNORE, nodata, first.classes))
+        assert np.array_equal(stored, np.where(first.classes == IGNORE_INDEX, nodata, first.classes))
 
 
 def test_a_file_of_other_bands_is_named_with_its_bands(tmp_path):

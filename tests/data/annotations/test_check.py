@@ -11,18 +11,18 @@ from PIL import Image
 from tests.conftest import make_folder
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.writing_scenes import CLASSES, WRITERS, scene, write_coco, write_voc
-from vitreous.apps.curation.check import check
-from vitreous.apps.curation.checks.page import page
-from vitreous.apps.curation.pack import pack
-from vitreous.cli.main import command
+from vitreous.apps.curation.check import check_dataset
+from vitreous.apps.curation.checks.page import render_check_page
+from vitreous.apps.curation.pack import pack_dataset
+from vitreous.cli.main import run_command
 from vitreous.data.sources import open_data
 from vitreous.data.split import require_labels
 from vitreous.errors import DataError, UsageError
-from vitreous.models.names import default_image
+from vitreous.models.names import choose_default_image_size
 
 
 def checked(source):
-    return check(str(source), workers=0)
+    return check_dataset(str(source), workers=0)
 
 
 def findings(document):
@@ -62,7 +62,7 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     assert len(facts["twice"]) == 1 and len(facts["twice"][0]["objects"]) == 2
     assert facts["unused"] == ["yak"] and facts["held_out"] == ["emu"] and facts["crowds"] == 1
     assert {"twice", "outside", "unused", "held_out"} <= rows.keys() and document["passed"]
-    text = page(document, subject)
+    text = render_check_page(document, subject)
     assert text.count("there twice") >= 2 and "over the edge" in text and "<td>emu</td><td>1</td>" in text
 
 
@@ -81,7 +81,7 @@ def test_pixels_of_class_maps_are_counted(tmp_path):
     facts = document["annotations"]
     assert sum(facts["pixels"].values()) == 4 * 24 * 32 and facts["pixels"]["square"] == 4 * 64 and not facts["objects"]
     assert "ground" in findings(document)["pixels"]["text"] and "images" not in document["left_out"]
-    assert "share of the pixels" in page(document, subject)
+    assert "share of the pixels" in render_check_page(document, subject)
 
 
 def test_masks_of_objects_are_no_images_of_the_data(tmp_path):
@@ -115,7 +115,7 @@ def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tm
         for place in (tmp_path / "masks").iterdir():
             Image.open(place).resize((700, 700), Image.Resampling.NEAREST).save(place)
         first = tmp_path / "images" / "0.png"
-    document, _ = check(str(tmp_path), workers=0, image_size=default_image)
+    document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
     finding = findings(document)["large"]
     start = f"100% of the images have twice the model's {side} pixels"
     assert finding["text"] == f"{start}: most of the decoding is for nothing; the first: {first}"
@@ -139,7 +139,7 @@ def test_a_folder_above_the_data_fails_and_names_it(tmp_path, capsys):
         root = tmp_path / str(number)
         home = root / depth
         write_voc(home)
-        assert command(["data", "check", str(root), "--workers", "0"]) == 1
+        assert run_command(["data", "check", str(root), "--workers", "0"]) == 1
         assert f"\n    did you mean {home}?\nnote: " in capsys.readouterr().out
         with pytest.raises(DataError) as error:
             require_labels(open_data(root))
@@ -188,7 +188,7 @@ def test_annotations_beside_class_folders_are_noted(tmp_path):
 def test_packs_refuse_annotations(tmp_path, write):
     data = write(tmp_path / "data")
     with pytest.raises(UsageError) as error:
-        pack(data, tmp_path / "packed")
+        pack_dataset(data, tmp_path / "packed")
     message = f"{data} has annotations, which a pack would lose: it holds images and the classes on each"
     assert error.value.message == message
     assert error.value.hint == f"train on the data as they are: vitreous train {data}"

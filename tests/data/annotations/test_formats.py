@@ -17,7 +17,7 @@ from tests.data.annotations.writing_scenes import (
     write_yolo,
 )
 from vitreous.apps.curation.convert import convert_annotations
-from vitreous.data.annotations.shapes import mask_of_polygon, runs_of_mask
+from vitreous.data.annotations.shapes import mask_to_rle, polygon_to_mask
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
@@ -32,7 +32,7 @@ def targets(data):
 
 
 def check_scenes(data, masks=False):
-    """All objects are those of `scene`."""
+    """All objects are those of `augment_scene`."""
     rows = targets(data)
     assert data.classes == CLASSES and {name: len(split) for name, split in data.splits.items()} == SPLITS
     for split in SPLITS:
@@ -117,9 +117,9 @@ def test_crowds_and_run_lengths(tmp_path):
     home = write_coco(tmp_path)
     place = home / "annotations" / "instances_val2017.json"
     document = json.loads(place.read_text())
-    mask = mask_of_polygon(np.array([(3, 3), (9, 4), (6, 20)]), SIZE)
+    mask = polygon_to_mask(np.array([(3, 3), (9, 4), (6, 20)]), SIZE)
     crowd = {"id": 999, "image_id": 97, "category_id": 10, "iscrowd": 1, "bbox": [3, 3, 6, 17]}
-    crowd["segmentation"] = {"counts": runs_of_mask(mask), "size": list(SIZE)}
+    crowd["segmentation"] = {"counts": mask_to_rle(mask), "size": list(SIZE)}
     document["annotations"].append(crowd)
     place.write_text(json.dumps(document))
     target = targets(open_data(str(home)))["val", "3"]

@@ -12,7 +12,7 @@ from tests.conftest import say
 from tests.data.annotations.scenery import write_maps, write_objects
 from tests.data.annotations.test_panoptic import write_panoptic
 from tests.data.annotations.writing_scenes import WRITERS, save_image, write_coco, write_yolo
-from vitreous.apps.curation.check import check
+from vitreous.apps.curation.check import check_dataset
 from vitreous.data.annotations.fields import read_flag
 from vitreous.data.annotations.learnable import find_unlearnable, require_learnable
 from vitreous.data.sources import open_data
@@ -167,7 +167,7 @@ def test_data_without_anything_to_learn_are_refused(tmp_path, write):
     with pytest.raises(DataError, match=UNLEARNABLE[write]) as refusal:
         require_learnable(open_data(str(source)), "classes" if maps else "objects")
     assert refusal.value.hint and refusal.value.code == 3
-    document, _ = check(str(source), workers=0)
+    document, _ = check_dataset(str(source), workers=0)
     finding = next(row for row in document["findings"] if row["what"] == "unlearnable")
     assert not document["passed"] and finding["level"] == "fails"
     assert re.search(UNLEARNABLE[write], finding["text"])

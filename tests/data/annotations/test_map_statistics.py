@@ -11,11 +11,11 @@ from vitreous.data.annotations.map_statistics import (
     MAX_MAPS,
     MapStatistics,
     MapSymmetry,
-    balance_classes,
-    is_fixed,
-    measure_maps,
+    compute_class_weights,
+    has_fixed_sign,
+    measure_class_maps,
 )
-from vitreous.data.annotations.target import IGNORE, no_objects
+from vitreous.data.annotations.target import IGNORE_INDEX, create_empty_target
 from vitreous.errors import DataError
 
 ALL = (True, True, True)
@@ -35,12 +35,12 @@ class Maps:
         if sample in self.broken:
             raise DataError("a mask that cannot be read")
         classes = self.maps[sample].astype(np.int32)
-        return no_objects(classes.shape, np.where(classes == 255, IGNORE, classes))
+        return create_empty_target(classes.shape, np.where(classes == 255, IGNORE_INDEX, classes))
 
 
 def statistics(maps, names=STREET, **others) -> MapStatistics:
     split: Any = Maps(list(maps), **others)
-    return measure_maps(split, names)
+    return measure_class_maps(split, names)
 
 
 def measured(maps, **others) -> MapSymmetry:
@@ -122,7 +122,7 @@ def test_maps_are_spread_over_the_split_and_the_same_each_time():
             return super().target(sample)
 
     split: Any = Counted([draw_nuclei(0)] * (3 * MAX_MAPS))
-    assert measure_maps(split, STREET) == measure_maps(split, STREET)
+    assert measure_class_maps(split, STREET) == measure_class_maps(split, STREET)
     assert len(read) == 2 * MAX_MAPS and read[:MAX_MAPS] == read[MAX_MAPS:]
     assert read[0] == 0 and read[MAX_MAPS - 1] == 3 * MAX_MAPS - 1
 
@@ -133,10 +133,12 @@ def test_size_and_thinning_do_not_matter():
 
 
 def test_small_offsets_and_single_images_are_not_fixed():
-    assert not is_fixed(np.full((50, 2), 0.005), 0.03, 0.15)  # half a percent of the height: significant, but small
-    assert is_fixed(np.full((50, 2), 0.05), 0.03, 0.15)
-    assert not is_fixed(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)  # each class on one image
-    assert not is_fixed(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
+    assert not has_fixed_sign(
+        np.full((50, 2), 0.005), 0.03, 0.15
+    )  # half a percent of the height: significant, but small
+    assert has_fixed_sign(np.full((50, 2), 0.05), 0.03, 0.15)
+    assert not has_fixed_sign(np.array([[0.4, np.nan], [np.nan, 0.3]]), 0.03, 0.15)  # each class on one image
+    assert not has_fixed_sign(np.where(np.arange(50) % 2, 0.3, -0.3)[:, None], 0.03, 0.15)
 
 
 def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
@@ -145,4 +147,4 @@ def test_shares_are_of_labelled_pixels_and_weights_those_of_enet():
     half[5, :5] = 2
     assert statistics([half] * 3, ("a", "b", "c")).shares == (0.9, 0.0, 0.1)
     assert statistics([], ("a", "b")).shares == (0.0, 0.0)
-    assert balance_classes((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)
+    assert compute_class_weights((0.9, 0.0, 0.1)) == (1.533, 50.5, 8.824)

@@ -11,11 +11,11 @@ from PIL import Image
 from tests.conftest import say
 from tests.data.annotations.scenery import scene, write_maps, write_objects
 from tests.data.annotations.test_masks import maps_of
-from vitreous.apps.curation.check import check
+from vitreous.apps.curation.check import check_dataset
 from vitreous.apps.curation.convert import convert_annotations
 from vitreous.data.annotations.learnable import find_unlearnable
-from vitreous.data.annotations.mask_files import describe_gaps, is_lossy, read_mask
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.mask_files import describe_class_gaps, is_lossy, read_mask
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, UsageError
 
@@ -117,7 +117,7 @@ def test_lossy_maps_are_noted(tmp_path, form, ending):
         save_lossy(tmp_path / "masks" / f"{number}{ending}", scene(number)[1] * 50, form)
     data = open_data(str(tmp_path))
     assert any("8 masks are lossy files" in note and "PNG" in note for note in data.notes)
-    document, _ = check(str(tmp_path), workers=0)
+    document, _ = check_dataset(str(tmp_path), workers=0)
     assert any("lossy" in note for note in document["notes"])
 
 
@@ -165,7 +165,7 @@ def mark_void(classes, value=100):
     ],
 )
 def test_gaps_in_class_numbers(values, words):
-    assert words in describe_gaps(values) and bool(words) == bool(describe_gaps(values))
+    assert words in describe_class_gaps(values) and bool(words) == bool(describe_class_gaps(values))
 
 
 def test_a_likely_ignore_value_is_named(tmp_path):
@@ -178,7 +178,7 @@ def test_a_number_without_a_name_offers_the_option(tmp_path):
     error = find_unlearnable(open_data(str(home)))
     assert error is not None and "has class 100, and there are 3" in error.message
     assert "--ignore-index 100" in error.hint
-    document, _ = check(str(home), workers=0)
+    document, _ = check_dataset(str(home), workers=0)
     assert not document["passed"]
 
 
@@ -187,7 +187,7 @@ def test_the_ignored_number_is_no_class(tmp_path, names):
     data = open_data(str(store_maps(tmp_path, "png", mark_void, names)), ignore_index=100)
     assert len(data.classes) == 3 and not any("--ignore-index" in note for note in data.notes)
     found_maps = maps_of(data)
-    assert all((found_maps[f"{number}.png"][:2] == IGNORE).all() for number in range(8))
+    assert all((found_maps[f"{number}.png"][:2] == IGNORE_INDEX).all() for number in range(8))
     assert find_unlearnable(data) is None and data.split("train").labels.shape[1] == 3
 
 
@@ -201,7 +201,7 @@ def test_negative_numbers(tmp_path):
     assert error is not None and "negative class number -5" in error.message
     (home / "masks" / "1.npy").write_bytes(write_npy(values))
     data = open_data(str(home))
-    assert find_unlearnable(data) is None and (maps_of(data)["0.png"] == IGNORE).any()
+    assert find_unlearnable(data) is None and (maps_of(data)["0.png"] == IGNORE_INDEX).any()
 
 
 def test_the_option_needs_class_maps(tmp_path):
@@ -231,7 +231,7 @@ def test_converted_maps_keep_pixels_without_a_class(tmp_path):
     convert_annotations(data, tmp_path / "out", "masks")
     converted = open_data(str(tmp_path / "out"))
     assert converted.classes == data.classes
-    assert all((classes[:2] == IGNORE).all() for classes in maps_of(converted).values())
+    assert all((classes[:2] == IGNORE_INDEX).all() for classes in maps_of(converted).values())
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

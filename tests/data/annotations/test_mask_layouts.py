@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from tests.data.annotations.scenery import scene, write_maps
-from vitreous.data.annotations.mask_names import file_key, folder_role
+from vitreous.data.annotations.mask_names import parse_file_key, parse_folder_role
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -173,14 +173,18 @@ def test_class_folders_named_like_masks_stay_classes(tmp_path):
     ],
 )
 def test_folders_have_a_split_and_a_role(name, role):
-    assert folder_role(name) == role
+    assert parse_folder_role(name) == role
 
 
 def test_keys_of_files():
-    assert file_key("a_1_leftImg8bit", "images").key == file_key("a_1_gtFine_labelIds", "masks").key == ("a", "1")
-    assert file_key("post_fire_12", "images", "post_fire").key == ("12",)
-    assert file_key("mask", "masks").key == ("mask",)
-    assert file_key("a_L", "images").key == ("a", "l")
+    assert (
+        parse_file_key("a_1_leftImg8bit", "images").key
+        == parse_file_key("a_1_gtFine_labelIds", "masks").key
+        == ("a", "1")
+    )
+    assert parse_file_key("post_fire_12", "images", "post_fire").key == ("12",)
+    assert parse_file_key("mask", "masks").key == ("mask",)
+    assert parse_file_key("a_L", "images").key == ("a", "l")
 
 
 def test_exact_names_come_first(tmp_path):

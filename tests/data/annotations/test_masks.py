@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 
 from tests.data.annotations.scenery import scene, write_maps, write_objects
-from vitreous.data.annotations.painted import paint_classes
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.painted import paint_class_maps
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError
 
@@ -54,7 +54,7 @@ def test_labels_say_which_classes_an_image_holds(tmp_path):
     data = open_data(home)
     rows = {split.name(i)[-5]: split.labels[i].tolist() for split in data.splits.values() for i in range(len(split))}
     assert rows["0"] == [1, 1, 1] and rows["3"] == [0, 0, 0] and rows["4"] == [0, 1, 0]
-    assert (maps_of(data)["3.png"] == IGNORE).all()
+    assert (maps_of(data)["3.png"] == IGNORE_INDEX).all()
 
 
 @pytest.mark.parametrize("inside", [False, True])
@@ -85,10 +85,10 @@ def test_a_file_for_each_object_gives_objects_and_paints_a_map(tmp_path):
     target = split.target(0)
     classes = scene(int(split.name(0)[-5]))[1]
     assert target.labels.tolist() == [0, 0] and np.array_equal(target.masks(), np.stack([classes == 1, classes == 2]))
-    painted = paint_classes(data)
+    painted = paint_class_maps(data)
     assert painted.classes == ("background", "object")
     assert np.array_equal(painted.splits["train"].target(0).classes, classes > 0)
-    assert paint_classes(open_data(write_maps(tmp_path / "maps"))).classes == ("ground", "square", "disc")
+    assert paint_class_maps(open_data(write_maps(tmp_path / "maps"))).classes == ("ground", "square", "disc")
 
 
 def broken(home, place, change):
@@ -159,4 +159,4 @@ def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
 
 def test_data_without_masks_cannot_be_painted(tmp_path):
     with pytest.raises(DataError, match="what is where"):
-        paint_classes(open_data("digits"))
+        paint_class_maps(open_data("digits"))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from tests.data.annotations.writing_scenes import SIZE, SPLITS, numbers_of, save_image
 from vitreous.apps.curation.convert import convert_annotations
-from vitreous.data.annotations.target import IGNORE
+from vitreous.data.annotations.target import IGNORE_INDEX
 from vitreous.data.sources import open_data
 from vitreous.errors import DataError, VitreousError
 
@@ -59,10 +59,10 @@ def test_things_are_objects_and_every_segment_has_a_class(tmp_path):
         for sample in reversed(range(len(part))):
             number, target = int(Path(part.name(sample)).stem), part.target(sample)
             ids, kinds = segments(number)
-            wanted = np.full(SIZE, IGNORE)
+            wanted = np.full(SIZE, IGNORE_INDEX)
             for key, (kind, _) in kinds.items():
                 wanted[ids == key] = sorted(NAMES).index(kind)
-            assert np.array_equal(target.class_map(), wanted) and (target.class_map()[:2] == IGNORE).all()
+            assert np.array_equal(target.class_map(), wanted) and (target.class_map()[:2] == IGNORE_INDEX).all()
             things = [key for key in sorted(kinds) if kinds[key][0] < 100]
             assert [NAMES[kinds[key][0]] for key in things] == [data.classes[label] for label in target.labels]
             assert target.crowd.tolist() == [bool(kinds[key][1]) for key in things]
@@ -102,7 +102,7 @@ def test_conversion_keeps_things_and_maps(tmp_path):
                     assert np.array_equal(before.class_map(), after.class_map())
                 else:
                     assert np.array_equal(before.labels, after.labels) and np.array_equal(before.boxes, after.boxes)
-                    assert np.array_equal(before.masks(), after.masks() if len(after) else after.no_masks())
+                    assert np.array_equal(before.masks(), after.masks() if len(after) else after.create_empty_masks())
 
 
 def change(key, name, value):

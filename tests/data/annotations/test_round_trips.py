@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitreous.apps.curation.convert import UNSTORABLE, convert_annotations
 from vitreous.data.annotations.objects import Scene
-from vitreous.data.annotations.scenes import data_of_scenes
+from vitreous.data.annotations.scenes import build_scene_data
 from vitreous.data.annotations.shapes import Shape
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.sources import open_data
@@ -75,7 +75,7 @@ def write_data(home, titles, files):
             corners = [(box[0], box[1]), (box[2], box[1]), (box[2], box[3]), (box[0], box[3])]
             shapes.append(Shape((number + row) % len(titles), box, (np.array(corners, np.float32),)))
         scenes.append(Scene(place, tuple(shapes), home))
-    return data_of_scenes("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
+    return build_scene_data("data", titles, {"train": scenes[:1], "val": scenes[1:]}, 0, [])
 
 
 def contents(data):

@@ -5,14 +5,14 @@ import pytest
 
 from vitreous.data.annotations.shapes import (
     Shape,
-    decode_runs,
-    encode_runs,
-    mask_of_polygon,
-    mask_of_runs,
-    part_of_runs,
-    polygon_of_mask,
-    runs_of_mask,
-    target_of,
+    decode_compressed_rle,
+    encode_compressed_rle,
+    mask_to_polygon,
+    mask_to_rle,
+    polygon_to_mask,
+    rle_to_mask,
+    rle_to_mask_window,
+    shapes_to_target,
 )
 from vitreous.errors import DataError
 
@@ -27,18 +27,20 @@ def drawn(seed, size=(23, 17)):
 def test_run_lengths_are_those_of_pycocotools_both_ways(seed):
     mask = drawn(seed, (23 + seed, 41))
     compressed = coco_mask.encode(np.asfortranarray(mask.astype(np.uint8)))
-    runs = decode_runs(compressed["counts"].decode())
-    assert runs == runs_of_mask(mask) and encode_runs(runs) == compressed["counts"].decode()
-    assert np.array_equal(mask_of_runs(runs, mask.shape), mask)
+    runs = decode_compressed_rle(compressed["counts"].decode())
+    assert runs == mask_to_rle(mask) and encode_compressed_rle(runs) == compressed["counts"].decode()
+    assert np.array_equal(rle_to_mask(runs, mask.shape), mask)
     for left, top, right, bottom in [(0, 0, 41, 23), (3, 5, 20, 11), (40, 2, 41, 3), (7, 7, 7, 9)]:
-        assert np.array_equal(part_of_runs(runs, mask.shape, (left, top, right, bottom)), mask[top:bottom, left:right])
+        assert np.array_equal(
+            rle_to_mask_window(runs, mask.shape, (left, top, right, bottom)), mask[top:bottom, left:right]
+        )
     again = coco_mask.frPyObjects({"counts": runs, "size": list(mask.shape)}, *mask.shape)
     assert np.array_equal(coco_mask.decode(again), mask)
 
 
 @pytest.mark.parametrize("mask", [np.zeros((3, 4), bool), np.ones((3, 4), bool)])
 def test_masks_of_one_value(mask):
-    assert np.array_equal(mask_of_runs(runs_of_mask(mask), mask.shape), mask)
+    assert np.array_equal(rle_to_mask(mask_to_rle(mask), mask.shape), mask)
 
 
 def test_a_pixel_is_inside_where_its_middle_is():
@@ -53,18 +55,18 @@ def test_a_pixel_is_inside_where_its_middle_is():
     draw = np.random.default_rng(0)
     for corners in [draw.uniform(-4, 24, (count, 2)) for count in (3, 4, 5, 9)]:
         expected = [[inside(x + 0.5, y + 0.5, corners) for x in range(20)] for y in range(16)]
-        assert np.array_equal(mask_of_polygon(corners, (16, 20)), expected)
+        assert np.array_equal(polygon_to_mask(corners, (16, 20)), expected)
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)])
-    mask = mask_of_polygon(square, (16, 20))
+    mask = polygon_to_mask(square, (16, 20))
     assert mask.sum() == 30 and mask[3:9, 2:7].all()
-    assert not mask_of_polygon(square[:2], (16, 20)).any()
+    assert not polygon_to_mask(square[:2], (16, 20)).any()
 
 
 def test_polygons_cover_nearly_what_pycocotools_fills():
     turns = np.linspace(0, 2 * np.pi, 30, endpoint=False)
     corners = np.stack([50 + 30 * np.cos(turns), 40 + 20 * np.sin(turns)], 1)
     theirs = coco_mask.decode(coco_mask.frPyObjects([corners.ravel().tolist()], 90, 110))[..., 0].astype(bool)
-    ours = mask_of_polygon(corners, (90, 110))
+    ours = polygon_to_mask(corners, (90, 110))
     assert (ours & theirs).sum() / (ours | theirs).sum() > 0.95
     assert ours.sum() == pytest.approx(0.5 * 30 * 20 * 30 * np.sin(2 * np.pi / 30), rel=0.01)  # the area of the polygon
 
@@ -73,23 +75,25 @@ def test_objects_as_a_target():
     square = np.array([(2, 3), (7, 3), (7, 9), (2, 9)], np.float32)
     hole = Shape(1, None, (square, square[:, ::-1]))
     shapes = [Shape(0, None, (square,)), hole, Shape(2, (-5, -5, 40, 6), (square,), crowd=True)]
-    target = target_of(shapes, (16, 20), "a.json")
+    target = shapes_to_target(shapes, (16, 20), "a.json")
     assert target.labels.tolist() == [0, 1, 2] and target.crowd.tolist() == [False, False, True]
     assert target.boxes.tolist() == [[2, 3, 7, 9], [2, 2, 9, 9], [0, 0, 20, 6]]
-    assert len(target.layers) == 3 and np.array_equal(target.mask(0), mask_of_polygon(square, (16, 20)))
-    boxes = target_of([Shape(0, (1, 1, 4, 4)), Shape(0, None, (square,)), Shape(1, (30, 1, 40, 4))], (16, 20), "a")
+    assert len(target.layers) == 3 and np.array_equal(target.mask(0), polygon_to_mask(square, (16, 20)))
+    boxes = shapes_to_target(
+        [Shape(0, (1, 1, 4, 4)), Shape(0, None, (square,)), Shape(1, (30, 1, 40, 4))], (16, 20), "a"
+    )
     assert boxes.layers is None and boxes.boxes.tolist() == [[1, 1, 4, 4], [2, 3, 7, 9]]
-    runs = Shape(0, None, (), runs_of_mask(drawn(0)))
-    assert target_of([runs], (23, 17), "a").boxes.tolist() == [[0, 0, 17, 23]]
+    runs = Shape(0, None, (), mask_to_rle(drawn(0)))
+    assert shapes_to_target([runs], (23, 17), "a").boxes.tolist() == [[0, 0, 17, 23]]
     with pytest.raises(DataError, match=r"a\.json, object 1: the run lengths cover 391 pixels, the image has 392"):
-        target_of([runs], (28, 14), "a.json")
-    assert len(target_of([], (4, 4), "a")) == 0
+        shapes_to_target([runs], (28, 14), "a.json")
+    assert len(shapes_to_target([], (4, 4), "a")) == 0
 
 
 @pytest.mark.parametrize("text", ["\x1f", "o", "ÿ"])
 def test_damaged_run_lengths(text):
     with pytest.raises(ValueError, match="run lengths"):
-        decode_runs(text)
+        decode_compressed_rle(text)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0])
@@ -99,9 +103,9 @@ def test_a_polygon_around_pixels_gives_them_again(share):
         height, width = draw.integers(1, 16, 2).tolist()
         mask = draw.random((height, width)) < share
         mask[draw.integers(height), draw.integers(width)] = True
-        corners = polygon_of_mask(mask)
+        corners = mask_to_polygon(mask)
         assert corners.min() >= 0 and (corners <= [width, height]).all()
-        assert np.array_equal(mask_of_polygon(corners, mask.shape), mask)
+        assert np.array_equal(polygon_to_mask(corners, mask.shape), mask)
         steps = np.roll(corners, -1, 0) - corners
         assert ((steps == 0).sum(1) >= 1).all()  # along x or along y: a path there and back is crossed at one place
 
@@ -109,6 +113,6 @@ def test_a_polygon_around_pixels_gives_them_again(share):
 def test_a_polygon_has_the_corners_of_what_it_is_around():
     mask = np.zeros((9, 9), bool)
     mask[2:7, 1:8] = True
-    assert sorted(polygon_of_mask(mask).tolist()) == [[1, 2], [1, 7], [8, 2], [8, 7]]
+    assert sorted(mask_to_polygon(mask).tolist()) == [[1, 2], [1, 7], [8, 2], [8, 7]]
     mask[4, 4] = False
-    assert {(4, 4), (5, 4), (5, 5), (4, 5)} <= set(map(tuple, polygon_of_mask(mask).tolist()))
+    assert {(4, 4), (5, 4), (5, 5), (4, 5)} <= set(map(tuple, mask_to_polygon(mask).tolist()))

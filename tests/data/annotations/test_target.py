@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitreous.data.annotations.target import IGNORE, Target, boxes_of, no_objects, stack_masks
+from vitreous.data.annotations.target import IGNORE_INDEX, Target, create_empty_target, masks_to_boxes, stack_masks
 
 
 def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -18,7 +18,9 @@ def random_masks(count: int, size: tuple[int, ...], seed: int = 0) -> np.ndarray
 
 def target_of(masks: np.ndarray, labels: list[int], crowd: tuple[int, ...] = ()) -> Target:
     marks = np.isin(np.arange(len(masks)), crowd)
-    return Target(masks.shape[1:], np.array(labels), boxes_of(masks), marks, layers=stack_masks(masks, masks.shape[1:]))
+    return Target(
+        masks.shape[1:], np.array(labels), masks_to_boxes(masks), marks, layers=stack_masks(masks, masks.shape[1:])
+    )
 
 
 @pytest.mark.parametrize("size", [(12, 20), (5, 9, 7)])
@@ -37,21 +39,21 @@ def test_a_box_has_the_sides_of_its_mask():
     masks = np.zeros((2, 6, 8), bool)
     masks[0, 2:5, 1:8] = True
     masks[1, 3, 4] = True
-    assert boxes_of(masks).tolist() == [[1, 2, 8, 5], [4, 3, 5, 4]]
-    assert boxes_of(masks[:0]).shape == (0, 4)
+    assert masks_to_boxes(masks).tolist() == [[1, 2, 8, 5], [4, 3, 5, 4]]
+    assert masks_to_boxes(masks[:0]).shape == (0, 4)
 
 
 def test_a_painted_map_has_small_objects_on_top_and_says_nothing_of_crowds():
     masks = np.zeros((3, 4, 4), bool)
     masks[0, :3, :3], masks[1, 1, 1], masks[2, 3, 3] = True, True, True
     painted = target_of(masks[[1, 0, 2]], [2, 1, 1], crowd=(2,)).class_map(background=0)
-    assert painted.tolist() == [[1, 1, 1, 0], [1, 2, 1, 0], [1, 1, 1, 0], [0, 0, 0, IGNORE]]
+    assert painted.tolist() == [[1, 1, 1, 0], [1, 2, 1, 0], [1, 1, 1, 0], [0, 0, 0, IGNORE_INDEX]]
 
 
 def test_a_map_of_the_data_is_given_as_it_is_and_none_is_made_up():
     own = np.full((3, 3), 5, np.int32)
-    assert no_objects((3, 3), own).class_map() is own
-    assert no_objects((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
+    assert create_empty_target((3, 3), own).class_map() is own
+    assert create_empty_target((3, 3)).class_map(2).tolist() == [[2] * 3] * 3
     boxes = Target((3, 3), np.zeros(1, int), np.zeros((1, 4)), np.zeros(1, bool))
     for target, background in ((boxes, 0), (target_of(random_masks(1, (9, 9)), [0]), None)):
         with pytest.raises(ValueError, match="class"):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image, LayerGroups, ModelConfig
+from vitreous.models.configs.base import ImageSize, LayerGroups, ModelConfig
 from vitreous.models.configs.groups import AttentionConfig
 
 
@@ -36,7 +36,7 @@ class MobileConfig(ModelConfig):
             raise UsageError(f"width {self.width} is not a multiple of {self.heads} heads", "change heads or width")
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> MobileConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> MobileConfig | None:
         """`Mobile-32x2`: a width of 32 and two blocks."""
         match = re.fullmatch(r"mobile-(\d+)x(\d+)", name, re.IGNORECASE)
         if match is None:

@@ -13,14 +13,14 @@ import vitreous
 from tests import contracts
 from tests.conftest import make_folder
 from tests.models.mobile.config import MobileConfig
-from vitreous.config import from_plain, from_yaml, to_plain
+from vitreous.config import from_builtins, from_yaml, to_builtins
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, SegmenterConfig
 from vitreous.models.families import FAMILIES
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, skip_init
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init
 from vitreous.training.run import Run
-from vitreous.weights.writable import writable_formats
+from vitreous.weights.writable import list_writable_formats
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +39,11 @@ def trained(tmp_path: Path, without_pages: None) -> Path:
 
 
 def test_a_name_and_stored_values_make_the_config():
-    config = configure("mobile-24x3", 48)
+    config = config_from_name("mobile-24x3", 48)
     assert config == MobileConfig(image=(48, 48), width=24, depth=3) and config.name() == "Mobile-24x3"
-    assert from_plain(ModelConfig, to_plain(config)) == config
+    assert from_builtins(ModelConfig, to_builtins(config)) == config
     head = SegmenterConfig(backbone=config.with_options(classes=0))
-    assert from_plain(ModelConfig, to_plain(head)) == head
+    assert from_builtins(ModelConfig, to_builtins(head)) == head
     with pytest.raises(UsageError, match="width 25 is not a multiple of 2 heads"):
         vitreous.create("Mobile-25x3")
     with pytest.raises(UsageError, match="a Mobile has no window"):
@@ -56,7 +56,7 @@ def test_multiply_adds_are_counted_and_layers_are_told_apart():
     stem = 16 * 16 * d * 27 + n * 9 * d**2
     assert config.macs() == stem + 2 * (n * (4 * d**2 + 2 * n * d) + 4 * n * d**2) + d * 10
     assert config.macs((64, 32)) > 2 * config.macs() - d * 10 and config.count_activations() is None
-    layers = {name: config.layer_of(name) for name, _ in skip_init(config).named_parameters()}
+    layers = {name: config.parameter_layer(name) for name, _ in build_without_init(config).named_parameters()}
     assert layers["stem.0.weight"] == 0 and layers["head.weight"] == layers["encoder.norm.weight"] == 3
     assert {layers[name] for name in layers if ".blocks.1." in name} == {2}
 
@@ -97,4 +97,4 @@ def test_it_is_exported_and_no_file_of_others_holds_it(trained: Path, tmp_path: 
     assert np.allclose(*rows, atol=1e-4)
     with pytest.raises(UsageError, match="is not for Mobile-24x2: its positions and paddings are those of one size"):
         vitreous.export(trained, to="onnx", out=tmp_path / "any.onnx", dynamic_size=True)
-    assert writable_formats(MobileConfig()) == []
+    assert list_writable_formats(MobileConfig()) == []

@@ -16,68 +16,70 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from vitreous.apps.bench.work import CIFAR, Answering, Turn, Work
+from vitreous.apps.bench.work import CIFAR_IMAGES, BenchmarkStep, LogitsStep, Workload
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.decoding.decode import decode, read_regular
-from vitreous.data.decoding.regions import decoder, layout
+from vitreous.data.decoding.decode import decode_to_pillow, read_input_file
+from vitreous.data.decoding.regions import get_jpeg_decoder, parse_jpeg_layout
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.loader import TrainLoader
-from vitreous.data.modalities.base import IMAGENET, Preprocess
+from vitreous.data.modalities.base import IMAGENET_MOMENTS, Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.split import Arrays, Files, Split
+from vitreous.data.split import ArraySplit, FileSplit, Split
 from vitreous.inference.engine import InferenceOptions, ModelEngine, OpenVinoEngine, Precision, make_engine
 from vitreous.inference.predict import load
-from vitreous.models.zoo import Model, create
-from vitreous.nn.cuda_graphs import CapturedPasses
+from vitreous.models.zoo import Model, create_untrained_model
+from vitreous.nn.cuda_graphs import CudaGraphRunner
 from vitreous.nn.encoder import compile_blocks
-from vitreous.objectives.supervised import Supervised
-from vitreous.system.cores import default_workers
-from vitreous.system.machine import DTYPES, pick_precision, settle_process
+from vitreous.objectives.supervised import SupervisedObjective
+from vitreous.system.cores import default_worker_count
+from vitreous.system.machine import DTYPES, configure_process, pick_precision
 from vitreous.tasks.classification import Classification
-from vitreous.training.flat import Flat
-from vitreous.training.optimizer import Optimizers
-from vitreous.training.run import Optimizer
-from vitreous.training.shards import Shards, default_shards
+from vitreous.training.flat import FlatParameters
+from vitreous.training.optimizer import FlatOptimizer
+from vitreous.training.run import OptimizerConfig
+from vitreous.training.shards import Shards, choose_shard_count
 from vitreous.weights.bundle import Bundle
 
-CLASSES = 1000
+NUM_CLASSES = 1000
 
 
-def answering(work: Work) -> tuple[Model, Preprocess]:
+def build_random_classifier(work: Workload) -> tuple[Model, Preprocess]:
     """Return a model with random weights whose answers differ, and its preprocessing."""
     torch.manual_seed(0)
-    model = create(work.model, work.image_size, CLASSES)
+    model = create_untrained_model(work.model, work.image_size, NUM_CLASSES)
     nn.init.normal_(model.head.weight, std=0.02)
     return model, ImagePreprocess((work.image_size, work.image_size), share=0.9)
 
 
-def noise(work: Work, count: int, seed: int) -> Tensor:
+def make_noise_images(work: Workload, count: int, seed: int) -> Tensor:
     """Return (count, 3, image size, image size) uint8 noise."""
     size = (count, 3, work.image_size, work.image_size)
     return torch.randint(0, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def run_engine(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
+def compute_engine_logits(engine: ModelEngine, pixels: np.ndarray) -> np.ndarray:
     """Return the (B, K) float32 logits of an engine for (B, C, *image) uint8 pixels."""
     return engine(torch.from_numpy(pixels)).numpy()
 
 
-def inference(
-    work: Work, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
-) -> Turn:
+def build_inference_step(
+    work: Workload, precision: Precision = "auto", engine: Literal["auto", "torch", "compiled", "openvino"] = "auto"
+) -> BenchmarkStep:
     """Bytes to logits; both options auto: the engine that a server of such batches chooses. int8 is calibrated anew, on
     other images."""
-    pixels = noise(work, work.batch_size, 0)
+    pixels = make_noise_images(work, work.batch_size, 0)
     if engine == "auto" and precision == "auto":
         from vitreous.inference.engine_choice import choose_engine
 
         how = InferenceOptions(work.device)
-        computing = choose_engine(*answering(work), how, run_engine, work.batch_size, math.inf)
+        computing = choose_engine(*build_random_classifier(work), how, compute_engine_logits, work.batch_size, math.inf)
     elif engine == "openvino":
         options = InferenceOptions("cpu", precision, "openvino")
-        computing = OpenVinoEngine(*answering(work), options, lambda: noise(work, 32, 1), keep=False)
+        computing = OpenVinoEngine(
+            *build_random_classifier(work), options, lambda: make_noise_images(work, 32, 1), keep=False
+        )
     else:
-        computing = make_engine(*answering(work), InferenceOptions(work.device, precision, engine))
+        computing = make_engine(*build_random_classifier(work), InferenceOptions(work.device, precision, engine))
 
     def turn() -> float:
         computing(pixels)
@@ -85,35 +87,41 @@ def inference(
 
     @torch.inference_mode()
     def exact() -> np.ndarray:
-        model, preprocess = answering(work)
+        model, preprocess = build_random_classifier(work)
         return model.eval()(preprocess.normalise(pixels)).numpy()
 
-    return Answering(turn, lambda: computing(pixels).numpy(), exact)
+    return LogitsStep(turn, lambda: computing(pixels).numpy(), exact)
 
 
-def train(
-    work: Work, precision: str = "auto", shards: int | None = None, compiled: bool | None = None, graphs: bool = True
-) -> Turn:
+def build_train_step(
+    work: Workload,
+    precision: str = "auto",
+    shards: int | None = None,
+    compiled: bool | None = None,
+    graphs: bool = True,
+) -> BenchmarkStep:
     """Forward, backward, clipping, AdamW: a step of the loop; on a GPU with `compiled` blocks and CUDA graphs, as
-    `train` has it."""
-    settle_process()
+    `build_train_step` has it."""
+    configure_process()
     torch.manual_seed(0)
     dtype, device = DTYPES[pick_precision(precision, work.device)], torch.device(work.device)
-    objective = Supervised(create(work.model, work.image_size, CLASSES))
-    flat = Flat(objective, dtype, device, shards=shards or default_shards(work.device, work.batch_size))
+    objective = SupervisedObjective(create_untrained_model(work.model, work.image_size, NUM_CLASSES))
+    flat = FlatParameters(objective, dtype, device, shards=shards or choose_shard_count(work.device, work.batch_size))
     if work.compiles if compiled is None else compiled:
         compile_blocks(objective)
-    optimizers, compute = Optimizers(Optimizer(), flat), Shards(objective, flat)
+    optimizers, compute = FlatOptimizer(OptimizerConfig(), flat), Shards(objective, flat)
     if work.compiles:
         compute.on_host = False
-        compute.captured = CapturedPasses(device) if graphs else None
+        compute.captured = CudaGraphRunner(device) if graphs else None
     images = torch.randn(work.batch_size, 3, work.image_size, work.image_size, device=device).to(dtype)
-    batch = {"images": images, "labels": torch.randint(0, CLASSES, (work.batch_size,), device=device)}
+    batch = {"images": images, "labels": torch.randint(0, NUM_CLASSES, (work.batch_size,), device=device)}
 
-    return step_turn(flat, compute, optimizers, batch, work.batch_size)
+    return make_batch_step(flat, compute, optimizers, batch, work.batch_size)
 
 
-def step_turn(flat: Flat, compute: Shards, optimizers: Optimizers, batch: dict[str, Tensor], images: int) -> Turn:
+def make_batch_step(
+    flat: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
+) -> BenchmarkStep:
     """Return turns that are training steps on one batch (B, ...) of so many images: forward, backward, clipping,
     optimiser, working copy."""
 
@@ -129,11 +137,11 @@ def step_turn(flat: Flat, compute: Shards, optimizers: Optimizers, batch: dict[s
     return turn
 
 
-def predict(work: Work, precision: Precision = "auto", exact: bool = False) -> Turn:
+def build_predict_step(work: Workload, precision: Precision = "auto", exact: bool = False) -> BenchmarkStep:
     """Files to names and probabilities, the model already loaded."""
-    files, (model, preprocess) = list_images(Path(work.images or ".")), answering(work)
+    files, (model, preprocess) = list_images(Path(work.images or ".")), build_random_classifier(work)
     with tempfile.TemporaryDirectory() as scratch:
-        Bundle(model, Classification(tuple(map(str, range(CLASSES)))), preprocess).save(Path(scratch) / "model")
+        Bundle(model, Classification(tuple(map(str, range(NUM_CLASSES)))), preprocess).save(Path(scratch) / "model")
         predictor = load(Path(scratch) / "model", InferenceOptions(work.device, precision), exact=exact)
 
     def turn() -> float:
@@ -142,16 +150,18 @@ def predict(work: Work, precision: Precision = "auto", exact: bool = False) -> T
     return turn
 
 
-def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None = None) -> Turn:
+def build_loader_step(
+    work: Workload, exact: bool = False, form: Literal["tar", "uint8"] | None = None
+) -> BenchmarkStep:
     """Photographs to augmented batches, random resized crop and flip, by as many processes as there are cores.
 
     `form`: from a pack of the photographs, made beforehand.
     """
-    settle_process()
-    split, keep = photographs(work, form)
-    preprocess = ImagePreprocess((work.image_size, work.image_size), mean=IMAGENET[0], std=IMAGENET[1])
+    configure_process()
+    split, keep = open_photographs(work, form)
+    preprocess = ImagePreprocess((work.image_size, work.image_size), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     feed = TrainLoader(
-        split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_workers(), exact=exact
+        split, preprocess, Augment(crop=(0.08, 1.0), flip=0.5), 0, workers=default_worker_count(), exact=exact
     )
     batches = feed.batches(0, 20_000 * work.batch_size, work.batch_size)
 
@@ -161,10 +171,10 @@ def loader(work: Work, exact: bool = False, form: Literal["tar", "uint8"] | None
     return turn
 
 
-def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
+def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tuple[Split, object]:
     """Return the photographs of a race, as files or packed, and what must live as long."""
     files = list_images(Path(work.images or "."))
-    split = Files(files, np.zeros(len(files), dtype=np.int64))
+    split = FileSplit(files, np.zeros(len(files), dtype=np.int64))
     if form is None:
         return split, None
     from vitreous.data.sources import open_data
@@ -180,14 +190,16 @@ def photographs(work: Work, form: Literal["tar", "uint8"] | None) -> tuple[Split
     return open_data(Path(home.name) / "pack").splits["train"], home
 
 
-def decoding(work: Work) -> Turn:
+def build_decode_step(work: Workload) -> BenchmarkStep:
     """JPEG bytes in memory to pixels on all cores, and nothing else: the limit of every loader."""
-    files = [(content, shape_of(content)) for content in map(read_regular, list_images(Path(work.images or ".")))]
-    pool, cores = ThreadPoolExecutor(default_workers()), default_workers()
+    files = [
+        (content, read_jpeg_shape(content)) for content in map(read_input_file, list_images(Path(work.images or ".")))
+    ]
+    pool, cores = ThreadPoolExecutor(default_worker_count()), default_worker_count()
 
     def pixels(file: tuple[bytes, tuple[int, int, int] | None]) -> None:
         content, shape = file
-        _ = decode(content) if shape is None else decoder()(content, shape, 1)
+        _ = decode_to_pillow(content) if shape is None else get_jpeg_decoder()(content, shape, 1)
 
     def turn() -> float:
         list(pool.map(pixels, files * cores))
@@ -196,20 +208,20 @@ def decoding(work: Work) -> Turn:
     return turn
 
 
-def shape_of(content: bytes) -> tuple[int, int, int] | None:
+def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
     """Return height, width and components of a plain JPEG; None for any other file."""
     with Image.open(io.BytesIO(content)) as image:
-        header = layout(content)
+        header = parse_jpeg_layout(content)
         return None if header is None else (image.height, image.width, header.components)
 
 
-def memory(work: Work) -> Turn:
+def build_memory_loader_step(work: Workload) -> BenchmarkStep:
     """Random pictures of CIFAR's number and size to shifted, mirrored and normalised batches."""
-    settle_process()
+    configure_process()
     side = work.image_size
-    pixels = torch.randint(0, 256, (CIFAR, 3, side, side), dtype=torch.uint8)
-    split = Arrays(pixels.numpy(), np.zeros(CIFAR, dtype=np.int64))
-    preprocess = ImagePreprocess((side, side), mean=IMAGENET[0], std=IMAGENET[1])
+    pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, side, side), dtype=torch.uint8)
+    split = ArraySplit(pixels.numpy(), np.zeros(CIFAR_IMAGES, dtype=np.int64))
+    preprocess = ImagePreprocess((side, side), mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1])
     feed = TrainLoader(split, preprocess, Augment(shift=0.125, border="zeros", flip=0.5), 0, cached=pixels)
     batches = feed.batches(0, 10**9, work.batch_size)
 

@@ -8,14 +8,14 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitreous.apps.bench.work import Turn
+from vitreous.apps.bench.work import BenchmarkStep
 
-OUTSIDE = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
-OTHER = "other operators"
-WHOLE = "recorded turns"
-MOST = 20  # turns that are recorded: of small models every one has thousands of operators to be read
+OUTSIDE_OPERATORS = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
+OTHER_OPERATORS = "other operators"
+PROFILED_REGION = "recorded turns"
+MAX_PROFILED_STEPS = 20  # turns that are recorded: of small models every one has thousands of operators to be read
 #: what an operator does, by its name; the first that matches
-GROUPS: dict[str, str] = {
+OPERATOR_PATTERNS: dict[str, str] = {
     "products": r"(add|badd)?(b)?mm$|_linear_pointwise|mkldnn_linear|qlinear|convolution|conv2d|_convolution|dot$|mv$",
     "attention, fused": r"attention",
     "softmax": r"softmax",
@@ -26,11 +26,11 @@ GROUPS: dict[str, str] = {
     "memory": r"empty|resize|fill|zero|full|rand|normal_|uniform|bernoulli",
     "sums and other elementwise": r"(add|sub|mul|div|neg|exp|pow|sqrt|sum|mean|where|clamp|max|min|abs|round|lt|gt)_?$",
 }
-NAMES = (*GROUPS, OTHER, OUTSIDE)
+OPERATOR_GROUPS = (*OPERATOR_PATTERNS, OTHER_OPERATORS, OUTSIDE_OPERATORS)
 
 
 @dataclass(frozen=True)
-class Event:
+class OperatorEvent:
     """A run of an operator: its name, the number of its thread, and seconds in it without those that it called."""
 
     name: str
@@ -39,7 +39,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Profile:
+class OperatorProfile:
     """Of the time of all cores the share of each of NAMES, which sum to 1; seconds of a turn while it was recorded; and
     the operators that took the most, with calls a turn and share."""
 
@@ -48,13 +48,13 @@ class Profile:
     operators: list[tuple[str, float, float]]
 
 
-def group_of(operator: str) -> str:
+def classify_operator(operator: str) -> str:
     """Return what an operator does, by its name: `aten::addmm` -> products."""
     name = operator.rsplit("::", 1)[-1]
-    return next((group for group, pattern in GROUPS.items() if re.search(pattern, name)), OTHER)
+    return next((group for group, pattern in OPERATOR_PATTERNS.items() if re.search(pattern, name)), OTHER_OPERATORS)
 
 
-def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
+def profile_steps(turn: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
     """Record turns for so many seconds, one at least and MOST at most.
 
     An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
@@ -67,27 +67,27 @@ def profile_turn(turn: Turn, seconds: float, top: int = 12) -> Profile:
     turns, started, elapsed = 0, 0.0, 0.0
     everywhere = _ExperimentalConfig(profile_all_threads=True)
     recorder = profile(activities=[ProfilerActivity.CPU], experimental_config=everywhere)
-    with recorder, record_function(WHOLE):
+    with recorder, record_function(PROFILED_REGION):
         started = time.perf_counter()
-        while not turns or (elapsed < seconds and turns < MOST):
+        while not turns or (elapsed < seconds and turns < MAX_PROFILED_STEPS):
             turn()
             turns, elapsed = turns + 1, time.perf_counter() - started
-    events = [Event(e.name, e.thread, e.self_cpu_time_total * 1e-6) for e in recorder.events() or []]
-    return summarise(events, elapsed, turns, top)
+    events = [OperatorEvent(e.name, e.thread, e.self_cpu_time_total * 1e-6) for e in recorder.events() or []]
+    return summarise_events(events, elapsed, turns, top)
 
 
-def summarise(events: Sequence[Event], elapsed: float, turns: int, top: int) -> Profile:
+def summarise_events(events: Sequence[OperatorEvent], elapsed: float, turns: int, top: int) -> OperatorProfile:
     """Share out `elapsed` seconds of wall time among the operators that ran in them; one event is named WHOLE."""
-    caller = next(event.thread for event in events if event.name == WHOLE)
+    caller = next(event.thread for event in events if event.name == PROFILED_REGION)
     others = {event.thread for event in events} - {caller}
     shares, groups, calls = defaultdict[str, float](float), defaultdict[str, float](float), Counter[str]()
     for event in events:
-        if event.name != WHOLE:
+        if event.name != PROFILED_REGION:
             share = event.seconds / elapsed / (1 if event.thread == caller else len(others))
             shares[event.name] += share
             calls[event.name] += 1
-            groups[group_of(event.name)] += share
-    groups[OUTSIDE] = max(0.0, 1.0 - sum(groups.values()))
+            groups[classify_operator(event.name)] += share
+    groups[OUTSIDE_OPERATORS] = max(0.0, 1.0 - sum(groups.values()))
     whole, largest = sum(groups.values()), sorted(shares, key=lambda name: -shares[name])[:top]
     most = [(name, calls[name] / turns, shares[name] / whole) for name in largest]
-    return Profile({name: groups[name] / whole for name in NAMES}, elapsed / turns, most)
+    return OperatorProfile({name: groups[name] / whole for name in OPERATOR_GROUPS}, elapsed / turns, most)

@@ -12,18 +12,18 @@ from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vitreous.apps.bench.profile import Profile, profile_turn
-from vitreous.apps.bench.work import LIMITS, Answering, Contender, Timing, Turn, Work
-from vitreous.system.cores import default_spinning, peak_memory, wait_for_device
+from vitreous.apps.bench.profile import OperatorProfile, profile_steps
+from vitreous.apps.bench.work import LIMIT_CONTENDERS, BenchmarkStep, Contender, LogitsStep, Timing, Workload
+from vitreous.system.cores import get_peak_memory, restore_default_spinning, synchronize_device
 
-PATIENCE = 900.0  # seconds that a contender may take to get ready or to do its turn
-EXACTLY = -1.0  # the order to say how exact answers are
-PROFILE = -2.0  # the order to say where the time goes
-PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
+RESPONSE_TIMEOUT = 900.0  # seconds that a contender may take to get ready or to do its turn
+MEASURE_ERROR = -1.0  # the order to say how exact answers are
+MEASURE_PROFILE = -2.0  # the order to say where the time goes
+CONTENDER_PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
 
 
 @dataclass
-class Lane:
+class ContenderResult:
     """One contender's figures.
 
     Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
@@ -37,7 +37,7 @@ class Lane:
     _: KW_ONLY
     memory: int = 0
     error: float | None = None
-    profile: Profile | None = None
+    profile: OperatorProfile | None = None
     failure: str | None = None
 
     @property
@@ -46,12 +46,12 @@ class Lane:
         return statistics.median(self.rates)
 
 
-def race(
-    work: Work,
+def run_race(
+    work: Workload,
     contenders: Sequence[Contender],
     timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
-) -> list[Lane]:
+) -> list[ContenderResult]:
     """Let the contenders that are installed do the work in turn: one round to warm up, then those that count.
 
     In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
@@ -59,30 +59,34 @@ def race(
     done, and by whom. With `timing.profile` each is recorded for a second
     more, or one turn, after its rounds.
     """
-    lanes = [Lane(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
+    lanes = [ContenderResult(contender) for contender in contenders if importlib.util.find_spec(contender.needs)]
     context, pipes, processes = mp.get_context("spawn"), [], []
     try:
         for lane in lanes:
             pipe, theirs = context.Pipe()
-            process = context.Process(target=serve, args=(theirs, lane.contender, work))
-            with nullcontext() if lane.contender.ours else default_spinning():
+            process = context.Process(target=run_contender_process, args=(theirs, lane.contender, work))
+            with nullcontext() if lane.contender.ours else restore_default_spinning():
                 process.start()
             theirs.close()
             pipes.append(pipe)
             processes.append(process)
-            lane.ready, lane.first = ask(lane, pipe, None) or (0.0, 0.0)
+            lane.ready, lane.first = request_contender(lane, pipe, None) or (0.0, 0.0)
         for round_ in range(1 + timing.rounds):
             for lane, pipe in zip(lanes, pipes, strict=True):
-                answer = ask(lane, pipe, timing.seconds / (1 if round_ else 2)) if lane.failure is None else None
+                answer = (
+                    request_contender(lane, pipe, timing.seconds / (1 if round_ else 2))
+                    if lane.failure is None
+                    else None
+                )
                 if answer and round_:
                     units, elapsed, lane.memory = answer
                     lane.rates.append(units / elapsed)
                 on_round(round_, lane.contender.label)
-                time.sleep(PAUSE)
+                time.sleep(CONTENDER_PAUSE)
         for lane, pipe in zip(lanes, pipes, strict=True):  # at the end, for it takes memory
-            lane.error = ask(lane, pipe, EXACTLY) if lane.failure is None else None
-            if timing.profile and lane.failure is None and lane.contender.name not in LIMITS:
-                lane.profile = ask(lane, pipe, PROFILE)
+            lane.error = request_contender(lane, pipe, MEASURE_ERROR) if lane.failure is None else None
+            if timing.profile and lane.failure is None and lane.contender.name not in LIMIT_CONTENDERS:
+                lane.profile = request_contender(lane, pipe, MEASURE_PROFILE)
     finally:
         for pipe, process in zip(pipes, processes, strict=True):
             pipe.close()
@@ -91,13 +95,13 @@ def race(
     return lanes
 
 
-def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
+def request_contender(lane: ContenderResult, pipe: Connection, order: float | None) -> Any:
     """Send a contender its order (None: get ready) and return the answer; a failure is noted in its lane."""
     try:
         if order is not None:
             pipe.send(order)
-        if not pipe.poll(PATIENCE):
-            lane.failure = f"no answer in {PATIENCE:.0f} s"
+        if not pipe.poll(RESPONSE_TIMEOUT):
+            lane.failure = f"no answer in {RESPONSE_TIMEOUT:.0f} s"
             return None
         kind, answer = pipe.recv()
     except (EOFError, OSError):
@@ -108,7 +112,7 @@ def ask(lane: Lane, pipe: Connection, order: float | None) -> Any:
     return answer
 
 
-def work_for(seconds: float, turn: Turn, device: str = "cpu") -> tuple[float, float]:
+def run_steps_for(seconds: float, turn: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
     """Do at least one turn, and more for so many seconds; returns the units done and the seconds taken, until a GPU
     has finished them.
 
@@ -118,14 +122,14 @@ def work_for(seconds: float, turn: Turn, device: str = "cpu") -> tuple[float, fl
     units, done, ahead, started, passed = 0.0, 0, 1, time.perf_counter(), 0.0
     while not done or passed < seconds:
         units += sum(turn() for _ in range(ahead))
-        wait_for_device(device)
+        synchronize_device(device)
         done, passed = done + ahead, time.perf_counter() - started
         remaining = round(done / passed * (seconds - passed))
         ahead = 1 if device == "cpu" else max(1, min(2 * ahead, remaining))
     return units, passed
 
 
-def serve(pipe: Connection, contender: Contender, work: Work) -> None:
+def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
     """Run a contender's process: build, do one turn, then work when told to, until the pipe closes."""
     import logging
     import os
@@ -143,19 +147,19 @@ def serve(pipe: Connection, contender: Contender, work: Work) -> None:
         turn = contender.build(work)
         ready = time.perf_counter()
         turn()
-        wait_for_device(work.device)
+        synchronize_device(work.device)
         pipe.send(("ready", (ready - started, time.perf_counter() - ready)))
         while True:
             seconds = pipe.recv()
-            if seconds == EXACTLY:
-                pipe.send(("exact", turn.error() if isinstance(turn, Answering) else None))
+            if seconds == MEASURE_ERROR:
+                pipe.send(("exact", turn.error() if isinstance(turn, LogitsStep) else None))
                 continue
-            if seconds == PROFILE:
-                pipe.send(("profile", profile_turn(turn, 1.0)))
+            if seconds == MEASURE_PROFILE:
+                pipe.send(("profile", profile_steps(turn, 1.0)))
                 continue
-            if work.stocks:
-                work_for(seconds / 2, turn, work.device)
-            pipe.send(("done", (*work_for(seconds, turn, work.device), peak_memory(work.device))))
+            if work.loads_ahead:
+                run_steps_for(seconds / 2, turn, work.device)
+            pipe.send(("done", (*run_steps_for(seconds, turn, work.device), get_peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
     except Exception as error:  # a peer may fail in any way; the race goes on without it

@@ -8,52 +8,70 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from vitreous.apps.bench.generating import STEPS
-from vitreous.apps.bench.pretraining import PRETRAINING, operations
-from vitreous.apps.bench.profile import NAMES
-from vitreous.apps.bench.race import Lane
-from vitreous.apps.bench.work import DECODING, Work
-from vitreous.inference.graph_cache import installed_version
-from vitreous.models.names import configure
-from vitreous.system.machine import best_feature, processor
+from vitreous.apps.bench.generating import SAMPLING_STEPS
+from vitreous.apps.bench.pretraining import PRETRAINING_CONFIGS, count_sample_flops
+from vitreous.apps.bench.profile import OPERATOR_GROUPS
+from vitreous.apps.bench.race import ContenderResult
+from vitreous.apps.bench.work import DECODE_LIMIT, Workload
+from vitreous.inference.graph_cache import find_installed_version
+from vitreous.models.names import config_from_name
+from vitreous.system.machine import get_best_cpu_feature, get_processor_name
 
 # forward passes' worth of products that an image costs
-PASSES = {"inference": 1, "predict": 1, "train": 3, "dit": 3, "sample": 2 * STEPS, "loader": 0, "memory": 0}
+FORWARD_PASSES_PER_IMAGE = {
+    "inference": 1,
+    "predict": 1,
+    "train": 3,
+    "dit": 3,
+    "sample": 2 * SAMPLING_STEPS,
+    "loader": 0,
+    "memory": 0,
+}
 MAX_SPREAD = 2.0  # the highest rate of a contender's rounds to the lowest, above which no ratio is printed
-PACKAGES = ("torch", "timm", "transformers", "torchvision", "diffusers", "lightly", "onnxruntime", "openvino", "nncf")
-PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
+REPORTED_PACKAGES = (
+    "torch",
+    "timm",
+    "transformers",
+    "torchvision",
+    "diffusers",
+    "lightly",
+    "onnxruntime",
+    "openvino",
+    "nncf",
+)
+REPORTED_PACKAGES += ("pillow", "simplejpeg", "webdataset", "datasets")
 
 
 @dataclass(frozen=True)
-class Race:
+class RaceResult:
     """A piece of work and its lanes: contenders, and the peaks that ran among them."""
 
-    work: Work
-    lanes: list[Lane]
-    peaks: list[Lane]
+    work: Workload
+    lanes: list[ContenderResult]
+    peaks: list[ContenderResult]
 
-    def base(self) -> Lane | None:
+    def base(self) -> ContenderResult | None:
         """Return what ratios are to: the first peer's default, else our own default."""
         able = [lane for lane in self.lanes if lane.rates]
         return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
 
-    def fraction(self, lane: Lane) -> float | None:
+    def fraction(self, lane: ContenderResult) -> float | None:
         """Return the share of the highest peak of the same race, in products, or in images where the work has none."""
         limit = max((peak.median for peak in self.peaks if peak.rates), default=0.0)
         if not limit:
             return None
-        if self.work.task in PRETRAINING:
-            return lane.median * operations(self.work) / limit
-        passes = PASSES[self.work.task]
+        if self.work.task in PRETRAINING_CONFIGS:
+            return lane.median * count_sample_flops(self.work) / limit
+        passes = FORWARD_PASSES_PER_IMAGE[self.work.task]
         if not passes:
             return lane.median / limit
-        config = configure(self.work.model, self.work.image_size)
+        config = config_from_name(self.work.model, self.work.image_size)
         # nobody else leaves out what of the last block is not read
         cost = config.computed_macs() if lane.contender.ours else config.macs()
         return lane.median * passes * 2 * cost / limit
 
 
-def document(races: list[Race]) -> dict[str, Any]:
+def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
     """Return the `--json` document: rates are medians; peaks in operations per second, the median over all races."""
     peaks: dict[str, list[float]] = {}
     for race in races:
@@ -61,14 +79,14 @@ def document(races: list[Race]) -> dict[str, Any]:
             peaks.setdefault(lane.contender.settings, []).extend(lane.rates)
     medians = {name: statistics.median(rates) for name, rates in peaks.items() if rates}
     return {
-        "hardware": hardware(),
-        "packages": packages(),
+        "hardware": describe_hardware(),
+        "packages": describe_packages(),
         "peak": medians,
-        "rows": [row for race in races for row in rows(race)],
+        "rows": [row for race in races for row in race_to_records(race)],
     }
 
 
-def rows(race: Race) -> list[dict[str, Any]]:
+def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
     """Return a row for each contender; one that failed has its reason and no figures."""
     base, w = race.base(), race.work
     shared = {"task": w.task, "model": w.model, "image_size": w.image_size, "batch_size": w.batch_size}
@@ -79,8 +97,8 @@ def rows(race: Race) -> list[dict[str, Any]]:
             "settings": lane.contender.settings,
             "images_per_second": lane.median if lane.rates else None,
             "spread": [min(lane.rates), max(lane.rates)] if lane.rates else None,
-            "ratio": ratio_of(lane, base)[0],
-            "ratio_withheld": ratio_of(lane, base)[1],
+            "ratio": compute_throughput_ratio(lane, base)[0],
+            "ratio_withheld": compute_throughput_ratio(lane, base)[1],
             "ratio_to": base.contender.label if base else None,
             "fraction_of_peak": race.fraction(lane) if lane.rates else None,
             "peak_memory_bytes": lane.memory if lane.rates else None,
@@ -94,7 +112,7 @@ def rows(race: Race) -> list[dict[str, Any]]:
     ]
 
 
-def ratio_of(lane: Lane, base: Lane | None) -> tuple[float | None, str | None]:
+def compute_throughput_ratio(lane: ContenderResult, base: ContenderResult | None) -> tuple[float | None, str | None]:
     """The ratio of the medians of two lanes, or None and why it is withheld: rounds of one of them differ by more than
     MAX_SPREAD, or by more than the lanes do from each other."""
     if base is None or not lane.rates or not base.rates:
@@ -110,19 +128,19 @@ def ratio_of(lane: Lane, base: Lane | None) -> tuple[float | None, str | None]:
     return ratio, None
 
 
-def describe_withheld_ratios(race: Race) -> list[str]:
+def describe_withheld_ratios(race: RaceResult) -> list[str]:
     """A line for each ratio that is withheld, with the reason."""
     return [
         f"no ratio of {row['contender']}, {row['settings']}: {row['ratio_withheld']}"
-        for row in rows(race)
+        for row in race_to_records(race)
         if row["ratio_withheld"]
     ]
 
 
-HEAD = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
+TABLE_COLUMNS = ["contender", "images/s (lowest to highest)", "ratio", "of peak", "peak MiB", "build + first turn, s"]
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def format_record(row: dict[str, Any]) -> list[str]:
     """Format a row for people."""
     label = f"{row['contender']}, {row['settings']}"
     if row["failure"]:
@@ -135,22 +153,24 @@ def cells(row: dict[str, Any]) -> list[str]:
     return [label, rate, ratio, fraction, f"{row['peak_memory_bytes'] / 2**20:.0f}", build]
 
 
-def table(race: Race) -> tuple[list[str], list[list[str]]]:
+def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     """Return head and rows for people, with errors of logits where there are any."""
-    table = rows(race)
+    table = race_to_records(race)
     if all(row["logit_error"] is None for row in table):
-        return HEAD, [cells(row) for row in table]
+        return TABLE_COLUMNS, [format_record(row) for row in table]
     errors = ["" if row["logit_error"] is None else f"{row['logit_error']:.1g}" for row in table]
-    return [*HEAD, "logit error"], [[*cells(row), error] for row, error in zip(table, errors, strict=True)]
+    return [*TABLE_COLUMNS, "logit error"], [
+        [*format_record(row), error] for row, error in zip(table, errors, strict=True)
+    ]
 
 
-def profile_table(race: Race) -> tuple[list[str], list[list[str]]]:
+def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     """Return head and rows for people: shares of the time of all cores, a column for each contender that was recorded.
 
     The last row is what the products reach of the peak while they run.
     """
     lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
-    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in NAMES]
+    body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in OPERATOR_GROUPS]
     reached = []
     for lane, profile in lanes:
         fraction, share = race.fraction(lane), profile.shares["products"]
@@ -158,18 +178,22 @@ def profile_table(race: Race) -> tuple[list[str], list[list[str]]]:
     return ["time", *(lane.contender.label for lane, _ in lanes)], [*body, ["products, of the peak", *reached]]
 
 
-def peak_text(peaks: dict[str, float]) -> str:
+def format_peaks(peaks: dict[str, float]) -> str:
     """Format the peaks as sentences; an empty string without any."""
-    products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODING]
+    products = [f"{name} {rate / 1e9:.0f} GFLOP/s" for name, rate in peaks.items() if name != DECODE_LIMIT]
     sentences = [f"Product peak: {', '.join(products)}."] if products else []
-    return " ".join(sentences + ([f"Peak: {DECODING}, {peaks[DECODING]:.0f} images/s."] if DECODING in peaks else []))
+    return " ".join(
+        sentences + ([f"Peak: {DECODE_LIMIT}, {peaks[DECODE_LIMIT]:.0f} images/s."] if DECODE_LIMIT in peaks else [])
+    )
 
 
-def markdown(races: list[Race], command: str, rounds: int) -> str:
+def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> str:
     """Return the page that `--out` writes."""
-    facts = document(races)
+    facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
-    medians = f"Medians of {rounds} rounds in turn, every contender in a process of its own. {peak_text(facts['peak'])}"
+    medians = (
+        f"Medians of {rounds} rounds in turn, every contender in a process of its own. {format_peaks(facts['peak'])}"
+    )
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
         "",
@@ -181,35 +205,40 @@ def markdown(races: list[Race], command: str, rounds: int) -> str:
         weights = "to the same random weights and images in float32 by PyTorch"
         lines += [f"Logit error: {weights}, length of the difference to length.", ""]
     for race in races:
-        base, (head, body) = race.base(), table(race)
+        base, (head, body) = race.base(), format_race_table(race)
         ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
         lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
         lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]
         if any(lane.profile for lane in race.lanes):
-            head, body = profile_table(race)
+            head, body = format_profile_table(race)
             lines += ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
             lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
     return "\n".join(lines)
 
 
-def hardware() -> str:
+def describe_hardware() -> str:
     """Return the processor, its best unit, and the cores in use."""
     import torch
 
     cards = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    parts = (processor(), best_feature().replace("_", "-"), f"{torch.get_num_threads()} threads", *cards)
+    parts = (
+        get_processor_name(),
+        get_best_cpu_feature().replace("_", "-"),
+        f"{torch.get_num_threads()} threads",
+        *cards,
+    )
     return ", ".join(filter(None, parts))
 
 
-def packages() -> str:
+def describe_packages() -> str:
     """Return the versions of everything that may have taken part."""
-    versions = {name: installed_version(name) for name in PACKAGES}
+    versions = {name: find_installed_version(name) for name in REPORTED_PACKAGES}
     return ", ".join(f"{name} {number}" for name, number in versions.items() if number)
 
 
-def file_name(races: list[Race]) -> str:
+def make_report_name(races: list[RaceResult]) -> str:
     """Return a name such as `2026-11-21-inference-amd-epyc-avx2-2-threads.md`."""
     tasks = "-".join(dict.fromkeys(race.work.task for race in races))
-    words = re.sub(r"[^a-z0-9]+", "-", hardware().lower()).strip("-")
+    words = re.sub(r"[^a-z0-9]+", "-", describe_hardware().lower()).strip("-")
     return f"{time.strftime('%Y-%m-%d')}-{tasks}-{words}.md"

@@ -7,16 +7,16 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-DECODING = "decoding alone"  # the limit of who reads JPEG files
-LIMITS = ("limit", "peak")  # names of those who only measure the machine
-CIFAR, SIDE = 50_000, 32  # pictures of the task `memory`, and their side
+DECODE_LIMIT = "decoding alone"  # the limit of who reads JPEG files
+LIMIT_CONTENDERS = ("limit", "peak")  # names of those who only measure the machine
+CIFAR_IMAGES, CIFAR_IMAGE_SIZE = 50_000, 32  # pictures of the task `memory`, and their side
 
 #: does one unit of the work and returns how many images (for a peak: how many operations) that was
-Turn = Callable[[], float]
+BenchmarkStep = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Work:
+class Workload:
     """One piece of work that contenders do in turn; `images` is a folder of photographs for tasks that read files."""
 
     task: str
@@ -33,7 +33,7 @@ class Work:
         return self.device.startswith("cuda")
 
     @property
-    def stocks(self) -> bool:
+    def loads_ahead(self) -> bool:
         """Whether contenders have processes that work ahead."""
         return self.task in ("loader", "memory")
 
@@ -53,13 +53,13 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Answering:
+class LogitsStep:
     """A turn of images to logits that can also measure the error of its answers.
 
     `exact` gives what PyTorch answers in float32 for the same images and weights; both give (B, K).
     """
 
-    turn: Turn
+    turn: BenchmarkStep
     answers: Callable[[], np.ndarray]
     exact: Callable[[], np.ndarray]
 
@@ -80,7 +80,7 @@ class Contender:
 
     name: str
     settings: str
-    build: Callable[[Work], Turn]
+    build: Callable[[Workload], BenchmarkStep]
     needs: str = "torch"
     _: KW_ONLY
     ours: bool = False

@@ -8,59 +8,73 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from vitreous.apps.curation.checks.facts import facts
-from vitreous.apps.curation.checks.findings import FAILS, findings
-from vitreous.apps.curation.checks.record import AXES, SIGNAL, Form, probe, review, survey
-from vitreous.apps.curation.checks.subject import Subject, open_subject, parted
-from vitreous.apps.curation.copies.alike import near
-from vitreous.apps.curation.copies.clips import clip_facts, review_clips, survey_clips
-from vitreous.apps.curation.copies.scan import READABLE, scan
-from vitreous.data.annotations.painted import first_target
-from vitreous.data.annotations.target import AnnotatedSplit, kind_of
+from vitreous.apps.curation.checks.facts import summarise_dataset
+from vitreous.apps.curation.checks.findings import FAIL_LEVEL, derive_findings
+from vitreous.apps.curation.checks.record import (
+    AXES_BY_CONTENT,
+    SIGNAL,
+    PixelFormat,
+    probe_pixel_formats,
+    read_image_views,
+    survey_images,
+)
+from vitreous.apps.curation.checks.subject import CheckedDataset, find_leaking_groups, open_checked_dataset
+from vitreous.apps.curation.copies.alike import group_near_copies
+from vitreous.apps.curation.copies.clips import read_clip_views, summarise_clips, survey_clips
+from vitreous.apps.curation.copies.scan import READABLE, scan_samples
+from vitreous.data.annotations.painted import find_first_target
+from vitreous.data.annotations.target import AnnotatedSplit, get_sample_noun
 from vitreous.data.split import Split
 from vitreous.errors import UsageError
-from vitreous.system.cores import cores
+from vitreous.system.cores import count_usable_cores
 
-PROBED = 100  # images of which one must be readable to find out how all are read
-Progress = Callable[[str, int, int, str], None]
-InputSize = Callable[[tuple[int, int], str], tuple[int, ...]]
+MAX_PROBED_IMAGES = 100  # images of which one must be readable to find out how all are read
+CheckProgress = Callable[[str, int, int, str], None]
+InputSizeFunction = Callable[[tuple[int, int], str], tuple[int, ...]]
 
 
-def check(
+def check_dataset(
     source: str | os.PathLike[str],
     split: str | None = None,
     workers: int | None = None,
-    image_size: int | InputSize = 224,
+    image_size: int | InputSizeFunction = 224,
     group_by: str | None = None,
     axes: int | None = None,
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
-    progress: Progress = lambda label, done, total, text: None,
-) -> tuple[dict[str, Any], Subject]:
+    progress: CheckProgress = lambda label, done, total, text: None,
+) -> tuple[dict[str, Any], CheckedDataset]:
     """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
     Clips are read as images are, and counted as `images`.
 
     The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
-    loader does with them, and `findings`; `passed` is false where something hinders training. It is the same for any
-    number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the side
-    of the model's input in pixels, or a function from the first readable image's (height, width) and what is learned of
-    its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the input. `axes`,
-    `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and UsageError.
+    loader does with them, and `derive_findings`; `passed` is false where something hinders training. It is the same for
+    any number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the
+    side of the model's input in pixels, or a function from the first readable image's (height, width) and what is
+    learned of its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the
+    input. `axes`, `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and
+    UsageError.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers cannot be {workers}")
     subject, workers = (
-        open_subject(os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)),
+        open_checked_dataset(
+            os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)
+        ),
         workers,
     )
-    workers = cores() if workers is None else workers
-    groups = {"by": group_by, "parted": parted(subject, group_by)}
+    workers = count_usable_cores() if workers is None else workers
+    groups = {"by": group_by, "parted": find_leaking_groups(subject, group_by)}
     pool, started = subject.pool, time.perf_counter()
-    clips = kind_of(pool.splits[0]) == "clips"
-    form, size = (None, None) if clips else first_form(pool.splits[0], workers)
-    first, again = (survey_clips, review_clips) if clips else (partial(survey, form=form), partial(review, form=form))
+    clips = get_sample_noun(pool.splits[0]) == "clips"
+    form, size = (None, None) if clips else detect_pixel_format(pool.splits[0], workers)
+    first, again = (
+        (survey_clips, read_clip_views)
+        if clips
+        else (partial(survey_images, form=form), partial(read_image_views, form=form))
+    )
 
     def report(done: int) -> None:
         rate = done / (time.perf_counter() - started)
@@ -69,51 +83,59 @@ def check(
     def compare(done: int, total: int) -> None:
         progress("compare", done, total, "")
 
-    records, reasons = scan(pool, range(len(pool)), job=first, workers=workers, progress=report, slow=clips)
+    records, reasons = scan_samples(pool, range(len(pool)), job=first, workers=workers, progress=report, slow=clips)
     if clips:
-        own = records[: min(len(pool.splits[0]), PROBED)]
+        own = records[: min(len(pool.splits[0]), MAX_PROBED_IMAGES)]
         size = next(((int(row["height"]), int(row["width"])) for row in own[own["state"] == READABLE]), None)
     side = (
-        image_size if isinstance(image_size, int) else min(image_size(size, learned_content(subject))) if size else None
+        image_size
+        if isinstance(image_size, int)
+        else min(image_size(size, detect_target_kind(subject)))
+        if size
+        else None
     )
-    side = 0 if form and form[1] in AXES else side  # nothing is scaled to a model's size
+    side = 0 if form and form[1] in AXES_BY_CONTENT else side  # nothing is scaled to a model's size
     # signals that look alike are no copies
     alike = (
         []
         if form and form[1] == SIGNAL
-        else near(pool, records, job=again, workers=workers, progress=compare, slow=clips)
+        else group_near_copies(pool, records, job=again, workers=workers, progress=compare, slow=clips)
     )
-    document = facts(subject, records, reasons=reasons, near=alike, image_size=side, groups=groups)
+    document = summarise_dataset(subject, records, reasons=reasons, near=alike, image_size=side, groups=groups)
     document["channels"] = {"count": form[0], "numbers": form[1]} if form else None
-    document["clips"] = clip_facts(subject, records)
-    results = findings(document)
-    return {"passed": all(finding["level"] != FAILS for finding in results), "findings": results, **document}, subject
+    document["clips"] = summarise_clips(subject, records)
+    results = derive_findings(document)
+    return {
+        "passed": all(finding["level"] != FAIL_LEVEL for finding in results),
+        "findings": results,
+        **document,
+    }, subject
 
 
-def learned_content(subject: Subject) -> str:
+def detect_target_kind(subject: CheckedDataset) -> str:
     """What `train` learns of the annotations of a data set: `objects`, `classes` of pixels, or an empty string where
     there are none."""
     splits = subject.splits
     if not all(isinstance(split, AnnotatedSplit) for split in splits.values()):
         return ""
-    target = first_target(splits.values())
+    target = find_first_target(splits.values())
     return "classes" if target is not None and target.classes is not None else "objects"
 
 
-def first_form(split: Split, workers: int) -> tuple[Form, tuple[int, int] | None]:
+def detect_pixel_format(split: Split, workers: int) -> tuple[PixelFormat, tuple[int, int] | None]:
     """How the images of a split are read, and (height, width) of the first readable one of PROBED, as `train` does it.
 
     Where none of them can be read, (the form of the first that states one in its header, None).
     """
     stated = None
-    for samples in (range(min(1, len(split))), range(1, min(PROBED, len(split)))):
-        records, _ = scan(split, samples, probe, min(workers, 1))
+    for samples in (range(min(1, len(split))), range(1, min(MAX_PROBED_IMAGES, len(split)))):
+        records, _ = scan_samples(split, samples, probe_pixel_formats, min(workers, 1))
         for record in records[records["state"] == READABLE][:1]:
-            return form_of(record), (int(record["height"]), int(record["width"]))
-        stated = stated or next(filter(None, map(form_of, records)), None)
+            return record_to_pixel_format(record), (int(record["height"]), int(record["width"]))
+        stated = stated or next(filter(None, map(record_to_pixel_format, records)), None)
     return stated, None
 
 
-def form_of(record: Any) -> Form:
-    """The channels and dtype of a record of `probe`; None for images that are read as colours."""
+def record_to_pixel_format(record: Any) -> PixelFormat:
+    """The channels and dtype of a record of `probe_pixel_formats`; None for images that are read as colours."""
     return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None

@@ -16,32 +16,32 @@ from typing import Any
 import numpy as np
 import yaml
 
-from vitreous.data.annotations.class_maps import CLASSES, split_colour
-from vitreous.data.annotations.drawing import class_colours, picture_of_map
-from vitreous.data.annotations.painted import paint_classes
-from vitreous.data.annotations.shapes import runs_of_mask
-from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, require_pictures
-from vitreous.data.annotations.yolo import yolo_line
+from vitreous.data.annotations.class_maps import CLASSES_FILE, parse_class_line
+from vitreous.data.annotations.drawing import class_map_to_image, create_class_colours
+from vitreous.data.annotations.painted import paint_class_maps
+from vitreous.data.annotations.shapes import mask_to_rle
+from vitreous.data.annotations.target import AnnotatedFiles, AnnotatedSplit, Target, check_image_samples
+from vitreous.data.annotations.yolo import format_yolo_line
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.progress import Listener, NullListener
-from vitreous.system.disk import atomic_path, write_error
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.system.disk import atomic_path, make_write_error
 
 UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lines of lists
-Rows = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it
+AnnotatedImages = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it
 
 
 @dataclass(frozen=True)
-class Format:
+class AnnotationFormat:
     """A format: where it has its images, with {split}, what writes the annotations of a split, and what ends it."""
 
     images: str
-    write_split: Callable[[Path, str, Rows, tuple[str, ...]], None]
-    finish: Callable[[Path, dict[str, Rows], tuple[str, ...]], None] = lambda home, splits, classes: None
+    write_split: Callable[[Path, str, AnnotatedImages, tuple[str, ...]], None]
+    finish: Callable[[Path, dict[str, AnnotatedImages], tuple[str, ...]], None] = lambda home, splits, classes: None
     loses_masks: bool = True
 
 
-def convert_annotations(data: Data, out: Path, to: str, listener: Listener | None = None) -> dict[str, Any]:
+def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListener | None = None) -> dict[str, Any]:
     """Write a data set with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
 
     Validation images that were held out, not given, stay in `train`. Returns the images and objects of each split.
@@ -49,20 +49,20 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
     without what the format needs.
     """
     listener = listener or NullListener()
-    if to not in FORMATS:
-        raise UsageError(f"--to {to} is no format", f"use one of {', '.join(FORMATS)}")
+    if to not in ANNOTATION_FORMATS:
+        raise UsageError(f"--to {to} is no format", f"use one of {', '.join(ANNOTATION_FORMATS)}")
     if out.exists() or out.is_symlink():
-        raise UsageError(f"{printable(out)} exists already, and is not overwritten", "name another folder")
-    require_pictures(data.splits.values(), "annotations are converted of pictures")
+        raise UsageError(f"{escape_unprintable(out)} exists already, and is not overwritten", "name another folder")
+    check_image_samples(data.splits.values(), "annotations are converted of pictures")
     if to == "masks":
-        data = paint_classes(data)
+        data = paint_class_maps(data)
     check_class_names(data.classes, to)
-    form, splits = FORMATS[to], given_splits(data)
+    form, splits = ANNOTATION_FORMATS[to], get_annotated_splits(data)
     counts: dict[str, dict[str, int]] = {}
     lost = maps = 0
     try:
         with atomic_path(out) as home:
-            written: dict[str, Rows] = {}
+            written: dict[str, AnnotatedImages] = {}
             for name, split in splits.items():
                 written[name] = copy_images(split, home / form.images.format(split=name), written, listener)
                 targets = [target for _, target in written[name]]
@@ -75,7 +75,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
                 raise DataError(f"{data.name} has class maps, which tell no objects", "use --to masks")
             form.finish(home, written, data.classes)
     except OSError as error:
-        raise write_error(out, error) from None
+        raise make_write_error(out, error) from None
     if maps:
         listener.note(f"class maps of {maps} images are left out, objects are written: use --to masks to keep the maps")
     if lost:
@@ -83,7 +83,7 @@ def convert_annotations(data: Data, out: Path, to: str, listener: Listener | Non
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
 
 
-def given_splits(data: Data) -> dict[str, AnnotatedSplit]:
+def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
     """The splits as the data set has them, without a `val` that was drawn. Raises DataError for other data."""
     splits: dict[str, Split] = dict(data.splits)
     if data.whole is not None:
@@ -95,16 +95,18 @@ def given_splits(data: Data) -> dict[str, AnnotatedSplit]:
     return annotated
 
 
-def copy_images(split: AnnotatedSplit, folder: Path, others: dict[str, Rows], listener: Listener) -> Rows:
+def copy_images(
+    split: AnnotatedSplit, folder: Path, others: dict[str, AnnotatedImages], listener: ProgressListener
+) -> AnnotatedImages:
     """Copy the images of a split into a folder, and read what is on them. Names that are taken get a number before
     them; characters that a format could not store become `_`. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
-    taken = {name_key(Path(name).stem) for rows in others.values() for name, _ in rows}
-    rows: Rows = []
+    taken = {fold_file_name(Path(name).stem) for rows in others.values() for name, _ in rows}
+    rows: AnnotatedImages = []
     for sample in range(len(split)):
-        place = path_of(split, sample)
-        stem = unique_stem(storable_stem(place.stem), sample, taken)
-        taken.add(name_key(stem))
+        place = get_image_path(split, sample)
+        stem = make_unique_stem(sanitise_stem(place.stem), sample, taken)
+        taken.add(fold_file_name(stem))
         target = split.target(sample)
         shutil.copyfile(place, folder / (stem + place.suffix))
         rows.append((stem + place.suffix, target))
@@ -112,20 +114,20 @@ def copy_images(split: AnnotatedSplit, folder: Path, others: dict[str, Rows], li
     return rows
 
 
-def storable_stem(stem: str) -> str:
+def sanitise_stem(stem: str) -> str:
     """Make a file name without its ending fit for lists and label files: no control characters, no bytes that are not
     UTF-8, no spaces around it and no leading dots, which hide a file."""
     return UNSTORABLE.sub("_", stem).strip().lstrip(".") or "_"
 
 
-def name_key(stem: str) -> str:
+def fold_file_name(stem: str) -> str:
     """What two file names have in common that are one name on some file systems."""
     return unicodedata.normalize("NFC", stem).casefold()
 
 
-def unique_stem(stem: str, sample: int, taken: set[str]) -> str:
+def make_unique_stem(stem: str, sample: int, taken: set[str]) -> str:
     """Put the number of the sample before a name that is taken, until it is not."""
-    while name_key(stem) in taken:
+    while fold_file_name(stem) in taken:
         stem = f"{sample}-{stem}"
     return stem
 
@@ -138,15 +140,15 @@ def check_class_names(classes: Sequence[str], to: str) -> None:
             raise DataError(f"{problem}, which {to} files cannot store", "rename the class")
 
 
-def path_of(split: AnnotatedSplit, sample: int) -> Path:
+def get_image_path(split: AnnotatedSplit, sample: int) -> Path:
     """The file of an image. Raises DataError for images in archives."""
     inner = getattr(split, "split", split)  # of one that paints class maps
     if not isinstance(inner, AnnotatedFiles):
-        raise DataError(f"{printable(split.name(sample))} is no file of its own", "unpack the data set first")
+        raise DataError(f"{escape_unprintable(split.name(sample))} is no file of its own", "unpack the data set first")
     return Path(inner.path(sample))
 
 
-def write_coco(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+def write_coco(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """`annotations/instances_SPLIT.json`; masks as run lengths."""
     images, annotations = [], []
     for number, (name, target) in enumerate(rows, 1):
@@ -159,7 +161,7 @@ def write_coco(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> 
             if target.layers is not None:
                 mask = target.mask(row)
                 entry["area"] = int(mask.sum())
-                entry["segmentation"] = {"size": list(target.size), "counts": runs_of_mask(mask)}
+                entry["segmentation"] = {"size": list(target.size), "counts": mask_to_rle(mask)}
             annotations.append(entry)
     categories = [{"id": number, "name": name} for number, name in enumerate(classes, 1)]
     document = {"images": images, "annotations": annotations, "categories": categories}
@@ -168,7 +170,7 @@ def write_coco(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> 
     place.write_text(json.dumps(document, ensure_ascii=False), "utf-8")
 
 
-def write_yolo(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+def write_yolo(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """`labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre and sides of boxes, in shares; crowds are left
     out."""
     folder = home / "labels" / split
@@ -178,17 +180,17 @@ def write_yolo(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> 
         lines = []
         for row in np.flatnonzero(~target.crowd).tolist():
             mask = None if target.layers is None else target.mask(row)
-            lines.append(yolo_line(int(target.labels[row]), target.boxes[row], size, mask))
+            lines.append(format_yolo_line(int(target.labels[row]), target.boxes[row], size, mask))
         (folder / name).with_suffix(".txt").write_text("\n".join(lines) + "\n" * bool(lines), "utf-8")
 
 
-def finish_yolo(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) -> None:
+def write_yolo_config(home: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
     """`data.yaml`."""
     config = {split: f"images/{split}" for split in splits} | {"names": dict(enumerate(classes))}
     (home / "data.yaml").write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "utf-8")
 
 
-def write_voc(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+def write_voc(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """`Annotations/NAME.xml`, corners counted from 1, and the list of the split."""
     for place in (home / "Annotations", home / "ImageSets" / "Main"):
         place.mkdir(parents=True, exist_ok=True)
@@ -213,26 +215,26 @@ def write_voc(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> N
     (home / "ImageSets" / "Main" / f"{split}.txt").write_text(stems + "\n", "utf-8")
 
 
-def write_masks(home: Path, split: str, rows: Rows, classes: tuple[str, ...]) -> None:
+def write_masks(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
     """`masks/SPLIT/NAME.png`, pixels are the numbers of classes."""
-    folder, colours = home / "masks" / split, class_colours(classes)
+    folder, colours = home / "masks" / split, create_class_colours(classes)
     folder.mkdir(parents=True)
     for name, target in rows:
-        picture_of_map(target.class_map(), colours).save((folder / name).with_suffix(".png"))
+        class_map_to_image(target.class_map(), colours).save((folder / name).with_suffix(".png"))
 
 
-def finish_masks(home: Path, splits: dict[str, Rows], classes: tuple[str, ...]) -> None:
+def write_mask_classes(home: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
     """`classes.txt`, with colours where a name could be taken for one with a colour."""
-    colours = class_colours(classes)
+    colours = create_class_colours(classes)
     names = list(classes)
-    if any(split_colour(name)[1] for name in classes):  # a name that ends as a colour does gets its own behind it
+    if any(parse_class_line(name)[1] for name in classes):  # a name that ends as a colour does gets its own behind it
         names = [f"{name} {' '.join(map(str, colour))}" for name, colour in zip(classes, colours, strict=True)]
-    (home / CLASSES).write_bytes(("\n".join(names) + "\n").encode())
+    (home / CLASSES_FILE).write_bytes(("\n".join(names) + "\n").encode())
 
 
-FORMATS = {
-    "coco": Format("images/{split}", write_coco, loses_masks=False),
-    "yolo": Format("images/{split}", write_yolo, finish_yolo, loses_masks=False),
-    "voc": Format("JPEGImages", write_voc),
-    "masks": Format("images/{split}", write_masks, finish_masks, loses_masks=False),
+ANNOTATION_FORMATS = {
+    "coco": AnnotationFormat("images/{split}", write_coco, loses_masks=False),
+    "yolo": AnnotationFormat("images/{split}", write_yolo, write_yolo_config, loses_masks=False),
+    "voc": AnnotationFormat("JPEGImages", write_voc),
+    "masks": AnnotationFormat("images/{split}", write_masks, write_mask_classes, loses_masks=False),
 }

@@ -19,32 +19,49 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitreous.apps.curation.shards import INSTRUCTIONS, SHARDS, Encoder, Plan, Stored, npy_bytes, record, write_record
-from vitreous.data.annotations.target import AnnotatedSplit, require_pictures
+from vitreous.apps.curation.shards import (
+    READING_INSTRUCTIONS,
+    SHARD_CLASSES,
+    PackPlan,
+    SampleEncoder,
+    StoredImage,
+    encode_npy,
+    make_file_record,
+    write_recorded_file,
+)
+from vitreous.data.annotations.target import AnnotatedSplit, check_image_samples
 from vitreous.data.latents import LatentEncoder
-from vitreous.data.layouts.packed import ARRAYS, DOCUMENT, ROW, UNFINISHED, VERSION, describe, is_pack
-from vitreous.data.loader import in_workers
-from vitreous.data.screen import refuse
+from vitreous.data.layouts.packed import (
+    ARRAY_PACK_FORMS,
+    PACK_DOCUMENT,
+    PACK_INDEX_DTYPE,
+    PACK_VERSION,
+    UNFINISHED_FOLDER,
+    is_pack,
+    read_pack_document,
+)
+from vitreous.data.loader import map_in_workers
+from vitreous.data.screen import unreadable_images_error
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, hash_file_times
-from vitreous.errors import DataError, ResourceError, UsageError, printable
-from vitreous.progress import Listener
-from vitreous.system.cores import default_workers
-from vitreous.system.disk import publish
+from vitreous.errors import DataError, ResourceError, UsageError, escape_unprintable
+from vitreous.progress import ProgressListener
+from vitreous.system.cores import default_worker_count
+from vitreous.system.disk import sync_and_rename
 
-CHUNK = 16  # images that a worker sends at a time
-PROBED = 64  # images whose size is measured, before any is written
-SPARE = 1.1  # of the bytes that they promise
-DEFAULT = Plan()
+WORKER_CHUNK_SIZE = 16  # images that a worker sends at a time
+MAX_MEASURED_IMAGES = 64  # images whose size is measured, before any is written
+DISK_SPACE_MARGIN = 1.1  # of the bytes that they promise
+DEFAULT_PLAN = PackPlan()
 
 
-def pack(
+def pack_dataset(
     source: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    plan: Plan = DEFAULT,
+    plan: PackPlan = DEFAULT_PLAN,
     bad_images: Literal["stop", "skip"] = "stop",
     workers: int | None = None,
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
     autoencoder: LatentEncoder | None = None,
 ) -> dict[str, Any]:
     """Write a data set as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
@@ -56,53 +73,59 @@ def pack(
     pixels, which a pack would lose, ResourceError where the disk is too small.
     """
     data = open_data(source)
-    require_pictures(data.splits.values(), "packs hold pictures")
+    check_image_samples(data.splits.values(), "packs hold pictures")
     if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
         problem = f"{data.name} has annotations, which a pack would lose: it holds images and the classes on each"
         raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
     if data.targets:
         problem = f"{data.name} has values, which a pack would lose: it holds images and the classes on each"
         raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
-    plan = replace(plan, source=fingerprint(data))
+    plan = replace(plan, source=fingerprint_source(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):
-        raise UsageError(f"{printable(out)} lies inside of {printable(source)}", "use an --out beside it")
-    if is_pack(out) and (out / DOCUMENT).exists():  # it is written last
-        shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-        return finished_before(out, plan)
-    prepare_folder(out, plan)
+        raise UsageError(
+            f"{escape_unprintable(out)} lies inside of {escape_unprintable(source)}", "use an --out beside it"
+        )
+    if is_pack(out) and (out / PACK_DOCUMENT).exists():  # it is written last
+        shutil.rmtree(out / UNFINISHED_FOLDER, ignore_errors=True)
+        return verify_finished_pack(out, plan)
+    prepare_pack_folder(out, plan)
     if data.groups is not None and listener:
         listener.note("the groups of images are not kept, only the splits that were drawn by them")
-    require_space(out, data, plan, autoencoder)
+    require_disk_space(out, data, plan, autoencoder)
     first = len(data.split("train")) if plan.mirror else None
     if first is not None:
         twice = data.split("train").take(np.tile(np.arange(first), 2))
         data = replace(data, splits=data.splits | {"train": twice})
     records, bad = {}, {}
     for name in data.splits:
-        reader = Encoder(data.splits[name], plan, first if name == "train" else None)
-        coding = Coding(reader, default_workers() if workers is None else workers, autoencoder)
+        reader = SampleEncoder(data.splits[name], plan, first if name == "train" else None)
+        coding = PackEncoding(reader, default_worker_count() if workers is None else workers, autoencoder)
         records[name], unreadable = pack_split(out, name, data, coding, listener)
         bad |= {(name, sample): message for sample, message in unreadable.items()}
     if bad and bad_images == "stop":
         total = sum(map(len, data.splits.values()))
-        raise refuse({number: DataError(message) for number, message in enumerate(bad.values())}, total)
+        raise unreadable_images_error(
+            {number: DataError(message) for number, message in enumerate(bad.values())}, total
+        )
     document = {
-        "vitreous_pack": VERSION,
+        "vitreous_pack": PACK_VERSION,
         **asdict(plan),
-        "how_to_read": INSTRUCTIONS[plan.form],
+        "how_to_read": READING_INSTRUCTIONS[plan.form],
         "multilabel": data.multilabel,
         "drawn": data.whole is not None,
         "splits": records,
         "classes": list(data.classes),
         "titles": data.titles,
     }
-    write_record(out / DOCUMENT, json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass"))
-    shutil.rmtree(out / UNFINISHED)
+    write_recorded_file(
+        out / PACK_DOCUMENT, json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")
+    )
+    shutil.rmtree(out / UNFINISHED_FOLDER)
     return {"out": os.fspath(out), **document}
 
 
-def fingerprint(data: Data) -> str:
+def fingerprint_source(data: Data) -> str:
     """The data's own fingerprint, and the sizes and times of its files, where it is made of files."""
     digest = hashlib.sha256(data.fingerprint().encode())
     for split in data.splits.values():
@@ -110,65 +133,67 @@ def fingerprint(data: Data) -> str:
     return digest.hexdigest()
 
 
-def prepare_folder(out: Path, plan: Plan) -> None:
+def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
     """Prepare the folder of a pack, or one that was begun with the same plan. Raises UsageError for any other
     folder."""
-    state = out / UNFINISHED
+    state = out / UNFINISHED_FOLDER
     if (state / "plan.json").is_file():
         try:
             known = json.loads((state / "plan.json").read_text("utf-8"))
         except ValueError:
             known = {}
-        if other := differences(plan, known):
-            problem = f"{printable(out)} was begun with another {other}"
+        if other := describe_plan_differences(plan, known):
+            problem = f"{escape_unprintable(out)} was begun with another {other}"
             raise UsageError(problem, "use another --out, or remove that folder")
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
-        raise UsageError(f"{printable(out)} exists and is not empty", "use another --out")
+        raise UsageError(f"{escape_unprintable(out)} exists and is not empty", "use another --out")
     for torn in (*out.glob("*.part"), *out.rglob(".*.tmp")):
         torn.unlink()
     state.mkdir(parents=True, exist_ok=True)
-    write_record(state / "plan.json", json.dumps(asdict(plan)).encode())
+    write_recorded_file(state / "plan.json", json.dumps(asdict(plan)).encode())
 
 
-def differences(plan: Plan, known: dict[str, Any]) -> str:
+def describe_plan_differences(plan: PackPlan, known: dict[str, Any]) -> str:
     """The fields of a plan that are not as in a document, in words; empty where all are."""
-    before = asdict(DEFAULT) | known
+    before = asdict(DEFAULT_PLAN) | known
     return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if before[n] != value)
 
 
-def finished_before(out: Path, plan: Plan) -> dict[str, Any]:
+def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
     """The document of a pack that is complete, every file checked. Raises UsageError for another plan, DataError for
     damage."""
-    document = describe(out)
-    if other := differences(plan, document):
-        raise UsageError(f"{printable(out)} is a pack of another {other}", "use another --out")
+    document = read_pack_document(out)
+    if other := describe_plan_differences(plan, document):
+        raise UsageError(f"{escape_unprintable(out)} is a pack of another {other}", "use another --out")
     for split in document["splits"].values():
         for known in (*split["shards"], *split["files"].values()):
             path = out / known["file"]
-            if not path.is_file() or record(path)["sha256"] != known["sha256"]:
+            if not path.is_file() or make_file_record(path)["sha256"] != known["sha256"]:
                 hint = "remove the folder, and pack again"
-                raise DataError(f"{printable(path)} is not there as it was written", hint)
+                raise DataError(f"{escape_unprintable(path)} is not there as it was written", hint)
     return {"out": os.fspath(out), **document}
 
 
-def require_space(out: Path, data: Data, plan: Plan, autoencoder: LatentEncoder | None) -> None:
+def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: LatentEncoder | None) -> None:
     """Raise ResourceError where the disk has not the space that a pack will take, estimated from some of its images."""
     share = 1.0
     if autoencoder is not None:  # two bytes for a channel of a place, of three for each pixel
         share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
     total = 0
     for split in data.splits.values():
-        rows = np.linspace(0, len(split) - 1, min(PROBED, len(split))).astype(int)
-        reader = Encoder(split, plan)
-        sizes = [len(stored.content) for _, stored in (reader[int(row)] for row in rows) if isinstance(stored, Stored)]
-        total += math.ceil(np.mean(sizes) * len(split) * SPARE * share) if sizes else 0
+        rows = np.linspace(0, len(split) - 1, min(MAX_MEASURED_IMAGES, len(split))).astype(int)
+        reader = SampleEncoder(split, plan)
+        sizes = [
+            len(stored.content) for _, stored in (reader[int(row)] for row in rows) if isinstance(stored, StoredImage)
+        ]
+        total += math.ceil(np.mean(sizes) * len(split) * DISK_SPACE_MARGIN * share) if sizes else 0
     free = shutil.disk_usage(out).free + sum(entry.stat().st_size for entry in out.iterdir() if entry.is_file())
     if total > free:
-        problem = f"a pack of {total:,} bytes does not fit on the disk of {printable(out)}, which has {free:,}"
+        problem = f"a pack of {total:,} bytes does not fit on the disk of {escape_unprintable(out)}, which has {free:,}"
         raise ResourceError(problem, "free some space")
 
 
-def portable_name(data: Data, name: str) -> str:
+def strip_data_folder(data: Data, name: str) -> str:
     """The name of a sample, without the folder that the data are in: a pack may go to another machine."""
     for home in (data.name, os.path.dirname(data.name)):
         if home and name.startswith(f"{home}/"):
@@ -177,45 +202,45 @@ def portable_name(data: Data, name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Coding:
+class PackEncoding:
     """How samples become what is stored: read by so many `workers` and, where there is an autoencoder, by it."""
 
-    reader: Encoder
+    reader: SampleEncoder
     workers: int
     autoencoder: LatentEncoder | None = None
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> PackPlan:
         """What the bytes depend on."""
         return self.reader.plan
 
-    def samples(self, start: int) -> Generator[tuple[int, Stored | DataError]]:
+    def samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:
         """Yield samples from `start` on, in order; DataError stands for an image that cannot be read. Raises
         ResourceError for a lost worker."""
         stop = len(self.reader.split)
-        places = (range(low, min(low + CHUNK, stop)) for low in range(start, stop, CHUNK))
-        for rows in in_workers(self.reader, places, self.workers, list, prefetch=4):
+        places = (range(low, min(low + WORKER_CHUNK_SIZE, stop)) for low in range(start, stop, WORKER_CHUNK_SIZE))
+        for rows in map_in_workers(self.reader, places, self.workers, list, prefetch=4):
             for sample, stored in rows:
                 yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
 
-    def encode(self, sample: int, stored: Stored) -> Stored:
+    def encode(self, sample: int, stored: StoredImage) -> StoredImage:
         """The latents of what a worker has read, where there is an autoencoder."""
         if self.autoencoder is None:
             return stored
         shape = stored.height, stored.width, stored.channels
         pixels = np.frombuffer(stored.content, np.uint8).reshape(shape)
-        numbers = self.autoencoder.encode(pixels, sample).astype(ARRAYS["latents"][0])
-        return Stored("raw", numbers.tobytes(), *numbers.shape)
+        numbers = self.autoencoder.encode(pixels, sample).astype(ARRAY_PACK_FORMS["latents"][0])
+        return StoredImage("raw", numbers.tobytes(), *numbers.shape)
 
 
 def pack_split(
-    out: Path, name: str, data: Data, coding: Coding, listener: Listener | None
+    out: Path, name: str, data: Data, coding: PackEncoding, listener: ProgressListener | None
 ) -> tuple[dict[str, Any], dict[int, str]]:
     """Write one split. Returns its entry in `pack.json`, and why samples cannot be read. Raises DataError where none
     can."""
     split, plan = data.splits[name], coding.plan
     shards, rows, bad, at = load_finished_shards(out, name)
-    kind = SHARDS[plan.form]
+    kind = SHARD_CLASSES[plan.form]
     shard, first, temporary = None, at, out / "shard.part"
     unread: dict[int, str] = {}
 
@@ -224,17 +249,17 @@ def pack_split(
         assert shard is not None
         rows.append(shard.close())
         path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
-        publish(temporary, path)
-        held = {**record(path), "images": shard.images}
+        sync_and_rename(temporary, path)
+        held = {**make_file_record(path), "images": shard.images}
         state = {"record": held, "first": first, "stop": stop, "unread": unread}
-        write_record(out / UNFINISHED / f"{path.name}.npy", npy_bytes(rows[-1]))
-        write_record(out / UNFINISHED / f"{path.name}.json", json.dumps(state).encode())
+        write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.npy", encode_npy(rows[-1]))
+        write_recorded_file(out / UNFINISHED_FOLDER / f"{path.name}.json", json.dumps(state).encode())
         shards.append(held)
 
     with closing(coding.samples(at)) as stream:
         for sample, stored in stream:
-            if isinstance(stored, Stored):
-                item = sample, stored, split.labels[sample], portable_name(data, split.name(sample))
+            if isinstance(stored, StoredImage):
+                item = sample, stored, split.labels[sample], strip_data_folder(data, split.name(sample))
                 if shard is None or not shard.add(*item):
                     if shard:
                         close_shard(sample)
@@ -251,7 +276,7 @@ def pack_split(
     bad |= unread
     if not shards:
         raise DataError(f"none of {len(split)} images of {name} can be read; the first: {next(iter(bad.values()), '')}")
-    return write_index(out, name, data=data, plan=plan, shards=shards, rows=rows, bad=bad), bad
+    return write_split_index(out, name, data=data, plan=plan, shards=shards, rows=rows, bad=bad), bad
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
@@ -262,12 +287,12 @@ def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], li
     bad: dict[int, str] = {}
     at = 0
     while True:
-        records = sorted((out / UNFINISHED).glob(f"{name}-{len(shards):06d}.*.json"))
+        records = sorted((out / UNFINISHED_FOLDER).glob(f"{name}-{len(shards):06d}.*.json"))
         try:
             state = json.loads(records[0].read_text("utf-8"))
             held = np.load(records[0].with_suffix(".npy"), allow_pickle=False)
-            same = record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
-            if not same or state["first"] != at or held.dtype != ROW:
+            same = make_file_record(out / records[0].stem)["sha256"] == state["record"]["sha256"]
+            if not same or state["first"] != at or held.dtype != PACK_INDEX_DTYPE:
                 return shards, rows, bad, at
         except (IndexError, OSError, ValueError, KeyError):
             return shards, rows, bad, at
@@ -277,11 +302,11 @@ def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], li
         at = state["stop"]
 
 
-def write_index(
+def write_split_index(
     out: Path,
     name: str,
     data: Data,
-    plan: Plan,
+    plan: PackPlan,
     shards: list[dict[str, Any]],
     rows: list[np.ndarray],
     bad: dict[int, str],
@@ -293,22 +318,25 @@ def write_index(
         if entry.name not in {shard["file"] for shard in shards}:
             entry.unlink()
     files = {}
-    if plan.form in ARRAYS:
+    if plan.form in ARRAY_PACK_FORMS:
         index = np.concatenate(rows)
         samples = index["shard"].copy()
         index["shard"] = np.repeat(np.arange(len(rows)), [len(part) for part in rows])
         labels = split.labels[samples]
         if labels.ndim == 2:
-            files["labels"] = write_record(out / f"{name}.labels.npy", npy_bytes(labels.astype(np.uint8)))
+            files["labels"] = write_recorded_file(out / f"{name}.labels.npy", encode_npy(labels.astype(np.uint8)))
         else:
             index["label"] = labels
-        files["index"] = write_record(out / f"{name}.index.npy", npy_bytes(index))
-        ids = "".join(f"{printable(portable_name(data, split.name(sample)))}\n" for sample in samples.tolist())
-        files["ids"] = write_record(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
+        files["index"] = write_recorded_file(out / f"{name}.index.npy", encode_npy(index))
+        ids = "".join(
+            f"{escape_unprintable(strip_data_folder(data, split.name(sample)))}\n" for sample in samples.tolist()
+        )
+        files["ids"] = write_recorded_file(out / f"{name}.ids.txt", ids.encode("utf-8", "replace"))
     return {
         "images": sum(shard["images"] for shard in shards),
         "unreadable": [
-            {"id": portable_name(data, split.name(row)), "why": portable_name(data, bad[row])} for row in sorted(bad)
+            {"id": strip_data_folder(data, split.name(row)), "why": strip_data_folder(data, bad[row])}
+            for row in sorted(bad)
         ],
         "shards": shards,
         "files": files,

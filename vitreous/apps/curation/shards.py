@@ -13,19 +13,19 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import FORMATS, decode, orientation, silence
-from vitreous.data.decoding.heif import open_formats
+from vitreous.data.decoding.decode import IMAGE_FORMATS, decode_to_pillow, read_exif_orientation, suppress_warnings
+from vitreous.data.decoding.heif import select_pillow_formats
 from vitreous.data.latents import Latents
-from vitreous.data.layouts.packed import ROW
+from vitreous.data.layouts.packed import PACK_INDEX_DTYPE
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.system.disk import atomic, sha256
+from vitreous.system.disk import compute_sha256, open_atomic
 
-GREY = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
-HEADER = 128  # bytes in front of the numbers in a .npy file of ours
-LAST = 1024  # zeros that end a tar
-MAPPED = (
+GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
+NPY_HEADER_BYTES = 128  # bytes in front of the numbers in a .npy file of ours
+TAR_END_BYTES = 1024  # zeros that end a tar
+MMAP_INSTRUCTIONS = (
     "import json, numpy\n"
     "pack = json.load(open('pack.json'))\n"
     "split = pack['splits']['train']\n"
@@ -36,18 +36,18 @@ MAPPED = (
     "label = pack['classes'][row['label']] if row['label'] >= 0 else numpy.load(split['files']['labels']['file'])[0]\n"
     "name = open(split['files']['ids']['file'], encoding='utf-8').read().split('\\n')[0]\n"
 )
-SCALED = "pixels = (pixels - pack['latents']['shift']) * pack['latents']['scale']\n"
-INSTRUCTIONS = {
+LATENT_INSTRUCTIONS = "pixels = (pixels - pack['latents']['shift']) * pack['latents']['scale']\n"
+READING_INSTRUCTIONS = {
     "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
     "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
     "of its classes.",
-    "uint8": MAPPED,
-    "latents": MAPPED + SCALED,
+    "uint8": MMAP_INSTRUCTIONS,
+    "latents": MMAP_INSTRUCTIONS + LATENT_INSTRUCTIONS,
 }
 
 
 @dataclass(frozen=True)
-class Plan:
+class PackPlan:
     """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size`
     in bytes.
 
@@ -65,8 +65,8 @@ class Plan:
     mirror: bool = False
 
     def __post_init__(self) -> None:
-        if self.form not in INSTRUCTIONS:
-            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(INSTRUCTIONS)}")
+        if self.form not in READING_INSTRUCTIONS:
+            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(READING_INSTRUCTIONS)}")
         if not 1 <= self.quality <= 100:
             raise UsageError(f"a quality of {self.quality} cannot be", "JPEG has 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
@@ -78,7 +78,7 @@ class Plan:
             raise UsageError(problem, "use --short-side 256")
 
 
-class Stored(NamedTuple):
+class StoredImage(NamedTuple):
     """One image as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its pixels or
     latents."""
 
@@ -90,7 +90,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Encoder:
+class SampleEncoder:
     """Turns samples of a split into what a pack stores of them.
 
     The short side is scaled down to `plan.short_side` pixels where it is longer, with a bicubic filter, and never up.
@@ -101,25 +101,25 @@ class Encoder:
     """
 
     split: Split
-    plan: Plan
+    plan: PackPlan
     mirrored: int | None = None
 
-    def __getitem__(self, sample: int) -> tuple[int, Stored | DataError]:
+    def __getitem__(self, sample: int) -> tuple[int, StoredImage | DataError]:
         try:
             return sample, self.one(sample)
         except DataError as error:
             return sample, error
 
-    def one(self, sample: int) -> Stored:
+    def one(self, sample: int) -> StoredImage:
         """What is stored of one sample. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
-        picture = decode(raw, 3, self.split.name(sample))
+        picture = decode_to_pillow(raw, 3, self.split.name(sample))
         if plan.form == "latents":
             middle = ImagePreprocess((plan.short_side, plan.short_side)).fit_image(picture)
             if self.mirrored is not None and sample >= self.mirrored:
                 middle = middle.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-            return Stored("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)
-        unchanged, coded, grey = kind_of(raw)
+            return StoredImage("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)
+        unchanged, coded, grey = detect_stored_form(raw)
         if grey:
             picture = picture.convert("L")  # exact: all three channels are the same
         share = plan.short_side / min(picture.size)
@@ -128,34 +128,37 @@ class Encoder:
             picture = picture.resize(size, Image.Resampling.BICUBIC)
         shape = picture.height, picture.width, len(picture.getbands())
         if plan.form == "uint8":
-            return Stored("raw", picture.tobytes(), *shape)
+            return StoredImage("raw", picture.tobytes(), *shape)
         if unchanged and share >= 1:
             assert isinstance(raw, bytes)
-            return Stored(coded, raw, *shape)
+            return StoredImage(coded, raw, *shape)
         buffer = io.BytesIO()
         if share < 1 and (coded == "jpg" or not plan.lossless):
             picture.save(buffer, "JPEG", quality=plan.quality)
-            return Stored("jpg", buffer.getvalue(), *shape)
+            return StoredImage("jpg", buffer.getvalue(), *shape)
         picture.save(buffer, "PNG")
-        return Stored("png", buffer.getvalue(), *shape)
+        return StoredImage("png", buffer.getvalue(), *shape)
 
 
-def kind_of(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """What bytes, or pixels (H, W[, C]), that `decode` has accepted are: whether any reader shows the same pixels;
-    `jpg`, `png` or ""; whether they are grey."""
+def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
+    """What bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted are: whether any reader shows the same
+    pixels; `jpg`, `png` or ""; whether they are grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
         return False, "", False
-    with silence(), Image.open(io.BytesIO(raw), formats=open_formats(raw, "image", FORMATS)) as image:
+    with (
+        suppress_warnings(),
+        Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, "image", IMAGE_FORMATS)) as image,
+    ):
         coded = {"JPEG": "jpg", "PNG": "png"}.get(image.format or "", "")
         unchanged = (
             image.mode in ("L", "RGB")
-            and orientation(image) == 1
+            and read_exif_orientation(image) == 1
             and not image.has_transparency_data
             and getattr(image, "n_frames", 1) == 1
         )
-        return bool(coded) and unchanged, coded, image.mode in GREY
+        return bool(coded) and unchanged, coded, image.mode in GREY_MODES
 
 
 class TarShard:
@@ -167,9 +170,9 @@ class TarShard:
     def __init__(self, path: Path, classes: Sequence[str], limit: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115 (close() does)
         self.tar = tarfile.open(fileobj=self.file, mode="w", format=tarfile.USTAR_FORMAT)  # noqa: SIM115
-        self.classes, self.limit, self.size, self.images = classes, limit, LAST, 0
+        self.classes, self.limit, self.size, self.images = classes, limit, TAR_END_BYTES, 0
 
-    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> bool:
+    def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
         """Write one sample, with a label of shape () or (K,); False where the shard is full. Raises OSError."""
         multilabel = label.ndim == 1
         words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if multilabel else [int(label)])]
@@ -188,10 +191,10 @@ class TarShard:
         return True
 
     def close(self) -> np.ndarray:
-        """End the archive; (0,) rows of `ROW`, as it needs none."""
+        """End the archive; (0,) rows of `PACK_INDEX_DTYPE`, as it needs none."""
         self.tar.close()
         self.file.close()
-        return np.empty(0, ROW)
+        return np.empty(0, PACK_INDEX_DTYPE)
 
 
 class ArrayShard:
@@ -202,35 +205,35 @@ class ArrayShard:
 
     def __init__(self, path: Path, classes: Sequence[str], limit: int) -> None:
         self.file = open(path, "wb")  # noqa: SIM115 (close() does)
-        self.file.write(bytes(HEADER))
+        self.file.write(bytes(NPY_HEADER_BYTES))
         self.rows: list[tuple[int, ...]] = []
-        self.limit, self.size, self.images = limit, HEADER, 0
+        self.limit, self.size, self.images = limit, NPY_HEADER_BYTES, 0
 
-    def add(self, sample: int, stored: Stored, label: np.ndarray, name: str) -> bool:
+    def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
         """Write one sample; False where the shard is full. Raises OSError. Its row, of shape (6,), has the sample in
         place of the shard, and no label yet."""
         if self.images and self.size + len(stored.content) > self.limit:
             return False
         self.file.write(stored.content)
-        place = (self.size - HEADER) // self.dtype.itemsize
+        place = (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
         self.rows.append((sample, place, stored.height, stored.width, stored.channels, -1))
         self.size += len(stored.content)
         self.images += 1
         return True
 
     def close(self) -> np.ndarray:
-        """Write the header and end the file; the rows of its images, (n,) of `ROW`.
+        """Write the header and end the file; the rows of its images, (n,) of `PACK_INDEX_DTYPE`.
 
         The header (format 1.0) is as long whatever the shape is, since it is written last.
         """
-        sizes, numbers = {row[2:5] for row in self.rows}, (self.size - HEADER) // self.dtype.itemsize
+        sizes, numbers = {row[2:5] for row in self.rows}, (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
         shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (numbers,)
         words = f"{{'descr': '{self.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}"
-        header = words.encode().ljust(HEADER - 11) + b"\n"
+        header = words.encode().ljust(NPY_HEADER_BYTES - 11) + b"\n"
         self.file.seek(0)
         self.file.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
         self.file.close()
-        return np.array(self.rows, dtype=ROW)
+        return np.array(self.rows, dtype=PACK_INDEX_DTYPE)
 
 
 class LatentShard(ArrayShard):
@@ -239,22 +242,22 @@ class LatentShard(ArrayShard):
     dtype = np.dtype(np.float16)
 
 
-SHARDS = {"tar": TarShard, "uint8": ArrayShard, "latents": LatentShard}
+SHARD_CLASSES = {"tar": TarShard, "uint8": ArrayShard, "latents": LatentShard}
 
 
-def write_record(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file, whole or not at all; returns its `record`. Raises OSError."""
-    with atomic(path) as file:
+def write_recorded_file(path: Path, content: bytes) -> dict[str, Any]:
+    """Write a small file, whole or not at all; returns its `make_file_record`. Raises OSError."""
+    with open_atomic(path) as file:
         file.write(content)
-    return record(path)
+    return make_file_record(path)
 
 
-def record(path: Path) -> dict[str, Any]:
+def make_file_record(path: Path) -> dict[str, Any]:
     """A file's name, bytes and SHA-256. Raises OSError."""
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": compute_sha256(path)}
 
 
-def npy_bytes(array: np.ndarray) -> bytes:
+def encode_npy(array: np.ndarray) -> bytes:
     """An array of any shape as a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)

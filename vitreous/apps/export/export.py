@@ -12,25 +12,25 @@ from typing import Any, Literal, cast
 import numpy as np
 import torch
 
-from vitreous.apps.export.formats import FORMS, ExportTarget, open_export
-from vitreous.apps.export.graph import check_dynamic
-from vitreous.apps.export.proof_images import gather, other_sizes
-from vitreous.errors import ResourceError, UsageError, VitreousError, check_path, nearest
-from vitreous.inference.card import card_of
+from vitreous.apps.export.formats import EXPORT_FORMATS, ExportTarget, open_export
+from vitreous.apps.export.graph import check_dynamic_size
+from vitreous.apps.export.proof_images import collect_proof_images, make_other_sizes
+from vitreous.errors import ResourceError, UsageError, VitreousError, check_path_argument, suggest_nearest
+from vitreous.inference.card import build_card
 from vitreous.inference.engine import Engine, make_engine
 from vitreous.inference.libraries import check_installed
 from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
-from vitreous.progress import Listener, NullListener
-from vitreous.system.disk import publish, sha256
-from vitreous.tasks.detection_proof import ObjectProof
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.system.disk import compute_sha256, sync_and_rename
+from vitreous.tasks.detection_proof import ObjectComparison
 from vitreous.tasks.documents import ExportDocument, ExportedFile
-from vitreous.tasks.export_proof import Proof, ProofImages
+from vitreous.tasks.export_proof import ExportComparison, VerificationImages
 from vitreous.weights.bundle import Bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.foreign import FORMATS
+from vitreous.weights.foreign import FOREIGN_FORMATS
 
-KINDS = ("int8",)
+QUANTIZED_DTYPES = ("int8",)
 #: figures of an export that weights do not have
 NOT_MEASURED = (
     "max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"
@@ -47,7 +47,7 @@ def export(
     dynamic_size: bool = False,
     max_loss: float | Literal["any"] | None = None,
     overwrite: bool = False,
-    listener: Listener | None = None,
+    listener: ProgressListener | None = None,
 ) -> ExportDocument:
     """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
 
@@ -62,44 +62,46 @@ def export(
     which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot be
     exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
     """
-    check_path(run, "export(run)")
-    if to not in FORMS:
+    check_path_argument(run, "export(run)")
+    if to not in EXPORT_FORMATS:
         more = bool(images or data or quantize or dynamic_size or max_loss is not None)
         return export_weights(run, to, out=out, more=more, overwrite=overwrite, listener=listener or NullListener())
-    allowed = check_options(to, images, data, quantize, max_loss)
-    check_installed(FORMS[to].libraries + FORMS[to].for_int8 * (quantize is not None))
+    allowed = check_export_options(to, images, data, quantize, max_loss)
+    check_installed(EXPORT_FORMATS[to].libraries + EXPORT_FORMATS[to].for_int8 * (quantize is not None))
     listener = listener or NullListener()
-    place = choose_place(run, out, "model" + (f"-{quantize}" if quantize else ""), FORMS[to].suffix, overwrite)
+    place = choose_output_path(
+        run, out, "model" + (f"-{quantize}" if quantize else ""), EXPORT_FORMATS[to].suffix, overwrite
+    )
     bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
     if not bundle.preprocess.stacks:
         problem = f"{run} reads pictures at their own aspect ratio, and a graph takes images of one size"
         raise UsageError(problem, "use `vitreous predict` or `serve`, or export its weights: --to timm")
     if dynamic_size:
-        check_dynamic(bundle.model.config)
+        check_dynamic_size(bundle.model.config)
     if quantize and (refusal := bundle.task.export_rules.int8_refusal):
         raise UsageError(refusal, "leave --quantize out")
-    pictures, calibration = gather(run, bundle, images, data, quantize is not None)
-    target = ExportTarget(bundle.model, card_of(bundle), dynamic_size, calibration)
+    pictures, calibration = collect_proof_images(run, bundle, images, data, quantize is not None)
+    target = ExportTarget(bundle.model, build_card(bundle), dynamic_size, calibration)
     listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
-    with scratch_beside(place) as scratch:
+    with make_scratch_folder(place) as scratch:
         file = Path(scratch) / place.name
-        FORMS[to].write(target, file)
-        proof, reason = judge(
+        EXPORT_FORMATS[to].write(target, file)
+        proof, reason = verify_export(
             bundle, open_export(file, target), pictures=pictures, target=target, allowed=allowed, listener=listener
         )
         if reason and max_loss != "any":
             raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
         if reason:
             listener.note(f"kept all the same: {reason}")
-        size, digest = publish_parts(Path(scratch), place)
+        size, digest = publish_export_files(Path(scratch), place)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
-    figures = {"format": to, "file": str(place), "bytes": size, **proof.plain(), "original_bytes": original}
+    figures = {"format": to, "file": str(place), "bytes": size, **proof.to_dict(), "original_bytes": original}
     figures |= {"sha256": digest, "quantised": quantize, "dynamic_size": dynamic_size}
     figures |= {"judged_on": pictures.name, "loss": reason or None, "outputs": bundle.task.export_rules.outputs}
     return {"run": os.fspath(run), "exports": [cast(ExportedFile, figures)]}
 
 
-def check_options(
+def check_export_options(
     to: str,
     images: Sequence[str],
     data: str | os.PathLike[str] | None,
@@ -107,8 +109,8 @@ def check_options(
     max_loss: float | Literal["any"] | None,
 ) -> float | None:
     """The share of answers that may be lost, None for the usual bounds. Raises UsageError for options that clash."""
-    if quantize not in (None, *KINDS):
-        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(KINDS)}")
+    if quantize not in (None, *QUANTIZED_DTYPES):
+        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(QUANTIZED_DTYPES)}")
     if quantize and to == "torch":
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
     if images and data is not None:
@@ -119,23 +121,23 @@ def check_options(
     return allowed
 
 
-def publish_parts(scratch: Path, place: Path) -> tuple[int, str]:
+def publish_export_files(scratch: Path, place: Path) -> tuple[int, str]:
     """Move the files of an export to its place, the one with the place's own suffix last. Returns bytes and digest."""
     parts = sorted(scratch.glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
-    size, digest = sum(part.stat().st_size for part in parts), sha256(scratch / place.name)
+    size, digest = sum(part.stat().st_size for part in parts), compute_sha256(scratch / place.name)
     for part in parts:
-        publish(part, place.parent / part.name)
+        sync_and_rename(part, place.parent / part.name)
     return size, digest
 
 
-def judge(
+def verify_export(
     bundle: Bundle,
     export: Engine,
-    pictures: ProofImages,
+    pictures: VerificationImages,
     target: ExportTarget,
     allowed: float | None,
-    listener: Listener,
-) -> tuple[Proof | ObjectProof, str]:
+    listener: ProgressListener,
+) -> tuple[ExportComparison | ObjectComparison, str]:
     """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
     at two of them."""
     original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
@@ -145,7 +147,7 @@ def judge(
         listener.progress("judge", done, total)
 
     proof: Any = bundle.task.compare_export(original, export, pictures, bundle.model.config, progress)
-    for pixels in other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
+    for pixels in make_other_sizes(pictures, bundle.model.config.patch) if target.dynamic else ():
         with torch.inference_mode():
             expected = bundle.model(bundle.preprocess.normalise(torch.from_numpy(pixels))).numpy()
         answers = bundle.task.compute(export, pixels)
@@ -161,19 +163,19 @@ def export_weights(
     out: str | os.PathLike[str] | None,
     more: bool,
     overwrite: bool,
-    listener: Listener,
+    listener: ProgressListener,
 ) -> ExportDocument:
     """Write weights in another program's format by `convert`, which reads them back.
 
     Raises UsageError for an unknown format, and for options that are not about weights."""
-    known = sorted({*FORMS, "bundle", *(form.name for form in FORMATS)})
+    known = sorted({*EXPORT_FORMATS, "bundle", *(form.name for form in FOREIGN_FORMATS)})
     if to not in known:
-        raise UsageError(f"--to {to} is no format", nearest(to, known) or f"use one of {', '.join(known)}")
+        raise UsageError(f"--to {to} is no format", suggest_nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
         message = f"--to {to} writes the weights as they are"
         raise UsageError(message, "leave the other options out, or use --to onnx, torch or openvino")
-    place = choose_place(run, out, f"model-{to}", "", overwrite)
-    with scratch_beside(place) as scratch:
+    place = choose_output_path(run, out, f"model-{to}", "", overwrite)
+    with make_scratch_folder(place) as scratch:
         document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
         file = Path(document["out"])
         if not overwrite:
@@ -192,10 +194,10 @@ def replace_path(new: Path, place: Path) -> None:
             message = f"{place} holds other files ({', '.join(others[:5])}), and is not replaced"
             raise UsageError(message, "use another --out")
         os.rename(place, new.parent / f"before-{new.name}")
-    publish(new, place)
+    sync_and_rename(new, place)
 
 
-def choose_place(
+def choose_output_path(
     run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
 ) -> Path:
     """Where the file goes: `out`, or the run's folder, or here.
@@ -218,7 +220,7 @@ def refuse_existing(path: Path) -> None:
         raise UsageError(message, "name another place with --out, or use --overwrite")
 
 
-def scratch_beside(place: Path) -> tempfile.TemporaryDirectory[str]:
+def make_scratch_folder(place: Path) -> tempfile.TemporaryDirectory[str]:
     """A folder beside the place, gone in the end. Raises ResourceError where there can be none."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

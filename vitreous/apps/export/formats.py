@@ -17,21 +17,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.apps.export.graph import INPUT, output_names, trace
+from vitreous.apps.export.graph import INPUT_NAME, output_names, trace_model
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.inference.card import Card
 from vitreous.inference.engine import Engine
-from vitreous.inference.export_file import CARD, MOST, content, describe_export, seal_onnx, seal_xml
-from vitreous.inference.exported import open_exported
-from vitreous.inference.libraries import needed, unobserved
-from vitreous.inference.openvino import quantize
+from vitreous.inference.export_file import (
+    CARD_KEY,
+    MAX_EXPORT_BYTES,
+    describe_export,
+    read_export_bytes,
+    seal_onnx,
+    seal_xml,
+)
+from vitreous.inference.exported import open_exported_file
+from vitreous.inference.libraries import disable_telemetry, import_optional_library
+from vitreous.inference.openvino import quantize_graph
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.models.zoo import Model
 
-OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
-TOO_LARGE = ("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
-WHOLE = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything
+ONNX_OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
+ONNX_TOO_LARGE = ("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
+MAX_ONNX_WEIGHT_BYTES = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything
 
 
 @dataclass(frozen=True)
@@ -57,29 +64,29 @@ class ExportTarget:
 
 def write_onnx(target: ExportTarget, place: Path) -> None:
     """An ONNX file. Raises UsageError for a model that is larger than such files can be."""
-    needed("onnxscript")
-    onnx = needed("onnx")
-    if sum(p.numel() * p.element_size() for p in target.model.parameters()) > WHOLE:
-        raise UsageError(*TOO_LARGE)
+    import_optional_library("onnxscript")
+    onnx = import_optional_library("onnx")
+    if sum(p.numel() * p.element_size() for p in target.model.parameters()) > MAX_ONNX_WEIGHT_BYTES:
+        raise UsageError(*ONNX_TOO_LARGE)
     with silence_warnings():
-        graph = onnx_graph(target)
+        graph = build_onnx_graph(target)
         strip_metadata(graph, target)
         if target.calibration is not None:
             graph = quantise_onnx(graph, target.calibration, place.parent)
-    for name, text in {CARD: target.label, **card_metadata(target.card)}.items():
+    for name, text in {CARD_KEY: target.label, **build_card_metadata(target.card)}.items():
         graph.metadata_props.add(key=name, value=text)
     onnx.checker.check_model(graph)
     raw = graph.SerializeToString()
-    if len(raw) > MOST:
-        raise UsageError(*TOO_LARGE)
+    if len(raw) > MAX_EXPORT_BYTES:
+        raise UsageError(*ONNX_TOO_LARGE)
     place.write_bytes(seal_onnx(raw))
 
 
-def onnx_graph(target: ExportTarget) -> Any:
+def build_onnx_graph(target: ExportTarget) -> Any:
     """The model as PyTorch writes it for ONNX."""
-    names: dict[str, Any] = {"input_names": [INPUT], "output_names": list(output_names(target.model.config))}
-    traced = trace(target.model, target.dynamic)
-    written = torch.onnx.export(traced, (), **names, opset_version=OPSET, dynamo=True, verbose=False)
+    names: dict[str, Any] = {"input_names": [INPUT_NAME], "output_names": list(output_names(target.model.config))}
+    traced = trace_model(target.model, target.dynamic)
+    written = torch.onnx.export(traced, (), **names, opset_version=ONNX_OPSET, dynamo=True, verbose=False)
     assert written is not None
     return written.model_proto
 
@@ -93,7 +100,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
     without VNNI instructions. Taking a bit off them instead is as fast and less exact: logits of a ViT-S/16 on 100
     photographs were off by 0.20 (root mean square), not 0.16.
     """
-    quantization, onnx = needed("onnxruntime.quantization"), needed("onnx")
+    quantization, onnx = import_optional_library("onnxruntime.quantization"), import_optional_library("onnx")
     own = {tensor.name for tensor in graph.graph.initializer}
     products = [node.name for node in graph.graph.node if node.op_type in ("MatMul", "Gemm") and own & set(node.input)]
     waiting = iter(pictures)
@@ -136,11 +143,11 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
         axes = value.type.tensor_type.shape.dim
         if target.card.task.export_rules.batch:
             axes[0].dim_param = "batch"
-        if target.dynamic and value.name == INPUT:
+        if target.dynamic and value.name == INPUT_NAME:
             axes[2].dim_param, axes[3].dim_param = "height", "width"
 
 
-def card_metadata(card: Card) -> dict[str, str]:
+def build_card_metadata(card: Card) -> dict[str, str]:
     """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
     p, rules = card.preprocess, card.task.export_rules
     return {
@@ -158,41 +165,47 @@ def write_torch(target: ExportTarget, place: Path) -> None:
     if target.calibration is not None:
         raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
     with silence_warnings():
-        torch.export.save(trace(target.model, target.dynamic), place, extra_files={f"{CARD}.json": target.label})
+        torch.export.save(
+            trace_model(target.model, target.dynamic), place, extra_files={f"{CARD_KEY}.json": target.label}
+        )
 
 
 def write_openvino(target: ExportTarget, place: Path) -> None:
     """An OpenVINO file, and its .bin beside it."""
-    with unobserved(), silence_warnings():
-        ov, config = needed("openvino"), target.card.preprocess
+    with disable_telemetry(), silence_warnings():
+        ov, config = import_optional_library("openvino"), target.card.preprocess
         rules = target.card.task.export_rules
-        graph = by_onnx(ov, target, place) if rules.by_onnx else ov.convert_model(trace(target.model, target.dynamic))
+        graph = (
+            convert_through_onnx(ov, target, place)
+            if rules.by_onnx
+            else ov.convert_model(trace_model(target.model, target.dynamic))
+        )
         for value, name in zip(
-            (*graph.inputs, *graph.outputs), (INPUT, *output_names(target.model.config)), strict=True
+            (*graph.inputs, *graph.outputs), (INPUT_NAME, *output_names(target.model.config)), strict=True
         ):
             value.get_tensor().set_names({name})
         if rules.batch:
             graph.reshape([-1, config.channels, *([-1, -1] if target.dynamic else config.image)])
         if target.calibration is not None:
-            graph = quantize(graph, target.calibration, anywhere=True)
-        graph.set_rt_info(target.label, CARD)
-        for name, text in card_metadata(target.card).items():
-            graph.set_rt_info(text, [f"{CARD}_told", name])
+            graph = quantize_graph(graph, target.calibration, anywhere=True)
+        graph.set_rt_info(target.label, CARD_KEY)
+        for name, text in build_card_metadata(target.card).items():
+            graph.set_rt_info(text, [f"{CARD_KEY}_told", name])
         ov.save_model(graph, place, compress_to_fp16=False)
-    weights = content(place.with_suffix(".bin"))
-    place.write_bytes(seal_xml(content(place), weights))
+    weights = read_export_bytes(place.with_suffix(".bin"))
+    place.write_bytes(seal_xml(read_export_bytes(place), weights))
 
 
-def by_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
+def convert_through_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
     """An OpenVINO graph of what PyTorch writes for ONNX; a file beside `place` is there meanwhile."""
-    needed("onnxscript")
+    import_optional_library("onnxscript")
     with TemporaryDirectory(dir=place.parent) as folder:
         file = Path(folder) / "model.onnx"
-        file.write_bytes(onnx_graph(target).SerializeToString())
+        file.write_bytes(build_onnx_graph(target).SerializeToString())
         return ov.convert_model(file)
 
 
-class ProgramEngine:
+class TorchExportEngine:
     """A .pt2 that this process has just written. Nobody else's is ever opened: loading one can run what is in it."""
 
     name = "torch"
@@ -226,11 +239,11 @@ class ProgramEngine:
 
 def open_export(path: Path, target: ExportTarget) -> Engine:
     """The engine of a file that was just written: that of `load`, but for .pt2."""
-    return ProgramEngine(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported(path)
+    return TorchExportEngine(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported_file(path)
 
 
 @dataclass(frozen=True)
-class Form:
+class ExportFormat:
     """A format: how its files end, what writes one, and the libraries that it takes, for int8 further ones."""
 
     suffix: str
@@ -239,10 +252,10 @@ class Form:
     for_int8: tuple[str, ...] = ()
 
 
-FORMS = {
-    "onnx": Form(".onnx", write_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "torch": Form(".pt2", write_torch),
-    "openvino": Form(".xml", write_openvino, ("openvino",), ("nncf",)),
+EXPORT_FORMATS = {
+    "onnx": ExportFormat(".onnx", write_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch": ExportFormat(".pt2", write_torch),
+    "openvino": ExportFormat(".xml", write_openvino, ("openvino",), ("nncf",)),
 }
 
 

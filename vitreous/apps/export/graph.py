@@ -13,26 +13,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.apps.export.windows import AnyLocal, AnyWindows, size_tensor
+from vitreous.apps.export.windows import DynamicLocalAttention, DynamicWindows, size_tensor
 from vitreous.errors import UsageError
 from vitreous.inference.engine import remove_head
 from vitreous.models.config import ModelConfig
 from vitreous.models.zoo import Model
 from vitreous.nn.frozen import FrozenConv
-from vitreous.nn.layout import Axial, Windows
+from vitreous.nn.layout import AxialBlock, WindowedAttention
 from vitreous.nn.local import LocalAttention
-from vitreous.nn.position import Learned, LearnedAxes, crossed
-from vitreous.nn.resnet import Root, StandardizedConv
+from vitreous.nn.position import LearnedAxesPosition, LearnedPosition, combine_axis_tables
+from vitreous.nn.resnet import ResNetRoot, StandardizedConv
 
-INPUT, OUTPUTS = "images", ("logits", "features")
-MOST = 65536  # images of a batch
-PIXELS = 16384  # along a side, with --dynamic-size
+INPUT_NAME, OUTPUT_NAMES = "images", ("logits", "features")
+MAX_DYNAMIC_BATCH = 65536  # images of a batch
+MAX_DYNAMIC_SIZE = 16384  # along a side, with --dynamic-size
 #: the A of each bicubic kernel (Keys, 1981); the other rules are bilinear
-CUBIC = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
-ALIGNED = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
+CUBIC_COEFFICIENTS = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
+ALIGNED_RESIZE_RULES = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
 
 
-class Answers(nn.Module):
+class LogitsAndFeatures(nn.Module):
     """The model with two answers: logits, and what its head reads."""
 
     def __init__(self, model: Model) -> None:
@@ -46,11 +46,11 @@ class Answers(nn.Module):
         return self.head(features), features
 
 
-class Bordered(nn.Module):
+class ExportableRoot(nn.Module):
     """BiT's root with its border of zeros laid on by hand: onnxruntime (1.31) takes a padding before a pooling for the
     pooling's own, which is of minus infinity, and answers are off by 1e-3."""
 
-    def __init__(self, root: Root) -> None:
+    def __init__(self, root: ResNetRoot) -> None:
         super().__init__()
         self.conv = root.conv
 
@@ -63,10 +63,11 @@ class Bordered(nn.Module):
         return F.max_pool2d(torch.cat([column, x, column], 3), 3, 2)
 
 
-class Lines(nn.Module):
-    """`Axial` with every row, then every column, as an image: exporters support attention over four axes, not five."""
+class ExportableAxial(nn.Module):
+    """`AxialBlock` with every row, then every column, as an image: exporters support attention over four axes, not
+    five."""
 
-    def __init__(self, axial: Axial) -> None:
+    def __init__(self, axial: AxialBlock) -> None:
         super().__init__()
         self.row, self.column = axial.row, axial.column
 
@@ -77,22 +78,23 @@ class Lines(nn.Module):
         return x
 
 
-def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
-    """`nn.grid.axis_weights`, (new, old), for a symbolic `new`; the identity where `native`, a bool scalar, is true."""
+def symbolic_axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
+    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new`; the identity where `native`, a bool scalar, is
+    true."""
     line = torch.arange(new, dtype=torch.float64)
     count = size_tensor(new)
-    if how in ALIGNED:
+    if how in ALIGNED_RESIZE_RULES:
         step = (old - 1) / (count - 1).clamp(min=1)
         at = line * step
     else:
         step = old / (count + 0.1 if how == "bicubic-offset" else count)
         at = (line + 0.5) * step - 0.5
     if how == "bicubic-antialias":
-        weights = kernel((torch.arange(old) - at[:, None]) / step.clamp(min=1), CUBIC[how])
+        weights = interpolation_kernel((torch.arange(old) - at[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[how])
         weights = weights / weights.sum(1, keepdim=True)
     else:
         taps = torch.arange(-2, old + 2)  # what lies beyond the ends is the place at the end
-        weights = kernel(taps - at[:, None], CUBIC.get(how))
+        weights = interpolation_kernel(taps - at[:, None], CUBIC_COEFFICIENTS.get(how))
         weights = weights @ (taps.clamp(0, old - 1)[:, None] == torch.arange(old)).to(weights.dtype)
     if how == "zoom-scipy":  # the last coordinate may be rounded to beyond the table, where scipy reads zero
         lost = (line == count - 1) & (step * (count - 1) > old - 1)
@@ -100,7 +102,7 @@ def axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
     return torch.where(native, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
 
 
-def kernel(x: Tensor, a: float | None) -> Tensor:
+def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
     """(n, old) weights of places at (n, old) distances: cubic convolution with that A, or, without one, a triangle."""
     x = x.abs()
     if a is None:
@@ -110,32 +112,33 @@ def kernel(x: Tensor, a: float | None) -> Tensor:
     return torch.where(x <= 1, near, torch.where(x < 2, outer, torch.zeros_like(x)))
 
 
-def resize(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
-    """(*old, D) -> (*grid, D): `nn.grid.resize` for a grid of symbols."""
+def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
+    """(*old, D) -> (*grid, D): `nn.grid.resize_position_table` for a grid of symbols."""
     unchanged = [size_tensor(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
     everywhere = torch.stack(unchanged).all()
     for axis, new in enumerate(grid):
         native = everywhere if how == "bicubic-offset" else unchanged[axis]
-        weights = axis_weights(table.shape[axis], new, how, native).to(table)
+        weights = symbolic_axis_weights(table.shape[axis], new, how, native).to(table)
         table = (weights @ table.movedim(axis, -2)).movedim(-2, axis)
     return table
 
 
-class AnyGrid(nn.Module):
+class DynamicPositions(nn.Module):
     """Learned positions at any grid, in float64: F.interpolate needs fixed sizes in a graph."""
 
     def __init__(self, table: Tensor, how: str) -> None:
-        """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE`."""
+        """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE_MODES`."""
         super().__init__()
         self.table, self.how = nn.Parameter(table.detach(), requires_grad=False), how
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return resize(self.table, grid, self.how)
+        return resize_to_symbolic_grid(self.table, grid, self.how)
 
 
-class AnyAxes(nn.Module):
-    """Learned positions of each axis, read at whatever grid arrives; the last axis comes first, as in `LearnedAxes`."""
+class DynamicAxisPositions(nn.Module):
+    """Learned positions of each axis, read at whatever grid arrives; the last axis comes first, as in
+    `LearnedAxesPosition`."""
 
     def __init__(self, tables: list[Tensor], how: str) -> None:
         """`tables` (old, D), one for each axis."""
@@ -144,19 +147,23 @@ class AnyAxes(nn.Module):
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
-        return crossed(
-            [resize(table, (length,), self.how) for table, length in zip(self.tables, grid, strict=True)], grid
+        return combine_axis_tables(
+            [
+                resize_to_symbolic_grid(table, (length,), self.how)
+                for table, length in zip(self.tables, grid, strict=True)
+            ],
+            grid,
         )
 
 
-def exportable(model: Model, dynamic: bool = False) -> nn.Module:
+def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
     """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
 
     Without a head it answers in features alone, with a dense head in logits alone, a detector with objects.
     """
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
-    replace_modules(twin, dynamic)
-    return Answers(twin) if output_names(model.config) == OUTPUTS else twin
+    replace_unexportable_modules(twin, dynamic)
+    return LogitsAndFeatures(twin) if output_names(model.config) == OUTPUT_NAMES else twin
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
@@ -164,29 +171,29 @@ def output_names(config: ModelConfig) -> tuple[str, ...]:
     return config.export_rules().outputs
 
 
-def replace_modules(module: nn.Module, dynamic: bool) -> None:
+def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
     """Put what exporters understand in the place of what they do not, everywhere below a module."""
     for name, child in module._modules.items():
         if child is None:
             continue
-        replace_modules(child, dynamic)
+        replace_unexportable_modules(child, dynamic)
         if isinstance(child, StandardizedConv):
             module._modules[name] = FrozenConv(child)
-        elif isinstance(child, Root) and child.norm is None and not child.border:
-            module._modules[name] = Bordered(child)
-        elif isinstance(child, Axial):
-            module._modules[name] = Lines(child)
-        elif dynamic and isinstance(child, Learned):
-            module._modules[name] = AnyGrid(child.table, child.how)
-        elif dynamic and isinstance(child, Windows):
-            module._modules[name] = AnyWindows(child)
+        elif isinstance(child, ResNetRoot) and child.norm is None and not child.border:
+            module._modules[name] = ExportableRoot(child)
+        elif isinstance(child, AxialBlock):
+            module._modules[name] = ExportableAxial(child)
+        elif dynamic and isinstance(child, LearnedPosition):
+            module._modules[name] = DynamicPositions(child.table, child.how)
+        elif dynamic and isinstance(child, WindowedAttention):
+            module._modules[name] = DynamicWindows(child)
         elif dynamic and isinstance(child, LocalAttention):
-            module._modules[name] = AnyLocal(child)
-        elif dynamic and isinstance(child, LearnedAxes):
-            module._modules[name] = AnyAxes(list(child.tables), child.how)
+            module._modules[name] = DynamicLocalAttention(child)
+        elif dynamic and isinstance(child, LearnedAxesPosition):
+            module._modules[name] = DynamicAxisPositions(list(child.tables), child.how)
 
 
-def check_dynamic(config: ModelConfig) -> None:
+def check_dynamic_size(config: ModelConfig) -> None:
     """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
     rules = config.export_rules()
     if not rules.fixed_size:
@@ -197,7 +204,7 @@ def check_dynamic(config: ModelConfig) -> None:
     raise UsageError(f"--dynamic-size is not for {config.name()}: {rules.fixed_size}", f"leave it out; {able}")
 
 
-def example(config: ModelConfig, dynamic: bool = False) -> Tensor:
+def make_example_input(config: ModelConfig, dynamic: bool = False) -> Tensor:
     """(2, C, *image) zeros to trace with, (1, C, *image) for a detector; dynamic graphs are traced at another size, not
     a square."""
     axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
@@ -211,27 +218,27 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
     rules = config.export_rules()
     if rules.fixed_batch:
         return ({},)
-    free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MOST)}
+    free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MAX_DYNAMIC_BATCH)}
     if dynamic:
         # at least two places of the last map
         for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
             if rules.patch_multiples:
-                free[2 + axis] = torch.export.Dim(name, min=2, max=PIXELS // side) * side
+                free[2 + axis] = torch.export.Dim(name, min=2, max=MAX_DYNAMIC_SIZE // side) * side
             else:
-                free[2 + axis] = torch.export.Dim(name, min=side + 1, max=PIXELS)
+                free[2 + axis] = torch.export.Dim(name, min=side + 1, max=MAX_DYNAMIC_SIZE)
     return (free,)
 
 
-def trace(model: Model, dynamic: bool = False) -> Any:
+def trace_model(model: Model, dynamic: bool = False) -> Any:
     """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B; of a detector
     for one image."""
     if dynamic:
-        check_dynamic(model.config)
+        check_dynamic_size(model.config)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.export.export(
-            exportable(model, dynamic),
-            (example(model.config, dynamic),),
+            make_exportable(model, dynamic),
+            (make_example_input(model.config, dynamic),),
             dynamic_shapes=dynamic_axes(model.config, dynamic),
         )
     if dynamic and model.config.export_rules().drops_guards:

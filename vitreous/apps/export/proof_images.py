@@ -10,29 +10,32 @@ from itertools import islice
 
 import numpy as np
 
-from vitreous.data.keys import permutation
+from vitreous.data.keys import draw_permutation
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.run_data import open_run_data, open_training_data, sample_images
+from vitreous.data.run_data import iterate_sample_images, open_run_data, open_training_data
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.class_maps import decode_item
-from vitreous.inference.sources import Item, source
-from vitreous.system.cores import default_workers
-from vitreous.tasks.export_proof import ProofImages
+from vitreous.inference.sources import Item, resolve_image_source
+from vitreous.system.cores import default_worker_count
+from vitreous.tasks.export_proof import VerificationImages
 from vitreous.weights.bundle import Bundle
 
-FEWEST, MOST = 8, 200  # images to judge an export on: fewer prove nothing, more take long and tell little
-CALIBRATION = 128  # images that int8 is calibrated on, at most
-MORE = "name more: --images"
+MIN_PROOF_IMAGES, MAX_PROOF_IMAGES = (
+    8,
+    200,
+)  # images to judge an export on: fewer prove nothing, more take long and tell little
+MAX_INT8_IMAGES = 128  # images that int8 is calibrated on, at most
+MORE_IMAGES_HINT = "name more: --images"
 
 
-def gather(
+def collect_proof_images(
     run: str | os.PathLike[str],
     bundle: Bundle,
     images: Sequence[str],
     data: str | os.PathLike[str] | None,
     calibrate: bool,
-) -> tuple[ProofImages, list[np.ndarray] | None]:
+) -> tuple[VerificationImages, list[np.ndarray] | None]:
     """The images to judge on: `images`, files or folders; or `data`; or the run's validation images, or else its test
     images.
 
@@ -42,23 +45,29 @@ def gather(
     """
     opened = None
     if images:
-        judged = of_files(images, bundle)
+        judged = load_proof_files(images, bundle)
     else:
-        opened, judged = of_data(run, bundle, data)
+        opened, judged = load_proof_dataset(run, bundle, data)
     calibration = None
     if calibrate:
         if (train := open_training_data(run, opened)) is not None:
-            pixels = (tensor.numpy() for tensor in sample_images(train, bundle.preprocess))
-        elif len(judged) < 2 * FEWEST:
-            needed = f"{FEWEST} to calibrate int8 on and {FEWEST} others to judge it on are needed"
-            raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE)
+            pixels = (tensor.numpy() for tensor in iterate_sample_images(train, bundle.preprocess))
+        elif len(judged) < 2 * MIN_PROOF_IMAGES:
+            needed = f"{MIN_PROOF_IMAGES} to calibrate int8 on and {MIN_PROOF_IMAGES} others to judge it on are needed"
+            raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE_IMAGES_HINT)
         else:
             pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
-        calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, CALIBRATION)]
-        if len(calibration) < FEWEST:
-            raise DataError(f"int8 is calibrated on at least {FEWEST} pictures; there are {len(calibration)}", MORE)
-    if len(judged) < FEWEST:
-        raise DataError(f"an export is judged on at least {FEWEST} pictures; {judged.name} has {len(judged)}", MORE)
+        calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, MAX_INT8_IMAGES)]
+        if len(calibration) < MIN_PROOF_IMAGES:
+            raise DataError(
+                f"int8 is calibrated on at least {MIN_PROOF_IMAGES} pictures; there are {len(calibration)}",
+                MORE_IMAGES_HINT,
+            )
+    if len(judged) < MIN_PROOF_IMAGES:
+        raise DataError(
+            f"an export is judged on at least {MIN_PROOF_IMAGES} pictures; {judged.name} has {len(judged)}",
+            MORE_IMAGES_HINT,
+        )
     return judged, calibration
 
 
@@ -67,19 +76,19 @@ def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
     return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
 
 
-def of_files(images: Sequence[str], bundle: Bundle) -> ProofImages:
+def load_proof_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
     """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
-    items = list(source(images, preprocess=bundle.preprocess))
-    chosen = sorted(permutation(len(items), 0, 0)[: 2 * MOST].tolist())
-    with ThreadPoolExecutor(default_workers()) as pool:
+    items = list(resolve_image_source(images, preprocess=bundle.preprocess))
+    chosen = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
+    with ThreadPoolExecutor(default_worker_count()) as pool:
         pixels = list(pool.map(partial(prepare_item, bundle), [items[row] for row in chosen]))
     name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
-    return ProofImages(np.stack(pixels), None, name)
+    return VerificationImages(np.stack(pixels), None, name)
 
 
-def of_data(
+def load_proof_dataset(
     run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
-) -> tuple[Data, ProofImages]:
+) -> tuple[Data, VerificationImages]:
     """Images of a data set, or of the run's own, with labels for a model that has classes.
 
     Raises UsageError where there is no data set, DataError where no image can be read.
@@ -97,24 +106,24 @@ def of_data(
     split = opened.splits[name]
     split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
     p, pixels, rows = bundle.preprocess, [], []
-    for row in permutation(len(split), 0, 0)[: 4 * MOST].tolist():
+    for row in draw_permutation(len(split), 0, 0)[: 4 * MAX_PROOF_IMAGES].tolist():
         try:
             picture = p.decode(open_sample(split, row), split.name(row))
             pixels.append(bundle.task.prepare_input(picture, p))
             rows.append(row)
         except DataError:
             continue
-        if len(rows) == MOST:
+        if len(rows) == MAX_PROOF_IMAGES:
             break
     if not rows:
         raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
     labels = split.labels[rows] if bundle.task.outputs else None
-    return opened, ProofImages(np.stack(pixels), labels, f"{source} ({name})")
+    return opened, VerificationImages(np.stack(pixels), labels, f"{source} ({name})")
 
 
-def other_sizes(pictures: ProofImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
+def make_other_sizes(pictures: VerificationImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
     """Eight images at two other sizes, (8, C, H, W): a patch lower and one wider, then larger by two and by one."""
-    pixels = pictures.pixels[:FEWEST]
+    pixels = pictures.pixels[:MIN_PROOF_IMAGES]
     native = pixels.shape[2:]
     for more in ((-1, 1), (2, 1)):
         height, width = (max(2, side // p + n) * p for side, p, n in zip(native, patch, more, strict=True))

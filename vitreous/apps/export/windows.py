@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.nn.attention import ALL, Attention, attend, split_heads
-from vitreous.nn.layout import Windows
+from vitreous.nn.attention import ALL_QUERIES, Attention, dot_product_attention, split_heads
+from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.local import LocalAttention
 from vitreous.nn.position import TokenPositions
 
@@ -25,7 +25,7 @@ def size_tensor(size: int) -> Tensor:
 
 
 @dataclass
-class Line:
+class WindowAxis:
     """An axis of a grid of `length`, shifted and filled up to `whole` places for windows.
 
     `source` (whole,) int64: which place of the grid comes to each, those from its length on are zeros; `real` (whole,)
@@ -41,46 +41,46 @@ class Line:
     back: Tensor
 
 
-def line(length: int, window: int, shift: int, pad: str) -> Line:
-    """Lay out an axis as `nn.layout.Windows` does, without asking for its length in Python."""
+def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
+    """Lay out an axis as `nn.layout.WindowedAttention` does, without asking for its length in Python."""
     whole = (length + window - 1) // window * window
     places, own = torch.arange(whole), torch.arange(length)
-    end, last = count(length), count(whole)
+    end, last = int_size_tensor(length), int_size_tensor(whole)
     if pad == "zeros-after-shift":  # the grid is shifted before it is filled up, the mask's seams after
-        source = torch.where(places < end, turned(places + shift, end), places)
-        behind = turned(places + shift, last) < shift
-        return Line(whole, source, places < end, behind, back=turned(own + end - shift, end))
+        source = torch.where(places < end, wrap_indices(places + shift, end), places)
+        behind = wrap_indices(places + shift, last) < shift
+        return WindowAxis(whole, source, places < end, behind, back=wrap_indices(own + end - shift, end))
     moved = (end > window) * shift  # an axis of one window stays
-    source = turned(places + moved, last)
-    return Line(whole, source, source < end, source < moved, back=turned(own + last - moved, last))
+    source = wrap_indices(places + moved, last)
+    return WindowAxis(whole, source, source < end, source < moved, back=wrap_indices(own + last - moved, last))
 
 
-def count(size: int) -> Tensor:
+def int_size_tensor(size: int) -> Tensor:
     """A size, which may be a symbol, as a scalar () int64."""
     return torch.ones(size, dtype=torch.int64).sum()
 
 
-def turned(places: Tensor, end: Tensor) -> Tensor:
+def wrap_indices(places: Tensor, end: Tensor) -> Tensor:
     """(n,) int64 places below 2 `end`, a scalar () int64 -> (n,) on a ring of `end`: exporters have no remainder by a
     symbol."""
     return torch.where(places < end, places, places - end)
 
 
-class AnyWindows(nn.Module):
-    """`nn.layout.Windows` around an attention over sequences, for grids of any size."""
+class DynamicWindows(nn.Module):
+    """`nn.layout.WindowedAttention` around an attention over sequences, for grids of any size."""
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: WindowedAttention) -> None:
         super().__init__()
         self.part, self.size, self.shift, self.pad = windows.part, windows.size, windows.shift, windows.pad
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, rows, columns, D) -> (B, rows, columns, D)."""
-        down, right = (line(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1))
+        down, right = (lay_out_axis(x.shape[1 + axis], self.size[axis], self.shift[axis], self.pad) for axis in (0, 1))
         context = () if not any(self.shift) and self.pad != "mask" else (self.mask(down, right),)
-        y: Any = self.part(windows_of(x, down, right, self.size), *context)  # (B, count, count, T, D)
-        return joined(y, down, right, self.size)
+        y: Any = self.part(partition_windows(x, down, right, self.size), *context)  # (B, count, count, T, D)
+        return reverse_windows(y, down, right, self.size)
 
-    def mask(self, down: Line, right: Line) -> Tensor:
+    def mask(self, down: WindowAxis, right: WindowAxis) -> Tensor:
         """(count, count, 1, T, T) bool: which tokens of a window may attend to which."""
         m, n = self.size
         region = 1 + 2 * down.behind.long()[:, None] + 4 * right.behind.long()
@@ -90,7 +90,7 @@ class AnyWindows(nn.Module):
         return (region[..., :, None] == region[..., None, :])[:, :, None]
 
 
-class AnyLocal(nn.Module):
+class DynamicLocalAttention(nn.Module):
     """`nn.local.LocalAttention` for grids of any size: windows that the grid does not fill have keys of zeros, which
     nobody may attend to."""
 
@@ -98,17 +98,17 @@ class AnyLocal(nn.Module):
         super().__init__()
         self.own = attention
 
-    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL) -> Tensor:
+    def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, Q, D), `queries` being some of the P prefix tokens or everything."""
-        if queries != ALL or not self.own.window:
-            return self.own.out(Attention.inner(self.own, x, None, queries))
+        if queries != ALL_QUERIES or not self.own.window:
+            return self.own.out(Attention.forward_before_output(self.own, x, None, queries))
         qkv, prefix, h = self.own.qkv(x), places.prefix, self.own.heads
         q, k, v = split_heads(qkv[..., :prefix, :], h)
         size = (self.own.window,) * 2
-        down, right = (line(length, self.own.window, 0, "mask") for length in places.grid)
+        down, right = (lay_out_axis(length, self.own.window, 0, "mask") for length in places.grid)
         grid = qkv[..., prefix:, :].unflatten(-2, places.grid)
         own = [
-            part.flatten(1, 2) for part in split_heads(windows_of(grid, down, right, size), h)
+            part.flatten(1, 2) for part in split_heads(partition_windows(grid, down, right, size), h)
         ]  # 3 x (B, n, h, T, d)
         real = (down.real[:, None] & right.real).reshape(-1, size[0], right.whole // size[1], size[1])
         seen = F.pad(real.transpose(1, 2).flatten(2).flatten(0, 1), (prefix, 0), value=True)  # (n, P + T)
@@ -118,29 +118,31 @@ class AnyLocal(nn.Module):
         )
         # the windows of an image are heads of its own, so that all images share the mask
         allowed = seen[:, None, None].expand(-1, h, -1, -1).flatten(0, 1)[None]
-        y = attend(own[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), allowed).unflatten(1, (-1, h))
+        y = dot_product_attention(own[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), allowed).unflatten(
+            1, (-1, h)
+        )
         y = y.transpose(-3, -2).flatten(-2).unflatten(1, (down.whole // size[0], right.whole // size[1]))
-        patches = joined(y, down, right, size).flatten(1, 2)
+        patches = reverse_windows(y, down, right, size).flatten(1, 2)
         if not prefix:
             return self.own.out(patches)
         _, k, v = split_heads(qkv, h)
-        return self.own.out(torch.cat([attend(q, k, v).transpose(-3, -2).flatten(-2), patches], -2))
+        return self.own.out(torch.cat([dot_product_attention(q, k, v).transpose(-3, -2).flatten(-2), patches], -2))
 
 
-def windows_of(x: Tensor, down: Line, right: Line, size: tuple[int, ...]) -> Tensor:
+def partition_windows(x: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[int, ...]) -> Tensor:
     """(B, rows, columns, D) -> (B, count, count, T, D): shifted, filled up and cut."""
-    x = place(place(x, down, 1), right, 2)
+    x = shift_and_pad(shift_and_pad(x, down, 1), right, 2)
     m, n = size
     return x.reshape(x.shape[0], down.whole // m, m, right.whole // n, n, x.shape[-1]).transpose(2, 3).flatten(3, 4)
 
 
-def joined(y: Tensor, down: Line, right: Line, size: tuple[int, ...]) -> Tensor:
-    """(B, count, count, T, D) -> (B, rows, columns, D): the inverse of `windows_of`."""
+def reverse_windows(y: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[int, ...]) -> Tensor:
+    """(B, count, count, T, D) -> (B, rows, columns, D): the inverse of `partition_windows`."""
     y = y.unflatten(3, size).transpose(2, 3).reshape(y.shape[0], down.whole, right.whole, y.shape[-1])
     return y.index_select(1, down.back).index_select(2, right.back)
 
 
-def place(x: Tensor, along: Line, axis: int) -> Tensor:
+def shift_and_pad(x: Tensor, along: WindowAxis, axis: int) -> Tensor:
     """(B, ..., D) -> (B, ..., D) with `along.whole` places along an axis, zero where there is padding."""
     filled = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, along.whole - x.shape[axis]])
     return filled.index_select(axis, along.source)

@@ -7,33 +7,33 @@ import re
 from pathlib import Path
 from typing import Any
 
-from vitreous.config import to_plain
+from vitreous.config import to_builtins
 from vitreous.nn.sizes import format_size
 from vitreous.version import __version__
 from vitreous.weights.bundle import Bundle
 
 #: a figure of ours -> the Hub's metric; others keep their name
-METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
-LICENCES = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of the Hub's identifiers, and `other`
+HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
+LICENCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of the Hub's identifiers, and `other`
 
 
-def public_name(value: str) -> str:
+def strip_local_folders(value: str) -> str:
     """A data set or a file by its name, without the folders of this machine that it lies in."""
     if ":" in value[2:] and not os.path.isabs(value):
         return value
     return Path(value).name if os.path.isabs(value) or "/" in value or "\\" in value else value
 
 
-def public_provenance(value: Any) -> Any:
+def strip_provenance_paths(value: Any) -> Any:
     """What is known of a model's origin, with every absolute path cut to its last name."""
     if isinstance(value, dict):
-        return {key: public_provenance(one) for key, one in value.items()}
+        return {key: strip_provenance_paths(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [public_provenance(one) for one in value]
-    return public_name(value) if isinstance(value, str) and os.path.isabs(value) else value
+        return [strip_provenance_paths(one) for one in value]
+    return strip_local_folders(value) if isinstance(value, str) and os.path.isabs(value) else value
 
 
-def figures(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
+def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
     """The figures of a run's summary: (split, name, value, 95 % interval or None, images)."""
     rows = []
     for split in ("test", "val"):
@@ -45,11 +45,13 @@ def figures(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] 
     return rows
 
 
-def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str]) -> str:
+def build_hub_metadata(
+    repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str]
+) -> str:
     """The YAML in front of a card, without its fences. Needs the extra `hub`."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    name, data = repository.partition("/")[2], public_name(str(summary.get("data") or ""))
+    name, data = repository.partition("/")[2], strip_local_folders(str(summary.get("data") or ""))
     task = bundle.preprocess.hub_task or bundle.task.hub_task
     results = [
         EvalResult(
@@ -57,11 +59,11 @@ def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: 
             dataset_type=re.sub(r"[^\w./-]+", "-", data).strip("-") or "custom",
             dataset_name=data or "custom",
             dataset_split="validation" if split == "val" else split,
-            metric_type=METRICS.get(figure, figure),
+            metric_type=HUB_METRICS.get(figure, figure),
             metric_name=figure,
             metric_value=round(value, 5),
         )
-        for split, figure, value, _, _ in figures(summary)
+        for split, figure, value, _, _ in list_summary_metrics(summary)
     ]
     base = str(bundle.provenance.get("init") or "").removeprefix("hf:")
     plain: dict[str, Any] = {"license": licence} if licence else {}
@@ -73,7 +75,7 @@ def metadata(repository: str, bundle: Bundle, summary: dict[str, Any], licence: 
     return card.to_yaml()
 
 
-def write_card(
+def render_model_card(
     repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str], shipped: str
 ) -> str:
     """The text of README.md. `summary`: a run's, or {}; `shipped`: a sentence on files for other libraries, or ""."""
@@ -87,7 +89,7 @@ def write_card(
     classes = f"\nClasses: {', '.join(named[:50])}{' ...' if len(named) > 50 else ''}\n" if named else ""
     headless = ", headless=True" if verb == "embed" else ""
     return f"""---
-{metadata(repository, bundle, summary, licence, tags)}
+{build_hub_metadata(repository, bundle, summary, licence, tags)}
 ---
 
 # {repository.partition("/")[2]}
@@ -114,9 +116,9 @@ prediction = model{call}
 `model.model` is the `torch.nn.Module` in float32.{f" {shipped}" if shipped else ""}
 
 ## Figures
-{figure_table(summary)}
+{format_metric_table(summary)}
 ## Training
-{training_list(bundle, summary)}
+{format_training_list(bundle, summary)}
 ## Limits
 
 The metrics hold for images that resemble the test images. The model also returns a prediction for images of anything
@@ -124,12 +126,16 @@ else. Evaluate it on your own images before you rely on it: `vitreous evaluate h
 """
 
 
-def figure_table(summary: dict[str, Any]) -> str:
+def format_metric_table(summary: dict[str, Any]) -> str:
     """The figures as a table of Markdown, or the sentence that there are none."""
-    rows = figures(summary)
+    rows = list_summary_metrics(summary)
     if not rows:
         return "\nNone were measured when the model was published.\n"
-    lines = ["", f"On {public_name(str(summary.get('data') or 'its data'))}; in brackets the 95 % interval.", ""]
+    lines = [
+        "",
+        f"On {strip_local_folders(str(summary.get('data') or 'its data'))}; in brackets the 95 % interval.",
+        "",
+    ]
     lines += ["| split | figure | value | images |", "|---|---|---|---|"]
     for split, name, value, interval, images in rows:
         spread = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""
@@ -137,22 +143,30 @@ def figure_table(summary: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
-def training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
+def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
     """What the model was made of, as a list of Markdown."""
-    known = {name: value for name, value in public_provenance(bundle.provenance).items() if not isinstance(value, dict)}
+    known = {
+        name: value for name, value in strip_provenance_paths(bundle.provenance).items() if not isinstance(value, dict)
+    }
     known |= {name: summary[name] for name in ("steps", "wall_seconds", "exaflops") if summary.get(name) is not None}
     known = {name: value for name, value in known.items() if value is not None}
-    lines = [f"- {name.replace('_', ' ')}: {as_text(value)}" for name, value in known.items()]
-    lines.append(f"- preprocessing: {', '.join(f'{k} {v}' for k, v in seen(bundle).items())}")
+    lines = [f"- {name.replace('_', ' ')}: {format_card_value(value)}" for name, value in known.items()]
+    lines.append(f"- preprocessing: {', '.join(f'{k} {v}' for k, v in list_preprocess_settings(bundle).items())}")
     return "\n".join(["", *lines, ""])
 
 
-def as_text(value: Any) -> str:
+def format_card_value(value: Any) -> str:
     """A value of a list: numbers to four digits, paths by their last name."""
-    return f"{value:.4g}" if isinstance(value, float) else public_name(value) if isinstance(value, str) else str(value)
+    return (
+        f"{value:.4g}"
+        if isinstance(value, float)
+        else strip_local_folders(value)
+        if isinstance(value, str)
+        else str(value)
+    )
 
 
-def seen(bundle: Bundle) -> dict[str, Any]:
+def list_preprocess_settings(bundle: Bundle) -> dict[str, Any]:
     """The parts of the preprocessing that a reader asks for."""
-    plain = to_plain(bundle.preprocess)
+    plain = to_builtins(bundle.preprocess)
     return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std") if name in plain}

@@ -11,20 +11,20 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from vitreous.apps.hub.model_card import LICENCES, public_provenance, write_card
-from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path, install_hint
-from vitreous.system.disk import publish, write_text
+from vitreous.apps.hub.model_card import LICENCE_PATTERN, render_model_card, strip_provenance_paths
+from vitreous.errors import ResourceError, UsageError, VitreousError, WeightsError, check_path_argument, install_hint
+from vitreous.system.disk import sync_and_rename, write_text_atomic
 from vitreous.tasks.documents import PushDocument
-from vitreous.weights.adopt import bundle_in
-from vitreous.weights.bundle import DESCRIPTION, WEIGHTS, Bundle, load_bundle
+from vitreous.weights.adopt import locate_bundle
+from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE, Bundle, load_bundle
 from vitreous.weights.convert import convert
-from vitreous.weights.fetch import offline
+from vitreous.weights.fetch import get_offline_variable
 from vitreous.weights.model_paths import find_newest_run
-from vitreous.weights.objective_parts import PARTS
-from vitreous.weights.published import published_row
+from vitreous.weights.objective_parts import OBJECTIVE_FILE
+from vitreous.weights.published import find_published_weights
 
-REPOSITORY = re.compile(r"hf:(?P<name>[\w.-]{1,96}/[\w.-]{1,96})")
-CARD = "README.md"
+REPOSITORY_PATTERN = re.compile(r"hf:(?P<name>[\w.-]{1,96}/[\w.-]{1,96})")
+CARD_FILE = "README.md"
 
 
 def push(
@@ -46,38 +46,40 @@ def push(
     this machine are left out of what is sent. Raises UsageError for a name, a run or an option that cannot be,
     WeightsError for a damaged bundle, ResourceError for what the Hub refuses or the network loses.
     """
-    repository = repository_of(to)
-    if licence is not None and not LICENCES.fullmatch(licence):
+    repository = parse_repository(to)
+    if licence is not None and not LICENCE_PATTERN.fullmatch(licence):
         raise UsageError(f"no licence {licence}", "write the Hub's identifier: apache-2.0, mit, cc-by-4.0, other")
     if out is not None and not dry_run:
         raise UsageError("--out is where --dry-run writes", "add --dry-run, or leave it out")
     if out is not None and os.path.lexists(out):
         raise UsageError(f"{out} exists already, and is not overwritten", "name another place")
-    require_client(to)
-    folder = published_folder(run)
+    require_hub_client(to)
+    folder = find_bundle_folder(run)
     bundle = load_bundle(folder)
-    summary = summary_of(folder)
-    warn_of_licence(bundle, licence, note)
-    account = "" if dry_run else writing_account()
+    summary = load_run_summary(folder)
+    warn_about_licence(bundle, licence, note)
+    account = "" if dry_run else get_write_token()
     parent = Path(out).absolute().parent if out is not None else None
     if parent:
         parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".push-", dir=parent) as scratch:
         stage = Path(scratch) / "files"
         try:
-            shipped = gather(folder, stage, transformers, note)
-            card = write_card(repository, bundle, summary=summary, licence=licence, tags=list(tags), shipped=shipped)
-            write_text(stage / CARD, card)
+            shipped = stage_files(folder, stage, transformers, note)
+            card = render_model_card(
+                repository, bundle, summary=summary, licence=licence, tags=list(tags), shipped=shipped
+            )
+            write_text_atomic(stage / CARD_FILE, card)
             sizes = {path.name: path.stat().st_size for path in sorted(stage.iterdir())}
             if out is not None:
-                publish(stage, Path(out))
+                sync_and_rename(stage, Path(out))
         except OSError as error:
             problem = f"cannot gather the files ({error.strerror or error})"
             raise ResourceError(problem, "free some space, or set TMPDIR to another folder") from None
-        commit = "" if dry_run else upload(repository, stage, private, update, account)
+        commit = "" if dry_run else upload_repository(repository, stage, private, update, account)
     return {
         "repository": repository,
-        "url": page_of(repository),
+        "url": make_repository_url(repository),
         "commit": commit,
         "files": sizes,
         "bytes": sum(sizes.values()),
@@ -88,15 +90,15 @@ def push(
     }
 
 
-def repository_of(to: str) -> str:
+def parse_repository(to: str) -> str:
     """The name in `hf:org/name`. Raises UsageError for anything else."""
-    match = REPOSITORY.fullmatch(to)
+    match = REPOSITORY_PATTERN.fullmatch(to)
     if not match or ".." in to or "--" in to or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
         raise UsageError(f"{to} names no repository", "write hf:ORG/NAME, with your account or organisation as ORG")
     return match["name"]
 
 
-def require_client(to: str) -> None:
+def require_hub_client(to: str) -> None:
     """Raise UsageError without the extra `hub`."""
     try:
         import huggingface_hub  # noqa: F401
@@ -104,22 +106,22 @@ def require_client(to: str) -> None:
         raise UsageError(f"{to} needs the Hub's client, which is not installed", install_hint("hub")) from None
 
 
-def published_folder(run: str | os.PathLike[str]) -> Path:
+def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
     """The folder of the bundle of a run. Raises UsageError for a run that has none, and for weights of others."""
-    check_path(run, "push(run)")
+    check_path_argument(run, "push(run)")
     path = Path(run)
     if not path.exists():
         newest = find_newest_run()
         hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
         raise UsageError(f"no run at {path}", hint)
-    if folder := bundle_in(path):
+    if folder := locate_bundle(path):
         return folder
     if (path / "config.yaml").is_file():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     raise UsageError(f"{path} is no bundle", f"make one first: vitreous convert {path} BUNDLE, and push that")
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
+def load_run_summary(folder: Path) -> dict[str, Any]:
     """The summary of the run that a bundle lies in; {} where there is none or it is damaged."""
     try:
         plain = json.loads((folder.parent / "summary.json").read_text("utf-8"))
@@ -128,25 +130,25 @@ def summary_of(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def warn_of_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
+def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
     """Say what is to be known of the terms under which the model will stand."""
     init = str(bundle.provenance.get("init") or "")
-    if row := published_row(init):
+    if row := find_published_weights(init):
         note(f"the model began as {init}, which is {row.licence}: its terms may hold for what you publish")
     if licence is None:
         note("without a licence nobody may use what you publish; --license apache-2.0 states one")
 
 
-def gather(folder: Path, stage: Path, transformers: bool, note: Callable[[str], None]) -> str:
+def stage_files(folder: Path, stage: Path, transformers: bool, note: Callable[[str], None]) -> str:
     """Copy the files to send into `stage`; returns a sentence on files for other libraries, or "". Raises UsageError
     for a model that transformers has not, OSError."""
     stage.mkdir()
-    for name in (WEIGHTS, PARTS):
+    for name in (WEIGHTS_FILE, OBJECTIVE_FILE):
         if (folder / name).is_file():
             shutil.copyfile(folder / name, stage / name)
-    description = json.loads((folder / DESCRIPTION).read_text("utf-8"))
-    description["provenance"] = public_provenance(description.get("provenance", {}))
-    write_text(stage / DESCRIPTION, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
+    description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
+    description["provenance"] = strip_provenance_paths(description.get("provenance", {}))
+    write_text_atomic(stage / DESCRIPTION_FILE, json.dumps(description, indent=2, ensure_ascii=False) + "\n")
     if not transformers:
         return ""
     written = stage.parent / "transformers"
@@ -157,11 +159,11 @@ def gather(folder: Path, stage: Path, transformers: bool, note: Callable[[str], 
     return "transformers reads the same repository" + (f", with {', '.join(differs)}." if differs else ".")
 
 
-def writing_account() -> str:
+def get_write_token() -> str:
     """The token that writes. Raises UsageError where the network is forbidden or there is no token."""
     from huggingface_hub import get_token
 
-    if variable := offline():
+    if variable := get_offline_variable():
         raise UsageError(f"{variable} forbids to use the network", f"unset {variable}, or see it with --dry-run")
     if not (token := get_token()):
         hint = "make one that may write at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
@@ -169,14 +171,14 @@ def writing_account() -> str:
     return token
 
 
-def page_of(repository: str) -> str:
+def make_repository_url(repository: str) -> str:
     """Where people see the repository."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}"
 
 
-def upload(repository: str, stage: Path, private: bool, update: bool, token: str) -> str:
+def upload_repository(repository: str, stage: Path, private: bool, update: bool, token: str) -> str:
     """Make the repository and send the files as one commit; returns the commit. Raises ResourceError or UsageError."""
     from huggingface_hub import HfApi
 
@@ -184,18 +186,18 @@ def upload(repository: str, stage: Path, private: bool, update: bool, token: str
     try:
         api.create_repo(repository, private=private, exist_ok=update)
     except Exception as error:  # those of whichever HTTP library the client is built on, too
-        raise refusal(repository, error, "nothing was sent") from None
+        raise translate_hub_error(repository, error, "nothing was sent") from None
     try:
         message = "Update the model" if update else "Publish the model"
         return api.upload_folder(repo_id=repository, folder_path=stage, commit_message=message).oid
     except Exception as error:
         state = "no commit was made; the same command with --update goes on"
-        raise refusal(repository, error, state) from None
+        raise translate_hub_error(repository, error, state) from None
 
 
-def refusal(repository: str, error: Exception, state: str) -> VitreousError:
+def translate_hub_error(repository: str, error: Exception, state: str) -> VitreousError:
     """The error for what the Hub's client raised while it wrote; `state`: what became of the repository."""
-    where = page_of(repository)
+    where = make_repository_url(repository)
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 409 and state == "nothing was sent":
         return UsageError(f"{where} exists already", "--update adds a commit to it, or choose another name")

@@ -10,20 +10,20 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Router
 from starlette.types import Message, Receive, Scope, Send
 
-from vitreous.apps.server.protocol import DISCARD
+from vitreous.apps.server.protocol import MAX_DISCARDED_BYTES
 from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_response, refusal_response, shorten_text
-from vitreous.apps.server.routes import FREE, ROUTES
+from vitreous.apps.server.routes import PUBLIC_ROUTES, ROUTES
 from vitreous.apps.server.service import RequestInfo, Service
 
-CLIENT_LEFT = 499  # the status in the log of a request whose client left
-MAX_DEADLINE = 600_000  # milliseconds
+STATUS_CLIENT_CLOSED = 499  # the status in the log of a request whose client left
+MAX_DEADLINE_MS = 600_000  # milliseconds
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _SINGLE = frozenset(
     (b"host", b"content-type", b"content-length", b"authorization", b"origin", b"x-deadline-ms", b"content-encoding")
 )
 
 
-class Gate:
+class RequestGate:
     """Answers what needs no body, reads bodies within their limits, and gives every response its common headers.
 
     Nothing escapes it: whatever goes wrong becomes a response. `service` is None while the model is loaded.
@@ -38,38 +38,38 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request (ASGI)."""
-        scope = self.without_root(scope)
+        scope = self.strip_root_path(scope)
         headers, service = dict(scope["headers"]), self.service
-        info = self.describe_request(headers)
+        info = self.make_request_info(headers)
         scope["info"], scope["service"], name = info, service, info.id
 
         async def respond(message: Message) -> None:
             if message["type"] == "http.response.start":
                 info.status = message["status"]
                 message["headers"] = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", name.encode())]
-                message["headers"] += [(b"connection", b"close")] * closes(info, headers, service)
+                message["headers"] += [(b"connection", b"close")] * should_close_connection(info, headers, service)
             await send(message)
 
         if service is None:
-            await self.answer_starting(scope, receive, respond)
+            await self.respond_while_starting(scope, receive, respond)
             return
         try:
             self.check_head(service, scope, headers, info)
             await self.answer(service, scope, receive, respond, info)
         except ClientDisconnect:
-            info.status = CLIENT_LEFT
+            info.status = STATUS_CLIENT_CLOSED
         except Exception as error:
             if not info.status:
-                await refusal_response(service.refusal_of(error, info), name)(scope, receive, respond)
+                await refusal_response(service.to_refusal(error, info), name)(scope, receive, respond)
         service.record(info, scope["method"], scope["path"])
 
-    def describe_request(self, headers: dict[bytes, bytes]) -> RequestInfo:
+    def make_request_info(self, headers: dict[bytes, bytes]) -> RequestInfo:
         """A request that has just begun, under the id that it brings, or a new one."""
         given, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
         name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
         return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
 
-    def without_root(self, scope: Scope) -> Scope:
+    def strip_root_path(self, scope: Scope) -> Scope:
         """The request without the path of the reverse proxy, where the proxy left that in place."""
         path = scope["path"]
         if not self.root_path or not path.startswith(f"{self.root_path}/"):
@@ -82,18 +82,18 @@ class Gate:
         service = self.service
         if service is None or service.draining or scope["method"] != "POST" or not service.is_full:
             return None
-        scope, headers = self.without_root(scope), dict(scope["headers"])
-        info = self.describe_request(headers)
+        scope, headers = self.strip_root_path(scope), dict(scope["headers"])
+        info = self.make_request_info(headers)
         try:
             self.check_head(service, scope, headers, info)
         except Refusal as refusal:
             info.status = refusal.status
-            if refusal.status == 429 and not closes(info, headers, service):
+            if refusal.status == 429 and not should_close_connection(info, headers, service):
                 service.record(info, scope["method"], scope["path"])
                 return refusal, info.id
         return None
 
-    async def answer_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def respond_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The process is alive, and not ready."""
         info: RequestInfo = scope["info"]
         if scope["path"] == "/healthz":
@@ -119,7 +119,7 @@ class Gate:
                 raise Refusal(400, "bad_request", f"two headers {twice[0].decode()}", "send one")
         route = self.routes.get(path)
         info.route = route.name if route is not None else "none"
-        service.access.check(headers, route is not None and route.name not in FREE)
+        service.access.check(headers, route is not None and route.name not in PUBLIC_ROUTES)
         if route is None and self.root_path and path == self.root_path and method == "GET":
             place = {"location": f"{self.root_path}/"}
             raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the slash", headers=place)
@@ -134,7 +134,7 @@ class Gate:
         if (given := headers.get(b"x-deadline-ms")) is not None:
             info.deadline = info.began + parse_deadline(given)
         if info.length is not None and info.length > service.limits.bytes:
-            raise service.too_large()
+            raise service.make_size_refusal()
         if method != "POST" and info.length != 0:
             raise Refusal(400, "bad_request", "a GET with a body", "leave the body out")
         if b"content-encoding" in headers:
@@ -208,20 +208,20 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
     return bytes(body)
 
 
-def closes(info: RequestInfo, headers: dict[bytes, bytes], service: Service | None) -> bool:
+def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], service: Service | None) -> bool:
     """Whether the connection ends after this response: when shutting down, or before the rest of a long body."""
     if info.status in (400, 408) or service is None or service.draining:
         return True
-    left = DISCARD + 1 if info.length is None else info.length - info.received
-    return not info.whole and (left > DISCARD or b"expect" in headers)
+    left = MAX_DISCARDED_BYTES + 1 if info.length is None else info.length - info.received
+    return not info.whole and (left > MAX_DISCARDED_BYTES or b"expect" in headers)
 
 
 def parse_deadline(text: bytes) -> float:
     """Seconds from the header X-Deadline-Ms. Raises Refusal, 422."""
-    if not (text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_DEADLINE):
+    if not (text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_DEADLINE_MS):
         message, hint = (
             f"X-Deadline-Ms: {shorten_text(text.decode('latin-1'))}",
-            f"a whole number from 1 to {MAX_DEADLINE}",
+            f"a whole number from 1 to {MAX_DEADLINE_MS}",
         )
         raise Refusal(422, "bad_parameter", message, hint)
     return int(text) / 1000

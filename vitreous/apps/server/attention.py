@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
-from vitreous.data.annotations.drawing import png_of
+from vitreous.data.annotations.drawing import encode_png
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, ViTConfig
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
-ONE_AT_A_TIME = Lock()  # hooks see every pass of a model: two of them at once would see each other's
-PLACES = 1024  # positions whose similarities are told: more would be an answer of over 8 MB
-SIDE = 448  # pixels along the longer side that a PNG has at least
-DIGITS = 6  # of a weight
+HOOK_LOCK = Lock()  # hooks see every pass of a model: two of them at once would see each other's
+MAX_POSITIONS = 1024  # positions whose similarities are told: more would be an answer of over 8 MB
+MIN_PNG_SIZE = 448  # pixels along the longer side that a PNG has at least
+SIGNIFICANT_DIGITS = 6  # of a weight
 
-FUSIONS = ("mean", "max", "min")
+HEAD_FUSIONS = ("mean", "max", "min")
 
 
 @dataclass(frozen=True)
 class AttentionRequest:
     """Whose attention, where, and from which token.
 
-    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way heads
-    become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
+    `raw` is what heads look at in a block; `compute_rollout` what the blocks up to it mix together, its `head` the way
+    heads become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
     None: where the answer is read from.
     """
 
@@ -53,15 +53,15 @@ class AttentionRequest:
 
         Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
         """
-        c = config_with_attention(model.config)
+        c = require_attention_config(model.config)
         kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
         if kind not in ("raw", "rollout"):
-            raise bad_parameter("kind", kind, "raw or rollout")
+            raise make_parameter_error("kind", kind, "raw or rollout")
         if kind == "rollout":
-            head = parse_number("head", head, 0, "mean, max or min", FUSIONS)
+            head = parse_number("head", head, 0, "mean, max or min", HEAD_FUSIONS)
         else:
             allowed = f"a head from 0 to {c.heads - 1}, mean, max, min or all"
-            head = parse_number("head", head, c.heads, allowed, (*FUSIONS, "all"))
+            head = parse_number("head", head, c.heads, allowed, (*HEAD_FUSIONS, "all"))
         layer = parameters.get("layer", str(c.depth - 1))
         layer = parse_number("layer", layer, c.depth, f"a block from 0 to {c.depth - 1}, or all", ("all",))
         query, place = parameters.get("query", "answer"), None
@@ -72,7 +72,7 @@ class AttentionRequest:
             allowed = f"answer, or {','.join(axes)} of a patch, from {first} to {last}"
             words = query.split(",")
             if len(words) != len(axes):
-                raise bad_parameter("query", query, allowed)
+                raise make_parameter_error("query", query, allowed)
             place = tuple(
                 parse_number("query", word, end, allowed, whole=query) for word, end in zip(words, most, strict=True)
             )
@@ -84,16 +84,16 @@ def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str,
     if text in words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
-        raise bad_parameter(name, whole or text, allowed)
+        raise make_parameter_error(name, whole or text, allowed)
     return int(text)
 
 
-def bad_parameter(name: str, value: str, allowed: str) -> UsageError:
+def make_parameter_error(name: str, value: str, allowed: str) -> UsageError:
     """The refusal of a parameter."""
     return UsageError(f"{name}={value[:40]} cannot be", f"{name} is {allowed}")
 
 
-def config_with_attention(config: ModelConfig) -> ViTConfig:
+def require_attention_config(config: ModelConfig) -> ViTConfig:
     """The config of a model whose every block sees a whole picture or clip. Raises UsageError for others."""
     if not config.has_attention:
         raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
@@ -103,26 +103,26 @@ def config_with_attention(config: ModelConfig) -> ViTConfig:
     return cast(ViTConfig, config)
 
 
-def abilities(bundle: Bundle) -> dict[str, bool]:
-    """Which of `attention`, `positions` and `filters` the model has."""
+def detect_inspections(bundle: Bundle) -> dict[str, bool]:
+    """Which of `attention_to_json`, `compute_position_similarity` and `render_patch_filters` the model has."""
     c = bundle.model.config
     try:
-        seen = bool(config_with_attention(c))
+        seen = bool(require_attention_config(c))
     except UsageError:
         seen = False
-    placed = c.positions.kind != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= PLACES
+    placed = c.positions.kind != "none" and len(c.grid) == 2 and c.grid[0] * c.grid[1] <= MAX_POSITIONS
     return {"attention": seen, "positions": placed, "filters": isinstance(c.image, tuple) and len(c.image) == 2}
 
 
-def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
-    """(C, *image) pixels as `reading.read` makes them -> what is asked, as JSON has it.
+def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
+    """(C, *image) pixels as `reading.read_model_input` makes them -> what is asked, as JSON has it.
 
     `weights` is [h][w], of clips [t][h][w], one axis before it for all layers and one after that for all
     heads; `prefix_weights` [P] likewise. A token's weights and prefix weights together sum to one, but for `max` and
     `min` of heads. Raises UsageError where a model has none.
     """
-    selected, grid, prefix = attention_rows(bundle, pixels, asked)
-    c = config_with_attention(bundle.model.config)
+    selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
+    c = require_attention_config(bundle.model.config)
     return {
         "kind": asked.kind,
         "layer": asked.layer,
@@ -132,34 +132,36 @@ def attention(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> di
         "layers": c.depth,
         "heads": c.heads,
         "prefix": prefix,
-        "weights": round_digits(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
-        "prefix_weights": round_digits(selected[..., :prefix]).tolist(),
+        "weights": round_significant(selected[..., prefix:].reshape(*selected.shape[:-1], *grid)).tolist(),
+        "prefix_weights": round_significant(selected[..., :prefix]).tolist(),
     }
 
 
-def attention_rows(
+def compute_attention_weights(
     bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
     """(C, *image) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
     import torch
 
-    from vitreous.inspection.attention import attention as raw
-    from vitreous.inspection.rollout import Mixing, rollout
+    from vitreous.inspection.attention import compute_attention_maps as raw
+    from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 
-    model, c = bundle.model, config_with_attention(bundle.model.config)
+    model, c = bundle.model, require_attention_config(bundle.model.config)
     grid = tuple(i // p for i, p in zip(pixels.shape[1:], c.patch, strict=True))
     queries = None
     if asked.query is not None:
         if any(place >= length for place, length in zip(asked.query, grid, strict=True)):
-            raise bad_parameter("query", ",".join(map(str, asked.query)), f"a place on the grid {grid} of this picture")
+            raise make_parameter_error(
+                "query", ",".join(map(str, asked.query)), f"a place on the grid {grid} of this picture"
+            )
         queries = torch.zeros(c.prefix + math.prod(grid))
         queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
     device = next(model.parameters()).device
     images = bundle.preprocess.normalise(torch.from_numpy(pixels)[None].to(device))
     layers = range(c.depth) if asked.layer == "all" else [asked.layer]
-    with ONE_AT_A_TIME:
+    with HOOK_LOCK:
         if asked.kind == "rollout":
-            through = rollout(model, images, Mixing(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
+            through = compute_rollout(model, images, RolloutOptions(fusion=asked.head), queries).joint[0]  # type: ignore[arg-type]
             selected = through[list(layers)]
         else:
             weights = raw(model, images, layers, queries)
@@ -171,77 +173,78 @@ def attention_rows(
     return (selected if asked.layer == "all" else selected[0]).float().cpu().numpy(), grid, c.prefix
 
 
-def round_digits(values: np.ndarray) -> np.ndarray:
-    """(n, ...) numbers to `DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16 fewer."""
+def round_significant(values: np.ndarray) -> np.ndarray:
+    """(n, ...) numbers to `SIGNIFICANT_DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16
+    fewer."""
     values = values.astype(np.float64)
     size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
-    scale = np.array([float(10**k) for k in range(23)])[np.clip(DIGITS - 1 - size, 0, 22).astype(int)]
+    scale = np.array([float(10**k) for k in range(23)])[np.clip(SIGNIFICANT_DIGITS - 1 - size, 0, 22).astype(int)]
     return np.rint(values * scale) / scale
 
 
-def attention_picture(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
-    """Return the model's input (C, *image) with the attention map over it (`heat_map`; the map is that of
+def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
+    """Return the model's input (C, *image) with the attention map over it (`overlay_heat_map`; the map is that of
     arXiv:2010.11929, Fig. 6): a PNG, of clips an animated GIF. Raises UsageError."""
     import torch
 
-    from vitreous.data.rgb_images import rgb_frames
-    from vitreous.reports.pages.thumbnails import enlarge, gif_of, heat_map, scale_map
+    from vitreous.data.rgb_images import to_rgb_frames
+    from vitreous.reports.pages.thumbnails import encode_gif, enlarge_pixels, overlay_heat_map, scale_attention_map
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
-        raise bad_parameter(name, "all", "one for a picture; format=json has them all")
-    selected, grid, prefix = attention_rows(bundle, pixels, asked)
+        raise make_parameter_error(name, "all", "one for a picture; format=json has them all")
+    selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
     weights = selected[prefix:].reshape(-1, *grid[-2:])
-    weights = scale_map(weights)
-    frames = [enlarge(frame, SIDE) for frame in rgb_frames(torch.from_numpy(pixels))]
+    weights = scale_attention_map(weights)
+    frames = [enlarge_pixels(frame, MIN_PNG_SIZE) for frame in to_rgb_frames(torch.from_numpy(pixels))]
     maps = np.repeat(weights, len(frames) // len(weights), 0)
-    shown = [heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
-    return gif_of(shown) if len(grid) == 3 else png_of(shown[0])
+    shown = [overlay_heat_map(frame, values) for frame, values in zip(frames, maps, strict=True)]
+    return encode_gif(shown) if len(grid) == 3 else encode_png(shown[0])
 
 
-def frames_png(pixels: np.ndarray) -> bytes:
+def render_clip_frames(pixels: np.ndarray) -> bytes:
     """(C, T, H, W) pixels of a clip -> a PNG of the frames below one another, as the model sees them."""
     import torch
     from PIL import Image
 
-    from vitreous.data.rgb_images import rgb_frames
+    from vitreous.data.rgb_images import to_rgb_frames
 
-    frames = rgb_frames(torch.from_numpy(pixels))
-    return png_of(Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames])))
+    frames = to_rgb_frames(torch.from_numpy(pixels))
+    return encode_png(Image.fromarray(np.concatenate([np.asarray(frame) for frame in frames])))
 
 
-def positions(bundle: Bundle) -> dict[str, Any] | None:
+def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
     """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
 
-    `similarity` is [N][N], places in rows from the top left; `range` the least and the greatest of two different
-    places, the ends of a colour scale. Models that add positions before each block tell those of the first.
+    `compute_position_cosines` is [N][N], places in rows from the top left; `range` the least and the greatest of two
+    different places, the ends of a colour scale. Models that add positions before each block tell those of the first.
     """
-    from vitreous.inspection.positions import embeddings, similarity, similarity_range
+    from vitreous.inspection.positions import compute_position_cosines, get_position_embeddings, similarity_range
 
-    if not abilities(bundle)["positions"]:
+    if not detect_inspections(bundle)["positions"]:
         return None
     c = bundle.model.config
     grid = tuple(i // p for i, p in zip(bundle.preprocess.image, c.patch, strict=True))
-    table = next(iter(embeddings(bundle.model, grid).values()))
-    similar = similarity(table).reshape(grid[0] * grid[1], -1)
+    table = next(iter(get_position_embeddings(bundle.model, grid).values()))
+    similar = compute_position_cosines(table).reshape(grid[0] * grid[1], -1)
     ends = [round(end, 4) for end in similarity_range(similar)]
     rounded = (np.rint(similar.double().numpy() * 1e4) / 1e4).tolist()
     return {"grid": list(grid), "kind": c.positions.kind, "range": ends, "similarity": rounded}
 
 
-def filters(bundle: Bundle) -> bytes | None:
+def render_patch_filters(bundle: Bundle) -> bytes | None:
     """A PNG of the principal components of the patch filters (arXiv:2010.11929, Fig. 7 left), or None."""
     from PIL import Image
 
-    from vitreous.inspection.features import filters as components
-    from vitreous.reports.figures.features import shown, together_of
+    from vitreous.inspection.features import compute_filter_components as components
+    from vitreous.reports.figures.features import arrange_filters, filters_to_images
 
-    if not abilities(bundle)["filters"]:
+    if not detect_inspections(bundle)["filters"]:
         return None
-    whole = together_of(shown(components(bundle.model).components.numpy())[0])
-    return png_of(Image.fromarray((whole * 255).round().astype(np.uint8)))
+    whole = arrange_filters(filters_to_images(components(bundle.model).components.numpy())[0])
+    return encode_png(Image.fromarray((whole * 255).round().astype(np.uint8)))
 
 
-def visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
+def compute_visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
     """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
     return [round(edge, 6) for edge in preprocess.visible_box(width, height)]

@@ -19,12 +19,14 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from vitreous.apps.server.responses import Refusal
-from vitreous.inference.pipeline import stacked
+from vitreous.inference.pipeline import stack_same_size
 
-SIZE = 8  # pictures of a batch, of engines without `chunk_size`
-COMPANY = 0.1  # of a batch's time, that pictures which are being decoded are waited for
-HUNG = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
-NICE = 10  # steps that the computing thread stands back: whoever asks how the server does is answered while it computes
+DEFAULT_BATCH_SIZE = 8  # pictures of a batch, of engines without `chunk_size`
+MAX_WAIT_SHARE = 0.1  # of a batch's time, that pictures which are being decoded are waited for
+HANG_SECONDS = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
+COMPUTE_NICENESS = (
+    10  # steps that the computing thread stands back: whoever asks how the server does is answered while it computes
+)
 
 
 @dataclass(eq=False)
@@ -46,7 +48,9 @@ class BatchItem:
 class Batcher:
     """`decoding` tells how many pictures will soon be here. `observe` hears of each batch: pictures, seconds."""
 
-    def __init__(self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = SIZE) -> None:
+    def __init__(
+        self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = DEFAULT_BATCH_SIZE
+    ) -> None:
         self.decoding, self.observe, self.size = decoding, observe, size
         self.jobs: deque[BatchItem] = deque()
         self.arrived = threading.Condition()
@@ -74,7 +78,7 @@ class Batcher:
         began = self.began
         if not self.thread.is_alive() and not self.closed:
             return "the computing thread ended"
-        if began is not None and time.monotonic() - max(began, self.alive) > HUNG + 10 * self.usual:
+        if began is not None and time.monotonic() - max(began, self.alive) > HANG_SECONDS + 10 * self.usual:
             return "a batch takes too long"
         return "computing failed three times in a row" if self.failures >= 3 else ""
 
@@ -83,14 +87,14 @@ class Batcher:
         if sys.platform == "linux":
             with suppress(OSError):
                 own = threading.get_native_id()
-                os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + NICE))
+                os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + COMPUTE_NICENESS))
         while (batch := self.take()) is not None:
             if not batch:
                 continue
             self.began = began = time.monotonic()
             try:
                 inputs, work = [job.input for job in batch], batch[0].work
-                answers = [work(inputs[0])] if batch[0].alone else list(work(stacked(inputs)))
+                answers = [work(inputs[0])] if batch[0].alone else list(work(stack_same_size(inputs)))
                 self.failures = 0
             except Exception as error:  # one batch must not end the thread
                 self.failures += 1
@@ -98,9 +102,9 @@ class Batcher:
             self.began = None
             seconds = time.monotonic() - began
             if not batch[0].alone:
-                self.usual = running(self.usual, seconds)
-                self.per_image = running(self.per_image, seconds / len(batch))
-            self.call_in_loop(self.deliver, batch, answers, seconds)
+                self.usual = update_running_mean(self.usual, seconds)
+                self.per_image = update_running_mean(self.per_image, seconds / len(batch))
+            self.schedule_in_loop(self.deliver_results, batch, answers, seconds)
 
     def take(self) -> list[BatchItem] | None:
         """The next batch, perhaps empty; None when closed."""
@@ -110,7 +114,7 @@ class Batcher:
             if self.closed:
                 return None
             if not self.jobs[0].alone:
-                until = time.monotonic() + COMPANY * self.usual
+                until = time.monotonic() + MAX_WAIT_SHARE * self.usual
                 while len(self.jobs) < self.size and self.decoding() > 0 and (left := until - time.monotonic()) > 0:
                     self.arrived.wait(left)
             batch, dropped, now = list[BatchItem](), list[BatchItem](), time.monotonic()
@@ -125,19 +129,19 @@ class Batcher:
                     batch.append(job)
             self.jobs.extendleft(reversed(postponed))
         if dropped:
-            self.call_in_loop(self.give_up, dropped)
+            self.schedule_in_loop(self.expire_jobs, dropped)
         return batch
 
     def beat(self) -> None:
         """Show that the batch which is being computed goes on, in whatever thread; else it is given up as hung."""
         self.alive = time.monotonic()
 
-    def call_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+    def schedule_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """Run something in the event loop, if it still runs."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *arguments)
 
-    def give_up(self, jobs: list[BatchItem]) -> None:
+    def expire_jobs(self, jobs: list[BatchItem]) -> None:
         """Drop jobs that are late or cancelled."""
         for job in jobs:
             late = job.deadline <= self.loop.time()
@@ -147,7 +151,7 @@ class Batcher:
                     Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one")
                 )
 
-    def deliver(self, jobs: list[BatchItem], answers: list[Any], seconds: float) -> None:
+    def deliver_results(self, jobs: list[BatchItem], answers: list[Any], seconds: float) -> None:
         """The answers of a batch."""
         if not jobs[0].alone:
             self.observe(len(jobs), seconds)
@@ -166,6 +170,6 @@ class Batcher:
             self.arrived.notify()
 
 
-def running(mean: float, value: float) -> float:
+def update_running_mean(mean: float, value: float) -> float:
     """An exponential moving average."""
     return 0.8 * mean + 0.2 * value if mean else value

@@ -23,22 +23,22 @@ from pkgutil import iter_modules
 
 import numpy as np
 
-from vitreous.config import from_plain, to_plain
-from vitreous.data.decoding.decode import FORMATS, upright_size
+from vitreous.config import from_builtins, to_builtins
+from vitreous.data.decoding.decode import IMAGE_FORMATS, read_upright_size
 from vitreous.data.decoding.gate import MAX_JPEG_PIXELS
-from vitreous.data.decoding.heif import readable_formats, register
-from vitreous.data.decoding.tiff import load_codecs
+from vitreous.data.decoding.heif import list_readable_formats, register_pillow_reader
+from vitreous.data.decoding.tiff import preload_tiff_codecs
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.data.modalities.table import AnyPreprocess
 from vitreous.errors import DataError
-from vitreous.inference.reading import read, read_large
+from vitreous.inference.reading import read_large_jpeg, read_model_input
 from vitreous.system.children import STOP_SIGNALS
-from vitreous.tasks.tiles import native_pixels
+from vitreous.tasks.tiles import to_native_array
 
-JOB, ANSWER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
-PIXELS, REFUSED = 0, 1
-WITH_SIZE, FULL_SIZE = 1, 2  # flags of a job: return the image's size too; pixels at the image's own size
+JOB_HEADER, RESPONSE_HEADER = struct.Struct(">BQQ"), struct.Struct(">BQQ")
+STATUS_PIXELS, STATUS_REFUSED = 0, 1
+FLAG_WITH_SIZE, FLAG_FULL_SIZE = 1, 2  # flags of a job: return the image's size too; pixels at the image's own size
 
 
 @dataclass(frozen=True)
@@ -53,64 +53,64 @@ class DecodeSettings:
     @cached_property
     def encoded(self) -> bytes:
         """The settings as JSON, for the decoding process."""
-        return json.dumps([to_plain(self.preprocess), self.exact, self.max_pixels]).encode()
+        return json.dumps([to_builtins(self.preprocess), self.exact, self.max_pixels]).encode()
 
 
 @cache
 def parse_settings(encoded: bytes) -> DecodeSettings:
     """The settings that `DecodeSettings.encoded` has as JSON."""
     preprocess, exact, max_pixels = json.loads(encoded)
-    return DecodeSettings(from_plain(AnyPreprocess, preprocess), exact, max_pixels)
+    return DecodeSettings(from_builtins(AnyPreprocess, preprocess), exact, max_pixels)
 
 
 #: content, settings, whether pixels are at the image's own size -> pixels
-Decode = Callable[[bytes, DecodeSettings, bool], np.ndarray]
+DecodeFunction = Callable[[bytes, DecodeSettings, bool], np.ndarray]
 
 
-def decode_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
+def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
     """One image as (C, *image) pixels, or as (C, H, W) at its own size; or one clip. Raises DataError."""
     preprocess, most = settings.preprocess, settings.max_pixels
     if full_size:
-        return native_pixels(preprocess.decode_within(content, "image", most))
-    planar = preprocess.for_reduced_reading() if content.startswith(b"\xff\xd8") else None
+        return to_native_array(preprocess.decode_within(content, "image", most))
+    planar = preprocess.for_reduced_decoding() if content.startswith(b"\xff\xd8") else None
     if planar is None:
         return preprocess.to_array(preprocess.decode_within(content, "image", most))
-    if math.prod(upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
-        return read_large(content, planar, "image", settings.exact, most)
-    return read(content, preprocess, "image", exact=settings.exact)
+    if math.prod(read_upright_size(content, "image", min(MAX_JPEG_PIXELS, 64 * most))) > most:
+        return read_large_jpeg(content, planar, "image", settings.exact, most)
+    return read_model_input(content, preprocess, "image", exact=settings.exact)
 
 
-def serve_jobs(decode: Decode = decode_image) -> None:
+def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
     """Answer jobs from the socket whose number is the first argument, until it is closed."""
     pipe = socket.socket(fileno=int(sys.argv[1]))
     seconds, memory = float(sys.argv[2]), int(sys.argv[3])
     drop_privileges(memory)
     pipe.sendall(b"!")
     jobs = pipe.makefile("rb")
-    while len(head := jobs.read(JOB.size)) == JOB.size:
-        flags, length, size = JOB.unpack(head)
+    while len(head := jobs.read(JOB_HEADER.size)) == JOB_HEADER.size:
+        flags, length, size = JOB_HEADER.unpack(head)
         settings = parse_settings(jobs.read(length))
         content = jobs.read(size)
-        limit_time(seconds)
+        limit_cpu_time(seconds)
         try:
-            pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FULL_SIZE)))
-            size_of = settings.preprocess.stored_size
-            image_size = size_of(content, "image", MAX_JPEG_PIXELS) if flags & WITH_SIZE else (0, 0)
+            pixels = np.ascontiguousarray(decode(content, settings, bool(flags & FLAG_FULL_SIZE)))
+            size_of = settings.preprocess.read_upload_size
+            image_size = size_of(content, "image", MAX_JPEG_PIXELS) if flags & FLAG_WITH_SIZE else (0, 0)
             answer = {"dtype": str(pixels.dtype), "shape": pixels.shape, "size": image_size}
             data = pixels.data.cast("B")
-            status = PIXELS
+            status = STATUS_PIXELS
         except (DataError, MemoryError) as error:
             known = (
                 error if isinstance(error, DataError) else DataError("image: takes too much memory", "scale it down")
             )
-            answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), REFUSED
-        limit_time(0)
+            answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), STATUS_REFUSED
+        limit_cpu_time(0)
         text = json.dumps(answer).encode()
-        pipe.sendall(ANSWER.pack(status, len(text), len(data)) + text)
+        pipe.sendall(RESPONSE_HEADER.pack(status, len(text), len(data)) + text)
         pipe.sendall(data)
 
 
-def limit_time(seconds: float) -> None:
+def limit_cpu_time(seconds: float) -> None:
     """End this process, in whatever code it is, once it has computed for so long; 0 takes the limit away."""
     if hasattr(signal, "setitimer"):  # the signal's default is the end of the process
         signal.setitimer(signal.ITIMER_PROF, seconds)
@@ -157,15 +157,15 @@ def import_decoders() -> None:
     for name in (*plugins, *parts, *others):
         with suppress(ImportError):
             import_module(name)
-    load_codecs()
-    for kind in readable_formats():
-        register(kind)
-    for kind in FORMATS:
+    preload_tiff_codecs()
+    for kind in list_readable_formats():
+        register_pillow_reader(kind)
+    for kind in IMAGE_FORMATS:
         Image.new("RGB", (64, 64)).save(file := io.BytesIO(), kind)
-        upright_size(file.getvalue(), kind)
-        read(file.getvalue(), ImagePreprocess((8, 8)), kind)
+        read_upright_size(file.getvalue(), kind)
+        read_model_input(file.getvalue(), ImagePreprocess((8, 8)), kind)
     Image.new("RGB", (64, 64)).save(file := io.BytesIO(), "JPEG")
-    read_large(file.getvalue(), ImagePreprocess((8, 8)), "JPEG", True, 1024)
+    read_large_jpeg(file.getvalue(), ImagePreprocess((8, 8)), "JPEG", True, 1024)
 
 
 if __name__ == "__main__":

@@ -15,28 +15,35 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.server.child import ANSWER, FULL_SIZE, JOB, PIXELS, WITH_SIZE, DecodeSettings
+from vitreous.apps.server.child import (
+    FLAG_FULL_SIZE,
+    FLAG_WITH_SIZE,
+    JOB_HEADER,
+    RESPONSE_HEADER,
+    STATUS_PIXELS,
+    DecodeSettings,
+)
 from vitreous.apps.server.responses import Refusal
-from vitreous.apps.server.settings import Limits
-from vitreous.system.children import stop_signals_blocked
+from vitreous.apps.server.settings import ServerLimits
+from vitreous.system.children import block_stop_signals
 
-COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
+DECODER_COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
 START_SECONDS = 60.0  # until a new process says that it is ready, on a busy machine
-PATIENCE = 6  # times the limit on computing that a process is waited for, whatever keeps it
-DYING = 0.02  # between the end of a process's socket and its own
-ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
+DECODE_TIMEOUT_FACTOR = 6  # times the limit on computing that a process is waited for, whatever keeps it
+EXIT_POLL_SECONDS = 0.02  # between the end of a process's socket and its own
+INHERITED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
-class Child:
+class DecoderProcess:
     """One process and the socket to it."""
 
-    def __init__(self, command: Sequence[str], limits: Limits) -> None:
+    def __init__(self, command: Sequence[str], limits: ServerLimits) -> None:
         self.socket, theirs = socket.socketpair()
         self.socket.setblocking(False)
         words = [*command, str(theirs.fileno()), str(limits.decode_seconds), str(limits.decode_memory)]
-        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+        environment = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        with theirs, stop_signals_blocked():
+        with theirs, block_stop_signals():
             self.process = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=2, env=environment, pass_fds=(theirs.fileno(),)
             )
@@ -51,11 +58,11 @@ class Child:
     async def send_job(self, content: memoryview, settings: bytes, flags: int) -> tuple[Any, np.ndarray | None]:
         """One job: JSON of the answer, (C, *image) pixels or None. Raises ConnectionError where the process died."""
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.socket, JOB.pack(flags, len(settings), len(content)) + settings)
+        await loop.sock_sendall(self.socket, JOB_HEADER.pack(flags, len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
-        status, length, size = ANSWER.unpack(await self.receive(bytearray(ANSWER.size)))
+        status, length, size = RESPONSE_HEADER.unpack(await self.receive(bytearray(RESPONSE_HEADER.size)))
         answer = json.loads(await self.receive(bytearray(length)))
-        if status != PIXELS:
+        if status != STATUS_PIXELS:
             return answer, None
         pixels = np.empty(answer["shape"], answer["dtype"])
         if pixels.nbytes != size:
@@ -80,17 +87,17 @@ class Child:
         self.process.wait()
 
 
-class Decoders:
+class DecoderPool:
     """`count` such processes; one that dies is replaced. Raises Refusal, 422 for the picture and 503 where there is no
     process.
 
     `restarts` counts the replacements, `waiting` the pictures that are being decoded or wait for it.
     """
 
-    def __init__(self, count: int, limits: Limits, command: Sequence[str] = COMMAND) -> None:
+    def __init__(self, count: int, limits: ServerLimits, command: Sequence[str] = DECODER_COMMAND) -> None:
         self.count, self.limits, self.command = count, limits, command
-        self.idle: asyncio.Queue[Child] = asyncio.Queue()
-        self.children: set[Child] = set()
+        self.idle: asyncio.Queue[DecoderProcess] = asyncio.Queue()
+        self.children: set[DecoderProcess] = set()
         self.tasks: set[asyncio.Task[Any]] = set()
         self.restarts = self.waiting = 0
         self.closed = False
@@ -99,7 +106,7 @@ class Decoders:
         """Start them all and wait until they are ready. Raises Refusal where none can be."""
         await asyncio.gather(*(self.add(once=True) for _ in range(self.count)))
         for _ in range(self.count - len(self.children)):
-            self.later(self.add())
+            self.run_in_background(self.add())
         if not self.children:
             message = "no process that decodes pictures can be started"
             raise Refusal(503, "decoder_lost", message, "see whether memory or processes ran out")
@@ -109,7 +116,7 @@ class Decoders:
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
-                child = Child(self.command, self.limits)
+                child = DecoderProcess(self.command, self.limits)
                 self.children.add(child)
                 if await child.ready():
                     self.idle.put_nowait(child)
@@ -120,18 +127,18 @@ class Decoders:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5.0)
 
-    def drop(self, child: Child) -> None:
+    def drop(self, child: DecoderProcess) -> None:
         """End a process for good."""
         self.children.discard(child)
         child.end()
 
-    def replace(self, child: Child) -> None:
+    def replace(self, child: DecoderProcess) -> None:
         """End a process and start another."""
         self.restarts += 1
         self.drop(child)
-        self.later(self.add())
+        self.run_in_background(self.add())
 
-    def later(self, work: Any) -> asyncio.Task[Any]:
+    def run_in_background(self, work: Any) -> asyncio.Task[Any]:
         """Run a task to its end, even if its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
@@ -146,27 +153,27 @@ class Decoders:
         Returns (C, *image) pixels, of `full_size` (C, H, W) at the image's own size, and, `with_size`, width and height
         of the upright image, else 0. Raises Refusal: 422 for the image, 503 where the process was killed.
         """
-        flags = WITH_SIZE * with_size | FULL_SIZE * full_size
+        flags = FLAG_WITH_SIZE * with_size | FLAG_FULL_SIZE * full_size
         self.waiting += 1
         try:
             child = await self.idle.get()
-            return await asyncio.shield(self.later(self.run_job(child, content, settings.encoded, flags)))
+            return await asyncio.shield(self.run_in_background(self.run_job(child, content, settings.encoded, flags)))
         finally:
             self.waiting -= 1
 
     async def run_job(
-        self, child: Child, content: memoryview, settings: bytes, flags: int
+        self, child: DecoderProcess, content: memoryview, settings: bytes, flags: int
     ) -> tuple[np.ndarray, tuple[int, int]]:
         """Run one job in one process, which becomes idle or is replaced. Returns (C, *image) pixels and the size of
         the image; raises as `decode`."""
         try:
-            async with asyncio.timeout(self.limits.decode_seconds * PATIENCE):
+            async with asyncio.timeout(self.limits.decode_seconds * DECODE_TIMEOUT_FACTOR):
                 answer, pixels = await child.send_job(content, settings, flags)
         except (OSError, ValueError) as error:
             for _ in range(0 if isinstance(error, TimeoutError) else 25):
                 if child.process.poll() is not None:
                     break
-                await asyncio.sleep(DYING)
+                await asyncio.sleep(EXIT_POLL_SECONDS)
             killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
             self.replace(child)
             if killed:  # from outside: what the picture does ends in other ways
@@ -185,7 +192,7 @@ class Decoders:
 
     async def measure_seconds(self, settings: DecodeSettings) -> float:
         """Seconds to decode an ordinary photograph; 0 where the model takes none."""
-        loop, content = asyncio.get_running_loop(), memoryview(synthetic_photograph())
+        loop, content = asyncio.get_running_loop(), memoryview(make_synthetic_photograph())
         seconds = []
         with suppress(Refusal):
             for _ in range(3):
@@ -201,7 +208,7 @@ class Decoders:
             self.drop(child)
 
 
-def synthetic_photograph() -> bytes:
+def make_synthetic_photograph() -> bytes:
     """A JPEG of 500 x 375 pixels with about as much in it as a photograph."""
     import io
 

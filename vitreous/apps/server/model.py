@@ -10,28 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.apps.server.batcher import SIZE
+from vitreous.apps.server.batcher import DEFAULT_BATCH_SIZE
 from vitreous.apps.server.child import DecodeSettings
-from vitreous.apps.server.sample_request import SampleLimits, sample_limits
-from vitreous.apps.server.settings import Limits
-from vitreous.data.annotations.drawing import class_colours
+from vitreous.apps.server.sample_request import SampleLimits, make_sample_limits
+from vitreous.apps.server.settings import ServerLimits
+from vitreous.data.annotations.drawing import create_class_colours
 from vitreous.errors import UsageError, VitreousError, WeightsError
-from vitreous.generation.settings import forward_passes
-from vitreous.inference.generators import generator_of
+from vitreous.generation.settings import count_forward_passes
+from vitreous.inference.generators import get_generator
 from vitreous.inference.predict import Predictor
 
 if TYPE_CHECKING:
-    from vitreous.generation.samplers import State
-    from vitreous.inference.index import Index
+    from vitreous.generation.samplers import SamplerState
+    from vitreous.inference.index import NeighbourIndex
     from vitreous.inference.samples import Generator, Sample
 
 
-MOST = 64  # pictures of a batch
-FAST = 0.5  # seconds of two steps of an image, below which a batch is measured too
+MAX_BATCH_SIZE = 64  # pictures of a batch
+FAST_STEP_SECONDS = 0.5  # seconds of two steps of an image, below which a batch is measured too
 
 
 @dataclass(eq=False)
-class Served:
+class ServedModel:
     """A predictor that has answered a picture of noise twice alike.
 
     `images_per_second`: in full batches; `note`: a warning for the log. A generative model has a `generator`, the
@@ -44,7 +44,7 @@ class Served:
     batch_size: int
     _: KW_ONLY
     has_features: bool = False
-    index: Index | None = None
+    index: NeighbourIndex | None = None
     note: str = ""
     generator: Generator | None = None
     sampling: SampleLimits | None = None
@@ -58,7 +58,7 @@ class Served:
 
         bundle, card = self.predictor.bundle, self.predictor.card
         parts = dict.fromkeys(("attention", "positions", "filters"), False) | (
-            attention_api.abilities(bundle) if bundle and card.task.inspectable else {}
+            attention_api.detect_inspections(bundle) if bundle and card.task.inspectable else {}
         )
         return {
             **{name: card.task.answers_at(name) for name in ("predict", "segment", "detect")},
@@ -83,11 +83,11 @@ class Served:
             "version": card.version,
             "parameters": sum(p.numel() for p in bundle.model.parameters()) if bundle is not None else None,
             "classes": list(card.task.classes),
-            "colours": class_colours(card.task.drawn_classes).tolist(),
+            "colours": create_class_colours(card.task.overlay_classes).tolist(),
             "image": list(card.preprocess.image),
             "channels": card.preprocess.channels,
-            "patch": sides(patch),
-            "grid": sides(grid),
+            "patch": size_to_list(patch),
+            "grid": size_to_list(grid),
             "layers": depth,
             "heads": heads if isinstance(heads, int) else None,
             "prefix": prefix,
@@ -105,25 +105,27 @@ class Served:
         }
 
 
-def sides(value: Any) -> list[int] | None:
+def size_to_list(value: Any) -> list[int] | None:
     """Two numbers, or three of clips, as a list; None for anything else."""
     return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
 
 
-def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | None = None) -> Served:
+def warm_up_predictor(
+    predictor: Predictor, limits: ServerLimits, run: str | os.PathLike[str] | None = None
+) -> ServedModel:
     """Warm a predictor up; `run` may have an index.
 
     Raises WeightsError where its answer is not finite, has another shape, or is another one the second time, and
     UsageError for a model of volumes.
     """
-    if (generator := generator_of(predictor)) is not None:
-        return prepare_generator(predictor, generator, limits)
+    if (generator := get_generator(predictor)) is not None:
+        return warm_up_generator(predictor, generator, limits)
     if not predictor.card.preprocess.is_browsable:
         problem = (
             f"{predictor.card.name} answers for {predictor.card.preprocess.noun}, the server takes pictures and clips"
         )
         raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
-    size = min(batch_size(predictor), limits.queue or MOST)
+    size = min(choose_batch_size(predictor), limits.queue or MAX_BATCH_SIZE)
     one, card = predictor.card.preprocess.noise(), predictor.card
     answer = partial(card.task.compute, predictor.engine)
     shape = (1, *card.task.output_shape(card.preprocess.image))
@@ -146,13 +148,13 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
         began = time.perf_counter()
         answer(full)
         seconds.append(max(time.perf_counter() - began, 1e-6))
-    index, note = index_of(predictor, run)
-    served = Served(
+    index, note = open_run_index(predictor, run)
+    served = ServedModel(
         predictor,
         DecodeSettings(card.preprocess, predictor.exact, limits.pixels),
         images_per_second=size / min(seconds),
         batch_size=size,
-        has_features=has_features(predictor),
+        has_features=can_compute_features(predictor),
         index=index,
         note=note,
     )
@@ -160,14 +162,14 @@ def prepare(predictor: Predictor, limits: Limits, run: str | os.PathLike[str] | 
     return served
 
 
-def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits) -> Served:
+def warm_up_generator(predictor: Predictor, generator: Generator, limits: ServerLimits) -> ServedModel:
     """Warm a generator up, by two steps of an image. Raises WeightsError where it is not finite, or another one the
     second time."""
     from vitreous.inference.samples import SampleOptions
 
     card, options, finite = predictor.card, SampleOptions(steps=2), list[bool]()
 
-    def watch(rows: slice, state: State) -> None:
+    def watch(rows: slice, state: SamplerState) -> None:
         finite.append(bool(state.image.isfinite().all()))
 
     def make(count: int) -> tuple[list[Sample], float]:
@@ -179,23 +181,25 @@ def prepare_generator(predictor: Predictor, generator: Generator, limits: Limits
     if not all(finite) or not np.array_equal(golden[0].image, again[0].image):
         symptom = "another image the second time" if all(finite) else "numbers that are not finite"
         raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
-    passes = forward_passes(*options.sampler_of(generator.process))
-    count = SIZE if seconds < FAST else 1
+    passes = count_forward_passes(*options.resolve_sampler(generator.process))
+    count = DEFAULT_BATCH_SIZE if seconds < FAST_STEP_SECONDS else 1
     full = make(count)[1] if count > 1 else seconds
-    default_passes = forward_passes(*SampleOptions().sampler_of(generator.process))
+    default_passes = count_forward_passes(*SampleOptions().resolve_sampler(generator.process))
     inpaint = generator.sampler.decode is None
-    return Served(
+    return ServedModel(
         predictor,
         DecodeSettings(card.preprocess, False, limits.pixels),
         images_per_second=count / (full / passes * default_passes),
         batch_size=1,
         generator=generator,
-        sampling=sample_limits(generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint),
+        sampling=make_sample_limits(
+            generator.classes, generator.process, card.preprocess.plane, limits.pixels, inpaint
+        ),
         step_seconds=seconds / passes,
     )
 
 
-def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[Index | None, str]:
+def open_run_index(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[NeighbourIndex | None, str]:
     """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
     from vitreous.inference.index import open_index
 
@@ -207,16 +211,16 @@ def index_of(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[
         return None, f"{error.message}: {error.hint}"
 
 
-def batch_size(predictor: Predictor) -> int:
+def choose_batch_size(predictor: Predictor) -> int:
     """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
     import sys
 
-    part = int(getattr(predictor.engine, "chunk_size", SIZE))
+    part = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
     torch = sys.modules.get("torch")
-    return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MOST))
+    return min(part * (torch.get_num_threads() if torch is not None else 1), max(part, MAX_BATCH_SIZE))
 
 
-def has_features(predictor: Predictor) -> bool:
+def can_compute_features(predictor: Predictor) -> bool:
     """Whether it gives features. A bundle does; computing them would pack its weights a second time."""
     if predictor.bundle is not None:
         return True

@@ -23,7 +23,7 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 IMAGES_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
-class Log:
+class ServerLog:
     """`write_request` logs a request unless `quiet`; `write` logs an event of the server.
 
     Refusals because of a full queue are counted in `refused` and logged once a second.
@@ -78,7 +78,7 @@ class Log:
             self.thread.join(1.0)
 
 
-class Metrics:
+class ServerMetrics:
     """Requests, seconds and batches; `read_state` returns gauges, counters and labels of the model."""
 
     def __init__(self, read_state: Callable[[], tuple[dict[str, float], dict[str, float], dict[str, str]]]) -> None:

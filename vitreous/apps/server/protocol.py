@@ -20,12 +20,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, refusal_response
-from vitreous.apps.server.settings import Limits
+from vitreous.apps.server.settings import ServerLimits
 
-DISCARD = 2**20  # bytes of a refused request's body that are read and thrown away
-LINGER = 2.0  # seconds that a client has to read the last answer of a connection
+MAX_DISCARDED_BYTES = 2**20  # bytes of a refused request's body that are read and thrown away
+LINGER_SECONDS = 2.0  # seconds that a client has to read the last answer of a connection
 SEND_SECONDS, SEND_RATE = 10.0, 10_000.0  # a client has so long to read an answer, and a second for so many bytes
-CHUNKS = 4096  # chunks of a body that may be tiny; beyond them there are at least 16 bytes each
+MAX_TINY_CHUNKS = 4096  # chunks of a body that may be tiny; beyond them there are at least 16 bytes each
 _TARGET = re.compile(rb"/[!-~]*")
 _UNREADABLE = Refusal(400, "bad_request", "this is no HTTP/1.1 request", "let an HTTP library make it")
 
@@ -41,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def __init__(
         self,
-        limits: Limits,
+        limits: ServerLimits,
         count_malformed: Callable[[int], None],
         refuse_full: Callable[[Any], tuple[Refusal, str] | None],
         config: Config,
@@ -83,7 +83,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def discard(self, size: int) -> None:
         """Count bytes that are thrown away; beyond the limit, stop reading and close."""
         self.discarded += size
-        if self.discarded > DISCARD:
+        if self.discarded > MAX_DISCARDED_BYTES:
             self.flow.pause_reading() if self.transport.is_closing() else self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -133,7 +133,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_chunk_header(self) -> None:
         """One more chunk. Raises Refusal, 413: a million of a byte each would keep everybody else waiting."""
         self.chunks += 1
-        if self.chunks > CHUNKS + self.body_bytes // 16:
+        if self.chunks > MAX_TINY_CHUNKS + self.body_bytes // 16:
             raise Refusal(413, "too_large", "too many small chunks", "send larger ones")
 
     def on_body(self, body: bytes) -> None:
@@ -199,7 +199,7 @@ class LimitedProtocol(HttpToolsProtocol):
         elif now - self.unread_since > SEND_SECONDS + unsent / SEND_RATE:
             self.transport.abort()
         if self.transport.is_closing():
-            if waited > LINGER and not unsent:
+            if waited > LINGER_SECONDS and not unsent:
                 self.transport.abort()
         elif self.phase == IDLE or (self.phase == HEAD and not self.head_bytes):
             if waited > (limits.idle_seconds if self.phase == IDLE else limits.head_seconds):

@@ -14,17 +14,17 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from vitreous.apps.server.model import Served
-from vitreous.apps.server.openapi import POSTS
+from vitreous.apps.server.model import ServedModel
+from vitreous.apps.server.openapi import POST_ENDPOINTS
 from vitreous.apps.server.responses import Refusal, shorten_text
 from vitreous.apps.server.service import RequestInfo, Service
-from vitreous.apps.server.settings import Limits
+from vitreous.apps.server.settings import ServerLimits
 from vitreous.inference.card import Card
 
 MAX_PARTS = 64  # with and without a file, each
-MAX_FIELD = 2**16  # bytes of a part without a file
-MAX_NAME = 255  # characters of a file name that are used
-WEIGHT = 4  # pictures that looking at attention, or a picture in tiles, costs as much as, about
+MAX_FIELD_BYTES = 2**16  # bytes of a part without a file
+MAX_NAME_LENGTH = 255  # characters of a file name that are used
+HEAVY_REQUEST_COST = 4  # pictures that looking at attention, or a picture in tiles, costs as much as, about
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FormParser(MultiPartParser):
         self.complete = True
 
 
-def context(request: Request) -> tuple[Service, RequestInfo]:
+def get_request_context(request: Request) -> tuple[Service, RequestInfo]:
     """The service, and what it knows of this request."""
     return request.scope["service"], request.scope["info"]
 
@@ -65,7 +65,7 @@ def context(request: Request) -> tuple[Service, RequestInfo]:
 def read_parameters(request: Request) -> dict[str, str]:
     """The query string as names and values. Raises Refusal, 422, for what is unreadable, unknown or given twice."""
     text, path = request.scope["query_string"], request.scope["path"]
-    known = POSTS[path][2] if path in POSTS else ()
+    known = POST_ENDPOINTS[path][2] if path in POST_ENDPOINTS else ()
     try:
         pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, strict_parsing=bool(text), max_num_fields=20)
     except (ValueError, UnicodeDecodeError):
@@ -82,12 +82,12 @@ def read_parameters(request: Request) -> dict[str, str]:
     return parameters
 
 
-def model_name(served: Served) -> dict[str, str]:
+def describe_model_version(served: ServedModel) -> dict[str, str]:
     """The model, in every answer."""
     return {"name": served.predictor.card.name, "version": served.predictor.card.version}
 
 
-def only_one(uploads: list[Upload]) -> Upload:
+def require_single_upload(uploads: list[Upload]) -> Upload:
     """The one image of a request. Raises Refusal, 400."""
     if len(uploads) != 1:
         raise Refusal(400, "bad_request", f"{len(uploads)} pictures", "send exactly one")
@@ -112,7 +112,7 @@ def parse_share(name: str, text: str) -> float:
     return value
 
 
-def parse_word(name: str, parameters: Mapping[str, str], words: tuple[str, ...]) -> str:
+def parse_choice(name: str, parameters: Mapping[str, str], words: tuple[str, ...]) -> str:
     """One of some words, the first where nothing is said. Raises Refusal, 422."""
     word = parameters.get(name, words[0])
     if word not in words:
@@ -120,24 +120,24 @@ def parse_word(name: str, parameters: Mapping[str, str], words: tuple[str, ...])
     return word
 
 
-def address_of(card: Card) -> str:
+def format_endpoint(card: Card) -> str:
     """The address that a model answers at."""
     return f"POST /v1/{card.task.endpoint}"
 
 
-def require_endpoint(served: Served, endpoint: str, problem: str) -> None:
+def require_endpoint(served: ServedModel, endpoint: str, problem: str) -> None:
     """Raise Refusal, 404, with the `problem`, for a model that another address answers for."""
     if not served.can[endpoint]:
-        raise Refusal(404, "not_available", problem, address_of(served.predictor.card))
+        raise Refusal(404, "not_available", problem, format_endpoint(served.predictor.card))
 
 
-def check_reads(card: Card) -> None:
+def require_image_input(card: Card) -> None:
     """Raise Refusal, 404, for a model that makes images, where one is needed that reads them."""
     if not card.task.reads_images:
-        raise Refusal(404, "not_available", "this model makes images, and reads none", address_of(card))
+        raise Refusal(404, "not_available", "this model makes images, and reads none", format_endpoint(card))
 
 
-async def read_uploads(request: Request, limits: Limits) -> list[Upload]:
+async def read_uploads(request: Request, limits: ServerLimits) -> list[Upload]:
     """The images of a request, in order.
 
     Raises Refusal: 400 for a bad form or none, 413 for too many images, 415 for another type of body.
@@ -169,7 +169,7 @@ async def read_form(request: Request) -> list[Upload]:
 async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
     """The parts of a form by their names, files and text. Raises Refusal, 400, for a form that cannot be read or lacks
     its end."""
-    limits = {"max_files": MAX_PARTS, "max_fields": MAX_PARTS, "max_part_size": MAX_FIELD}
+    limits = {"max_files": MAX_PARTS, "max_fields": MAX_PARTS, "max_part_size": MAX_FIELD_BYTES}
     parser = FormParser(request.headers, request.stream(), **limits)
     try:
         form = await parser.parse()
@@ -183,7 +183,7 @@ async def read_parts(request: Request) -> list[tuple[str, Upload | str]]:
     for field, part in form.multi_items():
         # a browser sends an empty part without a name for a field in which no file was chosen
         if isinstance(part, UploadFile) and (part.size or part.filename):
-            name = re.split(r"[/\\]", part.filename or "")[-1][:MAX_NAME]
+            name = re.split(r"[/\\]", part.filename or "")[-1][:MAX_NAME_LENGTH]
             parts.append((field, Upload(name, memoryview(await part.read()))))
         elif isinstance(part, str):
             parts.append((field, part))

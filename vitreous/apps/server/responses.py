@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from vitreous.errors import VitreousError, printable
+from vitreous.errors import VitreousError, escape_unprintable
 
 if TYPE_CHECKING:
     from starlette.responses import Response
@@ -55,7 +55,7 @@ class Refusal(VitreousError):
 
 def shorten_text(text: str) -> str:
     """A client's words as one printable line of at most 60 characters."""
-    return printable(text if len(text) <= 60 else text[:57] + "...")
+    return escape_unprintable(text if len(text) <= 60 else text[:57] + "...")
 
 
 def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

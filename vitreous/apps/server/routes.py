@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
@@ -13,25 +13,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from vitreous.apps.server.dense import detect, segment
-from vitreous.apps.server.model import Served
-from vitreous.apps.server.openapi import openapi_document
+from vitreous.apps.server.dense import handle_detect, handle_segment
+from vitreous.apps.server.model import ServedModel
+from vitreous.apps.server.openapi import build_openapi_document
 from vitreous.apps.server.requests import (
-    WEIGHT,
+    HEAVY_REQUEST_COST,
     Upload,
-    check_reads,
-    context,
-    model_name,
-    only_one,
+    describe_model_version,
+    get_request_context,
+    parse_choice,
     parse_int,
     parse_share,
-    parse_word,
     read_parameters,
     read_uploads,
     require_endpoint,
+    require_image_input,
+    require_single_upload,
 )
 from vitreous.apps.server.responses import Refusal, json_response
-from vitreous.apps.server.sampling import sample
+from vitreous.apps.server.sampling import handle_sample
 from vitreous.apps.server.service import RequestInfo, Service
 from vitreous.errors import UsageError
 
@@ -43,10 +43,10 @@ MEDIA_TYPES = {
     "png": "image/png",
     "ico": "image/x-icon",
 }
-FREE = frozenset(("healthz", "readyz", "page", "static"))  # routes that need no token
+PUBLIC_ROUTES = frozenset(("healthz", "readyz", "page", "static"))  # routes that need no token
 
 
-def page_routes() -> list[Route]:
+def build_page_routes() -> list[Route]:
     """A route for each file of the page."""
     routes = []
     for file in files("vitreous.apps.server.page").iterdir():
@@ -59,36 +59,38 @@ def page_routes() -> list[Route]:
     return routes
 
 
-async def healthz(request: Request) -> Response:
+async def handle_healthz(request: Request) -> Response:
     """The process is alive."""
     return json_response({"status": "alive"})
 
 
-async def readyz(request: Request) -> Response:
+async def handle_readyz(request: Request) -> Response:
     """Whether it answers questions."""
-    state = context(request)[0].state
+    state = get_request_context(request)[0].state
     if state == "ready":
         return json_response({"status": state})
     return json_response({"status": state}, 503, {"retry-after": "5"})
 
 
-async def metrics(request: Request) -> Response:
+async def handle_metrics(request: Request) -> Response:
     """Counters."""
-    return Response(context(request)[0].metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    return Response(
+        get_request_context(request)[0].metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
 
 
-async def openapi(request: Request) -> Response:
+async def handle_openapi(request: Request) -> Response:
     """The description of all this."""
-    service, _ = context(request)
+    service, _ = get_request_context(request)
     cache = service.served.cache
     if "openapi" not in cache:
-        cache["openapi"] = json_response(openapi_document(service.limits, service.root_path))
+        cache["openapi"] = json_response(build_openapi_document(service.limits, service.root_path))
     return cache["openapi"]
 
 
-async def model(request: Request) -> Response:
+async def handle_model(request: Request) -> Response:
     """The description of the model, made once: 30 requests at a time cost as much as a picture otherwise."""
-    service, _ = context(request)
+    service, _ = get_request_context(request)
     read_parameters(request)
     cache = service.served.cache
     if "model" not in cache:
@@ -98,11 +100,11 @@ async def model(request: Request) -> Response:
     return cache["model"]
 
 
-async def predict(request: Request) -> Response:
+async def handle_predict(request: Request) -> Response:
     """Names and probabilities. Raises Refusal, 404, for a model without classes."""
-    service, parameters = context(request)[0], read_parameters(request)
+    service, parameters = get_request_context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
-    check_reads(card)
+    require_image_input(card)
     require_endpoint(served, "predict", f"this model {card.task.missing_outputs[0]}")
     top = parse_int("top", parameters["top"], 1, len(card.task.outputs)) if "top" in parameters else None
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else None
@@ -115,23 +117,23 @@ async def predict(request: Request) -> Response:
         return {"name": name, **form.to_fields(form.predict(row, "")), "error": None}
 
     empty = form.to_fields(form.fail("", ""))
-    return await answer_images(
+    return await compute_image_responses(
         request, served, work=served.predictor.activations, key="predictions", describe=describe, empty=empty
     )
 
 
-async def embed(request: Request) -> Response:
+async def handle_embed(request: Request) -> Response:
     """Features. Raises Refusal, 404, for a model that has none."""
-    served = context(request)[0].served
+    served = get_request_context(request)[0].served
     read_parameters(request)
-    check_reads(served.predictor.card)
+    require_image_input(served.predictor.card)
     if not served.has_features:
         raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
 
     def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
 
-    return await answer_images(
+    return await compute_image_responses(
         request,
         served,
         work=served.predictor.engine.features,
@@ -141,9 +143,9 @@ async def embed(request: Request) -> Response:
     )
 
 
-async def answer_images(
+async def compute_image_responses(
     request: Request,
-    served: Served,
+    served: ServedModel,
     work: Callable[[Any], np.ndarray],
     key: str,
     describe: Callable[[str | None, np.ndarray], dict[str, Any]],
@@ -154,7 +156,7 @@ async def answer_images(
     `work`: (B, C, *image) pixels -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
     Refusal where no image can be read.
     """
-    service, info = context(request)
+    service, info = get_request_context(request)
     uploads = await read_uploads(request, service.limits)
     with service.admit_images(info, len(uploads)):
         names = [upload.name for upload in uploads]
@@ -174,13 +176,13 @@ async def answer_images(
         else describe(name, row)
         for name, row in zip(names, rows, strict=True)
     ]
-    document = {"request_id": info.id, "model": model_name(served), key: answers}
+    document = {"request_id": info.id, "model": describe_model_version(served), key: answers}
     if key == "embeddings":
         document["width"] = max(len(answer["embedding"]) for answer in answers)
     return json_response(document)
 
 
-async def compute_image(service: Service, info: RequestInfo, served: Served, work: Any, upload: Upload) -> Any:
+async def compute_image(service: Service, info: RequestInfo, served: ServedModel, work: Any, upload: Upload) -> Any:
     """One image's row of `work`, or the Refusal of that image alone."""
     try:
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
@@ -189,55 +191,55 @@ async def compute_image(service: Service, info: RequestInfo, served: Served, wor
     return await service.batcher.compute(work, pixels, info.deadline)
 
 
-async def attention(request: Request) -> Response:
+async def handle_attention(request: Request) -> Response:
     """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
     from vitreous.apps.server import attention as attention_api
 
-    service, info = context(request)
+    service, info = get_request_context(request)
     served, bundle = service.served, require_bundle(service.served, "attention")
     parameters = read_parameters(request)
     picture = "gif" if bundle.preprocess.is_animated else "png"
-    form = parse_word("format", parameters, ("json", picture))
+    form = parse_choice("format", parameters, ("json", picture))
     options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess)
     if form != "json" and "all" in (options.layer, options.head):
         problem = f"a {form.upper()} of several maps"
         raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
-    render = attention_api.attention if form == "json" else attention_api.attention_picture
-    upload = only_one(await read_uploads(request, service.limits))
-    with service.admit_images(info, min(WEIGHT, service.queue)):
+    render = attention_api.attention_to_json if form == "json" else attention_api.render_attention_image
+    upload = require_single_upload(await read_uploads(request, service.limits))
+    with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
         pixels, (width, height) = await service.decoders.decode(upload.content, served.decode_settings, with_size=True)
         result = await service.batcher.compute(
             lambda image: render(bundle, image, options), pixels, info.deadline, alone=True
         )
     if isinstance(result, bytes):
         return Response(result, media_type=f"image/{form}")
-    box = attention_api.visible_box(served.predictor.card.preprocess, width, height)
-    return json_response({"request_id": info.id, "model": model_name(served), **result, "box": box})
+    box = attention_api.compute_visible_box(served.predictor.card.preprocess, width, height)
+    return json_response({"request_id": info.id, "model": describe_model_version(served), **result, "box": box})
 
 
-async def frames(request: Request) -> Response:
+async def handle_frames(request: Request) -> Response:
     """The frames of one clip as the model sees them, below one another. Raises Refusal, 404, for other models."""
     from vitreous.apps.server import attention as attention_api
 
-    service, info = context(request)
+    service, info = get_request_context(request)
     read_parameters(request)
     require_bundle(service.served, "frames")
-    upload = only_one(await read_uploads(request, service.limits))
+    upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, 1):
         pixels, _ = await service.decoders.decode(upload.content, service.served.decode_settings)
-        picture = await service.batcher.compute(attention_api.frames_png, pixels, info.deadline, alone=True)
+        picture = await service.batcher.compute(attention_api.render_clip_frames, pixels, info.deadline, alone=True)
     return Response(picture, media_type="image/png")
 
 
-async def neighbours(request: Request) -> Response:
+async def handle_neighbours(request: Request) -> Response:
     """The training images most like one image. Raises Refusal, 404, for a run without an index."""
-    (service, info), parameters = context(request), read_parameters(request)
+    (service, info), parameters = get_request_context(request), read_parameters(request)
     served = service.served
     count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
     index = served.index
     if index is None:
         raise Refusal(404, "not_available", "this run has no index", "vitreous embed RUN --index makes one")
-    upload = only_one(await read_uploads(request, service.limits))
+    upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, 1):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
         features = await service.batcher.compute(served.predictor.engine.features, pixels, info.deadline)
@@ -253,26 +255,28 @@ async def neighbours(request: Request) -> Response:
         }
         for one in nearest
     ]
-    return json_response({"request_id": info.id, "model": model_name(served), "neighbours": rows})
+    return json_response({"request_id": info.id, "model": describe_model_version(served), "neighbours": rows})
 
 
-async def positions(request: Request) -> Response:
+async def handle_positions(request: Request) -> Response:
     """How alike the position embeddings are."""
     from vitreous.apps.server import attention as attention_api
 
-    return json_response(await compute_once(request, "positions", attention_api.positions))
+    return json_response(await compute_cached(request, "positions", attention_api.compute_position_similarity))
 
 
-async def filters(request: Request) -> Response:
+async def handle_filters(request: Request) -> Response:
     """The filters that read the image."""
     from vitreous.apps.server import attention as attention_api
 
-    return Response(await compute_once(request, "filters", attention_api.filters), media_type="image/png")
+    return Response(
+        await compute_cached(request, "filters", attention_api.render_patch_filters), media_type="image/png"
+    )
 
 
-async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
+async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
     """A result that depends on the model alone, computed on its first request."""
-    service, info = context(request)
+    service, info = get_request_context(request)
     read_parameters(request)
     served, bundle = service.served, require_bundle(service.served, name)
     if name not in served.cache:
@@ -280,20 +284,35 @@ async def compute_once(request: Request, name: str, work: Callable[[Any], Any]) 
     return served.cache[name]
 
 
-def require_bundle(served: Served, name: str) -> Any:
+def require_bundle(served: ServedModel, name: str) -> Any:
     """The bundle of a model that can show `name`. Raises Refusal, 404."""
     if not served.can[name]:
         raise Refusal(404, "not_available", f"this model has no {name} to show", "GET /v1/model tells what it can")
     return served.predictor.bundle
 
 
+def make_route(prefix: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+    """The route of a handler: `handle_predict` answers at PREFIX/predict."""
+    name = handler.__name__.removeprefix("handle_")
+    return Route(f"{prefix}/{name}", handler, methods=[method], name=name)
+
+
 ROUTES = [
     *(
-        Route(f"/v1/{handler.__name__}", handler, methods=["POST"])
-        for handler in (predict, embed, segment, detect, sample, attention, frames, neighbours)
+        make_route("/v1", handler, "POST")
+        for handler in (
+            handle_predict,
+            handle_embed,
+            handle_segment,
+            handle_detect,
+            handle_sample,
+            handle_attention,
+            handle_frames,
+            handle_neighbours,
+        )
     ),
-    *(Route(f"/v1/{handler.__name__}", handler, methods=["GET"]) for handler in (positions, filters, model)),
-    *(Route(f"/{handler.__name__}", handler, methods=["GET"]) for handler in (healthz, readyz, metrics)),
-    Route("/openapi.json", openapi, methods=["GET"]),
-    *page_routes(),
+    *(make_route("/v1", handler, "GET") for handler in (handle_positions, handle_filters, handle_model)),
+    *(make_route("", handler, "GET") for handler in (handle_healthz, handle_readyz, handle_metrics)),
+    Route("/openapi.json", handle_openapi, methods=["GET"], name="openapi"),
+    *build_page_routes(),
 ]

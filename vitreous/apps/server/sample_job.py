@@ -18,21 +18,28 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from vitreous.apps.server.model import Served
+from vitreous.apps.server.model import ServedModel
 from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.sample_request import SampleRequest
-from vitreous.data.annotations.drawing import png_of
-from vitreous.generation.samplers import State
-from vitreous.inference.image_grid import enlarge
-from vitreous.inference.samples import Generator, Sample, SampleOptions, columns_of, grid_of, picture_of
+from vitreous.data.annotations.drawing import encode_png
+from vitreous.generation.samplers import SamplerState
+from vitreous.inference.image_grid import enlarge_small_images
+from vitreous.inference.samples import (
+    Generator,
+    Sample,
+    SampleOptions,
+    arrange_image_grid,
+    array_to_image,
+    square_grid_columns,
+)
 
-PREVIEWS = 24  # of one request at most
-PAUSE = 0.1  # seconds between them at least
-SIDE = 128  # pixels of a preview's longer side at most
-STRETCH = 2.5  # a grid's longer side by its shorter at most, for columns of few classes
+MAX_PREVIEWS = 24  # of one request at most
+PREVIEW_INTERVAL = 0.1  # seconds between them at least
+PREVIEW_SIZE = 128  # pixels of a preview's longer side at most
+MAX_GRID_ASPECT = 2.5  # a grid's longer side by its shorter at most, for columns of few classes
 
 
-class Stopped(Exception):
+class SampleJobStopped(Exception):
     """Nobody waits for the images any more."""
 
 
@@ -45,7 +52,7 @@ class SampleJob:
 
     def __init__(
         self,
-        served: Served,
+        served: ServedModel,
         generator: Generator,
         asked: SampleRequest,
         beat: Callable[[], None],
@@ -67,11 +74,11 @@ class SampleJob:
         images of few classes, if that goes."""
         classes, count = len(self.generator.classes), self.asked.count
         if self.asked.name is not None or not 1 < classes <= count:
-            return columns_of(count)
+            return square_grid_columns(count)
         fitting = [columns for columns in range(1, count + 1) if classes % columns == 0 or columns % classes == 0]
         stretch = {columns: max(columns * columns / count, count / columns**2) for columns in fitting}
         best = min(fitting, key=stretch.__getitem__)
-        return best if stretch[best] <= STRETCH else columns_of(count)
+        return best if stretch[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
 
     def begin(self, deadline: float, previews: bool = False) -> SampleJob:
         """Set until when images are made, and whether there are previews. Returns itself."""
@@ -84,7 +91,7 @@ class SampleJob:
         canvas = None if self.given is None else self.generator.canvas_of(*self.given, len(self.pairs))
         try:
             return list(self.generator.make(self.pairs, options, on_step=self.after_step, canvas=canvas))
-        except Stopped:
+        except SampleJobStopped:
             raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
 
     def document(self, job: SampleJob) -> dict[str, Any] | Refusal:
@@ -94,7 +101,9 @@ class SampleJob:
             samples = self.compute()
         except Refusal as refusal:
             return refusal
-        images = [{"class": one.name or None, "number": one.number, "image": data_uri(one.picture)} for one in samples]
+        images = [
+            {"class": one.name or None, "number": one.number, "image": encode_png_uri(one.picture)} for one in samples
+        ]
         settings = self.asked.describe(self.generator.sampler.precision)
         size = list(samples[0].image.shape[:2])
         answer = {"images": images, "size": size, "columns": self.columns, "settings": settings}
@@ -105,29 +114,33 @@ class SampleJob:
         try:
             samples = self.compute()
             captions = [one.name for one in samples] if any(one.name for one in samples) else []
-            return png_of(grid_of(enlarge([one.picture for one in samples]), self.columns, captions))
+            return encode_png(
+                arrange_image_grid(enlarge_small_images([one.picture for one in samples]), self.columns, captions)
+            )
         except Refusal as refusal:
             return refusal
 
-    def after_step(self, rows: slice, state: State) -> None:
+    def after_step(self, rows: slice, state: SamplerState) -> None:
         """Count a step of some rows, and publish a preview now and then. Raises Stopped where nobody waits."""
         now = time.monotonic()
         if self.stop.is_set() or now >= self.deadline:
-            raise Stopped
+            raise SampleJobStopped
         self.beat()
         if not self.previews:
             return
         with self.lock:
             self.done += (rows.stop - rows.start) / (self.asked.count * self.asked.steps)
             self.states[rows.start] = state.image
-            if self.done < self.next or now - self.last < PAUSE:
+            if self.done < self.next or now - self.last < PREVIEW_INTERVAL:
                 return
-            self.next, self.last, states = self.done + 1 / PREVIEWS, now, dict(self.states)
+            self.next, self.last, states = self.done + 1 / MAX_PREVIEWS, now, dict(self.states)
             done = min(1.0, round(self.done, 4))
         images: list[str | None] = [None] * self.asked.count
         for first, image in states.items():
-            for row, one in enumerate(self.generator.sampler.sketch(image.float().cpu()).movedim(1, -1).numpy()):
-                images[first + row] = preview_of(one)
+            for row, one in enumerate(
+                self.generator.sampler.preview_images(image.float().cpu()).movedim(1, -1).numpy()
+            ):
+                images[first + row] = encode_preview(one)
         preview = {"event": "preview", "done": done, "columns": self.columns, "images": images}
         with suppress(RuntimeError):  # the loop may have ended
             self.loop.call_soon_threadsafe(self.publish, preview)
@@ -138,13 +151,13 @@ class SampleJob:
         self.changed.set()
 
 
-def preview_of(image: np.ndarray) -> str:
+def encode_preview(image: np.ndarray) -> str:
     """An image (H, W, C) uint8 as a data URI, scaled down where it is large."""
-    picture = picture_of(image)
-    picture.thumbnail((SIDE, SIDE), Image.Resampling.BOX)
-    return data_uri(picture)
+    picture = array_to_image(image)
+    picture.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE), Image.Resampling.BOX)
+    return encode_png_uri(picture)
 
 
-def data_uri(picture: Image.Image) -> str:
+def encode_png_uri(picture: Image.Image) -> str:
     """A picture as a PNG in a URI."""
-    return "data:image/png;base64," + b64encode(png_of(picture)).decode()
+    return "data:image/png;base64," + b64encode(encode_png(picture)).decode()

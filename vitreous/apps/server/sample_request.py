@@ -10,23 +10,23 @@ from importlib.util import find_spec
 from typing import Any
 
 from vitreous.apps.server.responses import Refusal, shorten_text
-from vitreous.errors import nearest
+from vitreous.errors import suggest_nearest
 from vitreous.generation.process import Process
 from vitreous.generation.settings import (
-    GUIDANCE,
-    USUAL_STEPS,
+    DEFAULT_SAMPLER_STEPS,
+    MAX_GUIDANCE,
     SamplingOptions,
+    count_forward_passes,
+    cycle_classes,
     default_steps,
-    forward_passes,
-    in_turn,
-    most_steps,
+    max_sampler_steps,
 )
 
-IMAGES = 64  # of one request
-STEPS = 250  # of so many images; fewer images may have more
-BODY = 2**14  # bytes of a request
-SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
-FIELDS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
+MAX_SAMPLE_IMAGES = 64  # of one request
+MAX_STEPS_PER_IMAGE = 250  # of so many images; fewer images may have more
+MAX_SAMPLE_BODY_BYTES = 2**14  # bytes of a request
+MAX_JSON_SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
+SAMPLE_KEYS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,27 @@ class SampleLimits:
     def describe(self) -> dict[str, Any]:
         """Limits and defaults, for GET /v1/model."""
         defaults = {"count": 1, "guidance": 1.0, "seed": 0, "sampler": next(iter(self.samplers))}
-        guidance = GUIDANCE if self.classes else 1.0
+        guidance = MAX_GUIDANCE if self.classes else 1.0
         limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
-        limits |= {"seed": SEED, "guidance": guidance}
+        limits |= {"seed": MAX_JSON_SEED, "guidance": guidance}
         own = {"process": self.process, "samplers": self.samplers, "inpaint": self.inpaint}
         return own | {"defaults": defaults, "limits": limits}
 
     @property
     def image_steps(self) -> int:
         """Images times steps of a request at most."""
-        return max(self.images * STEPS, self.steps)
+        return max(self.images * MAX_STEPS_PER_IMAGE, self.steps)
 
 
-def sample_limits(
+def make_sample_limits(
     classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int, inpaint: bool = True
 ) -> SampleLimits:
     """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
-    steps = most_steps(process)
-    samplers = {name: default_steps(process, name) for name in USUAL_STEPS[type(process)]}
+    steps = max_sampler_steps(process)
+    samplers = {name: default_steps(process, name) for name in DEFAULT_SAMPLER_STEPS[type(process)]}
     if find_spec("diffusers") is None:
         samplers.pop("dpm-solver", None)
-    images = max(1, min(IMAGES, pixels // math.prod(image)))
+    images = max(1, min(MAX_SAMPLE_IMAGES, pixels // math.prod(image)))
     return SampleLimits(tuple(classes), process.name, samplers=samplers, steps=steps, images=images, inpaint=inpaint)
 
 
@@ -86,12 +86,14 @@ class SampleRequest:
         """Class and number of each image: `vitreous sample` makes the same image of the same pair."""
         if self.name is not None:
             return [(classes.index(self.name), number) for number in range(self.count)]
-        return in_turn(self.count, len(classes))
+        return cycle_classes(self.count, len(classes))
 
     def cost(self, limits: SampleLimits) -> int:
         """Images that cost about as much where they are made by the defaults; at least 1."""
-        passes = forward_passes(self.sampler, self.steps) * (2 if limits.classes and self.options.guidance != 1 else 1)
-        usual = forward_passes(*next(iter(limits.samplers.items())))
+        passes = count_forward_passes(self.sampler, self.steps) * (
+            2 if limits.classes and self.options.guidance != 1 else 1
+        )
+        usual = count_forward_passes(*next(iter(limits.samplers.items())))
         return max(1, math.ceil(self.count * passes / usual))
 
     def describe(self, precision: str) -> dict[str, Any]:
@@ -104,20 +106,25 @@ class SampleRequest:
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
     """The request in a body. Raises Refusal: 413 for a body too large and for too many images or steps together, 415
     for another type, 400 for what is no JSON object, 422 for a value that cannot be."""
-    fields = read_fields(content_type, body)
-    if unknown := next((name for name in fields if name not in FIELDS), None):
-        raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"there are {', '.join(FIELDS)}")
+    fields = parse_json_fields(content_type, body)
+    if unknown := next((name for name in fields if name not in SAMPLE_KEYS), None):
+        raise Refusal(
+            422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"there are {', '.join(SAMPLE_KEYS)}"
+        )
     name, sampler = fields.get("class"), fields.get("sampler")
     sampler = next(iter(limits.samplers)) if sampler is None else sampler
     if name is not None:
-        check_class(name, limits.classes)
+        check_sample_class(name, limits.classes)
     if not isinstance(sampler, str) or sampler not in limits.samplers:
         hint = f"use {' or '.join(limits.samplers)}"
         raise Refusal(422, "bad_parameter", f"a {limits.process} has no sampler {shorten_text(str(sampler))}", hint)
-    count = whole("count", fields, 1, 1, limits.images)
-    steps = whole("steps", fields, limits.samplers[sampler], 1, limits.steps)
-    seed, guidance = whole("seed", fields, 0, 0, SEED), guidance_of(fields.get("guidance"), limits)
-    to_seed = to_seed_of(fields, name, count, limits)
+    count = parse_whole_number("count", fields, 1, 1, limits.images)
+    steps = parse_whole_number("steps", fields, limits.samplers[sampler], 1, limits.steps)
+    seed, guidance = (
+        parse_whole_number("seed", fields, 0, 0, MAX_JSON_SEED),
+        parse_guidance(fields.get("guidance"), limits),
+    )
+    to_seed = parse_to_seed(fields, name, count, limits)
     if count * steps > limits.image_steps:
         fewer = max(1, limits.image_steps // steps)
         hint = f"at most {fewer} in so many steps, or {limits.image_steps // count} steps of so many"
@@ -126,7 +133,7 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     return SampleRequest(name, count, options=options, sampler=sampler, steps=steps, to_seed=to_seed)
 
 
-def to_seed_of(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
+def parse_to_seed(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
     """The seed that images go to, if any. Raises Refusal, 422, also for one image, and for images of several
     classes."""
     if fields.get("to_seed") is None:
@@ -136,23 +143,23 @@ def to_seed_of(fields: dict[str, Any], name: str | None, count: int, limits: Sam
         raise Refusal(422, "bad_parameter", message, "use a count of 2 or more")
     if name is None and len(limits.classes) > 1:
         raise Refusal(422, "bad_parameter", "to_seed goes from one image of a class to another", "name the class")
-    return whole("to_seed", fields, 0, 0, SEED)
+    return parse_whole_number("to_seed", fields, 0, 0, MAX_JSON_SEED)
 
 
-def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
+def parse_json_fields(content_type: str, body: bytes) -> dict[str, Any]:
     """A body as names and values. Raises Refusal: 413, 415, 400 for what is no JSON object, 422 for a key given
     twice."""
     media_type = content_type.split(";", 1)[0].strip().lower()
     if media_type != "application/json":
         message = f"a body of type {shorten_text(media_type)}" if media_type else "a body without a content type"
         raise Refusal(415, "unsupported_media", message, "send a JSON object as application/json")
-    if len(body) > BODY:
-        raise Refusal(413, "too_large", "the body is too large", f"at most {BODY:,} bytes")
+    if len(body) > MAX_SAMPLE_BODY_BYTES:
+        raise Refusal(413, "too_large", "the body is too large", f"at most {MAX_SAMPLE_BODY_BYTES:,} bytes")
     try:
-        pairs = json.loads(body, object_pairs_hook=Pairs)
+        pairs = json.loads(body, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
         raise Refusal(400, "bad_request", "the body is no JSON", 'send one as {"class": null, "count": 4}') from None
-    if not isinstance(pairs, Pairs):
+    if not isinstance(pairs, JsonPairs):
         raise Refusal(400, "bad_request", "the body is no JSON object", 'send one as {"class": null, "count": 4}')
     fields = dict(pairs)
     if len(fields) < len(pairs):
@@ -162,45 +169,45 @@ def read_fields(content_type: str, body: bytes) -> dict[str, Any]:
     return fields
 
 
-class Pairs(list[tuple[str, Any]]):
+class JsonPairs(list[tuple[str, Any]]):
     """A JSON object as it is written: keys may be there twice."""
 
 
-def check_class(name: Any, classes: Sequence[str]) -> None:
+def check_sample_class(name: Any, classes: Sequence[str]) -> None:
     """Raise Refusal, 422, for what is no class of the model."""
     if not isinstance(name, str):
-        raise Refusal(422, "bad_parameter", f"class={short_json(name)}", "class is a name, or null")
+        raise Refusal(422, "bad_parameter", f"class={shorten_json(name)}", "class is a name, or null")
     if not classes:
         hint = "leave class out"
         raise Refusal(422, "bad_parameter", "the model makes images of one kind, without classes", hint)
     if name not in classes:
-        hint = nearest(name[:60], classes) or f"there are {', '.join(classes[:20])}"
+        hint = suggest_nearest(name[:60], classes) or f"there are {', '.join(classes[:20])}"
         raise Refusal(422, "bad_parameter", f"no class {shorten_text(name)}", hint)
 
 
-def whole(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
+def parse_whole_number(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
     """A whole number in a range, `usual` where there is none. Raises Refusal, 422."""
     value = fields.get(name)
     if value is None:
         return usual
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         hint = f"{name} is a whole number from {least} to {most}"
-        raise Refusal(422, "bad_parameter", f"{name}={short_json(value)}", hint)
+        raise Refusal(422, "bad_parameter", f"{name}={shorten_json(value)}", hint)
     return value
 
 
-def guidance_of(value: Any, limits: SampleLimits) -> float:
+def parse_guidance(value: Any, limits: SampleLimits) -> float:
     """How far answers are moved, 1 where nothing is asked. Raises Refusal, 422, also for a model without classes."""
     if value is None:
         return 1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= GUIDANCE:
-        hint = f"guidance is a number from 0 to {GUIDANCE:g}"
-        raise Refusal(422, "bad_parameter", f"guidance={short_json(value)}", hint)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_GUIDANCE:
+        hint = f"guidance is a number from 0 to {MAX_GUIDANCE:g}"
+        raise Refusal(422, "bad_parameter", f"guidance={shorten_json(value)}", hint)
     if value != 1 and not limits.classes:
         raise Refusal(422, "bad_parameter", "guidance goes to a class, and the model has none", "leave guidance out")
     return float(value)
 
 
-def short_json(value: Any) -> str:
+def shorten_json(value: Any) -> str:
     """A value as JSON, in few characters."""
     return shorten_text(json.dumps(value))

@@ -12,7 +12,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from vitreous.apps.server.child import DecodeSettings
-from vitreous.apps.server.requests import Upload, address_of, context, model_name, read_parameters, read_parts
+from vitreous.apps.server.requests import (
+    Upload,
+    describe_model_version,
+    format_endpoint,
+    get_request_context,
+    read_parameters,
+    read_parts,
+)
 from vitreous.apps.server.responses import Refusal, json_response, shorten_text
 from vitreous.apps.server.sample_request import SampleLimits, SampleRequest, parse_sample_request
 from vitreous.apps.server.service import RequestInfo, Service
@@ -21,36 +28,36 @@ from vitreous.data.modalities.images import ImagePreprocess
 if TYPE_CHECKING:
     from vitreous.apps.server.sample_job import SampleJob
 
-LINES, PNG, JSON = "application/x-ndjson", "image/png", "application/json"
-LAST = 0.5  # seconds before the deadline after which lines end, so that a last one can say so
+NDJSON_TYPE, PNG_TYPE, JSON_TYPE = "application/x-ndjson", "image/png", "application/json"
+LAST_LINE_SECONDS = 0.5  # seconds before the deadline after which lines end, so that a last one can say so
 
 
-async def sample(request: Request) -> Response:
+async def handle_sample(request: Request) -> Response:
     """Images of a model that makes them. Raises Refusal: 404 for a model that makes none, and those of
-    `read_sample_request` and `read_given`."""
-    service, info = context(request)
+    `read_sample_request` and `read_inpainting_images`."""
+    service, info = get_request_context(request)
     read_parameters(request)
     served = service.served
     if served.generator is None or served.sampling is None:
-        raise Refusal(404, "not_available", "this model makes no images", address_of(served.predictor.card))
+        raise Refusal(404, "not_available", "this model makes no images", format_endpoint(served.predictor.card))
     asked, uploads = await read_sample_request(request, served.sampling)
-    given = await read_given(service, info, uploads) if uploads else None
-    kind = answer_type(request.headers.get("accept", ""))
+    given = await read_inpainting_images(service, info, uploads) if uploads else None
+    kind = choose_response_type(request.headers.get("accept", ""))
     from vitreous.apps.server.sample_job import SampleJob
 
     job = SampleJob(served, served.generator, asked, service.batcher.beat, given=given)
-    if kind == LINES:
-        return SampleLines(service, info, job)
+    if kind == NDJSON_TYPE:
+        return SampleStream(service, info, job)
     with service.admit_images(info, asked.cost(served.sampling)):
         info.images = asked.count
         try:
-            work = job.grid if kind == PNG else job.document
+            work = job.grid if kind == PNG_TYPE else job.document
             result = await service.batcher.compute(work, job.begin(info.deadline), info.deadline, alone=True)
         finally:
             job.stop.set()
     if isinstance(result, bytes):
-        return Response(result, headers={"cache-control": "no-store"}, media_type=PNG)
-    return json_response({"request_id": info.id, "model": model_name(served), **result})
+        return Response(result, headers={"cache-control": "no-store"}, media_type=PNG_TYPE)
+    return json_response({"request_id": info.id, "model": describe_model_version(served), **result})
 
 
 async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[SampleRequest, dict[str, Upload]]:
@@ -73,10 +80,12 @@ async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[S
         raise Refusal(400, "bad_request", "a part of an image is given by an image and a mask", hint)
     settings = dict(parts).get("settings", "{}")
     body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
-    return parse_sample_request(JSON, body, limits), uploads
+    return parse_sample_request(JSON_TYPE, body, limits), uploads
 
 
-async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upload]) -> tuple[np.ndarray, np.ndarray]:
+async def read_inpainting_images(
+    service: Service, info: RequestInfo, uploads: dict[str, Upload]
+) -> tuple[np.ndarray, np.ndarray]:
     """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
     cannot be decoded, and for a mask of another size."""
     preprocess = service.served.predictor.card.preprocess
@@ -91,26 +100,26 @@ async def read_given(service: Service, info: RequestInfo, uploads: dict[str, Upl
     return image, mask
 
 
-def answer_type(accept: str) -> str:
+def choose_response_type(accept: str) -> str:
     """The first type of an Accept header that there is, JSON if none is."""
     kinds = [part.split(";", 1)[0].strip().lower() for part in accept.split(",")]
-    return next((kind for kind in kinds if kind in (LINES, PNG, JSON)), JSON)
+    return next((kind for kind in kinds if kind in (NDJSON_TYPE, PNG_TYPE, JSON_TYPE)), JSON_TYPE)
 
 
-class SampleLines(Response):
+class SampleStream(Response):
     """A JSON document a line: `preview` while images are made, then `result`, or `error` where there is none.
 
     A client that reads slowly misses previews; nothing waits for it but its own connection.
     """
 
     def __init__(self, service: Service, info: RequestInfo, job: SampleJob) -> None:
-        super().__init__(media_type=LINES)
+        super().__init__(media_type=NDJSON_TYPE)
         self.service, self.info, self.job, self.started = service, info, job, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The response (ASGI). Raises Refusal and TimeoutError before its first line; later they are the last."""
         service, info, job = self.service, self.info, self.job
-        deadline = info.deadline - min(LAST, (info.deadline - info.began) / 4)
+        deadline = info.deadline - min(LAST_LINE_SECONDS, (info.deadline - info.began) / 4)
         assert job.served.sampling is not None
         with service.admit_images(info, job.asked.cost(job.served.sampling)):
             info.images = job.asked.count
@@ -124,12 +133,12 @@ class SampleLines(Response):
                         job.changed.clear()
                         if not work.done():
                             await self.write(send, job.preview)
-                    result = {"event": "result", "request_id": info.id, "model": model_name(job.served)}
+                    result = {"event": "result", "request_id": info.id, "model": describe_model_version(job.served)}
                     last = result | work.result()
             except Exception as error:
                 if not self.started:
                     raise
-                refusal = service.refusal_of(error, info)
+                refusal = service.to_refusal(error, info)
                 last = {"event": "error", "error": refusal.to_json(info.id)}
             finally:
                 job.stop.set()
@@ -140,7 +149,7 @@ class SampleLines(Response):
     async def write(self, send: Send, document: dict[str, Any] | None) -> None:
         """Send a document as a line."""
         if not self.started:
-            headers = [(b"content-type", LINES.encode()), (b"cache-control", b"no-store")]
+            headers = [(b"content-type", NDJSON_TYPE.encode()), (b"cache-control", b"no-store")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             self.started = True
         line = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

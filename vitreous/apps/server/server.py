@@ -19,23 +19,23 @@ from typing import Any
 
 import uvicorn
 
-from vitreous.apps.server.app import Gate
-from vitreous.apps.server.decoders import COMMAND, Decoders
-from vitreous.apps.server.model import Served, prepare
-from vitreous.apps.server.monitoring import Log
+from vitreous.apps.server.app import RequestGate
+from vitreous.apps.server.decoders import DECODER_COMMAND, DecoderPool
+from vitreous.apps.server.model import ServedModel, warm_up_predictor
+from vitreous.apps.server.monitoring import ServerLog
 from vitreous.apps.server.protocol import LimitedProtocol
 from vitreous.apps.server.service import Service
-from vitreous.apps.server.settings import Limits, Settings
+from vitreous.apps.server.settings import ServerLimits, ServerSettings
 from vitreous.errors import ResourceError, UsageError
 from vitreous.inference.predict import Predictor
-from vitreous.system.cores import default_workers
+from vitreous.system.cores import default_worker_count
 
-Run = str | os.PathLike[str] | None
-BACKLOG = 1024  # connections that the system keeps for us
-ACCEPTED = 32  # of them that are accepted in one turn of the event loop
-RESERVE = 32  # open files that are not connections
-SEEN = 0.05  # seconds at least between `readyz` saying no and the listener closing
-TURN = 0.001  # seconds after which the computing thread has to let the event loop run
+RunPath = str | os.PathLike[str] | None
+LISTEN_BACKLOG = 1024  # connections that the system keeps for us
+ACCEPTS_PER_TURN = 32  # of them that are accepted in one turn of the event loop
+RESERVED_FILES = 32  # open files that are not connections
+MIN_DRAIN_SECONDS = 0.05  # seconds at least between `readyz` saying no and the listener closing
+THREAD_SWITCH_SECONDS = 0.001  # seconds after which the computing thread has to let the event loop run
 
 
 class HttpServer(uvicorn.Server):
@@ -51,7 +51,7 @@ class HttpServer(uvicorn.Server):
         """Listen; accept few connections in one turn, but let the system keep many."""
         await super().startup(sockets)
         for listening in sockets or ():
-            listening.listen(BACKLOG)
+            listening.listen(LISTEN_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
         """Ten times a second: end connections that take too long."""
@@ -75,21 +75,21 @@ class Server:
     service: Service
     loop: asyncio.AbstractEventLoop
 
-    def __init__(self, settings: Settings, home: Run, load: Callable[[], Predictor]) -> None:
+    def __init__(self, settings: ServerSettings, home: RunPath, load: Callable[[], Predictor]) -> None:
         self.settings, self.home, self.load = settings, home, load
         self.socket = bind_socket(settings.host, settings.port)
         self.limits = limit_connections(settings.limits)
         self.code = 0
         self.reloading: asyncio.Task[None] | None = None
-        self.log = Log(settings.quiet)
-        self.gate = Gate(settings.root_path)
+        self.log = ServerLog(settings.quiet)
+        self.gate = RequestGate(settings.root_path)
         self.http = HttpServer(
             configure_uvicorn(
                 self.gate,
                 http=partial(LimitedProtocol, self.limits, self.count_malformed, self.gate.refuse_full),
                 proxy_headers=False,
                 timeout_keep_alive=math.ceil(self.limits.idle_seconds),
-                backlog=ACCEPTED,
+                backlog=ACCEPTS_PER_TURN,
             )
         )
         self.http.drain = self.drain
@@ -111,11 +111,11 @@ class Server:
         Returns the exit code. Raises VitreousError where it cannot start.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
-        count = settings.decoders or max(2, default_workers())
-        decoders, log = Decoders(count, self.limits, settings.command or COMMAND), self.log
+        count = settings.decoders or max(2, default_worker_count())
+        decoders, log = DecoderPool(count, self.limits, settings.command or DECODER_COMMAND), self.log
         loop.set_exception_handler(lambda loop, context: self.log_trouble(context))
         if signals:
-            sys.setswitchinterval(TURN)
+            sys.setswitchinterval(THREAD_SWITCH_SECONDS)
             # until there is anything to finish
             self.handle_signals(lambda number: os._exit(128 + number), lambda: None)
         serving = loop.create_task(self.http.serve([self.socket]))
@@ -170,9 +170,9 @@ class Server:
         if hasattr(signal, "SIGHUP"):
             loop.add_signal_handler(signal.SIGHUP, on_reload)
 
-    def prepare_model(self) -> Served:
+    def prepare_model(self) -> ServedModel:
         """Load and warm up. Raises VitreousError."""
-        return prepare(self.load(), self.limits, self.home)
+        return warm_up_predictor(self.load(), self.limits, self.home)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Answer what was accepted and end; the second time, end at once."""
@@ -188,9 +188,9 @@ class Server:
         loop, connections = asyncio.get_running_loop(), self.http.server_state.connections
         seconds = 0.0 if self.gate.service is None else 1.5 if self.code else self.limits.drain_seconds
         end = loop.time() + seconds
-        await asyncio.sleep(min(SEEN, seconds))
+        await asyncio.sleep(min(MIN_DRAIN_SECONDS, seconds))
         # closing the listener resets connections that nobody has accepted yet
-        while has_pending(self.socket) and loop.time() < end:
+        while has_pending_connections(self.socket) and loop.time() < end:
             await asyncio.sleep(0)
         for listener in self.http.servers:
             listener.close()
@@ -237,7 +237,7 @@ def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
     )
 
 
-def has_pending(listening: socket.socket) -> bool:
+def has_pending_connections(listening: socket.socket) -> bool:
     """Whether connections wait to be accepted."""
     poll = select.poll()
     poll.register(listening, select.POLLIN)
@@ -252,7 +252,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         raise UsageError(f"no address {host}", str(error)) from None
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
-        listening = socket.create_server(place, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        listening = socket.create_server(place, family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
         hint = "name another with --port; 0 finds a free one"
@@ -263,14 +263,14 @@ def bind_socket(host: str, port: int) -> socket.socket:
     return listening
 
 
-def limit_connections(limits: Limits) -> Limits:
+def limit_connections(limits: ServerLimits) -> ServerLimits:
     """The limits with no more connections than files may be open."""
     try:
         import resource
     except ImportError:
         return limits
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = limits.connections + RESERVE + len(os.listdir("/proc/self/fd") if sys.platform == "linux" else ())
+    wanted = limits.connections + RESERVED_FILES + len(os.listdir("/proc/self/fd") if sys.platform == "linux" else ())
     if soft < wanted and soft != resource.RLIM_INFINITY:
         with suppress(ValueError, OSError):
             most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -281,12 +281,14 @@ def limit_connections(limits: Limits) -> Limits:
 
 
 @contextmanager
-def running(predictor: Predictor, settings: Settings | None = None, run: Run = None) -> Iterator[Server]:
+def serve_in_thread(
+    predictor: Predictor, settings: ServerSettings | None = None, run: RunPath = None
+) -> Iterator[Server]:
     """A server in a thread of this process, ready: `with running(predictor) as server: … server.address`.
 
     It listens at a free port unless `settings` say otherwise; `run` may have an index.
     """
-    server = Server(settings or Settings(port=0, quiet=True), run, lambda: predictor)
+    server = Server(settings or ServerSettings(port=0, quiet=True), run, lambda: predictor)
     ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()
 
     async def serve() -> None:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 
 from vitreous.apps.server.batcher import Batcher
-from vitreous.apps.server.decoders import Decoders
-from vitreous.apps.server.model import Served
-from vitreous.apps.server.monitoring import Log, Metrics
+from vitreous.apps.server.decoders import DecoderPool
+from vitreous.apps.server.model import ServedModel
+from vitreous.apps.server.monitoring import ServerLog, ServerMetrics
 from vitreous.apps.server.responses import Refusal, shorten_text
-from vitreous.apps.server.settings import MIN_QUEUE, Access, Limits
+from vitreous.apps.server.settings import MIN_QUEUE, AccessControl, ServerLimits
 from vitreous.errors import UsageError
 
 
@@ -45,17 +45,21 @@ class Service:
 
     def __init__(
         self,
-        served: Served,
-        limits: Limits,
-        access: Access,
-        log: Log,
+        served: ServedModel,
+        limits: ServerLimits,
+        access: AccessControl,
+        log: ServerLog,
         *,
-        decoders: Decoders,
+        decoders: DecoderPool,
         decode_seconds: float,
         connections: set,
     ) -> None:
         self.served, self.limits, self.access, self.log, self.decoders = served, limits, access, log, decoders
-        self.connections, self.loop, self.metrics = connections, asyncio.get_running_loop(), Metrics(self.read_state)
+        self.connections, self.loop, self.metrics = (
+            connections,
+            asyncio.get_running_loop(),
+            ServerMetrics(self.read_state),
+        )
         self.batcher = Batcher(
             lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.batch_size
         )
@@ -96,11 +100,11 @@ class Service:
     def check_body_size(self, size: int) -> None:
         """Raises Refusal where a body is too large, 413, or all of them together are, 429."""
         if size > self.limits.bytes:
-            raise self.too_large()
+            raise self.make_size_refusal()
         if self.held > self.limits.flight:
             self.check_capacity(0)
 
-    def too_large(self) -> Refusal:
+    def make_size_refusal(self) -> Refusal:
         """The refusal of a body above the limit."""
         return Refusal(413, "too_large", "the body is too large", f"at most {self.limits.bytes:,} bytes")
 
@@ -125,7 +129,7 @@ class Service:
         fields = {"route": info.route, "status": info.status, "seconds": round(seconds, 4), "images": info.images}
         self.log.write_request(request_id=info.id, method=method, path=shorten_text(path), **fields)
 
-    def refusal_of(self, error: Exception, info: RequestInfo) -> Refusal:
+    def to_refusal(self, error: Exception, info: RequestInfo) -> Refusal:
         """What a client is told of an error; what is not its fault goes into the log."""
         if isinstance(error, Refusal):
             return error

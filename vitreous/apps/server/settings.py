@@ -11,14 +11,14 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from vitreous.apps.server.responses import Refusal, shorten_text
 
-PIXELS = 25_000_000
-BYTES = 20 * 2**20
+MAX_IMAGE_PIXELS = 25_000_000
+MAX_BODY_BYTES = 20 * 2**20
 MIN_QUEUE = 8  # images: while one is computed, others are decoded
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Sizes in bytes, times in seconds; `queue` and `images` count images.
 
     `queue` holds every image from the moment its request has arrived whole until its response is sent, so it bounds the
@@ -26,12 +26,12 @@ class Limits:
     all connections. `decode_seconds` are seconds of CPU time: on a busy machine an image may wait for far longer.
     """
 
-    bytes: int = BYTES
-    pixels: int = PIXELS
+    bytes: int = MAX_BODY_BYTES
+    pixels: int = MAX_IMAGE_PIXELS
     images: int = 16
     queue: int = 0
     _: KW_ONLY
-    flight: int = 4 * BYTES
+    flight: int = 4 * MAX_BODY_BYTES
     connections: int = 2048
     head: int = 32 * 2**10
     headers: int = 100
@@ -46,7 +46,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessControl:
     """The host names that a request may be for, and the token that it must bring, if any."""
 
     hosts: frozenset[str] = frozenset(LOCAL_HOSTS)
@@ -80,7 +80,7 @@ def strip_port(host: str) -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """The address to listen at, limits and access control.
 
     Args:
@@ -93,8 +93,8 @@ class Settings:
 
     host: str = "127.0.0.1"
     port: int = 8000
-    limits: Limits = field(default_factory=Limits)
-    access: Access = field(default_factory=Access)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    access: AccessControl = field(default_factory=AccessControl)
     _: KW_ONLY
     decoders: int = 0
     quiet: bool = False

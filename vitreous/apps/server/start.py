@@ -11,24 +11,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitreous.apps.server.settings import LOCAL_HOSTS, Access, Limits, Settings
-from vitreous.errors import ResourceError, UsageError, check_installed
-from vitreous.inference.exported import is_exported
-from vitreous.inference.generators import generator_predictor
-from vitreous.inference.predict import Predictor, load, predictor_of
+from vitreous.apps.server.settings import LOCAL_HOSTS, AccessControl, ServerLimits, ServerSettings
+from vitreous.errors import ResourceError, UsageError, require_installed
+from vitreous.inference.exported import is_exported_file
+from vitreous.inference.generators import build_generator_predictor
+from vitreous.inference.predict import Predictor, build_predictor, load
 
 if TYPE_CHECKING:
     from vitreous.apps.server.server import Server
     from vitreous.inference.options import InferenceOptions
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+")
-SHORTEST = 16  # characters of a token
+LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
+ROOT_PATH_PATTERN = re.compile(r"(/[A-Za-z0-9._~-]+)+")
+MIN_TOKEN_LENGTH = 16  # characters of a token
 
 
 def serve(
     run: str | os.PathLike[str],
-    settings: Settings | None = None,
+    settings: ServerSettings | None = None,
     how: InferenceOptions | None = None,
     exact: bool = False,
     quick: bool = True,
@@ -47,11 +47,11 @@ def serve(
         raise ResourceError("`serve` does not run on Windows", "run it in WSL or in the container of Containerfile")
     from vitreous.apps.server.server import Server
 
-    server = Server(settings or Settings(), run, lambda: open_served(run, how, exact, quick, vae))
+    server = Server(settings or ServerSettings(), run, lambda: load_served_predictor(run, how, exact, quick, vae))
     return asyncio.run(server.run(lambda: up(server)))
 
 
-def open_served(
+def load_served_predictor(
     run: str | os.PathLike[str],
     how: InferenceOptions | None = None,
     exact: bool = False,
@@ -59,33 +59,35 @@ def open_served(
     vae: str | None = None,
 ) -> Predictor:
     """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
-    if vae is None and is_exported(run):
+    if vae is None and is_exported_file(run):
         return load(run, how, exact=exact, quick=quick)
-    from vitreous.inference.open_model import check_task, find_bundle
+    from vitreous.inference.open_model import find_bundle, select_task_bundle
 
     def ignore(text: str) -> None:
         """Notes are those of the bundle, which the caller prints."""
 
     bundle = find_bundle(run, ignore)
     if not bundle.task.reads_images:
-        return generator_predictor(bundle, how, vae)
+        return build_generator_predictor(bundle, how, vae)
     if vae is not None:
         raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
-    predictor = predictor_of(run, check_task(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick)
+    predictor = build_predictor(
+        run, select_task_bundle(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick
+    )
     predictor.choose_engine()
     return predictor
 
 
-def settings_of(options: Any) -> tuple[Settings, str]:
+def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
     """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError
     without the extra `serve`."""
-    check_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
+    require_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
     if not 0 <= options.port <= 65535:
         raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
-    if options.host not in LOOPBACK and not options.public:
+    if options.host not in LOOPBACK_HOSTS and not options.public:
         message = f"--host {options.host} lets other machines in"
         raise UsageError(message, "say so with --public; they will need a token")
     generated = ""
@@ -95,15 +97,15 @@ def settings_of(options: Any) -> tuple[Settings, str]:
         token = generated.encode()
     host, names = options.host.lower(), {name.lower() for name in options.host_name}
     hosts = {*LOCAL_HOSTS, host, f"[{host}]", *names}
-    limits = Limits(
+    limits = ServerLimits(
         bytes=options.max_bytes,
         pixels=options.max_pixels,
         queue=options.queue,
         flight=max(4 * options.max_bytes, 2**26),
     )
-    access = Access(frozenset(hosts), token or None)
+    access = AccessControl(frozenset(hosts), token or None)
     root = parse_root_path(options.root_path)
-    settings = Settings(
+    settings = ServerSettings(
         options.host,
         options.port,
         limits=limits,
@@ -118,7 +120,7 @@ def settings_of(options: Any) -> tuple[Settings, str]:
 def parse_root_path(path: str) -> str:
     """A path without the slash at its end, "" for the root itself. Raises UsageError for what is no path."""
     root = path.rstrip("/")
-    if root and not (ROOT_PATH.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
+    if root and not (ROOT_PATH_PATTERN.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
         raise UsageError(
             f"--root-path {path} is no path", "write it as in /vit: a slash, then letters, digits, - . _ ~"
         )
@@ -131,7 +133,7 @@ def read_token(path: str) -> bytes:
         token = Path(path).read_bytes().strip()
     except OSError as error:
         raise UsageError(f"--token-file {path}: {error.strerror}", "name a file with a token") from None
-    if len(token) < SHORTEST or not token.isascii() or b" " in token or b"\n" in token:
-        message = f"--token-file {path} has no token of at least {SHORTEST} characters"
+    if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or b" " in token or b"\n" in token:
+        message = f"--token-file {path} has no token of at least {MIN_TOKEN_LENGTH} characters"
         raise UsageError(message, "python -c 'import secrets; print(secrets.token_urlsafe())'")
     return token

@@ -1,4 +1,4 @@
-"""`watch`: a page on this machine with the curves of a run, which grow as the run does."""
+"""`watch_run`: a page on this machine with the curves of a run, which grow as the run does."""
 
 from __future__ import annotations
 
@@ -20,48 +20,58 @@ from starlette.routing import Route
 
 from vitreous.apps.server.responses import Refusal
 from vitreous.apps.server.server import bind_socket, configure_uvicorn
-from vitreous.apps.server.settings import Access
+from vitreous.apps.server.settings import AccessControl
 from vitreous.errors import UsageError
-from vitreous.reports.pages.formats import SHARES, render
+from vitreous.reports.pages.formats import PERCENT_METRICS, render_template
 from vitreous.reports.pages.metric_terms import EXPLANATIONS
-from vitreous.reports.pages.plots import COLOURS
+from vitreous.reports.pages.plots import LINE_COLOURS
 from vitreous.tasks.metrics import METRICS
-from vitreous.training.folder import Folder, MetricsFollower
+from vitreous.training.folder import MetricsFollower, RunFolder
 from vitreous.weights.model_paths import find_newest_run
 
-LOOK_EVERY = 0.5  # seconds between two looks at the file
-ALIVE_EVERY = 15.0  # seconds after which a page hears that nothing is new
-LINES = 2_000  # of an event, at most
-PAGES = 32  # that are open at a time
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+METRICS_POLL_SECONDS = 0.5  # seconds between two looks at the file
+HEARTBEAT_SECONDS = 15.0  # seconds after which a page hears that nothing is new
+MAX_EVENT_LINES = 2_000  # of an event, at most
+MAX_OPEN_PAGES = 32  # that are open at a time
+WATCH_CONTENT_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
+)
 #: panels in this order, each with its metrics by their names in it; all other metrics are folded
 PANELS = (
     {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
     *(
         {"title": f"validation {metric.label}", "about": name, "series": {f"val/{name}": ""}}
         for name, metric in METRICS.items()
-        if metric.leads
+        if metric.is_leading
     ),
     {"title": "RankMe of training images", "about": "rankme", "series": {"training_images/rankme": ""}},
     {"title": "learning rate", "about": "lr", "series": {"lr": ""}},
 )
 
 
-class Watch:
+class WatchApp:
     """The application: the page, its events, and the report of a run that has ended."""
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: RunFolder) -> None:
         run = folder.run()
-        self.folder, self.access, self.pages, self.closing = folder, Access(), 0, False
-        facts = {"steps": run.steps, "panels": PANELS, "colours": COLOURS, "shares": SHARES, "texts": EXPLANATIONS}
+        self.folder, self.access, self.pages, self.closing = folder, AccessControl(), 0, False
+        facts = {
+            "steps": run.steps,
+            "panels": PANELS,
+            "colours": LINE_COLOURS,
+            "shares": PERCENT_METRICS,
+            "texts": EXPLANATIONS,
+        }
         facts["tops"] = {"rankme": run.model.features} if run.objective.ships_features else {}
         name = folder.path.resolve().name
         data = Path(run.data.source).name or run.data.source
-        self.page = render("watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(facts))
+        self.page = render_template("watch.html", run=name, model=run.model.name(), data=data, facts=json.dumps(facts))
         routes = {"/": self.show_page, "/events": self.send_events, "/report.html": self.show_report}
-        self.app = Starlette(routes=[Route(path, self.guarded(handler)) for path, handler in routes.items()])
+        self.app = Starlette(
+            routes=[Route(path, self.require_local_access(handler)) for path, handler in routes.items()]
+        )
 
-    def guarded(self, handler: Callable[[], Response]) -> Callable[[Request], Any]:
+    def require_local_access(self, handler: Callable[[], Response]) -> Callable[[Request], Any]:
         """A handler that answers this machine's own pages alone."""
 
         async def handle(request: Request) -> Response:
@@ -75,7 +85,9 @@ class Watch:
 
     def show_page(self) -> Response:
         """The page."""
-        return HTMLResponse(self.page, headers={"content-security-policy": POLICY, "cache-control": "no-store"})
+        return HTMLResponse(
+            self.page, headers={"content-security-policy": WATCH_CONTENT_POLICY, "cache-control": "no-store"}
+        )
 
     def show_report(self) -> Response:
         """The report of a run that has ended."""
@@ -86,8 +98,8 @@ class Watch:
 
     def send_events(self) -> Response:
         """The lines of the run as server-sent events: all that there are, then each as it is written."""
-        if self.pages >= PAGES:
-            return PlainTextResponse(f"{PAGES} pages look on already\n", 503, {"retry-after": "5"})
+        if self.pages >= MAX_OPEN_PAGES:
+            return PlainTextResponse(f"{MAX_OPEN_PAGES} pages look on already\n", 503, {"retry-after": "5"})
         return StreamingResponse(self.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def events(self) -> AsyncIterator[str]:
@@ -98,15 +110,15 @@ class Watch:
         try:
             while not self.closing:
                 anew, lines = await asyncio.to_thread(follower.read)
-                for start in range(0, len(lines) or int(anew or first), LINES):
-                    part = {"anew": (anew or first) and not start, "lines": lines[start : start + LINES]}
+                for start in range(0, len(lines) or int(anew or first), MAX_EVENT_LINES):
+                    part = {"anew": (anew or first) and not start, "lines": lines[start : start + MAX_EVENT_LINES]}
                     yield f"event: lines\ndata: {json.dumps(part)}\n\n"
                 first = False
                 state, now = self.state(), time.monotonic()
-                if lines or state["finished"] != before or now - spoke >= ALIVE_EVERY:
+                if lines or state["finished"] != before or now - spoke >= HEARTBEAT_SECONDS:
                     before, spoke = state["finished"], now
                     yield f"event: state\ndata: {json.dumps(state)}\n\n"
-                await asyncio.sleep(LOOK_EVERY)
+                await asyncio.sleep(METRICS_POLL_SECONDS)
         finally:
             self.pages -= 1
 
@@ -123,7 +135,7 @@ class Watch:
 class WatchServer(uvicorn.Server):
     """uvicorn, which ends the streams of events as it ends."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: WatchApp) -> None:
         super().__init__(configure_uvicorn(watch.app, timeout_graceful_shutdown=1))
         self.watch = watch
 
@@ -134,7 +146,7 @@ class WatchServer(uvicorn.Server):
         return ends
 
 
-def watch(
+def watch_run(
     run: str | os.PathLike[str],
     port: int = 8001,
     on_ready: Callable[[str], None] = lambda address: None,
@@ -147,21 +159,21 @@ def watch(
     """
     check_port(port)
     wait_for_run(run, note)
-    server, listening = open_server(run, port)
-    on_ready(address_of(listening))
+    server, listening = open_watch_server(run, port)
+    on_ready(make_loopback_url(listening))
     server.run([listening])
 
 
-def open_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, Any]:
+def open_watch_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, Any]:
     """A server for a run and the socket that it is to listen at.
 
     Raises UsageError for what is no run folder or port, ResourceError for a port that is taken.
     """
     check_port(port)
-    folder = Folder(Path(run))
+    folder = RunFolder(Path(run))
     if not folder.config.is_file():
-        raise no_run(folder)
-    server = WatchServer(Watch(folder))
+        raise make_run_folder_error(folder)
+    server = WatchServer(WatchApp(folder))
     return server, bind_socket("127.0.0.1", port)
 
 
@@ -171,7 +183,7 @@ def check_port(port: int) -> None:
         raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
 
 
-def no_run(folder: Folder) -> UsageError:
+def make_run_folder_error(folder: RunFolder) -> UsageError:
     """The refusal of what is no run folder."""
     return UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
 
@@ -179,31 +191,31 @@ def no_run(folder: Folder) -> UsageError:
 def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> None:
     """Return once a run folder has its config: a run that has not begun is waited for, which `note` is told. Raises
     UsageError for a file, and for a folder of other content."""
-    folder, has_noted = Folder(Path(run)), False
+    folder, has_noted = RunFolder(Path(run)), False
     while not folder.config.is_file():
         if folder.path.exists() and not has_noted and not (folder.path / "command.txt").is_file():
-            raise no_run(folder)
+            raise make_run_folder_error(folder)
         if not has_noted:
             newest = find_newest_run()
             beside = f" (the newest run here is {newest})" if newest else ""
             note(f"waiting for a run in {folder.path}{beside}; Ctrl-C ends it")
             has_noted = True
-        time.sleep(LOOK_EVERY)
+        time.sleep(METRICS_POLL_SECONDS)
 
 
-def address_of(listening: Any) -> str:
+def make_loopback_url(listening: Any) -> str:
     """The URL of a listening socket of this machine."""
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @contextmanager
-def watching(run: str | os.PathLike[str], port: int = 0) -> Any:
-    """`watch` in a thread of this process: `with watching(run) as address: …`."""
-    server, listening = open_server(run, port)
+def watch_in_thread(run: str | os.PathLike[str], port: int = 0) -> Any:
+    """`watch_run` in a thread of this process: `with watching(run) as address: …`."""
+    server, listening = open_watch_server(run, port)
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), name="watch")
     thread.start()
     try:
-        yield address_of(listening)
+        yield make_loopback_url(listening)
     finally:
         server.should_exit = True
         thread.join()

@@ -1,4 +1,4 @@
-"""The verb `study`: make the runs of a study, one after another or on a cluster, and write its table and page.
+"""The verb `run_study`: make the runs of a study, one after another or on a cluster, and write its table and page.
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
@@ -18,28 +18,28 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from vitreous.apps.studies.factory import Common, RunFactory, StudyRun
-from vitreous.apps.studies.measuring import find_pictures, measure_runs
+from vitreous.apps.studies.factory import RunFactory, SharedRunOptions, StudyRun
+from vitreous.apps.studies.measuring import list_run_figures, measure_runs
 from vitreous.apps.studies.options import StudyOptions, parse_duration
-from vitreous.apps.studies.others import find_sources
-from vitreous.apps.studies.page import write_pages
+from vitreous.apps.studies.others import resolve_study_data
+from vitreous.apps.studies.page import write_study_pages
 from vitreous.apps.studies.planning import Forecast, forecast_study
-from vitreous.apps.studies.registry import find
-from vitreous.apps.studies.study import SCALES, Cell, OtherSet, Setting, Study, with_parents
-from vitreous.apps.studies.tables import Result, columns_of, document_of, plain_rows, tabulate
-from vitreous.config import apply_options
+from vitreous.apps.studies.registry import get_study
+from vitreous.apps.studies.study import SCALES, OtherDataset, Study, StudyCell, StudySetting, order_with_parents
+from vitreous.apps.studies.tables import RunResult, build_table_rows, list_columns, row_to_dict, rows_to_lists
+from vitreous.config import apply_keyword_options
 from vitreous.errors import Interrupted, ResourceError, UsageError
 from vitreous.jobs.cluster import run_trials_on_ray
-from vitreous.jobs.train import create_folder, describe_data
+from vitreous.jobs.train import describe_run_data, prepare_run_folder
 from vitreous.jobs.transfer import PrefixedListener
 from vitreous.jobs.trial import raise_if_stopped, run_trial
-from vitreous.progress import Display, Listener, NullListener
+from vitreous.progress import NullListener, ProgressDisplay, ProgressListener
 from vitreous.reports.pages import report
-from vitreous.system.disk import write_text
+from vitreous.system.disk import write_text_atomic
 from vitreous.training.ranks import SINGLE_PROCESS
-from vitreous.training.signals import Signals
+from vitreous.training.signals import StopSignals
 
-STATE = "study.json"
+STATE_FILE = "study.json"
 
 
 @dataclass(frozen=True)
@@ -59,33 +59,35 @@ class StudySettings:
     precision: str | None = None
 
 
-def study(name: str, listener: Listener | None = None, progress: bool = True, **options: Any) -> dict[str, Any]:
+def run_study(
+    name: str, listener: ProgressListener | None = None, progress: bool = True, **options: Any
+) -> dict[str, Any]:
     """Make a study and return its document, as `vitreous study NAME --json` prints it; `options` are the fields of
     `StudyOptions`.
 
     Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with its way out.
     """
-    (wanted,) = apply_options("study", options, StudyOptions(name), known=("name", "listener", "progress"))
+    (wanted,) = apply_keyword_options("study", options, StudyOptions(name), known=("name", "listener", "progress"))
     if listener is not None or not progress:
-        return conduct(wanted, listener or NullListener())
-    display = Display()
+        return execute_study(wanted, listener or NullListener())
+    display = ProgressDisplay()
     try:
-        return conduct(wanted, display)
+        return execute_study(wanted, display)
     finally:
         display.close()
 
 
-def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
+def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str, Any]:
     """Make the runs of a study that are not there yet, and write its table and page; with `dry_run` its plan alone.
 
-    Raises what `study` raises.
+    Raises what `run_study` raises.
     """
-    asked, home = find(options.name), Path(options.out) / options.name
-    settings = settings_of(options, home)
+    asked, home = get_study(options.name), Path(options.out) / options.name
+    settings = resolve_study_settings(options, home)
     with nullcontext(options.out) if not options.dry_run else TemporaryDirectory() as scratch:
-        sources = find_sources(asked, settings.data, settings.to, Path(scratch) / "sets")
+        sources = resolve_study_data(asked, settings.data, settings.to, Path(scratch) / "sets")
         store = Path(options.out) / "runs"
-        common = Common(
+        common = SharedRunOptions(
             sources.data,
             store,
             share=settings.share,
@@ -95,17 +97,17 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
         )
         # what there is to say of a training says nothing of models that are measured as they are drawn
         factory = RunFactory(common, listener if asked.trained else NullListener())
-        cells = cells_of(asked, settings, factory.side(), sources.others)
+        cells = list_study_cells(asked, settings, factory.side(), sources.others)
         if options.dry_run or (options.budget and not options.resume):
             forecast = forecast_runs(asked, factory, cells, settings)
             if options.budget and not options.resume:
-                settings = replace(settings, share=forecast.share_of(parse_duration(options.budget)))
+                settings = replace(settings, share=forecast.affordable_share(parse_duration(options.budget)))
                 factory.common = replace(common, share=settings.share)
             if options.dry_run:
                 return describe_forecast(settings, forecast)
-    begin(home, settings)
-    with (signals := Signals()).caught():
-        training = Training(options, listener, signals)
+    write_initial_state(home, settings)
+    with (signals := StopSignals()).caught():
+        training = TrainingContext(options, listener, signals)
         if asked.trained:
             runs = train_runs(factory, cells, settings, training)
         else:
@@ -113,21 +115,21 @@ def conduct(options: StudyOptions, listener: Listener) -> dict[str, Any]:
         results = measure_runs(
             asked, runs, home=home, common=common, others=sources.others, listener=MeasuringListener(training)
         )
-    return write_results(asked, settings, home, results, runs)
+    return write_study_results(asked, settings, home, results, runs)
 
 
-def forecast_runs(asked: Study, factory: RunFactory, cells: list[Cell], settings: StudySettings) -> Forecast:
+def forecast_runs(asked: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
     """What the runs of a study cost here, by a few timed steps; models that are not trained cost nothing."""
     seeds = range(settings.seeds) if asked.trained else ()
     return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
-def settings_of(options: StudyOptions, home: Path) -> StudySettings:
+def resolve_study_settings(options: StudyOptions, home: Path) -> StudySettings:
     """The settings of a study: those that it was begun with, or those that the options give. Raises UsageError for a
     folder that is there without --resume, one that is not there with it, and options that contradict it."""
     names = [field.name for field in fields(StudySettings) if hasattr(options, field.name)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    state = home / STATE
+    state = home / STATE_FILE
     if not options.resume:
         if state.exists() and not options.dry_run:
             raise UsageError(f"{home} already exists", "use --resume to continue it, or another --out")
@@ -137,7 +139,7 @@ def settings_of(options: StudyOptions, home: Path) -> StudySettings:
         stored = StudySettings(**json.loads(state.read_text("utf-8"))["settings"])
         stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{home} is no study: it has no {STATE}", "start it without --resume") from None
+        raise UsageError(f"{home} is no study: it has no {STATE_FILE}", "start it without --resume") from None
     differing = [
         f"{name}: {getattr(stored, name)} -> {value}" for name, value in given.items() if value != getattr(stored, name)
     ]
@@ -146,38 +148,40 @@ def settings_of(options: StudyOptions, home: Path) -> StudySettings:
     return stored
 
 
-def cells_of(asked: Study, settings: StudySettings, side: int, others: tuple[OtherSet, ...]) -> list[Cell]:
+def list_study_cells(
+    asked: Study, settings: StudySettings, side: int, others: tuple[OtherDataset, ...]
+) -> list[StudyCell]:
     """The cells of a study, and what is trained before them, with the steps that the settings give."""
-    setting = Setting(SCALES[settings.scale], side, others)
+    setting = StudySetting(SCALES[settings.scale], side, others)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
-    return with_parents(asked.cells(setting))
+    return order_with_parents(asked.cells(setting))
 
 
-def begin(home: Path, settings: StudySettings) -> None:
+def write_initial_state(home: Path, settings: StudySettings) -> None:
     """Write down what a study begins with, where it is new. Raises ResourceError where that cannot be written."""
-    if (home / STATE).exists():
+    if (home / STATE_FILE).exists():
         return
     try:
         home.mkdir(parents=True, exist_ok=True)
-        write_text(home / STATE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
+        write_text_atomic(home / STATE_FILE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
     except OSError as error:
         raise ResourceError(f"cannot write {home}: {error.strerror}", "choose another --out") from None
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingContext:
     """How runs are made: by what options, who hears of it, and what stops it."""
 
     options: StudyOptions
-    listener: Listener
-    signals: Signals
+    listener: ProgressListener
+    signals: StopSignals
 
 
 class MeasuringListener(NullListener):
     """Passes on what measuring says, and ends it after a signal: what was measured is written already."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: TrainingContext) -> None:
         self.training = training
 
     def note(self, text: str) -> None:
@@ -192,7 +196,9 @@ class MeasuringListener(NullListener):
         self.training.listener.progress(label, done, total, text)
 
 
-def train_runs(factory: RunFactory, cells: list[Cell], settings: StudySettings, training: Training) -> list[StudyRun]:
+def train_runs(
+    factory: RunFactory, cells: list[StudyCell], settings: StudySettings, training: TrainingContext
+) -> list[StudyRun]:
     """Make every run that is not complete, those first that others begin from; returns all.
 
     Raises Interrupted after a signal, with everything saved, and what a run raises. A loss that is not finite ends a
@@ -204,17 +210,17 @@ def train_runs(factory: RunFactory, cells: list[Cell], settings: StudySettings, 
         runs = [make_run(factory, cell, seed, finished) for cell in group for seed in range(settings.seeds)]
         for one in runs:
             if not one.folder.config.is_file():
-                create_folder(one.folder, one.run, {"data": describe_data(one.run, one.opened)}, None)
+                prepare_run_folder(one.folder, one.run, {"data": describe_run_data(one.run, one.opened)}, None)
         if training.options.ray:
             train_on_ray(training, runs)
         for one in runs:
             finished.append(one)
             label = f"run {len(finished)} of {total}, {' '.join(one.cell.place) or 'before'}, seed {one.seed}"
-            train_here(one, label, training)
+            train_in_process(one, label, training)
     return finished
 
 
-def make_run(factory: RunFactory, cell: Cell, seed: int, finished: list[StudyRun]) -> StudyRun:
+def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
     """The run of a cell with a seed, after those of the same seed that it begins from."""
     parents = {
         path: next(one.folder.path.absolute() for one in finished if one.seed == seed and one.cell == parent)
@@ -223,7 +229,7 @@ def make_run(factory: RunFactory, cell: Cell, seed: int, finished: list[StudyRun
     return factory.make(cell, seed, parents)
 
 
-def train_here(one: StudyRun, label: str, training: Training) -> None:
+def train_in_process(one: StudyRun, label: str, training: TrainingContext) -> None:
     """Make one run in this process, and its page. Raises Interrupted after a signal, with the way to go on."""
     options = training.options
     try:
@@ -240,7 +246,7 @@ def train_here(one: StudyRun, label: str, training: Training) -> None:
         report.write_report(page, one.folder)
 
 
-def train_on_ray(training: Training, runs: list[StudyRun]) -> None:
+def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
     """Make the runs on a cluster, those that read the same images at the same time."""
     by_images: dict[int, list[StudyRun]] = {}
     for one in runs:
@@ -265,11 +271,11 @@ def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, 
     }
 
 
-def write_results(
-    asked: Study, settings: StudySettings, home: Path, results: list[Result], runs: list[StudyRun]
+def write_study_results(
+    asked: Study, settings: StudySettings, home: Path, results: list[RunResult], runs: list[StudyRun]
 ) -> dict[str, Any]:
     """Write the table and the pages of a study; returns its document."""
-    rows = tabulate(asked, results)
+    rows = build_table_rows(asked, results)
     figure = next((result.figure for result in results if result.figure), "top1")
     conclusion = asked.conclude(rows) if asked.conclude else None
     trained = runs if asked.trained else []
@@ -282,14 +288,14 @@ def write_results(
         "runs": [str(one.folder.path) for one in trained],
         "steps": sorted({one.run.steps for one in trained if one.cell.place}),
         "seconds": sum(json.loads(one.folder.summary.read_text("utf-8")).get("wall_seconds") or 0 for one in trained),
-        "table": {"columns": columns_of(asked), "rows": plain_rows(rows)},
-        "rows": [document_of(row) for row in rows],
+        "table": {"columns": list_columns(asked), "rows": rows_to_lists(rows)},
+        "rows": [row_to_dict(row) for row in rows],
         "conclusion": conclusion and asdict(conclusion),
         "others": bool(asked.others),
-        "pictures": find_pictures(runs, home),
+        "pictures": list_run_figures(runs, home),
         "published": {" · ".join(place): value for place, value in asked.published.values.items()},
         "page": str(home / "report.html"),
     }
-    write_pages(home, asked, document, rows)
-    write_text(home / STATE, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    write_study_pages(home, asked, document, rows)
+    write_text_atomic(home / STATE_FILE, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
     return document

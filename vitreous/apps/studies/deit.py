@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.study import Cell, Published, Setting, Study, change
+from vitreous.apps.studies.study import Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
 # Table 3 of arXiv:2012.12877 (DeiT): no teacher, one that gives probabilities, one that gives a class.
 #: of all students; alpha is the teacher's part of the loss
-TEACHERS_KINDS = {
+DISTILLATION_SETTINGS = {
     "no teacher": {"objective.alpha": "0.0"},
     "soft": {"objective.kind": "soft", "objective.temperature": "3.0"},
     "hard": {"objective.kind": "hard"},
 }
 
 
-def teacher_cells(setting: Setting) -> tuple[Cell, ...]:
+def teacher_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A student by labels alone, and students of one convolutional teacher."""
     student = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     teacher = setting.options(TrainOptions(recipe="bit-imagenet", model="BiT-R50x1"))
     if setting.scale.name != "published":
         sizes = {"model.blocks": "1 1", "model.width": "16"}
-        teacher = change(teacher, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
-        student = change(student, optimizer="adamw", lr=1e-3)
-    before = Cell(("teacher",), teacher)
+        teacher = update_options(teacher, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
+        student = update_options(student, optimizer="adamw", lr=1e-3)
+    before = StudyCell(("teacher",), teacher)
     rows = [before]
-    for kind, settings in TEACHERS_KINDS.items():
+    for kind, settings in DISTILLATION_SETTINGS.items():
         then = {"recipe": "distil", "settings": settings}
-        rows.append(Cell((kind,), student, after={"objective.teacher": before}, then=then))
+        rows.append(StudyCell((kind,), student, after={"objective.teacher": before}, then=then))
     return tuple(rows)
 
 
-TEACHERS = Study(
+TEACHERS_STUDY = Study(
     "teachers",
     "Kinds of distillation",
     question="Does a ViT learn more from a teacher's class or from its probabilities?",
@@ -52,7 +52,7 @@ TEACHERS = Study(
 
 # Table 8 of arXiv:2012.12877 (DeiT): each augmentation and regulariser left out by itself.
 #: what is left out -> what switches it off
-AUGMENTATIONS_WITHOUT = {
+DISABLED_AUGMENTATIONS = {
     "nothing": {},
     "RandAugment": {"views.rand-layers": "0"},
     "MixUp": {"views.mixup": "0"},
@@ -63,16 +63,16 @@ AUGMENTATIONS_WITHOUT = {
 }
 
 
-def augmentation_cells(setting: Setting) -> tuple[Cell, ...]:
+def augmentation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """DeiT's recipe, and the same less one part."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"), recipe="deit")
     if setting.scale.name != "published":
         side = min(setting.side, 64)
-        base = change(base, image_size=side, lr=1e-3, ema=0.99)
-    return tuple(Cell((name,), change(base, settings=off)) for name, off in AUGMENTATIONS_WITHOUT.items())
+        base = update_options(base, image_size=side, lr=1e-3, ema=0.99)
+    return tuple(StudyCell((name,), update_options(base, settings=off)) for name, off in DISABLED_AUGMENTATIONS.items())
 
 
-AUGMENTATIONS = Study(
+AUGMENTATIONS_STUDY = Study(
     "augmentations",
     "DeiT's augmentations, one left out at a time",
     question="Which of DeiT's augmentations and regularisers does a ViT need?",

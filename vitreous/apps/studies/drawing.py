@@ -8,12 +8,12 @@ from types import MappingProxyType
 from typing import Any
 
 from vitreous.apps.studies.study import Study
-from vitreous.apps.studies.tables import Row
-from vitreous.reports.pages.formats import SHARES
-from vitreous.reports.pages.plots import COLOURS, INK, markup, strip_axes, style
+from vitreous.apps.studies.tables import TableRow
+from vitreous.reports.pages.formats import PERCENT_METRICS
+from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup, strip_axes, use_page_style
 
 #: measured quantities as the axis of a figure
-LABELS = {
+AXIS_LABELS = {
     "exaflops": "exaFLOPs of training",
     "parameters": "parameters",
     "images_per_second": "images a second",
@@ -22,9 +22,9 @@ LABELS = {
 }
 
 
-def draw_table(
+def draw_study_figure(
     study: Study,
-    rows: list[Row],
+    rows: list[TableRow],
     figure: str,
     label: str,
     curves: Mapping[str, Sequence[Sequence[float]]] = MappingProxyType({}),
@@ -34,28 +34,28 @@ def draw_table(
     drawn = [row for row in rows if row.mean is not None]
     if not drawn:
         return None
-    factor, unit = (100.0, f"{label}, %") if figure in SHARES else (1.0, label)
+    factor, unit = (100.0, f"{label}, %") if figure in PERCENT_METRICS else (1.0, label)
     if study.chart.x:
-        return draw_curves(study, drawn, factor, unit, curves)
+        return draw_study_curves(study, drawn, factor, unit, curves)
     return draw_dots(study, drawn, factor, unit)
 
 
-def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
+def draw_dots(study: Study, rows: list[TableRow], factor: float, unit: str) -> Any:
     """A line for each row: the mean and its interval, and every seed."""
     from matplotlib.figure import Figure
 
     names = [" · ".join(row.place) for row in rows]
     height = 0.9 + 0.3 * len(rows)
     room = min(0.45, 0.065 * max(map(len, names)) / 6.4 + 0.04)
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(6.4, height))
         figure.subplots_adjust(left=room, right=0.98, bottom=0.5 / height, top=1 - 0.15 / height)
         axes = figure.subplots()
         for place, row in enumerate(rows):
             assert row.mean is not None
-            colour = COLOURS[1] if row.reference is None else COLOURS[0]
+            colour = LINE_COLOURS[1] if row.reference is None else LINE_COLOURS[0]
             if row.mean.interval:
-                axes.plot(ends_of(row.mean.interval, factor), [place] * 2, color=colour, linewidth=1.5)
+                axes.plot(scale_interval(row.mean.interval, factor), [place] * 2, color=colour, linewidth=1.5)
             seeds = [factor * value for value in row.values.values()]
             axes.plot(seeds, [place] * len(seeds), "|", color=INK, alpha=0.5, markersize=8)
             axes.plot([factor * row.mean.mean], [place], "o", color=colour, markersize=5)
@@ -63,36 +63,36 @@ def draw_dots(study: Study, rows: list[Row], factor: float, unit: str) -> Any:
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.set_xlabel(unit)
         strip_axes(axes)
-        return markup(figure, f"{study.title}: {unit}")
+        return figure_to_svg_markup(figure, f"{study.title}: {unit}")
 
 
-def draw_curves(
-    study: Study, rows: list[Row], factor: float, unit: str, curves: Mapping[str, Sequence[Sequence[float]]]
+def draw_study_curves(
+    study: Study, rows: list[TableRow], factor: float, unit: str, curves: Mapping[str, Sequence[Sequence[float]]]
 ) -> Any:
     """Means against `x`, with intervals, a curve for each value of the axis `series`, and dashed ones over them."""
     from matplotlib.figure import Figure
 
-    series: dict[str, list[tuple[float, Row]]] = {}
+    series: dict[str, list[tuple[float, TableRow]]] = {}
     for row in rows:
         name = " · ".join(row.place[study.axes.index(axis)] for axis in study.series)
-        if (x := x_of(study, row)) is not None:
+        if (x := get_x_value(study, row)) is not None:
             series.setdefault(name, []).append((x, row))
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(6.4, 4.0))
         figure.subplots_adjust(left=0.11, right=0.98, bottom=0.13, top=0.97)
         axes = figure.subplots()
         for number, (name, points) in enumerate(series.items()):
             points.sort(key=lambda point: point[0])
             xs, means = [x for x, _ in points], [row.mean for _, row in points]
-            colour = COLOURS[number % len(COLOURS)]
+            colour = LINE_COLOURS[number % len(LINE_COLOURS)]
             axes.plot(
                 xs, [factor * mean.mean for mean in means if mean], color=colour, label=name, marker="o", markersize=4
             )
             for x, mean in zip(xs, means, strict=True):
                 if mean and mean.interval:
-                    axes.plot([x, x], ends_of(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
+                    axes.plot([x, x], scale_interval(mean.interval, factor), color=colour, linewidth=1, alpha=0.6)
         for name, points in curves.items():
-            colour = COLOURS[list(series).index(name) % len(COLOURS)] if name in series else INK
+            colour = LINE_COLOURS[list(series).index(name) % len(LINE_COLOURS)] if name in series else INK
             xs, values = zip(*points, strict=True)
             axes.plot(xs, [factor * value for value in values], color=colour, linestyle="--", linewidth=1, alpha=0.8)
         if study.chart.logarithmic:
@@ -101,20 +101,20 @@ def draw_curves(
             axes.set_yscale("log")
             for formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
                 formatter("{x:.3g}")
-        axes.set_xlabel(LABELS.get(study.chart.x, study.chart.x))
+        axes.set_xlabel(AXIS_LABELS.get(study.chart.x, study.chart.x))
         axes.set_ylabel(unit)
         strip_axes(axes)
         if study.chart.series:
             axes.legend(frameon=False, title=" · ".join(study.series))
-        return markup(figure, f"{study.title}: {unit} against {study.chart.x}")
+        return figure_to_svg_markup(figure, f"{study.title}: {unit} against {study.chart.x}")
 
 
-def ends_of(interval: tuple[float, float], factor: float) -> list[float]:
+def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:
     """The ends of an interval as they are drawn: those of a share within 0 and 100 %."""
     return [min(100.0, max(0.0, factor * end)) if factor > 1 else end for end in interval]
 
 
-def x_of(study: Study, row: Row) -> float | None:
+def get_x_value(study: Study, row: TableRow) -> float | None:
     """Where a row is on the axis of the figure: the number in its place, or what was measured; None for no number."""
     if study.chart.x not in study.axes:
         return row.measured.get(study.chart.x)

@@ -11,32 +11,32 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.studies.study import Cell, change
+from vitreous.apps.studies.study import StudyCell, update_options
 from vitreous.config import to_yaml
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data, Split, require_labels
 from vitreous.errors import UsageError
 from vitreous.jobs.data import prepare_data, screen_inputs
-from vitreous.jobs.derive_run import derive_run, first_workers
-from vitreous.progress import Listener, NullListener
-from vitreous.recipes.channels import detect_info
-from vitreous.recipes.options import FROM_SCRATCH, TrainOptions
-from vitreous.reports.readings import slug
-from vitreous.system.disk import write_text
-from vitreous.system.tables import as_csv, marked
-from vitreous.training.batches import Inputs
-from vitreous.training.folder import Folder
+from vitreous.jobs.derive_run import count_scan_workers, derive_run
+from vitreous.progress import NullListener, ProgressListener
+from vitreous.recipes.channels import infer_dataset_info
+from vitreous.recipes.options import INIT_FROM_SCRATCH, TrainOptions
+from vitreous.reports.readings import slugify_name
+from vitreous.system.disk import write_text_atomic
+from vitreous.system.tables import escape_formula, format_csv
+from vitreous.training.batches import RunInputs
+from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
-LEAST_STEPS = 10  # of a run that a budget shortens
-HELD_OUT = "0.3"  # of the images of `digits`: a tenth are 180, which tell no small difference
-JUDGED = 0.25  # of the images that a run is trained on, those it is judged on along its way: at most
+MIN_RUN_STEPS = 10  # of a run that a budget shortens
+DIGITS_HOLD_OUT = "0.3"  # of the images of `digits`: a tenth are 180, which tell no small difference
+MAX_EVALUATION_SHARE = 0.25  # of the images that a run is trained on, those it is judged on along its way: at most
 #: what can be otherwise and gives the same figures
-SAME = {"timeout": 300.0, "log_every": 1, "evaluate_every": 1, "save_every": 1, "keep": 2}
+RESULT_NEUTRAL_FIELDS = {"timeout": 300.0, "log_every": 1, "evaluate_every": 1, "save_every": 1, "keep": 2}
 
 
 @dataclass(frozen=True)
-class Common:
+class SharedRunOptions:
     """What all runs of a study have in common: the data, the store, the share of their steps that a budget leaves, and
     where they compute."""
 
@@ -53,13 +53,13 @@ class Common:
 class StudyRun:
     """One run of a cell, its images, and its folder."""
 
-    cell: Cell
+    cell: StudyCell
     seed: int
     run: Run
-    inputs: Inputs
+    inputs: RunInputs
     _: KW_ONLY
     opened: Data
-    folder: Folder
+    folder: RunFolder
 
     @property
     def complete(self) -> bool:
@@ -70,53 +70,53 @@ class StudyRun:
 class RunFactory:
     """Makes the runs of cells on one data set, which is opened and looked through once for each share of its images."""
 
-    def __init__(self, common: Common, listener: Listener) -> None:
+    def __init__(self, common: SharedRunOptions, listener: ProgressListener) -> None:
         self.common, self.listener = common, OnceListener(listener)
         self._opened: dict[Any, tuple[Data, Run]] = {}
-        self._inputs: dict[Any, tuple[Inputs, int]] = {}
+        self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
     def side(self) -> int:
         """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for other than
         pictures."""
         opened = open_data(self.common.data)
         require_labels(opened)
-        size = detect_info(opened, TrainOptions(self.common.data), None).size
+        size = infer_dataset_info(opened, TrainOptions(self.common.data), None).size
         if len(size) != 2:
             raise UsageError(f"studies are of pictures, and {self.common.data} has other data", "name pictures")
         return max(size)
 
-    def make(self, cell: Cell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
+    def make(self, cell: StudyCell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
         """The run of a cell with a seed; `parents` are the folders of the runs that come before it, by option or path.
 
         Without them the run is made of the cell's options alone: as long and as costly, but not the one to train.
         Raises what `train` raises for options that do not go together.
         """
         options = self.options(cell, parents or {})
-        run, inputs, opened = self.derived(options)
+        run, inputs, opened = self.derive_inputs(options)
         if self.common.share < 1:
-            steps = max(LEAST_STEPS, int(run.steps * self.common.share))
-            run, inputs, opened = self.derived(replace(options, epochs=None, steps=steps))
+            steps = max(MIN_RUN_STEPS, int(run.steps * self.common.share))
+            run, inputs, opened = self.derive_inputs(replace(options, epochs=None, steps=steps))
         if options.evaluate_every is None:
-            run = judge_seldom(run, len(opened.splits.get("val", ())))
+            run = limit_evaluations(run, len(opened.splits.get("val", ())))
         run = replace(run, seed=seed)
         return StudyRun(
             cell, seed, run=run, inputs=inputs, opened=opened, folder=self.folder(run, Path(cell.data).name)
         )
 
-    def options(self, cell: Cell, parents: dict[str, Path]) -> TrainOptions:
+    def options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
         """The options of a cell's runs."""
         common = self.common
-        options = change(cell.options, **(cell.then if parents else {}))
+        options = update_options(cell.options, **(cell.then if parents else {}))
         options = replace(
             options,
             data=cell.data or common.data,
             device=common.device,
             precision=common.precision,
             workers=common.workers,
-            init=options.init or FROM_SCRATCH,
+            init=options.init or INIT_FROM_SCRATCH,
         )
         if options.data == "digits":
-            options = change(options, settings={"data.hold_out": HELD_OUT})
+            options = update_options(options, settings={"data.hold_out": DIGITS_HOLD_OUT})
         for path, folder in parents.items():
             if "." in path:
                 options = replace(options, settings=options.settings | {path: [str(folder)]})
@@ -124,7 +124,7 @@ class RunFactory:
                 options = replace(options, **{path: str(folder)})
         return replace(options, exclude=str(self.exclusions(options, cell.share))) if cell.share < 1 else options
 
-    def derived(self, options: TrainOptions) -> tuple[Run, Inputs, Data]:
+    def derive_inputs(self, options: TrainOptions) -> tuple[Run, RunInputs, Data]:
         """The run of the options, its images and the data set."""
         images_of = options.data, options.exclude
         if images_of not in self._opened:
@@ -141,51 +141,53 @@ class RunFactory:
         run = derive_run(opened, options, split, self.listener, None)
         place = images_of, run.preprocess, run.data.cache
         if place not in self._inputs:
-            run, inputs = screen_inputs(opened, run, first_workers(opened, options), self.listener)
+            run, inputs = screen_inputs(opened, run, count_scan_workers(opened, options), self.listener)
             self._inputs[place] = inputs, run.data.images
         inputs, images = self._inputs[place]
         return replace(run, data=replace(run.data, images=images)), inputs, opened
 
     def exclusions(self, options: TrainOptions, share: float) -> Path:
         """The list of the training images that a share leaves out, written into the store."""
-        whole = self.derived(replace(options, exclude=None))[2].split("train")
-        names = (whole.name(sample) for sample in left_out(whole, share))
-        text = as_csv([["path"], *([marked(name)] for name in names)])
-        path = self.common.store.absolute() / f"share-{share:g}-{digest(text)}.csv"
+        whole = self.derive_inputs(replace(options, exclude=None))[2].split("train")
+        names = (whole.name(sample) for sample in select_excluded_samples(whole, share))
+        text = format_csv([["path"], *([escape_formula(name)] for name in names)])
+        path = self.common.store.absolute() / f"share-{share:g}-{short_sha256(text)}.csv"
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, text, "surrogateescape")
+            write_text_atomic(path, text, "surrogateescape")
         return path
 
-    def folder(self, run: Run, other: str = "") -> Folder:
+    def folder(self, run: Run, other: str = "") -> RunFolder:
         """The folder of a run: of a name that follows from its settings, the fingerprint of its data, and the name of
         the `other` data set, if it is one."""
-        return Folder(self.common.store / f"{slug(run.model.name())}-{run_key(run, self.common.store, other)}")
+        return RunFolder(
+            self.common.store / f"{slugify_name(run.model.name())}-{compute_run_key(run, self.common.store, other)}"
+        )
 
 
-def judge_seldom(run: Run, images: int) -> Run:
+def limit_evaluations(run: Run, images: int) -> Run:
     """The run, judged on `images` less often where that would take long beside so short a training; a table has its
     last figure. Where evaluations choose among its weights, as it is."""
     if run.keep_best or run.early_stop or not images:
         return run
-    count = int(JUDGED * run.total / images)
+    count = int(MAX_EVALUATION_SHARE * run.total / images)
     return replace(run, evaluate_every=max(run.evaluate_every, math.ceil(run.steps / (count + 1))))
 
 
-def run_key(run: Run, store: Path, other: str = "") -> str:
+def compute_run_key(run: Run, store: Path, other: str = "") -> str:
     """The digest of a run's settings and its data's fingerprint: the same wherever data and store lie. A fingerprint is
     of the names of files, so that the name of an `other` data set tells those apart whose files have the same ones."""
     data = replace(run.data, source="", workers=0)
-    text = to_yaml(replace(run, data=data, **SAME))
-    return digest(other + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
+    text = to_yaml(replace(run, data=data, **RESULT_NEUTRAL_FIELDS))
+    return short_sha256(other + text.replace(f"{os.path.abspath(store)}/", "").replace(f"{store}/", ""))
 
 
-def digest(text: str) -> str:
+def short_sha256(text: str) -> str:
     """Twelve hexadecimal digits of a text."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
-def left_out(split: Split, share: float) -> np.ndarray:
+def select_excluded_samples(split: Split, share: float) -> np.ndarray:
     """The samples, ascending (m,) int64, that a share of each class leaves out, at least one of a class stays; a larger
     share leaves out some of them. Labels of several classes are drawn as one class."""
     labels = split.labels if split.labels.ndim == 1 else np.zeros(len(split), np.int64)
@@ -199,7 +201,7 @@ def left_out(split: Split, share: float) -> np.ndarray:
 class OnceListener(NullListener):
     """Passes a note on once."""
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: ProgressListener) -> None:
         self.listener = listener
         self.heard: set[str] = set()
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.measures import read_merging
-from vitreous.apps.studies.study import Cell, Chart, Measure, Published, Setting, Study, change
+from vitreous.apps.studies.measures import measure_token_merging
+from vitreous.apps.studies.study import Chart, Measure, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
 # Patch dropout (arXiv:2208.07220; FLIP, arXiv:2212.00794): accuracy against the share of patches left out.
 DROPOUT_SHARES = (0, 25, 50, 75)  # per cent
 
 
-def dropout_cells(setting: Setting) -> tuple[Cell, ...]:
+def dropout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every share, left out in the whole run."""
     base = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
     return tuple(
-        Cell(
-            (f"{share} %",), change(base, patch_dropout=share / 100, settings={"objective.patch-dropout-until": "1.0"})
+        StudyCell(
+            (f"{share} %",),
+            update_options(base, patch_dropout=share / 100, settings={"objective.patch-dropout-until": "1.0"}),
         )
         for share in DROPOUT_SHARES
     )
 
 
-DROPOUT = Study(
+PATCH_DROPOUT_STUDY = Study(
     "patch-dropout",
     "Patches left out in training",
     question="How many patches can be left out in training, and what does it cost?",
@@ -39,32 +40,32 @@ DROPOUT = Study(
 
 
 # Token merging (arXiv:2210.09461): accuracy against images a second, as more tokens merge at inference.
-def merging_cells(setting: Setting) -> tuple[Cell, ...]:
+def merging_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT of many tokens: patches of half the size."""
     if setting.scale.name == "published":
-        return (Cell(("ViT-L/16",), TrainOptions(recipe="deit", model="ViT-L/16")),)
+        return (StudyCell(("ViT-L/16",), TrainOptions(recipe="deit", model="ViT-L/16")),)
     base = setting.options(TrainOptions())
-    return (Cell(("ViT",), change(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
+    return (StudyCell(("ViT",), update_options(base, model=setting.vit(patch=max(1, setting.patch // 2)))),)
 
 
-def place_without_merging(place: tuple[str, ...]) -> tuple[str, ...]:
+def unmerged_reference(place: tuple[str, ...]) -> tuple[str, ...]:
     """The model of a place as it was trained."""
     return place[0], "0"
 
 
-MERGING = Study(
+TOKEN_MERGING_STUDY = Study(
     "token-merging",
     "Token merging at inference",
     question="How much faster is inference when tokens merge, and what does it cost in accuracy?",
     source="arXiv:2210.09461, section 4",
     axes=("model", "merged a block"),
     cells=merging_cells,
-    reference=place_without_merging,
+    reference=unmerged_reference,
     published=Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
     differs=(
         "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging "
         "costs more accuracy and saves less time; images a second are of this machine, of batches of 64 in float32."
     ),
     chart=Chart("images_per_second", "model"),
-    measure=Measure("merged_top1", read_merging),
+    measure=Measure("merged_top1", measure_token_merging),
 )

@@ -14,15 +14,16 @@ import numpy as np
 from vitreous.apps.studies.statistics import estimate_mean
 from vitreous.apps.studies.study import Conclusion
 
-LEAST = 1e-3  # of an error: one that is smaller cannot be told from it
-POINTS = 20  # of a curve
+MIN_ERROR = 1e-3  # of an error: one that is smaller cannot be told from it
+CURVE_POINTS = 20  # of a curve
 
 
-def family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
+def list_family_points(rows: Sequence[Any], family: str) -> list[tuple[float, dict[int, float]]]:
     """Compute in exaFLOPs and errors by seed of the models of a family, by compute."""
     own = [row for row in rows if row.place[0] == family and row.measured.get("exaflops") and row.values]
     points = [
-        (row.measured["exaflops"], {seed: max(LEAST, 1 - value) for seed, value in row.values.items()}) for row in own
+        (row.measured["exaflops"], {seed: max(MIN_ERROR, 1 - value) for seed, value in row.values.items()})
+        for row in own
     ]
     return sorted(points, key=lambda point: point[0])
 
@@ -42,7 +43,7 @@ def fit_frontiers(points: list[tuple[float, dict[int, float]]]) -> dict[int, tup
 def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
     """The frontier of each family, and how much compute others take for the accuracy of the first."""
     families = list(dict.fromkeys(row.place[0] for row in rows))
-    points = {family: family_points(rows, family) for family in families}
+    points = {family: list_family_points(rows, family) for family in families}
     fits = {family: fit_frontiers(points[family]) for family in families}
     lines, curves = [], {}
     for family in families:
@@ -52,7 +53,7 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
         ends = "–" if slope.interval is None else " to ".join(f"{end:.2f}" for end in slope.interval)
         lines.append((family, f"{len(points[family])}", f"{slope.mean:.2f}", ends))
         b, level = np.mean(list(fits[family].values()), 0)
-        computes = np.geomspace(points[family][0][0], points[family][-1][0], POINTS)
+        computes = np.geomspace(points[family][0][0], points[family][-1][0], CURVE_POINTS)
         curves[family] = tuple(zip(computes.tolist(), (1 - np.exp(level) * computes**-b).tolist(), strict=True))
     sentences = [
         "A frontier is 1 - accuracy = a C^-b of C exaFLOPs, fitted to each seed; b is how fast the error falls."
@@ -110,7 +111,7 @@ def describe_crossing(first: str, second: str, values: dict[tuple[str, float], d
         seeds.add(seed)
         differences = [one - other for one, other in pairs if one is not None and other is not None]
         ahead, behind = ahead + all(d > 0 for d in differences), behind + all(d <= 0 for d in differences)
-        crossings += first_crossing(shares, differences)
+        crossings += find_first_crossing(shares, differences)
     if not seeds:
         return f"{first} and {second} have no seed with all shares: the data cannot tell where they cross."
     if behind == len(seeds):
@@ -126,7 +127,7 @@ def describe_crossing(first: str, second: str, values: dict[tuple[str, float], d
     return f"{text} (95 % interval {low:.2g} to {high:.2g} %{unsure})."
 
 
-def first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
+def find_first_crossing(shares: Sequence[float], differences: Sequence[float]) -> list[float]:
     """The share at which differences rise above 0 to stay there, in a list; an empty one where they do not."""
     for place in range(len(shares) - 1, 0, -1):
         low, high = differences[place - 1], differences[place]

@@ -2,57 +2,76 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.measures import read_generated
-from vitreous.apps.studies.study import Cell, Chart, Measure, Place, Published, Setting, Study, change
+from vitreous.apps.studies.measures import measure_frechet_distance
+from vitreous.apps.studies.study import (
+    AxisValues,
+    Chart,
+    Measure,
+    Published,
+    Study,
+    StudyCell,
+    StudySetting,
+    update_options,
+)
 from vitreous.recipes.options import TrainOptions
 
-SIZES = ("S", "B", "L", "XL")
-PATCHES = (8, 4, 2)
+DIT_SIZES = ("S", "B", "L", "XL")
+DIT_PATCH_SIZES = (8, 4, 2)
 #: FID-50K at 400,000 steps without guidance (Table 4), by size, of patches of 8, 4 and 2
-TABLE = {"S": "153.60 100.41 68.40", "B": "122.74 68.38 43.47", "L": "118.87 45.64 23.33", "XL": "106.41 43.01 19.47"}
-PUBLISHED = {
-    (size, f"{patch}"): value
-    for size, values in TABLE.items()
-    for patch, value in zip(PATCHES, values.split(), strict=True)
+DIT_FID_TABLE = {
+    "S": "153.60 100.41 68.40",
+    "B": "122.74 68.38 43.47",
+    "L": "118.87 45.64 23.33",
+    "XL": "106.41 43.01 19.47",
 }
-STEPS = 400_000
+DIT_PUBLISHED_FIDS = {
+    (size, f"{patch}"): value
+    for size, values in DIT_FID_TABLE.items()
+    for patch, value in zip(DIT_PATCH_SIZES, values.split(), strict=True)
+}
+DIT_PUBLISHED_STEPS = 400_000
 
 
-def cells(setting: Setting) -> tuple[Cell, ...]:
+def dit_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Generators of two widths, each on patches of two sizes; those of the table at the published scale."""
     if setting.scale.name == "published":
         return tuple(
-            Cell((size, patch), TrainOptions(recipe="dit", model=f"DiT-{size}/{patch}", steps=STEPS, image_size=32))
-            for size, patch in PUBLISHED
+            StudyCell(
+                (size, patch),
+                TrainOptions(recipe="dit", model=f"DiT-{size}/{patch}", steps=DIT_PUBLISHED_STEPS, image_size=32),
+            )
+            for size, patch in DIT_PUBLISHED_FIDS
         )
     base = setting.options(TrainOptions(), recipe="dit")
     width, depth = setting.scale.width, setting.scale.depth
     return tuple(
-        Cell((name, patches), change(base, model=f"DiT-{wide}x{depth}/{patch}"))
+        StudyCell((name, patches), update_options(base, model=f"DiT-{wide}x{depth}/{patch}"))
         for name, wide in (("narrow", max(32, width // 2)), ("wide", width))
         for patches, patch in (("large", 2 * setting.patch), ("small", setting.patch))
     )
 
 
-def largest_patches(place: Place) -> Place:
+def largest_patch_reference(place: AxisValues) -> AxisValues:
     """The generator of a place on the largest patches."""
-    return place[0], f"{PATCHES[0]}" if place[0] in SIZES else "large"
+    return place[0], f"{DIT_PATCH_SIZES[0]}" if place[0] in DIT_SIZES else "large"
 
 
-STUDY = Study(
+DIT_STUDY = Study(
     "dit",
     "Generators by their operations",
     question="Does a diffusion transformer make better images for more operations, by width or by smaller patches?",
     source="arXiv:2212.09748, section 5.1, Figure 8 and Table 4",
     axes=("size", "patch"),
-    cells=cells,
-    reference=largest_patches,
-    published=Published("FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", PUBLISHED),
+    cells=dit_cells,
+    reference=largest_patch_reference,
+    published=Published(
+        "FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", DIT_PUBLISHED_FIDS
+    ),
     differs=(
         "DiT makes latents of an autoencoder, and its distance is in the space of Inception's features. Here pixels "
         "are made, the distance of 500 images to the validation images is in the space of pixels, and it has a bias "
         "that numbers of images share."
     ),
     chart=Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),
-    measure=Measure("frechet_distance", read_generated, "lower"),
+    measure=Measure("frechet_distance", measure_frechet_distance, "lower"),
 )

@@ -7,55 +7,61 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.studies.scaling import NAMES, Fit, fit_law
-from vitreous.apps.studies.study import Cell, Chart, Conclusion, Published, Setting, Study, change
+from vitreous.apps.studies.scaling import LAW_PARAMETERS, ScalingLawFit, fit_law
+from vitreous.apps.studies.study import Chart, Conclusion, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.errors import DataError
 from vitreous.recipes.options import TrainOptions
 
-LENGTHS = (8, 4, 2, 1)  # parts of the scale's steps
-HELD_OUT = 0.2  # of the points, those of the most compute
-WIDTHS = {"small": (32, 64, 96, 128), "gpu": (64, 128, 192, 256), "published": ()}
-MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # of the published scale
-EPOCHS = 7.0
+STEP_DIVISORS = (8, 4, 2, 1)  # parts of the scale's steps
+LAW_HOLD_OUT_SHARE = 0.2  # of the points, those of the most compute
+LAW_WIDTHS = {"small": (32, 64, 96, 128), "gpu": (64, 128, 192, 256), "published": ()}
+LAW_MODELS = ("ViT-S/16", "ViT-B/16", "ViT-L/16", "ViT-H/14")  # of the published scale
+LAW_EPOCHS = 7.0
 
 
-def cells(setting: Setting) -> tuple[Cell, ...]:
+def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every size for every length, each length with a schedule of its own."""
     rows = []
-    for part in LENGTHS:
+    for part in STEP_DIVISORS:
         if setting.scale.name == "published":
             rows += [
-                Cell((model, f"1/{part}"), TrainOptions(recipe="vit-jft", model=model, epochs=EPOCHS / part))
-                for model in MODELS
+                StudyCell((model, f"1/{part}"), TrainOptions(recipe="vit-jft", model=model, epochs=LAW_EPOCHS / part))
+                for model in LAW_MODELS
             ]
             continue
         base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
         steps = max(2, setting.scale.steps // part)
         rows += [
-            Cell((f"width {width}", f"1/{part}"), change(base, steps=steps, model=setting.vit(width)))
-            for width in WIDTHS[setting.scale.name]
+            StudyCell((f"width {width}", f"1/{part}"), update_options(base, steps=steps, model=setting.vit(width)))
+            for width in LAW_WIDTHS[setting.scale.name]
         ]
     return tuple(rows)
 
 
-def conclude(rows: Sequence[Any]) -> Conclusion:
+def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
     """The law fitted to the means over seeds, with what it cannot tell."""
     points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
-        fit = fit_law(*zip(*points, strict=True), hold_out=HELD_OUT) if points else None
+        fit = fit_law(*zip(*points, strict=True), hold_out=LAW_HOLD_OUT_SHARE) if points else None
     except DataError as error:
         return Conclusion(title, (f"The data cannot tell: {error.message}.",))
     if fit is None:
         return Conclusion(title, ("The data cannot tell: no run has a finite loss.",))
     law = fit.law
-    lines = tuple((name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in NAMES)
+    lines = tuple(
+        (name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in LAW_PARAMETERS
+    )
     return Conclusion(
-        title, sentences_of(fit, len(points)), ("number", "fitted", "95 % interval"), lines, curves=curves_of(fit, rows)
+        title,
+        describe_fit(fit, len(points)),
+        ("number", "fitted", "95 % interval"),
+        lines,
+        curves=sample_law_curves(fit, rows),
     )
 
 
-def sentences_of(fit: Fit, count: int) -> tuple[str, ...]:
+def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
     """What the fit says, and what it cannot tell."""
     outside = len(fit.held_out)
     missed = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
@@ -67,7 +73,7 @@ def sentences_of(fit: Fit, count: int) -> tuple[str, ...]:
     return first, *(f"The data cannot tell: {doubt}." for doubt in fit.doubts)
 
 
-def curves_of(fit: Fit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
+def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
     """The law for the size of each model, over the images that its runs saw."""
     curves = {}
     for model in dict.fromkeys(row.place[0] for row in rows):
@@ -80,12 +86,12 @@ def curves_of(fit: Fit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, flo
     return curves
 
 
-def shortest(place: tuple[str, ...]) -> tuple[str, ...]:
+def shortest_run_reference(place: tuple[str, ...]) -> tuple[str, ...]:
     """The model of a place trained for the shortest time."""
-    return place[0], f"1/{LENGTHS[0]}"
+    return place[0], f"1/{STEP_DIVISORS[0]}"
 
 
-STUDY = Study(
+SCALING_LAW_STUDY = Study(
     "scaling-law",
     "Loss by parameters and images seen",
     question=(
@@ -93,8 +99,8 @@ STUDY = Study(
     ),
     source="arXiv:2203.15556, section 3.3; arXiv:2106.04560",
     axes=("model", "length"),
-    cells=cells,
-    reference=shortest,
+    cells=scaling_law_cells,
+    reference=shortest_run_reference,
     published=Published(
         "of text, E = 1.69, A = 406.4, B = 410.7, a = 0.34 and b = 0.28 (arXiv:2203.15556), which are not those of "
         "images; for images laws are published of compute alone (arXiv:2106.04560)",
@@ -106,5 +112,5 @@ STUDY = Study(
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
     figure="nll",
-    conclude=conclude,
+    conclude=conclude_scaling_law,
 )

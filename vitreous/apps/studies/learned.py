@@ -3,133 +3,157 @@ models, over many images and runs."""
 
 from __future__ import annotations
 
-from vitreous.apps.studies.measures import read_distances, read_filters, read_positions, read_rollouts
-from vitreous.apps.studies.study import Cell, Chart, Measure, Place, Published, Setting, Study, change
-from vitreous.apps.studies.vit_design import POOLS
+from vitreous.apps.studies.measures import (
+    measure_attention_distance,
+    measure_filter_variance,
+    measure_position_contrast,
+    measure_rollout_spread,
+)
+from vitreous.apps.studies.study import (
+    AxisValues,
+    Chart,
+    Measure,
+    Published,
+    Study,
+    StudyCell,
+    StudySetting,
+    update_options,
+)
+from vitreous.apps.studies.vit_design import POOLING_SETTINGS
 from vitreous.recipes.options import TrainOptions
 
 #: learning rate, weight decay
-TRAINED = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
+POSITION_HYPERPARAMETERS = (("3e-4", "0.01"), ("1e-3", "0.01"), ("1e-3", "0.1"))
 
 
-def base_of(setting: Setting, model: str) -> TrainOptions:
+def make_base_options(setting: StudySetting, model: str) -> TrainOptions:
     """The scale's options, or the paper's of a model."""
     return setting.options(TrainOptions(recipe="vit-jft", model=model))
 
 
-def filter_cells(setting: Setting) -> tuple[Cell, ...]:
+def filter_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT on patches of two sizes."""
     if setting.scale.name == "published":
-        return tuple(Cell((f"{patch}",), base_of(setting, f"ViT-L/{patch}")) for patch in (32, 16))
-    base, patch = base_of(setting, ""), setting.patch
-    return tuple(Cell((f"{side}",), change(base, model=setting.vit(patch=side))) for side in (2 * patch, patch))
-
-
-def position_cells(setting: Setting) -> tuple[Cell, ...]:
-    """Learned positions after training at other rates and decays."""
-    base = change(
-        base_of(setting, "ViT-L/16"), settings={"model.positions.kind": "learned", "model.positions.at": "input"}
+        return tuple(StudyCell((f"{patch}",), make_base_options(setting, f"ViT-L/{patch}")) for patch in (32, 16))
+    base, patch = make_base_options(setting, ""), setting.patch
+    return tuple(
+        StudyCell((f"{side}",), update_options(base, model=setting.vit(patch=side))) for side in (2 * patch, patch)
     )
-    return tuple(Cell(place, change(base, lr=float(place[0]), weight_decay=float(place[1]))) for place in TRAINED)
 
 
-def distance_cells(setting: Setting) -> tuple[Cell, ...]:
+def position_similarity_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
+    """Learned positions after training at other rates and decays."""
+    base = update_options(
+        make_base_options(setting, "ViT-L/16"),
+        settings={"model.positions.kind": "learned", "model.positions.at": "input"},
+    )
+    return tuple(
+        StudyCell(place, update_options(base, lr=float(place[0]), weight_decay=float(place[1])))
+        for place in POSITION_HYPERPARAMETERS
+    )
+
+
+def distance_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT, and a hybrid behind convolutions."""
     if setting.scale.name == "published":
         names = {"ViT": "ViT-L/16", "hybrid": "R50+ViT-L/16"}
-        return tuple(Cell((kind,), base_of(setting, name)) for kind, name in names.items())
-    base, scale = base_of(setting, ""), setting.scale
-    stem = change(base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.side, 64)))
-    return Cell(("ViT",), base), Cell(("hybrid",), stem)
+        return tuple(StudyCell((kind,), make_base_options(setting, name)) for kind, name in names.items())
+    base, scale = make_base_options(setting, ""), setting.scale
+    stem = update_options(
+        base, model=f"Conv+ViT-{scale.width}x{scale.depth}/8", image_size=max(32, min(setting.side, 64))
+    )
+    return StudyCell(("ViT",), base), StudyCell(("hybrid",), stem)
 
 
-def rollout_cells(setting: Setting) -> tuple[Cell, ...]:
+def rollout_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT with a class token, and one with mean pooling."""
-    base = base_of(setting, "ViT-L/16")
-    return tuple(Cell((pool,), change(base, settings=settings)) for pool, settings in POOLS.items())
+    base = make_base_options(setting, "ViT-L/16")
+    return tuple(
+        StudyCell((pool,), update_options(base, settings=settings)) for pool, settings in POOLING_SETTINGS.items()
+    )
 
 
-def first_component(place: Place) -> Place:
+def first_component_reference(place: AxisValues) -> AxisValues:
     """The first component of the filters of a place."""
     return place[0], "1"
 
 
-def uncapped(place: Place) -> Place:
+def first_block_mean_reference(place: AxisValues) -> AxisValues:
     """The mean head of the first block."""
     return place[0], "mean", "1"
 
 
-def first_block(place: Place) -> Place:
+def first_block_reference(place: AxisValues) -> AxisValues:
     """The first block of the model of a place."""
     return place[0], "1"
 
 
-SMALL = (
+INSPECTION_DIFFERS = (
     "The paper shows models that learned from JFT-300M, of which a picture is drawn; here a number of each picture is "
     "measured over runs of minutes and over up to 128 validation images, and small images have few patches. "
 )
-FILTERS = Study(
+FILTERS_STUDY = Study(
     "filters",
     "Filters of the patch embedding",
     question="How few components do the filters of the first layer have?",
     source="arXiv:2010.11929, section 4.5 and Figure 7 left",
     axes=("patch", "components"),
     cells=filter_cells,
-    reference=first_component,
+    reference=first_component_reference,
     published=Published(
         "Figure 7 left shows the first 28 components of ViT-L/32, without the variance that they explain", {}
     ),
-    differs=SMALL
+    differs=INSPECTION_DIFFERS
     + "A patch of few pixels has no more components than numbers. The reference is the first component alone.",
     chart=Chart("components", "patch", logarithmic=True),
-    measure=Measure("variance_share", read_filters),
+    measure=Measure("variance_share", measure_filter_variance),
 )
-POSITIONS = Study(
+POSITION_SIMILARITY_STUDY = Study(
     "position-similarity",
     "What position embeddings learn",
     question="Do learned positions know rows and columns, whatever the learning rate and the decay?",
     source="arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
     axes=("learning rate", "weight decay"),
-    cells=position_cells,
-    reference=TRAINED[1],
+    cells=position_similarity_cells,
+    reference=POSITION_HYPERPARAMETERS[1],
     published=Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
-    differs=SMALL
+    differs=INSPECTION_DIFFERS
     + "The figure is the mean cosine similarity of two positions in one row or column, less that of others: 0 for "
     "positions that know nothing of the grid.",
-    measure=Measure("position_contrast", read_positions),
+    measure=Measure("position_contrast", measure_position_contrast),
 )
-DISTANCE = Study(
+ATTENTION_DISTANCE_STUDY = Study(
     "attention-distance",
     "Attention distance by depth",
     question="How far do heads look in each block, and do the first ones of a hybrid look as near as those of a ViT?",
     source="arXiv:2010.11929, section 4.5, D.7, Figures 7 right and 11",
     axes=("model", "heads", "block"),
     cells=distance_cells,
-    reference=uncapped,
+    reference=first_block_mean_reference,
     published=Published(
         "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
         "the last ones, of R50+ViT-L/16 fewer look near; a head that looks everywhere alike has 116 pixels at 224",
         {},
     ),
-    differs=SMALL
+    differs=INSPECTION_DIFFERS
     + "The hybrid has a stem of convolutions for a ResNet and larger pictures, so that distances in pixels are to "
     "be read beside its own: rows of one model compare with its first block.",
     chart=Chart("block", ("model", "heads")),
-    measure=Measure("attention_distance", read_distances),
+    measure=Measure("attention_distance", measure_attention_distance),
 )
-ROLLOUT = Study(
+ROLLOUT_STUDY = Study(
     "rollout",
     "Attention rollout by depth",
     question="On how few patches does the answer rest, as far as attention mixes tokens?",
     source="arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
     axes=("pooling", "block"),
     cells=rollout_cells,
-    reference=first_block,
+    reference=first_block_reference,
     published=Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
-    differs=SMALL
+    differs=INSPECTION_DIFFERS
     + "The figure is the fewest patches that hold half of the rollout from where the answer is read, as a share of "
     "all: near a half where all count alike. The pictures are of a few validation images.",
     chart=Chart("block", "pooling"),
-    measure=Measure("rollout_spread", read_rollouts, "lower"),
+    measure=Measure("rollout_spread", measure_rollout_spread, "lower"),
 )
-STUDIES = (FILTERS, POSITIONS, DISTANCE, ROLLOUT)
+STUDIES = (FILTERS_STUDY, POSITION_SIMILARITY_STUDY, ATTENTION_DISTANCE_STUDY, ROLLOUT_STUDY)

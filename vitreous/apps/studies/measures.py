@@ -9,90 +9,92 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.apps.studies.study import Reading, Subject
+from vitreous.apps.studies.study import MeasuredRun, Measurement
 
 if TYPE_CHECKING:
-    from vitreous.reports.answers import Computing
-    from vitreous.reports.figures.subject import Scene
+    from vitreous.reports.answers import EvaluationSettings
+    from vitreous.reports.figures.subject import FigureContext
 
-SHOTS = (1, 5, 10, 25)
-LOOKED_AT = 128  # images, as in the paper
-MASS = 0.5  # of a rollout, that the fewest patches hold
-BATCH, ROUNDS = 64, 5  # images of a timed pass, and passes of which the fastest counts
+FEW_SHOT_COUNTS = (1, 5, 10, 25)
+NUM_INSPECTED_IMAGES = 128  # images, as in the paper
+ROLLOUT_MASS = 0.5  # of a rollout, that the fewest patches hold
+TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5  # images of a timed pass, and passes of which the fastest counts
 
 
-def computing_of(subject: Subject) -> Computing:
+def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
     """How answers of a subject are computed."""
     from vitreous.inference.options import InferenceOptions
-    from vitreous.reports.answers import Computing
+    from vitreous.reports.answers import EvaluationSettings
 
     precision = "auto" if subject.precision == "fp16" else subject.precision
-    return Computing(how=InferenceOptions(subject.device, precision), listener=subject.listener, cache=False)
+    return EvaluationSettings(how=InferenceOptions(subject.device, precision), listener=subject.listener, cache=False)
 
 
-def read_few_shots(subject: Subject, shots: Sequence[int] = SHOTS) -> list[Reading]:
+def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_SHOT_COUNTS) -> list[Measurement]:
     """Few-shot accuracy (arXiv:2010.11929, section 4.1), the mean over the other sets: a reading for each number of
     shots. Raises what `evaluate --protocol fewshot` raises."""
-    from vitreous.reports.protocols.protocols import judge_by
+    from vitreous.reports.protocols.protocols import run_protocol
     from vitreous.reports.protocols.task import ProtocolOptions
 
     options, top1 = ProtocolOptions("fewshot", shots=tuple(shots), cache=False), dict[int, list[float]]()
     for other in subject.others:
-        document = judge_by(options, subject.home, other.source, "val", computing_of(subject))
+        document = run_protocol(options, subject.home, other.source, "val", make_compute_settings(subject))
         for figures in document["figures"]:
             top1.setdefault(figures["shots"], []).append(figures["top1"])
-    return [Reading((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
+    return [Measurement((f"{count}",), float(np.mean(values))) for count, values in top1.items()]
 
 
-def read_five_shots(subject: Subject) -> list[Reading]:
+def measure_five_shot_accuracy(subject: MeasuredRun) -> list[Measurement]:
     """The paper's 5-shot accuracy, the mean over the other sets."""
-    return [Reading((), reading.value) for reading in read_few_shots(subject, (5,))]
+    return [Measurement((), reading.value) for reading in measure_few_shot_accuracy(subject, (5,))]
 
 
-def draw_figure(subject: Subject, name: str) -> dict[str, np.ndarray]:
+def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray]:
     """The numbers of a figure of `inspect` by name, arrays of any shape; it is drawn into the subject's album."""
     from vitreous.reports.inspect import inspect
 
-    inspect(subject.home, out=subject.album, figures=(name,), count=LOOKED_AT, device=subject.device, split="val")
+    inspect(
+        subject.home, out=subject.album, figures=(name,), count=NUM_INSPECTED_IMAGES, device=subject.device, split="val"
+    )
     with np.load(subject.album / f"{name}.npz", allow_pickle=False) as numbers:
         return dict(numbers)
 
 
-def read_filters(subject: Subject) -> list[Reading]:
+def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
     """The share of the filters' variance in their first components (arXiv:2010.11929, Fig. 7 left)."""
-    share = draw_figure(subject, "filters")["share"].astype(np.float64)
+    share = draw_inspect_figure(subject, "filters")["share"].astype(np.float64)
     counts = [count for count in (1, 2, 4, 8, 16, 28) if count <= len(share)]
-    return [Reading((f"{count}",), float(share[:count].sum())) for count in counts]
+    return [Measurement((f"{count}",), float(share[:count].sum())) for count in counts]
 
 
-def read_positions(subject: Subject) -> list[Reading]:
+def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
     """How much more alike positions of one row or column are than others (arXiv:2010.11929, Figs. 7 centre and 10)."""
-    row, column, other, contrast = draw_figure(subject, "positions")["structure"][0]
-    return [Reading((), float(contrast), {"row": float(row), "column": float(column), "other": float(other)})]
+    row, column, other, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
+    return [Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other)})]
 
 
-def read_distances(subject: Subject) -> list[Reading]:
+def measure_attention_distance(subject: MeasuredRun) -> list[Measurement]:
     """Mean attention distance by block, of the head that looks nearest, of all, and of that which looks farthest
     (arXiv:2010.11929, Figs. 7 right and 11)."""
-    numbers = draw_figure(subject, "distance")
+    numbers = draw_inspect_figure(subject, "distance")
     readings = []
     for layer, heads, uniform in zip(numbers["layers"], numbers["distance"], numbers["uniform"], strict=True):
         of_heads = {"nearest": np.nanmin(heads), "mean": np.nanmean(heads), "farthest": np.nanmax(heads)}
         measured = {"uniform": float(uniform)}
-        readings += [Reading((name, f"{layer + 1}"), float(value), measured) for name, value in of_heads.items()]
+        readings += [Measurement((name, f"{layer + 1}"), float(value), measured) for name, value in of_heads.items()]
     return readings
 
 
-def scene_of(subject: Subject) -> Scene:
+def open_run_scene(subject: MeasuredRun) -> FigureContext:
     """The model of a run and its validation images, to be looked into."""
     from vitreous.inference.open_model import open_bundle
     from vitreous.progress import NullListener
-    from vitreous.reports.figures.subject import InspectOptions, Scene
+    from vitreous.reports.figures.subject import FigureContext, InspectOptions
     from vitreous.system.machine import pick_device
 
-    bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=LOOKED_AT)
+    bundle, options = open_bundle(subject.home, headless=True), InspectOptions(split="val", count=NUM_INSPECTED_IMAGES)
     device = pick_device(subject.device)
-    return Scene(
+    return FigureContext(
         str(subject.home),
         bundle,
         options=options,
@@ -103,36 +105,39 @@ def scene_of(subject: Subject) -> Scene:
     )
 
 
-def read_rollouts(subject: Subject) -> list[Reading]:
+def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
     """The fewest patches that hold half of the rollout, as a share of all, by block (arXiv:2010.11929, Figs. 6 and
     14): the mean over images. Attention to all patches alike gives about a half."""
-    from vitreous.inspection.attention import segments
-    from vitreous.inspection.rollout import rollout
+    from vitreous.inspection.attention import threshold_attention_mass
+    from vitreous.inspection.rollout import compute_rollout
 
-    draw_figure(subject, "rollout")
-    scene = scene_of(subject)
+    draw_inspect_figure(subject, "rollout")
+    scene = open_run_scene(subject)
     shares = [
-        segments(rollout(scene.model, images).maps.flatten(2).cpu(), MASS).double().mean(-1).numpy()
-        for images in scene.batches(scene.some(LOOKED_AT))
+        threshold_attention_mass(compute_rollout(scene.model, images).maps.flatten(2).cpu(), ROLLOUT_MASS)
+        .double()
+        .mean(-1)
+        .numpy()
+        for images in scene.batches(scene.take_images(NUM_INSPECTED_IMAGES))
     ]
-    return [Reading((f"{block}",), float(value)) for block, value in enumerate(np.concatenate(shares).mean(0), 1)]
+    return [Measurement((f"{block}",), float(value)) for block, value in enumerate(np.concatenate(shares).mean(0), 1)]
 
 
-def read_norms(subject: Subject) -> list[Reading]:
+def measure_norm_ratio(subject: MeasuredRun) -> list[Measurement]:
     """The largest norm of an image's patch tokens over their median, before the last norm (arXiv:2309.16588): the mean
     over images."""
-    from vitreous.inspection.hooks import State, states
+    from vitreous.inspection.hooks import ResidualState, visit_residual_states
 
-    scene, ratios = scene_of(subject), []
-    for images in scene.batches(scene.some(LOOKED_AT)):
-        after: list[State] = []
-        states(scene.model, images, after.append)
+    scene, ratios = open_run_scene(subject), []
+    for images in scene.batches(scene.take_images(NUM_INSPECTED_IMAGES)):
+        after: list[ResidualState] = []
+        visit_residual_states(scene.model, images, after.append)
         norms = after[-1].patches.flatten(1, -2).norm(dim=-1)
         ratios.append((norms.amax(1) / norms.median(1).values).cpu().double().numpy())
-    return [Reading((), float(np.concatenate(ratios).mean()))]
+    return [Measurement((), float(np.concatenate(ratios).mean()))]
 
 
-def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
+def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> list[Measurement]:
     """Top-1 and images a second of inference with tokens that merge (arXiv:2210.09461), by how many go in a block:
     none, and shares of those that can."""
     import torch
@@ -140,82 +145,84 @@ def read_merging(subject: Subject, counts: Sequence[int] = ()) -> list[Reading]:
     from vitreous.inference.engine import TorchEngine
     from vitreous.inference.open_model import open_bundle
     from vitreous.inference.options import InferenceOptions
-    from vitreous.reports.answers import compute_answers
-    from vitreous.tasks.classification_metrics import judge
+    from vitreous.reports.answers import predict_split
+    from vitreous.tasks.classification_metrics import evaluate_classification
 
     config, readings = subject.run.model, []
     most = math.prod(config.grid) // config.depth
     for count in counts or sorted({round(share * most) for share in (0, 0.25, 0.5, 0.75, 1)}):
         how = InferenceOptions(subject.device, "fp32", merge_tokens=count)
-        computing = computing_of(subject)
-        answers = compute_answers(subject.home, None, "val", type(computing)(how=how, listener=subject.listener))
-        report = judge(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
+        computing = make_compute_settings(subject)
+        answers = predict_split(subject.home, None, "val", type(computing)(how=how, listener=subject.listener))
+        report = evaluate_classification(answers.logits, answers.split.labels, answers.bundle.classes, answers.readable)
         bundle = open_bundle(subject.home)
-        engine = TorchEngine(bundle.model, bundle.preprocess, device_of(subject), "fp32", merge_tokens=count)
-        pixels = torch.zeros(BATCH, config.channels, *config.image, dtype=torch.uint8)
-        rate = BATCH / fastest(lambda engine=engine, pixels=pixels: engine(pixels))
-        readings.append(Reading((f"{count}",), report.figures["top1"], {"images_per_second": rate}))
+        engine = TorchEngine(bundle.model, bundle.preprocess, pick_run_device(subject), "fp32", merge_tokens=count)
+        pixels = torch.zeros(TIMED_BATCH_SIZE, config.channels, *config.image, dtype=torch.uint8)
+        rate = TIMED_BATCH_SIZE / time_fastest_call(lambda engine=engine, pixels=pixels: engine(pixels))
+        readings.append(Measurement((f"{count}",), report.figures["top1"], {"images_per_second": rate}))
     return readings
 
 
-def device_of(subject: Subject) -> str:
+def pick_run_device(subject: MeasuredRun) -> str:
     """The device that a subject computes on."""
     from vitreous.system.machine import pick_device
 
     return pick_device(subject.device)
 
 
-def fastest(turn: Any) -> float:
+def time_fastest_call(turn: Any) -> float:
     """Seconds of the fastest of a few turns, after one to warm up."""
     times = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(TIMED_PASSES + 1):
         started = time.perf_counter()
         turn()
         times.append(time.perf_counter() - started)
     return min(times[1:])
 
 
-def read_generated(subject: Subject, samples: int = 500) -> list[Reading]:
+def measure_frechet_distance(subject: MeasuredRun, samples: int = 500) -> list[Measurement]:
     """The Fréchet distance of generated images to the validation images, in the space of pixels, against the operations
     of a forward pass."""
-    from vitreous.reports.generated import GenerationOptions, judge_generator
+    from vitreous.reports.generated import GenerationOptions, measure_generator
 
     options = GenerationOptions(samples=samples, guidance=1.0, seed=subject.seed)
-    document = judge_generator(subject.home, None, "val", options, computing_of(subject))
-    return [Reading((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
+    document = measure_generator(subject.home, None, "val", options, make_compute_settings(subject))
+    return [Measurement((), document["val"]["frechet_distance"], {"gflops": 2 * subject.run.model.macs() / 1e9})]
 
 
-def read_speed(subject: Subject, sides: Sequence[int], seconds: float) -> list[Reading]:
+def measure_throughput(subject: MeasuredRun, sides: Sequence[int], seconds: float) -> list[Measurement]:
     """Images a second of the fastest batch by image size, as a model infers, and what the largest batch would hold
     (arXiv:2010.11929, D.5 and Fig. 12). Sizes that take too long are left out."""
     import torch
 
-    from vitreous.inspection.cost import costs, sizes
+    from vitreous.inspection.cost import measure_inference_costs, round_image_sizes
     from vitreous.models.zoo import build_model
-    from vitreous.nn.frozen import frozen
+    from vitreous.nn.frozen import freeze_for_inference
 
     torch.manual_seed(subject.seed)
-    model: Any = frozen(build_model(subject.run.model).to(device_of(subject)))
+    model: Any = freeze_for_inference(build_model(subject.run.model).to(pick_run_device(subject)))
     model.any_size = True
     return [
-        Reading((f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)})
-        for cost in costs(model, sizes(model, sides), (), seconds)
+        Measurement(
+            (f"{cost.image[-1]}",), cost.best[1], {"largest": float(cost.largest), "memory": float(cost.memory)}
+        )
+        for cost in measure_inference_costs(model, round_image_sizes(model, sides), (), seconds)
     ]
 
 
-def read_batches(subject: Subject, sides: Sequence[int]) -> list[Reading]:
+def measure_largest_batch(subject: MeasuredRun, sides: Sequence[int]) -> list[Measurement]:
     """Images in the largest batch by image size: measured on a GPU, on a processor what 80 % of its free memory would
     hold, at most 4096."""
     import torch
 
-    from vitreous.inspection.cost import costs, sizes
+    from vitreous.inspection.cost import measure_inference_costs, round_image_sizes
     from vitreous.models.zoo import build_model
 
     torch.manual_seed(subject.seed)
-    model = build_model(subject.run.model).to(device_of(subject)).eval()
+    model = build_model(subject.run.model).to(pick_run_device(subject)).eval()
     model.any_size = True
-    batches = () if device_of(subject) != "cpu" else (1,)
+    batches = () if pick_run_device(subject) != "cpu" else (1,)
     return [
-        Reading((f"{cost.image[-1]}",), float(cost.largest), {"memory": float(cost.memory)})
-        for cost in costs(model, sizes(model, sides), batches)
+        Measurement((f"{cost.image[-1]}",), float(cost.largest), {"memory": float(cost.memory)})
+        for cost in measure_inference_costs(model, round_image_sizes(model, sides), batches)
     ]

@@ -10,7 +10,7 @@ from tyro.conf import Positional, arg
 
 from vitreous.errors import UsageError
 
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+DURATION_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class StudyOptions:
 def parse_duration(text: str) -> float:
     """Seconds of `90s`, `30m`, `1.5h` or `2d`. Raises UsageError for anything else, and for 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip().lower())
-    seconds = float(match[1]) * UNITS[match[2]] if match else 0.0
+    seconds = float(match[1]) * DURATION_UNITS[match[2]] if match else 0.0
     if not seconds:
         raise UsageError(f"--budget cannot be {text!r}", "give a number and a unit: 90s, 30m, 2h, 1d")
     return seconds

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.apps.studies.study import OtherSet, Study
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.system.disk import remove
+from vitreous.apps.studies.study import OtherDataset, Study
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.system.disk import remove_path
 
-FIRST, HELD_OUT = "0-4", 0.4  # what is learned first; the share of each class that is judged
+FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # what is learned first; the share of each class that is judged
 #: name, group, and the quarters that pictures are turned by
-PARTS = (
+DIGIT_SUBSETS = (
     ("5-9", "upright", 0),
     ("5-9 turned", "turned", 1),
     ("odd or even", "upright", 0),
@@ -27,14 +27,14 @@ PARTS = (
 
 
 @dataclass(frozen=True)
-class Sources:
+class StudyData:
     """The data of a study, as `train` takes them, and the other data sets."""
 
     data: str
-    others: tuple[OtherSet, ...] = ()
+    others: tuple[OtherDataset, ...] = ()
 
 
-def find_sources(study: Study, data: str, named: tuple[str, ...], home: Path) -> Sources:
+def resolve_study_data(study: Study, data: str, named: tuple[str, ...], home: Path) -> StudyData:
     """The data sets of a study: `named` as NAME=SOURCE or SOURCE, of a study of groups folders of data sets. Of
     `digits` without any, parts of them, written below `home`.
 
@@ -43,66 +43,66 @@ def find_sources(study: Study, data: str, named: tuple[str, ...], home: Path) ->
     if not study.others:
         if named:
             raise UsageError(f"the study {study.name} takes no other data sets", "leave --to out")
-        return Sources(data)
+        return StudyData(data)
     if named:
-        return Sources(data, read_names(named) if study.others == "sets" else read_groups(named))
+        return StudyData(data, parse_named_datasets(named) if study.others == "sets" else list_group_datasets(named))
     if data != "digits":
         example = "pets/ flowers/" if study.others == "sets" else "vtab/natural vtab/structured"
         raise UsageError(f"the study {study.name} needs other data sets than {data}", f"name them: --to {example}")
-    parts = PARTS if study.others == "groups" else PARTS[:2]
-    return Sources(
-        write_digits(home, FIRST, 0),
-        tuple(OtherSet(name, write_digits(home, name, turn), group) for name, group, turn in parts),
+    parts = DIGIT_SUBSETS if study.others == "groups" else DIGIT_SUBSETS[:2]
+    return StudyData(
+        write_digit_subset(home, FIRST_DIGITS, 0),
+        tuple(OtherDataset(name, write_digit_subset(home, name, turn), group) for name, group, turn in parts),
     )
 
 
-def read_names(named: tuple[str, ...], group: str = "") -> tuple[OtherSet, ...]:
+def parse_named_datasets(named: tuple[str, ...], group: str = "") -> tuple[OtherDataset, ...]:
     """Data sets from NAME=SOURCE or SOURCE, which is then called as its folder. Raises UsageError for two of one
     name."""
     others = []
     for text in named:
         name, equals, source = text.partition("=")
         source = source if equals else text
-        others.append(OtherSet(name if equals else Path(source).name or source, os.fspath(source), group))
+        others.append(OtherDataset(name if equals else Path(source).name or source, os.fspath(source), group))
     twice = {other.name for other in others if [one.name for one in others].count(other.name) > 1}
     if twice:
         raise UsageError(f"--to has two data sets called {min(twice)}", "name them: --to NAME=FOLDER NAME=FOLDER")
     return tuple(others)
 
 
-def read_groups(named: tuple[str, ...]) -> tuple[OtherSet, ...]:
+def list_group_datasets(named: tuple[str, ...]) -> tuple[OtherDataset, ...]:
     """The data sets in folders, one a group. Raises DataError for a folder without any."""
-    others: list[OtherSet] = []
+    others: list[OtherDataset] = []
     for text in named:
         name, equals, folder = text.partition("=")
         root = Path(folder if equals else text)
         sets = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
         if not sets:
-            problem = f"{printable(root)} holds no folders of data sets"
+            problem = f"{escape_unprintable(root)} holds no folders of data sets"
             raise DataError(problem, "--to takes folders of data sets, one for each group")
-        others += read_names(tuple(map(os.fspath, sets)), name if equals else root.name)
+        others += parse_named_datasets(tuple(map(os.fspath, sets)), name if equals else root.name)
     return tuple(others)
 
 
-def write_digits(home: Path, part: str, quarters: int) -> str:
+def write_digit_subset(home: Path, part: str, quarters: int) -> str:
     """The folder of a part of the digits, turned by so many quarters: train/ and val/ of CLASS/NUMBER.png; made where
     it is not there."""
     from PIL import Image
 
-    from vitreous.data.holdout import hold_out
-    from vitreous.data.layouts.named import digits_table
+    from vitreous.data.holdout import draw_stratified_splits
+    from vitreous.data.layouts.named import load_digits_table
 
     folder = home / f"digits-{part.replace(' ', '-')}"
     if folder.is_dir():
         return os.fspath(folder)
-    table = digits_table()
-    table = table[table[:, -1] < 5] if part == FIRST else table[table[:, -1] >= 5]
+    table = load_digits_table()
+    table = table[table[:, -1] < 5] if part == FIRST_DIGITS else table[table[:, -1] >= 5]
     pixels = np.rint(np.rot90(table[:, :-1].reshape(-1, 8, 8), quarters, (1, 2)) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
     names = np.where(labels % 2, "odd", "even") if part.startswith("odd") else labels.astype(str)
     temporary = folder.with_name(f".{folder.name}.tmp")  # not synced: it can be written again
-    remove(temporary)
-    for split, rows in hold_out(labels, 0, {"val": HELD_OUT}).items():
+    remove_path(temporary)
+    for split, rows in draw_stratified_splits(labels, 0, {"val": DIGITS_VAL_SHARE}).items():
         for row in rows.tolist():
             place = temporary / split / str(names[row])
             place.mkdir(parents=True, exist_ok=True)

@@ -8,30 +8,30 @@ from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
-from vitreous.apps.studies.drawing import draw_table
+from vitreous.apps.studies.drawing import draw_study_figure
 from vitreous.apps.studies.statistics import Estimate
-from vitreous.apps.studies.study import FIGURES, SCALES, Study
-from vitreous.apps.studies.tables import Row
-from vitreous.reports.pages.formats import SHARES, format_figure, format_seconds, render
-from vitreous.system.disk import write_text
-from vitreous.tasks.metrics import label_metric
+from vitreous.apps.studies.study import SCALES, STUDY_METRIC_LABELS, Study
+from vitreous.apps.studies.tables import TableRow
+from vitreous.reports.pages.formats import PERCENT_METRICS, format_metric_value, format_seconds, render_template
+from vitreous.system.disk import write_text_atomic
+from vitreous.tasks.metrics import get_metric_label
 
-PAGE, TEXT, FIGURE = "report.html", "report.md", "figure.svg"
+PAGE_FILE, MARKDOWN_FILE, FIGURE_FILE = "report.html", "report.md", "figure.svg"
 
 
-def write_pages(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> None:
+def write_study_pages(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> None:
     """Write `report.html`, `report.md` and its `figure.svg` into the folder of a study. Raises OSError."""
-    parts = page_parts(home, study, document, rows)
+    parts = build_page_context(home, study, document, rows)
     curves = document["conclusion"]["curves"] if document["conclusion"] else {}
-    figure = draw_table(study, rows, document["figure"], parts["figure_name"], curves)
-    drawn = [one | {"drawing": picture_markup(home / one["file"], one["title"])} for one in document["pictures"]]
-    write_text(home / PAGE, render("study.html", **parts | {"pictures": drawn}, drawing=figure))
-    write_text(home / TEXT, markdown(parts | {"figure": FIGURE if figure else None}))
+    figure = draw_study_figure(study, rows, document["figure"], parts["figure_name"], curves)
+    drawn = [one | {"drawing": embed_figure(home / one["file"], one["title"])} for one in document["pictures"]]
+    write_text_atomic(home / PAGE_FILE, render_template("study.html", **parts | {"pictures": drawn}, drawing=figure))
+    write_text_atomic(home / MARKDOWN_FILE, render_study_markdown(parts | {"figure": FIGURE_FILE if figure else None}))
     if figure:
-        write_text(home / FIGURE, str(figure).replace('style="', 'style="background: #fff; ', 1))
+        write_text_atomic(home / FIGURE_FILE, str(figure).replace('style="', 'style="background: #fff; ', 1))
 
 
-def picture_markup(path: Path, title: str) -> str:
+def embed_figure(path: Path, title: str) -> str:
     """Return a figure of `inspect` as markup: the SVG next to its PNG file, in the page's text colour, or else the
     PNG."""
     from markupsafe import Markup
@@ -42,27 +42,27 @@ def picture_markup(path: Path, title: str) -> str:
     return Markup('<img src="data:image/png;base64,{}" alt="{}">').format(data, title)
 
 
-def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Row]) -> dict[str, Any]:
+def build_page_context(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> dict[str, Any]:
     """What both pages show, as texts."""
     figure = document["figure"]
-    label = FIGURES.get(figure, label_metric(figure))
+    label = STUDY_METRIC_LABELS.get(figure, get_metric_label(figure))
     table = [
         {
             "place": row.place,
-            "cells": cells_of(row, figure),
+            "cells": format_row_cells(row, figure),
             "reference": row.reference is None,
-            "runs": links(home, row),
+            "runs": list_run_links(home, row),
         }
         for row in rows
     ]
     return {
         "study": study,
         "figure_name": label,
-        "setting": setting_text(document, rows),
-        "command": command_of(document["settings"], home),
+        "setting": describe_study_setting(document, rows),
+        "command": format_study_command(document["settings"], home),
         "columns": [*study.axes, f"mean {label}", "95 % interval", "difference", "95 % interval"],
         "table": table,
-        "notes": notes_of(document, rows),
+        "notes": list_table_notes(document, rows),
         "conclusion": document["conclusion"],
         "pictures": document["pictures"],
         "elsewhere": [
@@ -73,32 +73,35 @@ def page_parts(home: Path, study: Study, document: dict[str, Any], rows: list[Ro
     }
 
 
-def cells_of(row: Row, figure: str) -> list[str]:
+def format_row_cells(row: TableRow, figure: str) -> list[str]:
     """Mean, its interval, difference, its interval, verdict and published number of a row."""
     mean, pair = row.mean, row.difference
     return [
-        "–" if mean is None else format_figure(figure, mean.mean),
-        range_text(
-            mean, lambda value: format_figure(figure, min(1.0, max(0.0, value)) if figure in SHARES else value, 1)
+        "–" if mean is None else format_metric_value(figure, mean.mean),
+        format_interval_ends(
+            mean,
+            lambda value: format_metric_value(
+                figure, min(1.0, max(0.0, value)) if figure in PERCENT_METRICS else value, 1
+            ),
         ),
-        "–" if pair is None else points(figure, pair.mean),
-        range_text(pair, lambda value: points(figure, value)),
+        "–" if pair is None else format_difference(figure, pair.mean),
+        format_interval_ends(pair, lambda value: format_difference(figure, value)),
         row.verdict,
         row.published or "–",
     ]
 
 
-def range_text(estimate: Estimate | None, form: Any) -> str:
+def format_interval_ends(estimate: Estimate | None, form: Any) -> str:
     """The ends of an interval; a dash where there is none."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
 
 
-def points(figure: str, difference: float) -> str:
+def format_difference(figure: str, difference: float) -> str:
     """A difference with its sign, of shares in percentage points."""
-    return f"{100 * difference:+.2f}" if figure in SHARES else f"{difference:+.3f}"
+    return f"{100 * difference:+.2f}" if figure in PERCENT_METRICS else f"{difference:+.3f}"
 
 
-def links(home: Path, row: Row) -> list[dict[str, Any]]:
+def list_run_links(home: Path, row: TableRow) -> list[dict[str, Any]]:
     """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
     files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
@@ -107,10 +110,10 @@ def links(home: Path, row: Row) -> list[dict[str, Any]]:
     ]
 
 
-def setting_text(document: dict[str, Any], rows: list[Row]) -> list[str]:
+def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """How the runs were made, in sentences."""
     settings = document["settings"]
-    label = FIGURES.get(document["figure"], label_metric(document["figure"]))
+    label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
     if not document["steps"]:
         return [f"Models as they are drawn, {settings['seeds']} of each; nothing is trained. The figure is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
@@ -137,7 +140,7 @@ def setting_text(document: dict[str, Any], rows: list[Row]) -> list[str]:
     return lines
 
 
-def notes_of(document: dict[str, Any], rows: list[Row]) -> list[str]:
+def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """What the reader has to know of the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
     paired = "Intervals are Student's t over seeds, each for itself: of 20 such, one is expected to miss. A difference "
@@ -153,7 +156,7 @@ def notes_of(document: dict[str, Any], rows: list[Row]) -> list[str]:
     return notes
 
 
-def command_of(settings: dict[str, Any], home: Path) -> str:
+def format_study_command(settings: dict[str, Any], home: Path) -> str:
     """The one command that makes the study again, elsewhere."""
     words = ["vitreous", "study", settings["name"]]
     for name in ("data", "scale", "seeds", "steps", "budget", "device", "precision"):
@@ -164,23 +167,27 @@ def command_of(settings: dict[str, Any], home: Path) -> str:
     return shlex.join([*words, "--out", str(home.parent)])
 
 
-def markdown(parts: dict[str, Any]) -> str:
+def render_study_markdown(parts: dict[str, Any]) -> str:
     """The page as Markdown, with its figure in a file beside it."""
     study: Study = parts["study"]
     head = [*parts["columns"], "verdict", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
-    lines += [*parts["setting"], "", row_text(head), row_text(["---"] * len(head))]
+    lines += [*parts["setting"], "", format_markdown_row(head), format_markdown_row(["---"] * len(head))]
     for row in parts["table"]:
         runs = " ".join(f"[{run['seed']}]({run['href']})" for run in row["runs"])
-        lines.append(row_text([*row["place"], *row["cells"], runs]))
+        lines.append(format_markdown_row([*row["place"], *row["cells"], runs]))
     if parts["figure"]:
         lines += ["", f"![{study.title}]({parts['figure']})"]
     lines += ["", *(f"- {note}" for note in parts["notes"])]
     if conclusion := parts["conclusion"]:
         lines += ["", f"## {conclusion['title']}", "", *(f"- {sentence}" for sentence in conclusion["sentences"])]
         if conclusion["rows"]:
-            lines += ["", row_text(conclusion["columns"]), row_text(["---"] * len(conclusion["columns"]))]
-            lines += [row_text(row) for row in conclusion["rows"]]
+            lines += [
+                "",
+                format_markdown_row(conclusion["columns"]),
+                format_markdown_row(["---"] * len(conclusion["columns"])),
+            ]
+            lines += [format_markdown_row(row) for row in conclusion["rows"]]
     for one in parts["pictures"]:
         lines += ["", f"![{one['title']}, {' '.join(one['place'])}]({one['file']})"]
     printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
@@ -188,6 +195,6 @@ def markdown(parts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def row_text(cells: list[str]) -> str:
+def format_markdown_row(cells: list[str]) -> str:
     """A row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.study import Cell, Chart, Place, Published, Setting, Study, change
+from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
 # Figure 5 of arXiv:2111.06377: the share of patches that MAE hides, by fine-tuning what it has learned.
-MASKS_RATIOS = (25, 50, 75, 90)  # per cent
+MASK_RATIOS = (25, 50, 75, 90)  # per cent
 
 
-def mask_cells(setting: Setting) -> tuple[Cell, ...]:
+def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """A ViT from scratch, and ViTs fine-tuned from masked autoencoders of every ratio."""
     published = setting.scale.name == "published"
     tuned = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
     learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
-    scratch = change(tuned, recipe="deit" if published else setting.recipe)
-    rows = [Cell(("none",), scratch)]
-    for ratio in MASKS_RATIOS:
-        before = Cell((), change(learned, settings={"objective.mask": f"{ratio / 100}"}))
+    scratch = update_options(tuned, recipe="deit" if published else setting.recipe)
+    rows = [StudyCell(("none",), scratch)]
+    for ratio in MASK_RATIOS:
+        before = StudyCell((), update_options(learned, settings={"objective.mask": f"{ratio / 100}"}))
         # fine-tuned as the model from scratch is trained: the weights to begin from are all that differs
         own = {"recipe": "mae-finetune"} if published else {}
-        rows.append(Cell((f"{ratio} %",), scratch, after={"init": before}, then=own))
+        rows.append(StudyCell((f"{ratio} %",), scratch, after={"init": before}, then=own))
     return tuple(rows)
 
 
-MASKS = Study(
+MASK_RATIO_STUDY = Study(
     "masks",
     "How many patches MAE hides",
     question="What share of the patches has a masked autoencoder to hide, for features that are worth fine-tuning?",
@@ -47,32 +47,34 @@ MASKS = Study(
 
 
 # DINO (arXiv:2104.14294, appendix D): the teacher's momentum and temperature, by k-NN of the features.
-MOMENTA = ("0.9", "0.99", "0.996")
-TEMPERATURES = ("0.02", "0.04", "0.07")
-DINO_USUAL = ("0.99", "0.04")
+TEACHER_MOMENTA = ("0.9", "0.99", "0.996")
+TEACHER_TEMPERATURES = ("0.02", "0.04", "0.07")
+DINO_DEFAULTS = ("0.99", "0.04")
 
 
-def dino_cells(setting: Setting) -> tuple[Cell, ...]:
+def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Momenta at the usual temperature, temperatures at the usual momentum."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
-    pairs = [(momentum, DINO_USUAL[1]) for momentum in MOMENTA]
-    pairs += [(DINO_USUAL[0], temperature) for temperature in TEMPERATURES if temperature != DINO_USUAL[1]]
+    pairs = [(momentum, DINO_DEFAULTS[1]) for momentum in TEACHER_MOMENTA]
+    pairs += [
+        (DINO_DEFAULTS[0], temperature) for temperature in TEACHER_TEMPERATURES if temperature != DINO_DEFAULTS[1]
+    ]
     rows = []
     for momentum, temperature in pairs:
         settings = {"schedules.momentum.start": momentum, "schedules.teacher-temperature.start": temperature}
         settings["schedules.teacher-temperature.end"] = temperature
-        rows.append(Cell((momentum, temperature), change(base, settings=settings)))
+        rows.append(StudyCell((momentum, temperature), update_options(base, settings=settings)))
     return tuple(rows)
 
 
-DINO = Study(
+DINO_TEACHER_STUDY = Study(
     "dino",
     "DINO's teacher",
     question="How fast may DINO's teacher follow its student, and how sharp has its answer to be?",
     source="arXiv:2104.14294, section 5 and appendix D",
     axes=("momentum", "temperature"),
     cells=dino_cells,
-    reference=DINO_USUAL,
+    reference=DINO_DEFAULTS,
     published=Published(
         "the recipe's momentum is 0.996 at 1024 images a step and its temperature 0.04; no number is repeated", {}
     ),
@@ -88,25 +90,29 @@ MAE_DEPTHS = (1, 2, 4, 8)
 MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
 
-def tuned(setting: Setting, place: str, settings: dict[str, str]) -> Cell:
+def mae_finetune_cell(setting: StudySetting, place: str, settings: dict[str, str]) -> StudyCell:
     """A ViT fine-tuned after masked autoencoding with other settings, as the model from scratch is trained."""
     published = setting.scale.name == "published"
     learned = setting.options(TrainOptions(recipe="mae", model="ViT-L/16"), recipe="mae")
     options = setting.options(TrainOptions(recipe="mae-finetune" if published else None, model="ViT-L/16"))
-    options = change(options, recipe="deit" if published else setting.recipe)
-    before = Cell((), change(learned, settings=settings))
+    options = update_options(options, recipe="deit" if published else setting.recipe)
+    before = StudyCell((), update_options(learned, settings=settings))
     own = {"recipe": "mae-finetune"} if published else {}
-    return Cell((place,), options, after={"init": before}, then=own)
+    return StudyCell((place,), options, after={"init": before}, then=own)
 
 
-def depth_cells(setting: Setting) -> tuple[Cell, ...]:
+def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Decoders of several depths."""
-    return tuple(tuned(setting, f"{depth}", {"objective.decoder-depth": f"{depth}"}) for depth in MAE_DEPTHS)
+    return tuple(
+        mae_finetune_cell(setting, f"{depth}", {"objective.decoder-depth": f"{depth}"}) for depth in MAE_DEPTHS
+    )
 
 
-def target_cells(setting: Setting) -> tuple[Cell, ...]:
+def target_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Pixels as they are, and with mean 0 and deviation 1 in each patch."""
-    return tuple(tuned(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items())
+    return tuple(
+        mae_finetune_cell(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items()
+    )
 
 
 MAE_DIFFERS = (
@@ -114,7 +120,7 @@ MAE_DIFFERS = (
     "few steps, and fine-tuning is that of a model from scratch; the decoder is as wide as the paper's, which is wide "
     "beside a small encoder."
 )
-MAE_DEPTH = Study(
+MAE_DECODER_STUDY = Study(
     "mae-decoder",
     "Depth of MAE's decoder",
     question="How deep has the decoder of a masked autoencoder to be?",
@@ -130,7 +136,7 @@ MAE_DEPTH = Study(
     differs=MAE_DIFFERS,
     chart=Chart("decoder blocks"),
 )
-MAE_TARGET = Study(
+MAE_TARGETS_STUDY = Study(
     "mae-targets",
     "What MAE restores",
     question="Should a masked autoencoder restore pixels, or pixels that are normalised in each patch?",
@@ -147,38 +153,38 @@ MAE_TARGET = Study(
 
 
 # Labels available: a ViT from scratch, and ViTs that learned without labels first, on shares of the labels.
-LABELS_SHARES = (1, 10, 100)  # per cent of the images with labels
-LABELS_FIRST = {"supervised": "", "MAE": "mae", "DINO": "dino"}
+LABEL_SHARES = (1, 10, 100)  # per cent of the images with labels
+LABELS_PRETRAINING = {"supervised": "", "MAE": "mae", "DINO": "dino"}
 
 
-def label_cells(setting: Setting) -> tuple[Cell, ...]:
+def label_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every way to begin, then training with labels on a share; what needs no labels learns from all images."""
     published = setting.scale.name == "published"
     scratch = setting.options(TrainOptions(recipe="deit", model="ViT-B/16"))
-    scratch = scratch if published else change(scratch, recipe=setting.recipe)
+    scratch = scratch if published else update_options(scratch, recipe=setting.recipe)
     tune = {"recipe": "mae-finetune"} if published else {}
     rows = []
-    for name, recipe in LABELS_FIRST.items():
+    for name, recipe in LABELS_PRETRAINING.items():
         after = {}
         if recipe:
-            after["init"] = Cell((), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe))
-        rows += [Cell((name, f"{share} %"), scratch, share / 100, after, then=tune) for share in LABELS_SHARES]
+            after["init"] = StudyCell((), setting.options(TrainOptions(recipe=recipe, model="ViT-B/16"), recipe=recipe))
+        rows += [StudyCell((name, f"{share} %"), scratch, share / 100, after, then=tune) for share in LABEL_SHARES]
     return tuple(rows)
 
 
-def from_scratch(place: Place) -> Place:
+def supervised_reference(place: AxisValues) -> AxisValues:
     """The ViT from scratch on the share of a place."""
     return "supervised", place[1]
 
 
-LABELS = Study(
+LABELS_STUDY = Study(
     "labels",
     "How many labels there are",
     question="What is learning without labels worth, when few or many images have labels?",
     source="arXiv:2111.06377 and arXiv:2104.14294",
     axes=("first", "labelled"),
     cells=label_cells,
-    reference=from_scratch,
+    reference=supervised_reference,
     published=Published("no table of these papers has these three beside each other on shares of ImageNet", {}),
     differs=(
         "Both parts of a row have as many steps as a row from scratch has in all, so that what was learned without "

@@ -3,33 +3,39 @@ the local views of DINO (arXiv:2104.14294)."""
 
 from __future__ import annotations
 
-from vitreous.apps.studies.measures import read_norms
-from vitreous.apps.studies.study import Cell, Chart, Measure, Published, Setting, Study, change
+from vitreous.apps.studies.measures import measure_norm_ratio
+from vitreous.apps.studies.study import Chart, Measure, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
-COUNTS = (0, 1, 4)
-VIEWS = (0, 2, 4, 8)
+REGISTER_COUNTS = (0, 1, 4)
+LOCAL_VIEW_COUNTS = (0, 2, 4, 8)
 
 
-def register_cells(setting: Setting) -> tuple[Cell, ...]:
+def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """DINO with so many registers; DINOv2 at the published scale."""
     published = setting.scale.name == "published"
     recipe = "dinov2" if published else "dino"
     base = setting.options(TrainOptions(recipe=recipe, model="ViT-L/16"), recipe=recipe)
-    return tuple(Cell((f"{count}",), change(base, settings={"model.registers": f"{count}"})) for count in COUNTS)
+    return tuple(
+        StudyCell((f"{count}",), update_options(base, settings={"model.registers": f"{count}"}))
+        for count in REGISTER_COUNTS
+    )
 
 
-def view_cells(setting: Setting) -> tuple[Cell, ...]:
+def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """DINO with so many local views beside the two global ones."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
-    return tuple(Cell((f"{count}",), change(base, settings={"views.locals": f"{count}"})) for count in VIEWS)
+    return tuple(
+        StudyCell((f"{count}",), update_options(base, settings={"views.locals": f"{count}"}))
+        for count in LOCAL_VIEW_COUNTS
+    )
 
 
-DIFFERS = (
+REGISTERS_DIFFERS = (
     "Artefacts appear in large models that were trained for long: the paper's DINOv2 has none below ViT-L. Runs of "
     "minutes of small models are no evidence against registers; the same command on a larger scale asks the question."
 )
-REGISTERS = Study(
+REGISTERS_STUDY = Study(
     "registers",
     "Features with registers",
     question="Do registers make features better?",
@@ -41,9 +47,9 @@ REGISTERS = Study(
         "k-NN accuracy on ImageNet of DINOv2's released ViT-L/14 without and with registers, distilled from ViT-g",
         {("0",): "83.5 %", ("4",): "83.8 %"},
     ),
-    differs=DIFFERS,
+    differs=REGISTERS_DIFFERS,
 )
-NORMS = Study(
+ARTEFACT_NORMS_STUDY = Study(
     "artefact-norms",
     "Patch tokens of large norm",
     question="Do registers take the place of patch tokens whose norm is far above the others'?",
@@ -56,11 +62,11 @@ NORMS = Study(
         "above 150, where most are below 100; with registers none has",
         {},
     ),
-    differs=DIFFERS
+    differs=REGISTERS_DIFFERS
     + " The figure is the largest norm of an image's patch tokens before the last norm, over their median.",
-    measure=Measure("norm_ratio", read_norms, "lower"),
+    measure=Measure("norm_ratio", measure_norm_ratio, "lower"),
 )
-CROPS = Study(
+DINO_CROPS_STUDY = Study(
     "dino-crops",
     "DINO's local views",
     question="How many local views does DINO need beside its two global ones?",
@@ -77,4 +83,4 @@ CROPS = Study(
     ),
     chart=Chart("local views"),
 )
-STUDIES = (REGISTERS, NORMS, CROPS)
+STUDIES = (REGISTERS_STUDY, ARTEFACT_NORMS_STUDY, DINO_CROPS_STUDY)

@@ -17,38 +17,50 @@ from vitreous.apps.studies import (
     vit_training,
 )
 from vitreous.apps.studies.study import Study
-from vitreous.errors import UsageError, nearest
+from vitreous.errors import UsageError, suggest_nearest
 
 STUDIES: dict[str, Study] = {
     study.name: study
     for study in (
         *transfer.STUDIES,
-        *(vit_training.REGULARISATION, vit_training.IMAGES, *fewshot.STUDIES, vit_training.COMPUTE, law.STUDY),
         *(
-            vit_design.POSITIONS,
-            vit_design.POOLING,
-            vit_design.SHAPE,
-            vit_training.OPTIMIZERS,
-            vit_design.AXIAL,
-            vit_design.PATCHES,
+            vit_training.REGULARISATION_STUDY,
+            vit_training.IMAGES_STUDY,
+            *fewshot.STUDIES,
+            vit_training.COMPUTE_STUDY,
+            law.SCALING_LAW_STUDY,
+        ),
+        *(
+            vit_design.POSITIONS_STUDY,
+            vit_design.POOLING_STUDY,
+            vit_design.SHAPE_STUDY,
+            vit_training.OPTIMIZERS_STUDY,
+            vit_design.AXIAL_STUDY,
+            vit_design.MASKED_PATCHES_STUDY,
         ),
         *(*learned.STUDIES, *speed.STUDIES),
         *(
-            deit.TEACHERS,
-            deit.AUGMENTATIONS,
-            pretraining.MASKS,
-            pretraining.MAE_DEPTH,
-            pretraining.MAE_TARGET,
-            pretraining.DINO,
+            deit.TEACHERS_STUDY,
+            deit.AUGMENTATIONS_STUDY,
+            pretraining.MASK_RATIO_STUDY,
+            pretraining.MAE_DECODER_STUDY,
+            pretraining.MAE_TARGETS_STUDY,
+            pretraining.DINO_TEACHER_STUDY,
             *registers.STUDIES,
         ),
-        *(pretraining.LABELS, vit_training.RESOLUTION, fewer_tokens.DROPOUT, fewer_tokens.MERGING, generators.STUDY),
+        *(
+            pretraining.LABELS_STUDY,
+            vit_training.RESOLUTION_STUDY,
+            fewer_tokens.PATCH_DROPOUT_STUDY,
+            fewer_tokens.TOKEN_MERGING_STUDY,
+            generators.DIT_STUDY,
+        ),
     )
 }
 
 
-def find(name: str) -> Study:
+def get_study(name: str) -> Study:
     """The study of that name. Raises UsageError with the nearest."""
     if name not in STUDIES:
-        raise UsageError(f"unknown study {name}", nearest(name, STUDIES) or "`vitreous study` lists them")
+        raise UsageError(f"unknown study {name}", suggest_nearest(name, STUDIES) or "`vitreous study` lists them")
     return STUDIES[name]

@@ -15,17 +15,17 @@ import numpy as np
 
 from vitreous.errors import DataError
 
-HUBER = 1e-3  # of a residual in log L, from where the loss is linear
+HUBER_WIDTH = 1e-3  # of a residual in log L, from where the loss is linear
 #: starts of log E, log A and log B in units of the data, of a and of b
-STARTS = ((-2.0, -0.5), (-1.0, 1.0), (-1.0, 1.0), (0.2, 0.6, 1.0), (0.2, 0.6, 1.0))
-NAMES = ("E", "A", "B", "a", "b")
-LEAST = 6  # runs: one more than numbers to fit
-DRAWS = 200  # of the bootstrap
-WIDE = 0.3  # width of an interval of an exponent, from which a law is not to be extrapolated
+FIT_STARTS = ((-2.0, -0.5), (-1.0, 1.0), (-1.0, 1.0), (0.2, 0.6, 1.0), (0.2, 0.6, 1.0))
+LAW_PARAMETERS = ("E", "A", "B", "a", "b")
+MIN_FIT_RUNS = 6  # runs: one more than numbers to fit
+BOOTSTRAP_DRAWS = 200  # of the bootstrap
+MAX_EXPONENT_WIDTH = 0.3  # width of an interval of an exponent, from which a law is not to be extrapolated
 
 
 @dataclass(frozen=True)
-class Law:
+class ScalingLaw:
     """The five numbers of L(N, D) = E + A / N^a + B / D^b, all above 0."""
 
     E: float
@@ -36,7 +36,7 @@ class Law:
     b: float
 
     @classmethod
-    def from_row(cls, row: np.ndarray | tuple[float, ...]) -> Law:
+    def from_row(cls, row: np.ndarray | tuple[float, ...]) -> ScalingLaw:
         """The law of (5,) numbers in the order of NAMES."""
         E, A, B, a, b = row
         return cls(E, A, B, a, b=b)
@@ -57,10 +57,10 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ScalingLawFit:
     """A law, the bootstrap's laws, (K, 5), the error on runs that were held out, and what the data cannot tell."""
 
-    law: Law
+    law: ScalingLaw
     draws: np.ndarray
     residual: float  # root mean square of log L of the runs that were fitted
     held_out: np.ndarray  # (m, 2): L as measured and as predicted
@@ -69,12 +69,12 @@ class Fit:
 
     def interval(self, name: str, level: float = 0.95) -> tuple[float, float]:
         """The interval of one of E, A, B, a, b."""
-        low, high = np.quantile(self.draws[:, NAMES.index(name)], [(1 - level) / 2, (1 + level) / 2])
+        low, high = np.quantile(self.draws[:, LAW_PARAMETERS.index(name)], [(1 - level) / 2, (1 + level) / 2])
         return float(low), float(high)
 
     def predicted(self, parameters: float, samples: float, level: float = 0.95) -> tuple[float, float, float]:
         """L for N and D by the law, and the ends of its interval over the bootstrap's laws."""
-        losses = [float(Law.from_row(row).loss(np.array(parameters), np.array(samples))) for row in self.draws]
+        losses = [float(ScalingLaw.from_row(row).loss(np.array(parameters), np.array(samples))) for row in self.draws]
         low, high = np.quantile(losses, [(1 - level) / 2, (1 + level) / 2])
         return float(self.law.loss(np.array(parameters), np.array(samples))), float(low), float(high)
 
@@ -91,9 +91,9 @@ def fit_law(
     samples: Sequence[float],
     losses: Sequence[float],
     hold_out: float = 0.0,
-    draws: int = DRAWS,
+    draws: int = BOOTSTRAP_DRAWS,
     seed: int = 0,
-) -> Fit:
+) -> ScalingLawFit:
     """Fit the law to runs, (n,) N, (n,) D and (n,) L each; the share `hold_out` of them, those of the most compute N D,
     is predicted, not fitted. Intervals are of a bootstrap over the residuals in log L.
 
@@ -103,48 +103,52 @@ def fit_law(
     table = np.stack([np.asarray(one, np.float64) for one in (parameters, samples, losses)], 1)
     order = np.argsort(table[:, 0] * table[:, 1], kind="stable")
     fitted, outside = np.split(table[order], [len(table) - round(hold_out * len(table))])
-    check_runs(fitted)
+    check_fit_runs(fitted)
     scale = np.exp(np.log(fitted).mean(0))
     own = np.log(fitted / scale)
-    starts = np.array(list(product(*STARTS)))
-    best = minimise(own, starts)
-    errors = own[:, 2] - log_loss(best, own)
+    starts = np.array(list(product(*FIT_STARTS)))
+    best = minimise_huber_loss(own, starts)
+    errors = own[:, 2] - predict_log_loss(best, own)
     # the law passes nearly through as many runs as it has numbers, and takes part of the others' noise into them
-    free = errors[np.argsort(np.abs(errors))[len(NAMES) :]]
+    free = errors[np.argsort(np.abs(errors))[len(LAW_PARAMETERS) :]]
     spread = free * np.sqrt(len(own) / len(free))
     generator, laws = np.random.default_rng(seed), []
     for _ in range(draws):
         drawn = own.copy()
-        drawn[:, 2] = log_loss(best, own) + generator.choice(spread, len(own))
-        laws.append(in_units(minimise(drawn, best[None]), scale))
-    law = Law.from_row(in_units(best, scale))
+        drawn[:, 2] = predict_log_loss(best, own) + generator.choice(spread, len(own))
+        laws.append(unscale_parameters(minimise_huber_loss(drawn, best[None]), scale))
+    law = ScalingLaw.from_row(unscale_parameters(best, scale))
     predicted = law.loss(outside[:, 0], outside[:, 1])
     table_out = np.stack([outside[:, 2], predicted], 1)
-    fit = Fit(law, np.array(laws).reshape(-1, len(NAMES)), float(np.sqrt((errors**2).mean())), table_out, doubts=())
-    return Fit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=doubts_of(fit, fitted))
+    fit = ScalingLawFit(
+        law, np.array(laws).reshape(-1, len(LAW_PARAMETERS)), float(np.sqrt((errors**2).mean())), table_out, doubts=()
+    )
+    return ScalingLawFit(fit.law, fit.draws, fit.residual, fit.held_out, doubts=describe_doubts(fit, fitted))
 
 
-def check_runs(fitted: np.ndarray) -> None:
+def check_fit_runs(fitted: np.ndarray) -> None:
     """(n, 3) N, D, L. Raises DataError for runs that no law can be fitted to."""
     if not (np.isfinite(fitted).all() and (fitted > 0).all()):
         raise DataError("parameters, samples and losses have to be above 0 and finite", "leave out runs that diverged")
-    if len(fitted) < LEAST:
-        raise DataError(f"{len(fitted)} runs cannot tell five numbers", f"make {LEAST} or more, of several sizes")
+    if len(fitted) < MIN_FIT_RUNS:
+        raise DataError(
+            f"{len(fitted)} runs cannot tell five numbers", f"make {MIN_FIT_RUNS} or more, of several sizes"
+        )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(fitted[:, column])) < 3:
             raise DataError(f"fewer than three values of the {name} tell no exponent", "vary both, in a grid")
 
 
-def log_loss(theta: np.ndarray, own: np.ndarray) -> np.ndarray:
+def predict_log_loss(theta: np.ndarray, own: np.ndarray) -> np.ndarray:
     """(5,) log E, log A, log B, log a, log b and (n, 3) log N, log D, log L -> (n,) log L of the law."""
     e, a, b, alpha, beta = theta[0], theta[1], theta[2], np.exp(theta[3]), np.exp(theta[4])
     return np.logaddexp(np.logaddexp(a - alpha * own[:, 0], b - beta * own[:, 1]), e)
 
 
-def objective(theta: np.ndarray, own: np.ndarray) -> tuple[float, np.ndarray]:
+def huber_objective(theta: np.ndarray, own: np.ndarray) -> tuple[float, np.ndarray]:
     """The Huber loss of the residuals over runs (n, 3), in units of its width, and its gradient (5,)."""
-    predicted = log_loss(theta, own)
-    x = (predicted - own[:, 2]) / HUBER
+    predicted = predict_log_loss(theta, own)
+    x = (predicted - own[:, 2]) / HUBER_WIDTH
     alpha, beta = np.exp(theta[3]), np.exp(theta[4])
     parts = np.exp(
         np.stack([np.full(len(own), theta[0]), theta[1] - alpha * own[:, 0], theta[2] - beta * own[:, 1]], 1)
@@ -153,34 +157,34 @@ def objective(theta: np.ndarray, own: np.ndarray) -> tuple[float, np.ndarray]:
     jacobian = np.column_stack([parts, -alpha * own[:, 0] * parts[:, 1], -beta * own[:, 1] * parts[:, 2]])
     slope = np.clip(x, -1, 1)
     value = np.where(np.abs(x) <= 1, 0.5 * x * x, np.abs(x) - 0.5).sum()
-    return float(value) * HUBER, slope @ jacobian
+    return float(value) * HUBER_WIDTH, slope @ jacobian
 
 
-def minimise(own: np.ndarray, starts: np.ndarray) -> np.ndarray:
+def minimise_huber_loss(own: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """(n, 3) log N, log D, log L and (s, 5) starts -> (5,) of the least loss that L-BFGS finds from any of them."""
     from scipy.optimize import minimize
 
     bounds = [(-20.0, 5.0)] * 3 + [(np.log(0.01), np.log(5.0))] * 2
     tries = [
-        minimize(objective, start, (own,), "L-BFGS-B", jac=True, bounds=bounds, options={"maxiter": 500})
+        minimize(huber_objective, start, (own,), "L-BFGS-B", jac=True, bounds=bounds, options={"maxiter": 500})
         for start in starts
     ]
     return min(tries, key=lambda found_minimum: found_minimum.fun).x
 
 
-def in_units(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...]:
+def unscale_parameters(theta: np.ndarray, scale: np.ndarray) -> tuple[float, ...]:
     """(5,) as fitted to N, D and L over their geometric means (3,) -> E, A, B, a, b."""
     e, a, b = np.exp(theta[:3]) * scale[2]
     alpha, beta = np.exp(theta[3:])
     return float(e), float(a * scale[0] ** alpha), float(b * scale[1] ** beta), float(alpha), float(beta)
 
 
-def doubts_of(fit: Fit, fitted: np.ndarray) -> tuple[str, ...]:
+def describe_doubts(fit: ScalingLawFit, fitted: np.ndarray) -> tuple[str, ...]:
     """What the runs (n, 3) cannot tell, a sentence each."""
     doubts = []
     for name, column, subject in (("a", 0, "parameters"), ("b", 1, "samples")):
         low, high = fit.interval(name)
-        if high - low > WIDE:
+        if high - low > MAX_EXPONENT_WIDTH:
             ratio = fitted[:, column].max() / fitted[:, column].min()
             doubts.append(
                 f"the exponent {name} is between {low:.2f} and {high:.2f}: {subject} that differ by a factor of "
@@ -195,7 +199,7 @@ def doubts_of(fit: Fit, fitted: np.ndarray) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Profile:
+class IsoflopProfile:
     """An isoFLOP profile: the N of the least loss among runs of one budget C, by a parabola in log N; None where the
     smallest or the largest model is the best, so that no minimum lies between."""
 
@@ -205,24 +209,24 @@ class Profile:
     runs: int
 
 
-def isoflop_profiles(
+def fit_isoflop_profiles(
     parameters: Sequence[float], flops: Sequence[float], losses: Sequence[float], tolerance: float = 0.1
-) -> list[Profile]:
+) -> list[IsoflopProfile]:
     """(n,) N, C and L of runs -> a profile for each budget of three runs or more whose C differ by less than the
     `tolerance` (arXiv:2203.15556, section 3.2)."""
     table = np.stack([np.asarray(one, np.float64) for one in (parameters, flops, losses)], 1)
     table = table[np.argsort(table[:, 1], kind="stable")]
     steps = np.flatnonzero(np.diff(np.log(table[:, 1])) > np.log1p(tolerance)) + 1
     groups = np.split(table, steps)
-    return [profile_of(group) for group in groups if len(np.unique(group[:, 0])) >= 3]
+    return [fit_isoflop_profile(group) for group in groups if len(np.unique(group[:, 0])) >= 3]
 
 
-def profile_of(group: np.ndarray) -> Profile:
+def fit_isoflop_profile(group: np.ndarray) -> IsoflopProfile:
     """(n, 3) N, C, L of one budget -> its profile."""
     x, y = np.log(group[:, 0]), group[:, 2]
     budget = float(np.exp(np.log(group[:, 1]).mean()))
     curve, slope, level = np.polyfit(x - x.mean(), y, 2)
     lowest = -slope / (2 * curve) if curve > 0 else np.inf
     if not x.min() < lowest + x.mean() < x.max():
-        return Profile(budget, None, None, len(group))
-    return Profile(budget, float(np.exp(lowest + x.mean())), float(level - slope**2 / (4 * curve)), len(group))
+        return IsoflopProfile(budget, None, None, len(group))
+    return IsoflopProfile(budget, float(np.exp(lowest + x.mean())), float(level - slope**2 / (4 * curve)), len(group))

@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.measures import device_of, read_batches, read_speed
-from vitreous.apps.studies.study import Cell, Chart, Measure, Place, Published, Reading, Setting, Study, Subject
+from vitreous.apps.studies.measures import measure_largest_batch, measure_throughput, pick_run_device
+from vitreous.apps.studies.study import (
+    AxisValues,
+    Chart,
+    Measure,
+    MeasuredRun,
+    Measurement,
+    Published,
+    Study,
+    StudyCell,
+    StudySetting,
+)
 from vitreous.recipes.options import TrainOptions
 
-MODELS = {
+SPEED_MODELS = {
     "small": ("BiT-R50x1", "ViT-S/32", "ViT-S/16"),
     "gpu": ("BiT-R50x1", "BiT-R152x2", "ViT-B/32", "ViT-B/16", "ViT-L/32"),
     "published": ("BiT-R50x1", "BiT-R50x2", "ViT-B/32", "ViT-L/32", "ViT-B/16", "ViT-L/16", "ViT-H/14", "BiT-R152x4"),
 }
-PROCESSOR, GPU = (64, 128, 224), (64, 128, 224, 384, 512)  # sides in pixels; of a GPU those of the paper
-SECONDS = 20.0  # that a model is measured for on a processor, over all sizes; on a GPU three times as long
+CPU_IMAGE_SIZES, GPU_IMAGE_SIZES = (
+    (64, 128, 224),
+    (64, 128, 224, 384, 512),
+)  # sides in pixels; of a GPU those of the paper
+CPU_SECONDS_PER_MODEL = (
+    20.0  # that a model is measured for on a processor, over all sizes; on a GPU three times as long
+)
 
 
-def cells(setting: Setting) -> tuple[Cell, ...]:
+def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Models of several sizes, as they are drawn."""
-    return tuple(Cell((name,), TrainOptions(model=name, image_size=224)) for name in MODELS[setting.scale.name])
+    return tuple(
+        StudyCell((name,), TrainOptions(model=name, image_size=224)) for name in SPEED_MODELS[setting.scale.name]
+    )
 
 
-def read_rates(subject: Subject) -> list[Reading]:
+def measure_throughput_by_size(subject: MeasuredRun) -> list[Measurement]:
     """Images a second by the size of images."""
-    alone = device_of(subject) == "cpu"
-    return read_speed(subject, PROCESSOR if alone else GPU, SECONDS if alone else 3 * SECONDS)
+    alone = pick_run_device(subject) == "cpu"
+    return measure_throughput(
+        subject,
+        CPU_IMAGE_SIZES if alone else GPU_IMAGE_SIZES,
+        CPU_SECONDS_PER_MODEL if alone else 3 * CPU_SECONDS_PER_MODEL,
+    )
 
 
-def read_largest(subject: Subject) -> list[Reading]:
+def measure_largest_batch_by_size(subject: MeasuredRun) -> list[Measurement]:
     """Images in the largest batch by the size of images."""
-    return read_batches(subject, PROCESSOR if device_of(subject) == "cpu" else GPU)
+    return measure_largest_batch(subject, CPU_IMAGE_SIZES if pick_run_device(subject) == "cpu" else GPU_IMAGE_SIZES)
 
 
-def resnet(place: Place) -> Place:
+def resnet_reference(place: AxisValues) -> AxisValues:
     """The smallest ResNet at the size of a place."""
     return "BiT-R50x1", place[1]
 
 
-SPEED = Study(
+SPEED_STUDY = Study(
     "speed",
     "Speed against the size of images",
     question="Are ViTs as fast as ResNets, and from what size of images on do they fall behind?",
     source="arXiv:2010.11929, D.5 and Figure 12, left",
     axes=("model", "image size"),
-    cells=cells,
-    reference=resnet,
+    cells=speed_cells,
+    reference=resnet_reference,
     published=Published(
         "Figure 12 has curves of the best batch on a TPUv3 core and no table: ViTs are about as fast as ResNets, and "
         "the square of the number of tokens only begins to show for the largest models on the largest images",
@@ -55,16 +76,16 @@ SPEED = Study(
         "Sizes that take longer than the time for a model are left out."
     ),
     chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    measure=Measure("fastest_rate", read_rates, trained=False),
+    measure=Measure("fastest_rate", measure_throughput_by_size, trained=False),
 )
-BATCH = Study(
+LARGEST_BATCH_STUDY = Study(
     "largest-batch",
     "Largest batch against the size of images",
     question="How many images does the memory hold at once, of ViTs and of ResNets?",
     source="arXiv:2010.11929, D.5 and Figure 12, right",
     axes=("model", "image size"),
-    cells=cells,
-    reference=resnet,
+    cells=speed_cells,
+    reference=resnet_reference,
     published=Published(
         "Figure 12 has curves and no table: large ViTs need less memory than ResNets of their accuracy", {}
     ),
@@ -74,6 +95,6 @@ BATCH = Study(
         "4096: it moves with the memory that is free."
     ),
     chart=Chart("image size", "model", logarithmic=True, logarithmic_y=True),
-    measure=Measure("largest_batch", read_largest, trained=False),
+    measure=Measure("largest_batch", measure_largest_batch_by_size, trained=False),
 )
-STUDIES = (SPEED, BATCH)
+STUDIES = (SPEED_STUDY, LARGEST_BATCH_STUDY)

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import scipy
 
-LEVEL = 0.95  # of every interval
+CONFIDENCE_LEVEL = 0.95  # of every interval
 
 Verdict = Literal["higher", "lower", "cannot be told"]
 
@@ -35,7 +35,7 @@ class Estimate:
         return "higher" if self.mean > 0 else "lower"
 
 
-def estimate_mean(values: Sequence[float], level: float = LEVEL) -> Estimate:
+def estimate_mean(values: Sequence[float], level: float = CONFIDENCE_LEVEL) -> Estimate:
     """The mean of values, (n,), with Student's t interval: mean +- t s / sqrt(n), s with n - 1, t of n - 1 degrees.
 
     It assumes that values of different seeds are independent and nearly normal. Raises ValueError for no value.
@@ -51,7 +51,9 @@ def estimate_mean(values: Sequence[float], level: float = LEVEL) -> Estimate:
     return Estimate(mean, (mean - half, mean + half), count)
 
 
-def estimate_difference(first: dict[int, float], second: dict[int, float], level: float = LEVEL) -> Estimate | None:
+def estimate_difference(
+    first: dict[int, float], second: dict[int, float], level: float = CONFIDENCE_LEVEL
+) -> Estimate | None:
     """The mean of second - first over the seeds that both have, {seed: value}, with the interval of a paired t test.
 
     Runs of one seed share their weights' draws and the order of the images, as far as their models allow; a difference

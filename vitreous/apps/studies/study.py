@@ -12,13 +12,13 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from vitreous.progress import Listener, NullListener
+from vitreous.progress import NullListener, ProgressListener
 from vitreous.recipes.options import TrainOptions
 
 ScaleName = Literal["small", "gpu", "published"]
-Place = tuple[str, ...]  # a value on each axis of a table
+AxisValues = tuple[str, ...]  # a value on each axis of a table
 #: names for people of the figures that studies measure
-FIGURES = {
+STUDY_METRIC_LABELS = {
     "fewshot_top1": "few-shot top-1",
     "merged_top1": "top-1",
     "variance_share": "share of the filters' variance",
@@ -29,7 +29,7 @@ FIGURES = {
     "fastest_rate": "images a second",
     "largest_batch": "images in the largest batch",
 }
-LARGE = 64  # pixels: larger pictures are scaled to it, but at the published scale
+MAX_IMAGE_SIZE = 64  # pixels: larger pictures are scaled to it, but at the published scale
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scale:
     """How large the runs of a study are: `steps` of `batch_size` images by a ViT of `width` and `depth`, on `seeds`.
 
     Of the published scale the model, the length and everything else are the recipe's, and `steps` is 0. `data`: a set
-    of `recipes.recipe.SETS`, by which the cost is counted where no data are named.
+    of `recipes.recipe.REFERENCE_DATASETS`, by which the cost is counted where no data are named.
     """
 
     name: ScaleName
@@ -63,7 +63,7 @@ SCALES: dict[str, Scale] = {
 
 
 @dataclass(frozen=True)
-class OtherSet:
+class OtherDataset:
     """A data set beside that of the study, as `train` takes it, with the name and the group that a table has."""
 
     name: str
@@ -72,12 +72,12 @@ class OtherSet:
 
 
 @dataclass(frozen=True)
-class Setting:
+class StudySetting:
     """What a study's cells depend on: the scale, the side of the images in pixels, and the other data sets."""
 
     scale: Scale
     side: int
-    others: tuple[OtherSet, ...] = ()
+    others: tuple[OtherDataset, ...] = ()
 
     @property
     def patch(self) -> int:
@@ -97,20 +97,20 @@ class Setting:
     def options(self, published: TrainOptions, **changes: Any) -> TrainOptions:
         """Options of the scale's runs, with changes; of the published scale those of `published`."""
         if self.scale.name == "published":
-            return change(published, **changes)
-        side = LARGE if self.side > LARGE else None
+            return update_options(published, **changes)
+        side = MAX_IMAGE_SIZE if self.side > MAX_IMAGE_SIZE else None
         own = TrainOptions(model=self.vit(), steps=self.scale.steps, batch_size=self.scale.batch_size, image_size=side)
-        return change(own, **changes)
+        return update_options(own, **changes)
 
 
-def change(options: TrainOptions, **changes: Any) -> TrainOptions:
+def update_options(options: TrainOptions, **changes: Any) -> TrainOptions:
     """Options with other values; `settings`, {path: words}, are added to those that there are."""
     settings = options.settings | {path: words.split() for path, words in changes.pop("settings", {}).items()}
     return replace(options, **changes, settings=settings)
 
 
 @dataclass(frozen=True)
-class Cell:
+class StudyCell:
     """A cell of a table: its place on the axes, and the options of its runs, one run a seed.
 
     `share` of the training images are learned from, those of smaller shares among them. `after`: cells that are
@@ -119,10 +119,10 @@ class Cell:
     set than the study's.
     """
 
-    place: Place
+    place: AxisValues
     options: TrainOptions
     share: float = 1.0
-    after: dict[str, Cell] = field(default_factory=dict)
+    after: dict[str, StudyCell] = field(default_factory=dict)
     _: KW_ONLY
     then: dict[str, Any] = field(default_factory=dict)
     data: str = ""
@@ -145,19 +145,19 @@ class Chart:
 
 
 @dataclass(frozen=True)
-class Subject:
+class MeasuredRun:
     """A run to be measured: its folder, its settings (`training.run.Run`) and seed, the other data sets of the study,
     and a folder for what is drawn of it. Of a model that is not trained there is no folder."""
 
     folder: Path | None
     run: Any
     seed: int
-    others: tuple[OtherSet, ...]
+    others: tuple[OtherDataset, ...]
     _: KW_ONLY
     album: Path
     device: str = "auto"
     precision: Any = "auto"
-    listener: Listener = field(default_factory=NullListener)
+    listener: ProgressListener = field(default_factory=NullListener)
 
     @property
     def home(self) -> Path:
@@ -168,11 +168,11 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Reading:
+class Measurement:
     """A figure of a run: what its place has beside that of the run's cell, its value, None where there is none, and
     quantities that a figure may have as its axis."""
 
-    place: Place
+    place: AxisValues
     value: float | None
     measured: dict[str, float] = field(default_factory=dict)
 
@@ -183,7 +183,7 @@ class Measure:
     `higher` is better. `trained`: False for models as they are drawn, of which nothing is trained."""
 
     figure: str
-    read: Callable[[Subject], list[Reading]]
+    read: Callable[[MeasuredRun], list[Measurement]]
     better: Literal["higher", "lower"] = "higher"
     trained: bool = True
 
@@ -206,7 +206,7 @@ class Published:
     """Published numbers by their place in the table, as they were printed, and what they are of."""
 
     of: str
-    values: dict[Place, str]
+    values: dict[AxisValues, str]
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Study:
     `cells` gives the cells for a setting. `reference` is the place that others are compared with; a function of a place
     where it is not the same for all. `differs` says in what small runs differ from the published ones, and why.
     `measure`: what is measured of runs, `figure`: the key of another figure than the leading one, `conclude`: what
-    follows from the rows (`tables.Row`). `others`: it needs other data sets; `groups` of them, each a folder.
+    follows from the rows (`tables.TableRow`). `others`: it needs other data sets; `groups` of them, each a folder.
     """
 
     name: str
@@ -225,8 +225,8 @@ class Study:
     source: str
     _: KW_ONLY
     axes: tuple[str, ...]
-    cells: Callable[[Setting], tuple[Cell, ...]]
-    reference: Place | Callable[[Place], Place]
+    cells: Callable[[StudySetting], tuple[StudyCell, ...]]
+    reference: AxisValues | Callable[[AxisValues], AxisValues]
     published: Published
     differs: str
     chart: Chart = Chart()
@@ -246,16 +246,16 @@ class Study:
         """Whether its models are trained."""
         return self.measure is None or self.measure.trained
 
-    def reference_of(self, place: Place) -> Place:
+    def get_reference(self, place: AxisValues) -> AxisValues:
         """The place that a place is compared with."""
         return self.reference(place) if callable(self.reference) else self.reference
 
 
-def with_parents(cells: tuple[Cell, ...]) -> list[Cell]:
+def order_with_parents(cells: tuple[StudyCell, ...]) -> list[StudyCell]:
     """Cells and all that are trained before them, each once, what comes first before what needs it."""
-    ordered: list[Cell] = []
+    ordered: list[StudyCell] = []
 
-    def visit(cell: Cell) -> None:
+    def visit(cell: StudyCell) -> None:
         for parent in cell.after.values():
             visit(parent)
         if cell not in ordered:
@@ -266,6 +266,6 @@ def with_parents(cells: tuple[Cell, ...]) -> list[Cell]:
     return sorted(ordered, key=lambda cell: cell.level)
 
 
-def places(cells: tuple[Cell, ...]) -> Iterator[Place]:
+def list_table_cells(cells: tuple[StudyCell, ...]) -> Iterator[AxisValues]:
     """The places of the cells that are in the table."""
     return (cell.place for cell in cells if cell.place)

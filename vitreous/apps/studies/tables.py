@@ -8,17 +8,25 @@ from typing import Any
 
 from vitreous.apps.studies.factory import StudyRun
 from vitreous.apps.studies.statistics import Estimate, estimate_difference, estimate_mean
-from vitreous.apps.studies.study import Place, Study
-from vitreous.tasks.report import leading_of
+from vitreous.apps.studies.study import AxisValues, Study
+from vitreous.tasks.report import get_leading_key
 
-MEASURED = ("parameters", "exaflops", "wall_seconds", "images_per_second", "peak_memory_bytes", "steps", "samples")
+SUMMARY_QUANTITIES = (
+    "parameters",
+    "exaflops",
+    "wall_seconds",
+    "images_per_second",
+    "peak_memory_bytes",
+    "steps",
+    "samples",
+)
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """One run: the leading figure of its validation images, None where its loss was not finite."""
 
-    place: Place
+    place: AxisValues
     seed: int
     folder: str
     figure: str
@@ -30,16 +38,16 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A place of the table. `difference` is to the reference, of the same seeds; None for the reference itself."""
 
-    place: Place
+    place: AxisValues
     values: dict[int, float]
     failed: int
     mean: Estimate | None
     _: KW_ONLY
     difference: Estimate | None
-    reference: Place | None
+    reference: AxisValues | None
     published: str | None
     measured: dict[str, float | None]
     runs: list[str]
@@ -58,15 +66,18 @@ class Row:
         return self.difference.verdict
 
 
-def read_result(one: StudyRun, figure: str = "") -> Result:
+def read_run_result(one: StudyRun, figure: str = "") -> RunResult:
     """The leading figure of a complete run, or the one named, of which less is better."""
     summary = json.loads(one.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
     better = "lower" if figure else val.get("better", "higher")
-    figure = figure or (leading_of(val) if val else "")
+    figure = figure or (get_leading_key(val) if val else "")
     value = val.get(figure) if "failure" not in summary else None
-    measured: dict[str, float | None] = {**{name: summary.get(name) for name in MEASURED}, "samples": one.run.total}
-    return Result(
+    measured: dict[str, float | None] = {
+        **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
+        "samples": one.run.total,
+    }
+    return RunResult(
         one.cell.place,
         one.seed,
         folder=str(one.folder.path),
@@ -78,23 +89,25 @@ def read_result(one: StudyRun, figure: str = "") -> Result:
     )
 
 
-def tabulate(study: Study, results: list[Result]) -> list[Row]:
+def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
     """The rows of a study, in the order of its cells."""
-    values: dict[Place, dict[int, float]] = {}
+    values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
         known = values.setdefault(result.place, {})
         if result.value is not None:
             known[result.seed] = result.value
-    return [make_row(study, place, values, [one for one in results if one.place == place]) for place in values]
+    return [build_table_row(study, place, values, [one for one in results if one.place == place]) for place in values]
 
 
-def make_row(study: Study, place: Place, values: dict[Place, dict[int, float]], results: list[Result]) -> Row:
+def build_table_row(
+    study: Study, place: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
+) -> TableRow:
     """One row, of the results at its place."""
-    own, reference = values[place], study.reference_of(place)
+    own, reference = values[place], study.get_reference(place)
     pair = estimate_difference(values.get(reference, {}), own) if reference != place else None
     names = dict.fromkeys(name for result in results for name in result.measured)
-    measured = {name: mean_of([result.measured.get(name) for result in results]) for name in names}
-    return Row(
+    measured = {name: mean_or_none([result.measured.get(name) for result in results]) for name in names}
+    return TableRow(
         place,
         own,
         failed=sum(result.value is None for result in results),
@@ -107,19 +120,19 @@ def make_row(study: Study, place: Place, values: dict[Place, dict[int, float]], 
     )
 
 
-def mean_of(values: list[float | None]) -> float | None:
+def mean_or_none(values: list[float | None]) -> float | None:
     """The mean of what was measured; None where nothing was."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def columns_of(study: Study) -> list[str]:
+def list_columns(study: Study) -> list[str]:
     """The names of the columns of a study's document."""
     return [*study.axes, "mean", "interval", "seeds", "difference", "difference interval", "verdict", "published"]
 
 
-def plain_rows(rows: list[Row]) -> list[list[Any]]:
-    """The rows in the order of `columns_of`, as JSON has them."""
+def rows_to_lists(rows: list[TableRow]) -> list[list[Any]]:
+    """The rows in the order of `list_columns`, as JSON has them."""
     table = []
     for row in rows:
         mean, pair = row.mean, row.difference
@@ -128,6 +141,6 @@ def plain_rows(rows: list[Row]) -> list[list[Any]]:
     return table
 
 
-def document_of(row: Row) -> dict[str, Any]:
+def row_to_dict(row: TableRow) -> dict[str, Any]:
     """A row with everything that was measured."""
     return asdict(row) | {"values": {str(seed): value for seed, value in row.values.items()}, "verdict": row.verdict}

@@ -6,13 +6,28 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from vitreous.apps.studies.study import Cell, Conclusion, OtherSet, Place, Published, Setting, Study, change
+from vitreous.apps.studies.study import (
+    AxisValues,
+    Conclusion,
+    OtherDataset,
+    Published,
+    Study,
+    StudyCell,
+    StudySetting,
+    update_options,
+)
 from vitreous.recipes.options import TrainOptions
 
 #: sets of the paper, by group of VTAB where they are of it, and the recipe that fine-tunes on them
-PAPER = {"ImageNet": "imagenet", "CIFAR-10": "cifar", "CIFAR-100": "cifar", "Pets": "pets", "Flowers": "flowers"}
-MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
-SCRATCH = "from scratch"
+PAPER_RECIPES = {
+    "ImageNet": "imagenet",
+    "CIFAR-10": "cifar",
+    "CIFAR-100": "cifar",
+    "Pets": "pets",
+    "Flowers": "flowers",
+}
+TRANSFER_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")
+SCRATCH_LABEL = "from scratch"
 #: after JFT-300M at 384 pixels (Table 5), in the order of MODELS
 TABLE_5 = {
     "CIFAR-10": "99.00 98.61 99.38 99.19 99.50",
@@ -21,87 +36,96 @@ TABLE_5 = {
     "Flowers": "99.56 99.27 99.56 99.45 99.68",
     "Pets": "95.80 93.40 97.11 95.83 97.56",
 }
-PUBLISHED = {
+TRANSFER_PUBLISHED = {
     (model, name): f"{value} %"
     for name, values in TABLE_5.items()
-    for model, value in zip(MODELS, values.split(), strict=True)
+    for model, value in zip(TRANSFER_MODELS, values.split(), strict=True)
 }
 #: means of the groups of Table 9, of its printed numbers
-GROUPS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7", "63.0")}
+GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7", "63.0")}
 
 
-def pretrained(setting: Setting) -> dict[str, Cell]:
+def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
     """What is trained first, on the study's data, by the name of the model."""
     if setting.scale.name == "published":
-        return {name: Cell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in MODELS}
+        return {
+            name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS
+        }
     base = setting.options(TrainOptions())
     half = max(32, setting.scale.width // 2 // 32 * 32)
     sizes = {"model.blocks": "1 1", "model.width": "16"}
-    resnet = change(base, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
+    resnet = update_options(base, model="BiT-R50x1", optimizer="adamw", lr=1e-3, settings=sizes)
     return {
-        "small ViT": Cell((), change(base, model=setting.vit(half))),
-        "ViT": Cell((), base),
-        "ResNet": Cell((), resnet),
+        "small ViT": StudyCell((), update_options(base, model=setting.vit(half))),
+        "ViT": StudyCell((), base),
+        "ResNet": StudyCell((), resnet),
     }
 
 
-def tuned(setting: Setting, other: OtherSet, before: Cell) -> Cell:
+def finetune_cell(setting: StudySetting, other: OtherDataset, before: StudyCell) -> StudyCell:
     """What is fine-tuned on another set, from a run or, where there is none, drawn anew."""
-    options = change(before.options, recipe=setting.recipe)
+    options = update_options(before.options, recipe=setting.recipe)
     if setting.scale.name == "published":
-        name = PAPER.get(other.name, "vtab")
+        name = PAPER_RECIPES.get(other.name, "vtab")
         options = setting.options(TrainOptions(recipe=f"finetune-{name}", model=before.options.model))
-    return Cell((), options, after={"init": before}, then={"model": None}, data=other.source)  # that of the weights
+    return StudyCell(
+        (), options, after={"init": before}, then={"model": None}, data=other.source
+    )  # that of the weights
 
 
-def others_of(setting: Setting) -> tuple[OtherSet, ...]:
+def resolve_other_datasets(setting: StudySetting) -> tuple[OtherDataset, ...]:
     """The sets that are named, or those that stand for them where costs are counted."""
-    names = PAPER if setting.scale.name == "published" else ("5-9", "5-9 turned")
-    return setting.others or tuple(OtherSet(name, name) for name in names)
+    names = PAPER_RECIPES if setting.scale.name == "published" else ("5-9", "5-9 turned")
+    return setting.others or tuple(OtherDataset(name, name) for name in names)
 
 
-def cells(setting: Setting) -> tuple[Cell, ...]:
+def transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every model fine-tuned on every set, and one trained on it from scratch."""
-    first = pretrained(setting)
+    first = pretraining_cells(setting)
     rows = []
-    for other in others_of(setting):
-        scratch = Cell((), next(iter(first.values())).options) if setting.scale.name == "published" else first["ViT"]
-        rows.append(alone(setting, other, scratch))
-        rows += [place(tuned(setting, other, before), model, other.name) for model, before in first.items()]
+    for other in resolve_other_datasets(setting):
+        scratch = (
+            StudyCell((), next(iter(first.values())).options) if setting.scale.name == "published" else first["ViT"]
+        )
+        rows.append(scratch_cell(setting, other, scratch))
+        rows += [
+            with_axis_values(finetune_cell(setting, other, before), model, other.name)
+            for model, before in first.items()
+        ]
     return tuple(rows)
 
 
-def alone(setting: Setting, other: OtherSet, like: Cell) -> Cell:
+def scratch_cell(setting: StudySetting, other: OtherDataset, like: StudyCell) -> StudyCell:
     """The scale's ViT trained on another set alone."""
     recipe = "vit-imagenet" if setting.scale.name == "published" else setting.recipe
     options = setting.options(TrainOptions(recipe=recipe, model=like.options.model), recipe=recipe)
-    return Cell((SCRATCH, other.name), options, data=other.source)
+    return StudyCell((SCRATCH_LABEL, other.name), options, data=other.source)
 
 
-def place(cell: Cell, *words: str) -> Cell:
+def with_axis_values(cell: StudyCell, *words: str) -> StudyCell:
     """A cell at a place."""
     return replace(cell, place=words)
 
 
-def from_scratch(where: Place) -> Place:
+def scratch_reference(where: AxisValues) -> AxisValues:
     """The model from scratch on the set of a place."""
-    return SCRATCH, *where[1:]
+    return SCRATCH_LABEL, *where[1:]
 
 
-def grouped(setting: Setting) -> tuple[Cell, ...]:
+def group_transfer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """The cells of `transfer` with the group of each set; the sets of a group that stands for others are its own."""
-    stand_in = tuple(OtherSet(f"{group} set", group, group) for group in ("natural", "specialized", "structured"))
+    stand_in = tuple(OtherDataset(f"{group} set", group, group) for group in ("natural", "specialized", "structured"))
     others = setting.others or stand_in
     group_of = {other.name: other.group for other in others}
-    whole = cells(replace(setting, others=others))
-    return tuple(place(cell, cell.place[0], group_of[cell.place[1]], cell.place[1]) for cell in whole)
+    whole = transfer_cells(replace(setting, others=others))
+    return tuple(with_axis_values(cell, cell.place[0], group_of[cell.place[1]], cell.place[1]) for cell in whole)
 
 
 def conclude_groups(rows: Sequence[Any]) -> Conclusion:
     """The mean over the sets of each group, by model, over seeds."""
     from vitreous.apps.studies.statistics import estimate_mean
 
-    by_group: dict[Place, dict[int, list[float]]] = {}
+    by_group: dict[AxisValues, dict[int, list[float]]] = {}
     for row in rows:
         for key in (row.place[:2], (row.place[0], "all groups")):
             for seed, value in row.values.items():
@@ -116,19 +140,19 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
     return Conclusion("By group", (sentence,), ("model", "group", "sets", "mean", "95 % interval"), tuple(lines))
 
 
-TRANSFER = Study(
+TRANSFER_STUDY = Study(
     "transfer",
     "Transfer of several models to several data sets",
     question="Which pre-trained model is better on other data sets, and how sure is that over runs?",
     source="arXiv:2010.11929, Tables 2 and 5",
     axes=("model", "data set"),
-    cells=cells,
-    reference=from_scratch,
+    cells=transfer_cells,
+    reference=scratch_reference,
     published=Published(
         "accuracy after pre-training on JFT-300M, fine-tuned at 384 pixels (Table 5); Table 2 has mean and deviation "
         "of three runs, of ViT-L/16 on CIFAR-10 99.42 ± 0.03 %, on CIFAR-100 93.90 ± 0.05 %, on Pets 97.32 ± 0.11 %, "
         "on Flowers 99.74 ± 0.00 %",
-        PUBLISHED,
+        TRANSFER_PUBLISHED,
     ),
     differs=(
         "The paper pre-trains on 303 million images with 18,291 classes, and its seeds are those of fine-tuning alone. "
@@ -138,17 +162,17 @@ TRANSFER = Study(
     others="sets",
 )
 
-BY_GROUP = Study(
+GROUP_TRANSFER_STUDY = Study(
     "groups",
     "Transfer by group of data sets",
     question="On which kind of data sets does pre-training help most?",
     source="arXiv:2010.11929, Figure 2 and Table 9; arXiv:1910.04867",
     axes=("model", "group", "data set"),
-    cells=grouped,
-    reference=from_scratch,
+    cells=group_transfer_cells,
+    reference=scratch_reference,
     published=Published(
         "means over the groups of VTAB-1k after JFT-300M, of Table 9's numbers (natural, specialized, structured): "
-        + "; ".join(f"{model} {', '.join(values)} %" for model, values in GROUPS.items()),
+        + "; ".join(f"{model} {', '.join(values)} %" for model, values in GROUP_MEANS.items()),
         {},
     ),
     differs=(
@@ -159,4 +183,4 @@ BY_GROUP = Study(
     others="groups",
 )
 
-STUDIES = (TRANSFER, BY_GROUP)
+STUDIES = (TRANSFER_STUDY, GROUP_TRANSFER_STUDY)

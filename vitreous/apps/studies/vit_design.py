@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from vitreous.apps.studies.study import Cell, Chart, Place, Published, Setting, Study, change
-from vitreous.apps.studies.transfer import others_of
+from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, StudyCell, StudySetting, update_options
+from vitreous.apps.studies.transfer import resolve_other_datasets
 from vitreous.recipes.options import TrainOptions
 
 # Table 8 of arXiv:2010.11929: what kind of position embedding, and where it is added.
 #: the row of the table -> settings of the model
-POSITIONS_KINDS = {
+POSITION_KINDS = {
     "none": {"model.positions.kind": "none"},
     "1-D": {"model.positions.kind": "learned"},
     "2-D": {"model.positions.kind": "axes"},
     "relative": {"model.positions.kind": "none", "model.attention.kind": "relative"},
 }
 #: the column of the table -> where positions are added
-POSITIONS_WHERE = {"input": "input", "every layer": "each", "every layer, shared": "shared"}
-POSITIONS_ONCE = ("none", "relative")  # kinds that the table has in one column
+POSITION_INSERTIONS = {"input": "input", "every layer": "each", "every layer, shared": "shared"}
+INPUT_ONLY_POSITIONS = ("none", "relative")  # kinds that the table has in one column
 
-POSITIONS_VALUES = {
+POSITIONS_PUBLISHED = {
     ("none", "input"): "61.382 %",
     ("1-D", "input"): "64.206 %",
     ("1-D", "every layer"): "63.964 %",
@@ -30,20 +30,20 @@ POSITIONS_VALUES = {
 }
 
 
-def position_cells(setting: Setting) -> tuple[Cell, ...]:
+def position_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every kind at every place that the table has."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     rows = []
-    for kind, of_model in POSITIONS_KINDS.items():
-        for where, position_at in POSITIONS_WHERE.items():
-            if kind in POSITIONS_ONCE and where != "input":
+    for kind, of_model in POSITION_KINDS.items():
+        for where, position_at in POSITION_INSERTIONS.items():
+            if kind in INPUT_ONLY_POSITIONS and where != "input":
                 continue
-            options = change(base, settings=of_model | {"model.positions.at": position_at})
-            rows.append(Cell((kind, where), options))
+            options = update_options(base, settings=of_model | {"model.positions.at": position_at})
+            rows.append(StudyCell((kind, where), options))
     return tuple(rows)
 
 
-POSITIONS = Study(
+POSITIONS_STUDY = Study(
     "positions",
     "Position embeddings",
     question="Does it matter what kind of position embedding a ViT has, and where it is added?",
@@ -51,7 +51,7 @@ POSITIONS = Study(
     axes=("positions", "added at"),
     cells=position_cells,
     reference=("1-D", "input"),
-    published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", POSITIONS_VALUES),
+    published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", POSITIONS_PUBLISHED),
     differs=(
         "The paper pre-trains on JFT-300M and judges by a linear 5-shot classifier on ImageNet. Here models are "
         "trained and judged on the classes of the data named, and they are smaller: with few tokens of few pixels "
@@ -61,36 +61,36 @@ POSITIONS = Study(
 
 
 # Figure 9 of arXiv:2010.11929: a class token or mean pooling, each at several learning rates.
-POOLS = {
+POOLING_SETTINGS = {
     "class token": {"model.pool": "class", "model.class-token": "true"},
     "mean": {"model.pool": "mean", "model.class-token": "false"},
 }
 POOLING_RATES = {"small": ("3e-4", "1e-3", "3e-3"), "gpu": ("3e-4", "1e-3", "3e-3"), "published": ("3e-4", "8e-4")}
 
 
-def pooling_cells(setting: Setting) -> tuple[Cell, ...]:
+def pooling_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both ways to pool at every learning rate, with AdamW as the paper's Adam."""
     base = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"), optimizer="adamw")
     return tuple(
-        Cell((pool, rate), change(base, lr=float(rate), settings=of_model))
-        for pool, of_model in POOLS.items()
+        StudyCell((pool, rate), update_options(base, lr=float(rate), settings=of_model))
+        for pool, of_model in POOLING_SETTINGS.items()
         for rate in POOLING_RATES[setting.scale.name]
     )
 
 
-def same_rate(place: Place) -> Place:
+def class_token_reference(place: AxisValues) -> AxisValues:
     """The class token at the learning rate of a place."""
     return "class token", place[1]
 
 
-POOLING = Study(
+POOLING_STUDY = Study(
     "pooling",
     "Class token or mean pooling",
     question="Does a ViT need a class token, or does the mean of its patches do, at a learning rate of its own?",
     source="arXiv:2010.11929, D.3 and Figure 9",
     axes=("pooling", "learning rate"),
     cells=pooling_cells,
-    reference=same_rate,
+    reference=class_token_reference,
     published=Published(
         "Figure 9 has curves and no table: the class token at 8e-4 and the mean at 3e-4 end alike, the mean at 8e-4 "
         "far below",
@@ -105,7 +105,7 @@ POOLING = Study(
 
 
 # Figure 8 of arXiv:2010.11929: depth, width, MLP or patch of a ViT changed by itself, and all at once.
-def shape_cells(setting: Setting) -> tuple[Cell, ...]:
+def shape_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """The model of the scale, and models of twice one of its sizes; patches are halved."""
     published = setting.scale.name == "published"
     width, depth, patch = (1024, 8, 32) if published else (setting.scale.width, setting.scale.depth, setting.patch)
@@ -113,7 +113,7 @@ def shape_cells(setting: Setting) -> tuple[Cell, ...]:
 
     def sized(wide: float, deep: float, cut: int, hidden: float) -> TrainOptions:
         model = f"ViT-{round(width * wide)}x{round(depth * deep)}/{max(1, patch // cut)}"
-        return change(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * hidden)}"})
+        return update_options(base, model=model, settings={"model.mlp.hidden": f"{round(2 * width * hidden)}"})
 
     shapes = {
         "base": sized(1, 1, 1, 1),
@@ -125,10 +125,10 @@ def shape_cells(setting: Setting) -> tuple[Cell, ...]:
         "patch /2": sized(1, 1, 2, 1),
         "all": sized(1.5, 1.5, 2, 1.5),
     }
-    return tuple(Cell((name.split()[0], name), options) for name, options in shapes.items())
+    return tuple(StudyCell((name.split()[0], name), options) for name, options in shapes.items())
 
 
-SHAPE = Study(
+SHAPE_STUDY = Study(
     "shape",
     "Depth, width, MLP and patch",
     question="Which size of a ViT is worth its compute: depth, width, the MLP, or smaller patches?",
@@ -154,7 +154,7 @@ SHAPE = Study(
 AXIAL_MODELS = {"ViT": "ViT-B/{patch}", "Axial-ViT": "Axial-ViT-B/{patch}"}
 
 
-def axial_cells(setting: Setting) -> tuple[Cell, ...]:
+def axial_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both kinds with larger and with smaller patches, without a class token, which has no place in a grid."""
     base = setting.options(TrainOptions(recipe="vit-jft"))
     rows = []
@@ -166,11 +166,11 @@ def axial_cells(setting: Setting) -> tuple[Cell, ...]:
             settings = {"model.axial": str(kind == "Axial-ViT").lower()}
             settings |= {"model.pool": "mean", "model.class-token": "false"}
             small = {} if setting.scale.name == "published" else {"objective.mimetic": "false"}
-            rows.append(Cell((kind, f"{patch}"), change(base, model=model, settings=settings | small)))
+            rows.append(StudyCell((kind, f"{patch}"), update_options(base, model=model, settings=settings | small)))
     return tuple(rows)
 
 
-AXIAL = Study(
+AXIAL_STUDY = Study(
     "axial",
     "Axial attention",
     question="Is attention along rows and columns better than attention to all patches, for its compute?",
@@ -190,41 +190,41 @@ AXIAL = Study(
 
 
 # Masked patch prediction (arXiv:2010.11929, section 4.6 and B.1.2) against labels, and nothing, learned first.
-PATCHES_FIRST = {"nothing": "", "masked patches": "masked-patches", "labels": ""}
+PATCHES_PRETRAINING = {"nothing": "", "masked patches": "masked-patches", "labels": ""}
 #: of ImageNet with ViT-B/16; without pre-training and with labels the paper says how far these are
 PATCHES_PUBLISHED = {("masked patches", "ImageNet"): "79.9 %"}
 
 
-def patches_cells(setting: Setting) -> tuple[Cell, ...]:
+def masked_patch_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every way to begin on the study's data, fine-tuned on every other set as the model from scratch is trained."""
     published = setting.scale.name == "published"
     plain = setting.options(TrainOptions(recipe="vit-jft", model="ViT-B/16"))
     masked = setting.options(TrainOptions(recipe="masked-patches", model="ViT-B/16"), recipe="masked-patches")
-    first = {"masked patches": Cell((), masked), "labels": Cell((), plain)}
+    first = {"masked patches": StudyCell((), masked), "labels": StudyCell((), plain)}
     rows = []
-    for other in others_of(setting):
+    for other in resolve_other_datasets(setting):
         recipe = "vit-imagenet" if published else setting.recipe
-        scratch = change(plain, recipe=recipe)
+        scratch = update_options(plain, recipe=recipe)
         then = {"recipe": "finetune-imagenet"} if published else {}
-        for kind in PATCHES_FIRST:
+        for kind in PATCHES_PRETRAINING:
             after = {"init": first[kind]} if kind in first else {}
-            rows.append(Cell((kind, other.name), scratch, after=after, then=then, data=other.source))
+            rows.append(StudyCell((kind, other.name), scratch, after=after, then=then, data=other.source))
     return tuple(rows)
 
 
-def from_nothing(place: Place) -> Place:
+def no_pretraining_reference(place: AxisValues) -> AxisValues:
     """The model from scratch on the set of a place."""
     return "nothing", place[1]
 
 
-PATCHES = Study(
+MASKED_PATCHES_STUDY = Study(
     "masked-patches",
     "Masked patch prediction against labels",
     question="How much of what labels teach does a ViT learn from patches that are hidden?",
     source="arXiv:2010.11929, section 4.6 and B.1.2",
     axes=("learned first", "data set"),
-    cells=patches_cells,
-    reference=from_nothing,
+    cells=masked_patch_cells,
+    reference=no_pretraining_reference,
     published=Published(
         "ImageNet accuracy of ViT-B/16 after masked patch prediction on JFT-300M: 2 % above training from scratch and "
         "4 % below pre-training with labels",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from vitreous.apps.studies.frontier import conclude_crossings, conclude_frontiers
-from vitreous.apps.studies.study import Cell, Chart, Place, Published, Setting, Study, change
+from vitreous.apps.studies.study import AxisValues, Chart, Published, Study, StudyCell, StudySetting, update_options
 from vitreous.recipes.options import TrainOptions
 
 # Figure 3 of arXiv:2010.11929: which regularisation suits a small, and which a larger, data set.
 REGULARISATION_SHARES = (10, 100)  # per cent of the training images
-REGULARISATION_NONE = {"weight_decay": 0.0, "dropout": 0.0, "label_smoothing": 0.0}
+NO_REGULARISATION = {"weight_decay": 0.0, "dropout": 0.0, "label_smoothing": 0.0}
 #: the three that the paper tunes for each data set
 REGULARISATION_KINDS = {
     "none": {},
@@ -19,29 +19,29 @@ REGULARISATION_KINDS = {
 }
 
 
-def regularisation_cells(setting: Setting) -> tuple[Cell, ...]:
+def regularisation_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Each regulariser by itself, none, and all, on few images and on all of them."""
     base = setting.options(TrainOptions(recipe="vit-imagenet", model="ViT-B/16"))
     return tuple(
-        Cell((kind, f"{share} %"), change(base, **(REGULARISATION_NONE | options)), share / 100)
+        StudyCell((kind, f"{share} %"), update_options(base, **(NO_REGULARISATION | options)), share / 100)
         for share in REGULARISATION_SHARES
         for kind, options in REGULARISATION_KINDS.items()
     )
 
 
-def unregularised(place: Place) -> Place:
+def unregularised_reference(place: AxisValues) -> AxisValues:
     """The model without any on the images of a place."""
     return "none", place[1]
 
 
-REGULARISATION = Study(
+REGULARISATION_STUDY = Study(
     "regularisation",
     "Regularisation by the number of images",
     question="Do few images need another regularisation than many: weight decay, dropout, label smoothing?",
     source="arXiv:2010.11929, section 4.3 and Figure 3",
     axes=("regulariser", "training images"),
     cells=regularisation_cells,
-    reference=unregularised,
+    reference=unregularised_reference,
     published=Published(
         "for ImageNet the paper tunes weight decay, dropout and label smoothing and prints the first two (0.3 and 0.1 "
         "of ViT pre-trained on ImageNet, Table 3), and no accuracy of each by itself",
@@ -56,44 +56,44 @@ REGULARISATION = Study(
 
 # Figure 4 of arXiv:2010.11929: accuracy against the number of training images, of ViT, BiT and a hybrid.
 IMAGES_SHARES = (1, 3, 10, 30, 100)  # per cent
-IMAGES_PUBLISHED = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"}
+IMAGES_MODELS = {"ViT": "ViT-B/32", "BiT": "BiT-R50x1", "hybrid": "R50+ViT-B/32"}
 
 
-def model_of(kind: str, setting: Setting) -> TrainOptions:
+def make_model_options(kind: str, setting: StudySetting) -> TrainOptions:
     """The options of a kind of model at the scale."""
     if setting.scale.name == "published":
         recipe = "bit-jft-adam" if kind == "BiT" else "vit-jft"
-        return setting.options(TrainOptions(recipe=recipe, model=IMAGES_PUBLISHED[kind]))
+        return setting.options(TrainOptions(recipe=recipe, model=IMAGES_MODELS[kind]))
     base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
     if kind == "ViT":
         return base
     if kind == "BiT":
-        return change(base, model="BiT-R50x1", settings={"model.blocks": "1 1", "model.width": "16"})
-    return change(base, model=f"Conv+ViT-{setting.scale.width}x{setting.scale.depth}/8")
+        return update_options(base, model="BiT-R50x1", settings={"model.blocks": "1 1", "model.width": "16"})
+    return update_options(base, model=f"Conv+ViT-{setting.scale.width}x{setting.scale.depth}/8")
 
 
-def image_cells(setting: Setting) -> tuple[Cell, ...]:
+def image_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Every kind of model on every share of the images, the smaller ones among the larger."""
     return tuple(
-        Cell((kind, f"{share} %"), model_of(kind, setting), share=share / 100)
-        for kind in IMAGES_PUBLISHED
+        StudyCell((kind, f"{share} %"), make_model_options(kind, setting), share=share / 100)
+        for kind in IMAGES_MODELS
         for share in IMAGES_SHARES
     )
 
 
-def vit_on_as_many(place: Place) -> Place:
+def vit_reference(place: AxisValues) -> AxisValues:
     """The ViT on the share of a place."""
     return "ViT", place[1]
 
 
-IMAGES = Study(
+IMAGES_STUDY = Study(
     "images",
     "Accuracy against the number of images",
     question="From how many images on is a ViT better than a ResNet?",
     source="arXiv:2010.11929, section 4.3 and Figure 4",
     axes=("model", "training images"),
     cells=image_cells,
-    reference=vit_on_as_many,
+    reference=vit_reference,
     published=Published(
         "Figure 4 has curves and no table: on 9 million images of JFT ViT-B/32 is worse than R50x1, on 90 million and "
         "more it is better",
@@ -124,43 +124,49 @@ COMPUTE_PUBLISHED = {
 }
 
 
-def compute_cells(setting: Setting) -> tuple[Cell, ...]:
+def compute_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Models of several sizes of each family."""
     if setting.scale.name == "published":
         recipes = {"ViT": "vit-jft", "hybrid": "vit-jft", "ResNet": "bit-jft-adam"}
         return tuple(
-            Cell(place, setting.options(TrainOptions(recipe=recipes[place[0]], model=place[1])))
+            StudyCell(place, setting.options(TrainOptions(recipe=recipes[place[0]], model=place[1])))
             for place in COMPUTE_PUBLISHED
         )
     base = setting.options(TrainOptions(), optimizer="adamw", lr=1e-3)
     width, depth = setting.scale.width, setting.scale.depth
-    rows = [Cell(("ViT", size), change(base, model=setting.vit(w, d))) for size, w, d in sizes_of(width, depth)]
-    rows += [Cell(("hybrid", size), change(base, model=f"Conv+ViT-{w}x{d}/8")) for size, w, d in sizes_of(width, depth)]
+    rows = [
+        StudyCell(("ViT", size), update_options(base, model=setting.vit(w, d)))
+        for size, w, d in list_vit_sizes(width, depth)
+    ]
+    rows += [
+        StudyCell(("hybrid", size), update_options(base, model=f"Conv+ViT-{w}x{d}/8"))
+        for size, w, d in list_vit_sizes(width, depth)
+    ]
     for size, root in (("small", "8"), ("middle", "16"), ("large", "32")):
         settings = {"model.blocks": "1 1", "model.width": root}
-        rows.append(Cell(("ResNet", size), change(base, model="BiT-R50x1", settings=settings)))
+        rows.append(StudyCell(("ResNet", size), update_options(base, model="BiT-R50x1", settings=settings)))
     return tuple(rows)
 
 
-def sizes_of(width: int, depth: int) -> tuple[tuple[str, int, int], ...]:
+def list_vit_sizes(width: int, depth: int) -> tuple[tuple[str, int, int], ...]:
     """Three models around one: name, width, depth. A head has 32 channels."""
     half = max(32, width // 2 // 32 * 32)
     return ("small", half, max(1, depth // 2)), ("middle", width, depth), ("large", 2 * width, depth)
 
 
-def smallest_vit(place: Place) -> Place:
+def smallest_vit_reference(place: AxisValues) -> AxisValues:
     """The smallest ViT of the scale that a place is of."""
     return "ViT", "small" if place[1] in ("small", "middle", "large") else "ViT-B/32"
 
 
-COMPUTE = Study(
+COMPUTE_STUDY = Study(
     "compute",
     "Accuracy against compute",
     question="Which family is better for the compute of its training: ViT, ResNet or hybrid?",
     source="arXiv:2010.11929, section 4.4, Figure 5 and Table 6",
     axes=("family", "model"),
     cells=compute_cells,
-    reference=smallest_vit,
+    reference=smallest_vit_reference,
     published=Published(
         "ImageNet accuracy after pre-training on JFT-300M for 7 epochs and fine-tuning (Table 6)", COMPUTE_PUBLISHED
     ),
@@ -186,7 +192,7 @@ OPTIMIZERS_PUBLISHED = {
 }
 
 
-def optimizer_cells(setting: Setting) -> tuple[Cell, ...]:
+def optimizer_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Two ResNets with both optimisers; at small scales ones of few units."""
     rows = []
     for model, name in OPTIMIZERS_MODELS.items():
@@ -196,24 +202,24 @@ def optimizer_cells(setting: Setting) -> tuple[Cell, ...]:
             if setting.scale.name != "published":
                 blocks, width = OPTIMIZERS_SIZES[model]
                 sizes = {"model.blocks": blocks, "model.width": width}
-                options = change(options, model=name, optimizer=kind, lr=lr, settings=sizes)
-            rows.append(Cell((model, optimizer), options))
+                options = update_options(options, model=name, optimizer=kind, lr=lr, settings=sizes)
+            rows.append(StudyCell((model, optimizer), options))
     return tuple(rows)
 
 
-def with_sgd(place: Place) -> Place:
+def sgd_reference(place: AxisValues) -> AxisValues:
     """The model of a place with SGD."""
     return place[0], "SGD"
 
 
-OPTIMIZERS = Study(
+OPTIMIZERS_STUDY = Study(
     "optimizers",
     "SGD against Adam for ResNets",
     question="Do ResNets learn better with Adam than with SGD?",
     source="arXiv:2010.11929, D.1 and Table 7",
     axes=("model", "optimiser"),
     cells=optimizer_cells,
-    reference=with_sgd,
+    reference=sgd_reference,
     published=Published(
         "ImageNet accuracy after pre-training on JFT-300M and fine-tuning (Table 7)", OPTIMIZERS_PUBLISHED
     ),
@@ -231,36 +237,38 @@ RESOLUTION_PATCH = 4  # of both at small scales, in pixels
 RESOLUTION_PUBLISHED = {("Swin-B", "224"): "83.5 %", ("Swin-B", "384"): "84.5 %"}
 
 
-def resolution_cells(setting: Setting) -> tuple[Cell, ...]:
+def resolution_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
     """Both at each size."""
     rows = []
     for side in RESOLUTION_SIDES[setting.scale.name]:
         if setting.scale.name == "published":
-            rows.append(Cell(("ViT-B", f"{side}"), TrainOptions(recipe="deit", model="ViT-B/16", image_size=side)))
-            rows.append(Cell(("Swin-B", f"{side}"), TrainOptions(recipe="swin", model="Swin-B/4", image_size=side)))
+            rows.append(StudyCell(("ViT-B", f"{side}"), TrainOptions(recipe="deit", model="ViT-B/16", image_size=side)))
+            rows.append(
+                StudyCell(("Swin-B", f"{side}"), TrainOptions(recipe="swin", model="Swin-B/4", image_size=side))
+            )
             continue
         base = setting.options(TrainOptions(), image_size=side, optimizer="adamw", lr=1e-3)
-        rows.append(Cell(("ViT", f"{side}"), change(base, model=setting.vit(patch=RESOLUTION_PATCH))))
+        rows.append(StudyCell(("ViT", f"{side}"), update_options(base, model=setting.vit(patch=RESOLUTION_PATCH))))
         root = max(32, setting.scale.width // 2 // 32 * 32)
         sizes = {"model.width": f"{root}", "model.blocks": "2 2", "model.heads": f"{root // 32} {root // 16}"}
         sizes["model.attention.window"] = "4"
-        rows.append(Cell(("Swin", f"{side}"), change(base, model="Swin-T/4", settings=sizes)))
+        rows.append(StudyCell(("Swin", f"{side}"), update_options(base, model="Swin-T/4", settings=sizes)))
     return tuple(rows)
 
 
-def vit_at(place: Place) -> Place:
+def vit_at_size_reference(place: AxisValues) -> AxisValues:
     """The ViT at the size of a place."""
     return "ViT-B" if "-" in place[0] else "ViT", place[1]
 
 
-RESOLUTION = Study(
+RESOLUTION_STUDY = Study(
     "swin",
     "Swin against ViT by the size of images",
     question="Is attention within windows, and tokens that merge, better than a plain ViT, as images grow?",
     source="arXiv:2103.14030, Table 1",
     axes=("model", "image size"),
     cells=resolution_cells,
-    reference=vit_at,
+    reference=vit_at_size_reference,
     published=Published(
         "ImageNet accuracy of Swin-B, at 384 pixels fine-tuned from 224; DeiT-B has 81.8 % at 224", RESOLUTION_PUBLISHED
     ),

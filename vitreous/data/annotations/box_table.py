@@ -18,17 +18,17 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from vitreous.data.annotations.objects import Scene, finite
-from vitreous.data.annotations.scenes import data_of_scenes
+from vitreous.data.annotations.objects import Scene, parse_coordinates
+from vitreous.data.annotations.scenes import build_scene_data
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.decoding.decode import open_regular
-from vitreous.data.layouts.file_names import find_file, normalise_name
-from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
+from vitreous.data.decoding.decode import open_input_file
+from vitreous.data.layouts.file_names import normalise_name, resolve_unicode_path
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, parse_split_name
 from vitreous.data.split import Data
 from vitreous.data.text_files import read_text
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-NAMES = {
+COLUMN_NAMES = {
     "image": ("image", "filename", "file_name", "path", "image_path", "image_id", "file"),
     "class": ("class", "label", "class_name", "category", "name"),
     "left": ("left", "xmin", "x_min", "x1"),
@@ -39,9 +39,9 @@ NAMES = {
     "height": ("height", "image_height", "img_height"),
     "split": ("split", "subset", "set"),
 }
-ROUNDING = 1.5  # pixels by which the size of a box may differ from its corners
-MAX_HEADER = 65536  # bytes of the first line
-EDGES = ("left", "top", "right", "bottom")
+BOX_SIZE_TOLERANCE = 1.5  # pixels by which the size of a box may differ from its corners
+MAX_CSV_HEADER_BYTES = 65536  # bytes of the first line
+BOX_EDGE_COLUMNS = ("left", "top", "right", "bottom")
 
 
 def is_box_table(path: Path) -> bool:
@@ -51,50 +51,52 @@ def is_box_table(path: Path) -> bool:
     try:
         text = read_text(path)
     except DataError:  # the header of a file in another encoding is read, and the file is then refused
-        text = header_text(path)
+        text = read_header_line(path)
     try:
-        columns = columns_of(next(csv_reader(text), []))
+        columns = find_box_columns(next(read_csv_rows(text), []))
     except csv.Error:
         return False
-    return all(edge in columns for edge in EDGES)
+    return all(edge in columns for edge in BOX_EDGE_COLUMNS)
 
 
-def csv_reader(text: str, strict: bool = False) -> Iterator[list[str]]:
+def read_csv_rows(text: str, strict: bool = False) -> Iterator[list[str]]:
     """Read the rows of a table between commas, or between semicolons or tabs where its header has no comma."""
     head = text.partition("\n")[0]
     mark = next((mark for mark in ",;\t" if mark in head), ",")
     return csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=strict)
 
 
-def header_text(path: Path) -> str:
+def read_header_line(path: Path) -> str:
     """The first line of a file whose encoding is not known; empty where it cannot be read."""
     try:
-        with open_regular(path) as file:
-            return file.readline(MAX_HEADER).decode("latin-1").replace("\0", "")
+        with open_input_file(path) as file:
+            return file.readline(MAX_CSV_HEADER_BYTES).decode("latin-1").replace("\0", "")
     except (OSError, DataError):
         return ""
 
 
-def columns_of(head: list[str]) -> dict[str, int]:
+def find_box_columns(head: list[str]) -> dict[str, int]:
     """Meaning -> position of a column."""
     words = [word.strip().lower() for word in head]
-    firsts = {key: next((words.index(name) for name in names if name in words), None) for key, names in NAMES.items()}
+    firsts = {
+        key: next((words.index(name) for name in names if name in words), None) for key, names in COLUMN_NAMES.items()
+    }
     return {key: position for key, position in firsts.items() if position is not None}
 
 
-def box_table(path: Path, split_seed: int = 0) -> Data:
+def open_box_table(path: Path, split_seed: int = 0) -> Data:
     """Open a file. Without `val`, a tenth of `train` is held out.
 
     Raises DataError for a header without image or class, and for rows that are no boxes, by their number.
     """
-    origin = printable(path)
+    origin = escape_unprintable(path)
     try:
-        head, *rows = csv_reader(read_text(path), strict=True)
+        head, *rows = read_csv_rows(read_text(path), strict=True)
     except csv.Error as error:
         raise DataError(f"{origin} is not valid CSV ({error})", "fix the file") from None
-    columns = columns_of(head)
+    columns = find_box_columns(head)
     if missing := [key for key in ("image", "class") if key not in columns]:
-        raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(NAMES[missing[0]])}")
+        raise DataError(f"{origin} has no column {missing[0]}", f"name it one of {', '.join(COLUMN_NAMES[missing[0]])}")
     boxes: dict[tuple[str, str], list[tuple[str, Shape]]] = defaultdict(list)
     sizes: dict[tuple[str, str], set[tuple[str, str]]] = defaultdict(set)
     for number, row in enumerate(rows, 2):
@@ -104,36 +106,41 @@ def box_table(path: Path, split_seed: int = 0) -> Data:
         if len(row) < len(head):
             raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "mend it")
         cells = {key: row[position].strip() for key, position in columns.items()}
-        split = split_of_name(cells.get("split", "train"))
+        split = parse_split_name(cells.get("split", "train"))
         if split is None:
-            raise DataError(f"{where}: split {printable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}")
+            raise DataError(
+                f"{where}: split {escape_unprintable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}"
+            )
         if not cells["image"]:
             raise DataError(f"{where} names no image", "give its path")
-        image = os.path.normpath(find_file(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"]))
+        image = os.path.normpath(
+            resolve_unicode_path(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"])
+        )
         objects = boxes[split, image]
         sizes[split, image].add((cells.get("height", ""), cells.get("width", "")))
-        if not any(cells[key] for key in ("class", *EDGES)):
+        if not any(cells[key] for key in ("class", *BOX_EDGE_COLUMNS)):
             continue
-        left, top, right, bottom = finite([cells[edge] for edge in EDGES], where)
+        left, top, right, bottom = parse_coordinates([cells[edge] for edge in BOX_EDGE_COLUMNS], where)
         if not cells["class"] or right < left or bottom < top:
             problem = "the box ends before it begins" if cells["class"] else "the box has no class"
             raise DataError(f"{where}: {problem}", "mend or remove it")
         objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
-    stated = stated_sizes(sizes, boxes)
+    stated = collect_stated_sizes(sizes, boxes)
     for (split, name), objects in boxes.items():
         image = Path(name)
         if not image.is_file():
             raise DataError(
-                f"{origin}: the image {printable(name)} is not there", "paths are relative to the file's folder"
+                f"{origin}: the image {escape_unprintable(name)} is not there",
+                "paths are relative to the file's folder",
             )
         shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
         scenes[split].append(Scene(image, shapes, path, stated[split, name]))
-    return data_of_scenes(origin, classes, scenes, split_seed, [])
+    return build_scene_data(origin, classes, scenes, split_seed, [])
 
 
-def stated_sizes(
+def collect_stated_sizes(
     sizes: Mapping[tuple[str, str], set[tuple[str, str]]], boxes: Mapping[tuple[str, str], list[tuple[str, Shape]]]
 ) -> dict[tuple[str, str], tuple[int, int] | None]:
     """The (height, width) of each image by its columns; None for all where the columns hold something else: the sizes
@@ -148,8 +155,8 @@ def stated_sizes(
     of_boxes = all(
         size is not None
         and box is not None
-        and abs(box[2] - box[0] - size[1]) <= ROUNDING
-        and abs(box[3] - box[1] - size[0]) <= ROUNDING
+        and abs(box[2] - box[0] - size[1]) <= BOX_SIZE_TOLERANCE
+        and abs(box[3] - box[1] - size[0]) <= BOX_SIZE_TOLERANCE
         for size, box in shapes
     )
     return dict.fromkeys(sizes) if of_boxes else stated

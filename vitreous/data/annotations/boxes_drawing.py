@@ -11,18 +11,18 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from vitreous.data.annotations.drawing import GOLDEN
-from vitreous.data.annotations.shapes import part_of_runs
+from vitreous.data.annotations.drawing import GOLDEN_RATIO
+from vitreous.data.annotations.shapes import rle_to_mask_window
 
-STRENGTH = 0.45  # of the colour of a mask over the image
-FEW = 12  # objects whose words are large
-SMALL = 160  # pixels of the shorter side of an image, below which words would hide what is under them
-LIGHT = 0.3  # relative luminance of a colour from which black letters are read more easily than white ones
+MASK_OPACITY = 0.45  # of the colour of a mask over the image
+MAX_LARGE_LABELS = 12  # objects whose words are large
+MIN_LABELLED_SIDE = 160  # pixels of the shorter side of an image, below which words would hide what is under them
+LIGHT_LUMINANCE = 0.3  # relative luminance of a colour from which black letters are read more easily than white ones
 
 Colour = tuple[int, int, int]
 
 
-def lay_objects(
+def draw_objects(
     image: Image.Image,
     boxes: np.ndarray,
     colours: Sequence[Colour],
@@ -30,47 +30,47 @@ def lay_objects(
     masks: Sequence[Sequence[int]] | None = None,
 ) -> Image.Image:
     """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, empty for none, and the
-    run lengths of each mask as COCO has them. Returns an RGB image; one smaller than `SMALL` has no texts
+    run lengths of each mask as COCO has them. Returns an RGB image; one smaller than `MIN_LABELLED_SIDE` has no texts
     on it."""
     pixels = np.array(image.convert("RGB"))
     for number in reversed(range(len(masks or ()))):
         assert masks is not None
         size = (pixels.shape[0], pixels.shape[1])
-        left, top, right, bottom = window = whole_pixels(boxes[number], size)
-        inside, part = part_of_runs(masks[number], size, window), pixels[top:bottom, left:right]
+        left, top, right, bottom = window = box_to_pixel_window(boxes[number], size)
+        inside, part = rle_to_mask_window(masks[number], size, window), pixels[top:bottom, left:right]
         for channel, shade in enumerate(colours[number]):
-            mixed = np.rint(np.arange(256) * (1 - STRENGTH) + shade * STRENGTH).astype(np.uint8)
+            mixed = np.rint(np.arange(256) * (1 - MASK_OPACITY) + shade * MASK_OPACITY).astype(np.uint8)
             np.copyto(part[..., channel], mixed[part[..., channel]], where=inside)
     picture = Image.fromarray(pixels)
     pen, side = ImageDraw.Draw(picture), min(picture.size)
     thick = max(1, round(side / 250))
     for number in reversed(range(len(boxes))):
-        edges = outline(boxes[number])
-        if side >= SMALL:
+        edges = round_box(boxes[number])
+        if side >= MIN_LABELLED_SIDE:
             pen.rectangle(edges, outline=(0, 0, 0), width=thick + 1)  # seen on what has the same colour, too
         pen.rectangle(edges, outline=colours[number], width=thick)
-    if side >= SMALL:
-        font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= FEW else 42), 10, 36)))
+    if side >= MIN_LABELLED_SIDE:
+        font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= MAX_LARGE_LABELS else 42), 10, 36)))
         for number in reversed([number for number, text in enumerate(texts) if text]):
-            write_label(
-                pen, picture.size, box=outline(boxes[number]), text=texts[number], colour=colours[number], font=font
+            draw_label(
+                pen, picture.size, box=round_box(boxes[number]), text=texts[number], colour=colours[number], font=font
             )
     return picture
 
 
-def whole_pixels(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
+def box_to_pixel_window(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
     """The pixels of an image (H, W) that a mask in a box (4,) can have: a pixel more on every side."""
     low, high = np.floor(box[:2]).astype(int) - 1, np.ceil(box[2:]).astype(int) + 1
     return max(0, low[0]), max(0, low[1]), min(size[1], high[0]), min(size[0], high[1])
 
 
-def outline(box: np.ndarray) -> tuple[int, int, int, int]:
+def round_box(box: np.ndarray) -> tuple[int, int, int, int]:
     """The first and the last pixels, across and down, that a box (4,) covers most of."""
     left, top, right, bottom = (round(float(edge)) for edge in box)
     return left, top, max(left, right - 1), max(top, bottom - 1)
 
 
-def write_label(
+def draw_label(
     pen: ImageDraw.ImageDraw,
     size: tuple[int, int],
     box: tuple[int, int, int, int],
@@ -90,20 +90,20 @@ def write_label(
 def is_light(colour: Colour) -> bool:
     """Whether black letters are read more easily than white ones on a colour, by its relative luminance (WCAG 2)."""
     linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT_LUMINANCE
 
 
-def instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size: tuple[int, int]) -> Image.Image:
+def render_instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size: tuple[int, int]) -> Image.Image:
     """Run lengths of masks inside boxes (n, 4) on an image (H, W) -> a picture whose pixels are 1 + the number of the
     object, 0 for none; where masks overlap, the first is on top. It has 8 bits and a palette, of more than 255
     objects 16 bits."""
     numbers = np.zeros(size, np.uint16)
     for number in reversed(range(len(masks))):
-        left, top, right, bottom = window = whole_pixels(boxes[number], size)
-        numbers[top:bottom, left:right][part_of_runs(masks[number], size, window)] = number + 1
+        left, top, right, bottom = window = box_to_pixel_window(boxes[number], size)
+        numbers[top:bottom, left:right][rle_to_mask_window(masks[number], size, window)] = number + 1
     if len(masks) > 255:
         return Image.fromarray(numbers)
     picture = Image.fromarray(numbers.astype(np.uint8))
-    hues = [colorsys.hsv_to_rgb((0.55 + GOLDEN * number) % 1, 0.75, 0.95) for number in range(255)]
+    hues = [colorsys.hsv_to_rgb((0.55 + GOLDEN_RATIO * number) % 1, 0.75, 0.95) for number in range(255)]
     picture.putpalette([0, 0, 0, *(round(255 * part) for hue in hues for part in hue)])
     return picture

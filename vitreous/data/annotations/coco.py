@@ -23,79 +23,88 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.annotations.fields import is_integer, read_class_name, read_flag, read_id, shorten_value
-from vitreous.data.annotations.objects import Scene, check_distinct, finite
-from vitreous.data.annotations.scenes import data_of_scenes
-from vitreous.data.annotations.shapes import Shape, decode_runs
-from vitreous.data.annotations.target import Verified
+from vitreous.data.annotations.objects import Scene, check_unique_images, parse_coordinates
+from vitreous.data.annotations.scenes import build_scene_data
+from vitreous.data.annotations.shapes import Shape, decode_compressed_rle
+from vitreous.data.annotations.target import VerifiedClasses
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
-from vitreous.data.layouts.folder import entries, images_below, is_folder, list_images
-from vitreous.data.layouts.split_names import find_split_folders, has_role_name, is_system_name, split_in_text
+from vitreous.data.layouts.folder import is_folder, iterate_images, list_entries, list_images
+from vitreous.data.layouts.split_names import find_split_folders, find_split_word, has_role_name, is_system_name
 from vitreous.data.split import Data
 from vitreous.data.text_files import contains_word, read_text
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-FREQUENCY = {"r": "rare", "c": "common", "f": "frequent"}  # of LVIS: in up to 10, up to 100, and more training images
-FILES = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
-INSIDE = "_annotations.coco.json"  # in the folder of a split
-MAX_DOCUMENTS = 16  # JSON files directly in a folder: more are files of single images
-MINI = 2  # corners of a polygon that is none: such parts are left out
+LVIS_FREQUENCY_NAMES = {
+    "r": "rare",
+    "c": "common",
+    "f": "frequent",
+}  # of LVIS: in up to 10, up to 100, and more training images
+ANNOTATION_PATTERNS = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
+ROBOFLOW_FILE = "_annotations.coco.json"  # in the folder of a split
+MAX_COCO_FILES = 16  # JSON files directly in a folder: more are files of single images
+MAX_DEGENERATE_CORNERS = 2  # corners of a polygon that is none: such parts are left out
 
 
 def is_coco(root: Path) -> bool:
     """Whether a folder is a data set of this kind, or a file is one of its JSON files."""
     if root.is_file():
         return root.suffix.lower() == ".json"
-    return bool(files_of(root))
+    return bool(find_coco_splits(root))
 
 
-def files_of(root: Path) -> dict[str, list[Path]]:
+def find_coco_splits(root: Path) -> dict[str, list[Path]]:
     """Split -> JSON files, in the folders of splits, in `annotations`, or beside the images. Raises DataError as
-    `listed_files`."""
-    inside = {split: file_inside(home) for split, home in find_split_folders(root).items()}
+    `group_files_by_split`."""
+    inside = {split: find_split_json(home) for split, home in find_split_folders(root).items()}
     if inside := {split: [place] for split, place in inside.items() if place is not None}:
         return inside
-    if files := listed_files(root / "annotations", FILES):
+    if files := group_files_by_split(root / "annotations", ANNOTATION_PATTERNS):
         return files
-    if (root / INSIDE).is_file():
-        return {"train": [root / INSIDE]}
-    return {} if not find_documents(root) or has_class_folders(root) else listed_files(root, FILES)
+    if (root / ROBOFLOW_FILE).is_file():
+        return {"train": [root / ROBOFLOW_FILE]}
+    return (
+        {} if not find_coco_files(root) or has_class_folders(root) else group_files_by_split(root, ANNOTATION_PATTERNS)
+    )
 
 
-def file_inside(home: Path) -> Path | None:
+def find_split_json(home: Path) -> Path | None:
     """The JSON file in the folder of a split: Roboflow's, or the only one, where there are no class folders."""
-    if (home / INSIDE).is_file():
-        return home / INSIDE
-    places = find_documents(home)
+    if (home / ROBOFLOW_FILE).is_file():
+        return home / ROBOFLOW_FILE
+    places = find_coco_files(home)
     return places[0] if len(places) == 1 and not has_class_folders(home) else None
 
 
-def find_documents(home: Path) -> list[Path]:
-    """The JSON files directly in a folder, where all are COCO's and at most `MAX_DOCUMENTS`; else none."""
+def find_coco_files(home: Path) -> list[Path]:
+    """The JSON files directly in a folder, where all are COCO's and at most `MAX_COCO_FILES`; else none."""
     places = sorted(place for place in home.glob("*.json") if not is_system_name(place.name) and place.is_file())
     words = ('"annotations"', '"categories"')
-    if len(places) > MAX_DOCUMENTS or not all(contains_word(place, word) for place in places for word in words):
+    if len(places) > MAX_COCO_FILES or not all(contains_word(place, word) for place in places for word in words):
         return []
     return places
 
 
 def has_class_folders(home: Path) -> bool:
     """Whether a folder has at least two folders of images that are not named like splits, images or annotations."""
-    folders = [Path(entry.path) for entry in entries(os.fspath(home)) if is_folder(entry)]
-    classes = (place for place in folders if not has_role_name(place.name) and next(images_below(place), None))
+    folders = [Path(entry.path) for entry in list_entries(os.fspath(home)) if is_folder(entry)]
+    classes = (place for place in folders if not has_role_name(place.name) and next(iterate_images(place), None))
     return len(list(islice(classes, 2))) == 2
 
 
-def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
+def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
     """Split -> files, of the first pattern that fits any. Files are `train` where no name contains a split. Raises
     DataError for a file whose name contains no split beside others, and for one whose name contains two."""
     for pattern in patterns:
         places = sorted(place for place in folder.glob(pattern) if not is_system_name(place.name))
         named: dict[str | None, list[Path]] = defaultdict(list)
         for place in places:
-            named[split_in_text(place.stem)].append(place)
+            named[find_split_word(place.stem)].append(place)
         unnamed = named.pop(None, [])
         if named and unnamed:
-            problem = f"{printable(unnamed[0])} names no split, {printable(next(iter(named.values()))[0])} does"
+            problem = (
+                f"{escape_unprintable(unnamed[0])} names no split, "
+                f"{escape_unprintable(next(iter(named.values()))[0])} does"
+            )
             raise DataError(problem, "put train, val or test into its name, or move it out of the folder")
         if named:
             return {split: files for split, files in named.items() if split}
@@ -104,36 +113,38 @@ def listed_files(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]
     return {}
 
 
-def coco(root: Path, split_seed: int = 0) -> Data:
+def open_coco(root: Path, split_seed: int = 0) -> Data:
     """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out.
 
     Raises DataError for what is no such JSON, for ids that are missing or there twice, and for images that are missing.
     """
-    files = {"train": [root]} if root.is_file() else files_of(root)
-    documents = {place: read_document(place) for places in files.values() for place in places}
+    files = {"train": [root]} if root.is_file() else find_coco_splits(root)
+    documents = {place: read_coco_json(place) for places in files.values() for place in places}
     names: dict[int, str] = {}
     for place, document in documents.items():
-        for number, name in categories_of(document, printable(place)).items():
+        for number, name in read_categories(document, escape_unprintable(place)).items():
             if names.setdefault(number, name) != name:
-                problem = f"category {number} is {printable(names[number])} and {printable(name)}"
-                raise DataError(f"{printable(place)}: {problem} in another file", "give all files the same")
+                problem = f"category {number} is {escape_unprintable(names[number])} and {escape_unprintable(name)}"
+                raise DataError(f"{escape_unprintable(place)}: {problem} in another file", "give all files the same")
     names, notes = drop_unused_names(names, documents.values())
     if any("keypoints" in row for document in documents.values() for row in document["annotations"]):
         notes.append("keypoints are left out: only boxes and masks are read")
     classes = {number: place for place, number in enumerate(sorted(names))}
     scenes = {
-        split: [scene for place in places for scene in scenes_of(documents[place], place, classes)]
+        split: [scene for place in places for scene in read_coco_scenes(documents[place], place, classes)]
         for split, places in files.items()
     }
     for split, places in files.items():
-        check_distinct([scene.image for scene in scenes[split]], ", ".join(map(printable, places)))
-    data = data_of_scenes(printable(root), [names[number] for number in sorted(names)], scenes, split_seed, notes)
-    return replace(data, frequency=frequency_of(documents.values()))
+        check_unique_images([scene.image for scene in scenes[split]], ", ".join(map(escape_unprintable, places)))
+    data = build_scene_data(
+        escape_unprintable(root), [names[number] for number in sorted(names)], scenes, split_seed, notes
+    )
+    return replace(data, frequency=read_class_frequencies(documents.values()))
 
 
-def read_document(place: Path) -> dict[str, Any]:
+def read_coco_json(place: Path) -> dict[str, Any]:
     """A JSON file with the lists of COCO. Raises DataError."""
-    origin = printable(place)
+    origin = escape_unprintable(place)
     try:
         document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
@@ -160,7 +171,7 @@ def example_categories(document: dict[str, Any]) -> str:
     return ", ".join(entries + ["…"] * (len(numbers) > 3))
 
 
-def categories_of(document: dict[str, Any], origin: str) -> dict[int, str]:
+def read_categories(document: dict[str, Any], origin: str) -> dict[int, str]:
     """Id -> name. Raises DataError for ids that are not integers, names that are not text, and duplicate ids."""
     names: dict[int, str] = {}
     for row in document["categories"]:
@@ -176,8 +187,8 @@ def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any
     """Leave out categories that no annotation has and that stand for others: the supercategory that Roboflow writes as
     a category, and a second category of one name. Return {id: name} of the rest, and a note on each that is left out.
     """
-    used = {read_number(row.get("category_id")) for document in documents for row in document["annotations"]}
-    rows = {read_number(row["id"]): row for document in documents for row in document["categories"]}
+    used = {parse_integer_id(row.get("category_id")) for document in documents for row in document["annotations"]}
+    rows = {parse_integer_id(row["id"]): row for document in documents for row in document["categories"]}
     parents = {number: normalise_name(str(row.get("supercategory") or "none")).strip() for number, row in rows.items()}
     categories, notes = dict(names), []
     for number in sorted(names.keys() - used):
@@ -190,22 +201,24 @@ def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any
         else:
             continue
         del categories[number]
-        notes.append(f"category {number} ({printable(name)}) is left out: no annotation has it, and {reason}")
+        notes.append(f"category {number} ({escape_unprintable(name)}) is left out: no annotation has it, and {reason}")
     return categories, notes
 
 
-def read_number(value: Any) -> int | None:
+def parse_integer_id(value: Any) -> int | None:
     """An id as an integer, None for what `read_id` refuses."""
     return int(value) if is_integer(value) or (isinstance(value, float) and value.is_integer()) else None
 
 
-def frequency_of(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
+def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
     """Class -> rare, common or frequent, for those of which a federated data set says so."""
-    rows = [row for document in documents for row in document["categories"] if row.get("frequency") in FREQUENCY]
-    return {normalise_name(row["name"].strip()): FREQUENCY[row["frequency"]] for row in rows}
+    rows = [
+        row for document in documents for row in document["categories"] if row.get("frequency") in LVIS_FREQUENCY_NAMES
+    ]
+    return {normalise_name(row["name"].strip()): LVIS_FREQUENCY_NAMES[row["frequency"]] for row in rows}
 
 
-def verified_in(row: dict[str, Any], classes: dict[int, int], where: str) -> Verified | None:
+def read_verified_classes(row: dict[str, Any], classes: dict[int, int], where: str) -> VerifiedClasses | None:
     """What is known of an image of a federated data set beside its objects; None of others. Raises DataError, naming
     `where`, for categories that are not there."""
     parts = []
@@ -214,24 +227,24 @@ def verified_in(row: dict[str, Any], classes: dict[int, int], where: str) -> Ver
         if not isinstance(listed, list) or any(not is_integer(number) or number not in classes for number in listed):
             raise DataError(f"{where}: {name} {str(listed)[:60]} are no categories", "they are a list of ids")
         parts.append(np.array([classes[number] for number in listed], np.int64))
-    return Verified(*parts) if "neg_category_ids" in row else None
+    return VerifiedClasses(*parts) if "neg_category_ids" in row else None
 
 
-def name_in(row: dict[str, Any]) -> Any:
+def get_image_file_name(row: dict[str, Any]) -> Any:
     """The file name of an image; of LVIS, which has none, the end of its address."""
     address = row.get("coco_url")
     return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
 
 
-def scenes_of(document: dict[str, Any], place: Path, classes: dict[int, int]) -> list[Scene]:
+def read_coco_scenes(document: dict[str, Any], place: Path, classes: dict[int, int]) -> list[Scene]:
     """The images of a split with their objects. Raises DataError."""
-    origin, images = printable(place), images_near(place)
+    origin, images = escape_unprintable(place), index_nearby_images(place)
     rows: dict[int, list[Shape]] = defaultdict(list)
     known: dict[int, dict[str, Any]] = {}
     for row in document["images"]:
         where = f"{origin}, image {shorten_value(row)}"
         number = read_id(row, "id", where)
-        if not isinstance(name_in(row), str):
+        if not isinstance(get_image_file_name(row), str):
             raise DataError(f"{where} has no file_name", "give it the name of its image file")
         if number in known:
             raise DataError(f"{origin}: two images have the id {number}", "give each its own")
@@ -243,31 +256,31 @@ def scenes_of(document: dict[str, Any], place: Path, classes: dict[int, int]) ->
             raise DataError(f"{where}: there is no image {number}", "add the image, or remove the annotation")
         if category not in classes:
             raise DataError(f"{where}: there is no category {category}", "name it in categories")
-        rows[number].append(shape_of(row, classes[category], where))
+        rows[number].append(parse_coco_shape(row, classes[category], where))
     return [
         Scene(
-            images.find(name_in(row), origin),
+            images.find(get_image_file_name(row), origin),
             tuple(rows[number]),
             place,
-            size_in(row),
-            verified=verified_in(row, classes, f"{origin}, image {number}"),
+            get_stated_size(row),
+            verified=read_verified_classes(row, classes, f"{origin}, image {number}"),
         )
         for number, row in known.items()
     ]
 
 
-def images_near(place: Path) -> FileIndex:
+def index_nearby_images(place: Path) -> FileIndex:
     """The image files that a JSON file can mean: those of the folder that is nearest to its name."""
     home = place.parent.parent if place.parent.name == "annotations" else place.parent
     folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
-    split = split_in_text(place.stem)
+    split = find_split_word(place.stem)
     inside = [find_split_folders(home / inner) for inner in ("", "images")]
     folders += [homes[split] for homes in inside if split in homes] + [home / "images", home]
     folder = next((folder for folder in folders if folder.is_dir()), home)
     return FileIndex(list_images(folder), folder)
 
 
-def size_in(row: dict[str, Any]) -> tuple[int, int] | None:
+def get_stated_size(row: dict[str, Any]) -> tuple[int, int] | None:
     """(height, width) of an image as the file has it; None where it has none."""
     height, width = row.get("height"), row.get("width")
     if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
@@ -275,36 +288,36 @@ def size_in(row: dict[str, Any]) -> tuple[int, int] | None:
     return None
 
 
-def shape_of(row: dict[str, Any], label: int, where: str) -> Shape:
+def parse_coco_shape(row: dict[str, Any], label: int, where: str) -> Shape:
     """One annotation. Raises DataError, naming `where`, for coordinates and run lengths that cannot be meant."""
     box, mask, crowd = row.get("bbox"), row.get("segmentation"), read_flag(row.get("iscrowd"), "iscrowd", where)
     corners = None
     if box is not None:
-        numbers = finite(box if isinstance(box, list) else [box], where)
+        numbers = parse_coordinates(box if isinstance(box, list) else [box], where)
         if len(numbers) != 4 or min(numbers[2:]) < 0:
             raise DataError(f"{where}: bbox {numbers[:8]} is no left, top, width, height", "mend it")
         corners = (numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3])
     if isinstance(mask, dict):
-        return Shape(label, corners, (), runs_in(mask, where), crowd=crowd)
+        return Shape(label, corners, (), parse_run_lengths(mask, where), crowd=crowd)
     if mask is not None and not isinstance(mask, list):
         raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "mend or remove it")
     polygons = []
     for part in mask or []:
-        numbers = finite(part if isinstance(part, list) else [part], where)
+        numbers = parse_coordinates(part if isinstance(part, list) else [part], where)
         if len(numbers) % 2:
             raise DataError(f"{where}: a polygon of {len(numbers)} numbers", "they are pairs of x and y")
-        if len(numbers) > 2 * MINI:
+        if len(numbers) > 2 * MAX_DEGENERATE_CORNERS:
             polygons.append(np.array(numbers, np.float32).reshape(-1, 2))
     if corners is None and not polygons:
         raise DataError(f"{where} has neither bbox nor segmentation", "give it either")
     return Shape(label, corners, tuple(polygons), None, crowd=crowd)
 
 
-def runs_in(mask: dict[str, Any], where: str) -> list[int]:
+def parse_run_lengths(mask: dict[str, Any], where: str) -> list[int]:
     """The run lengths of a segmentation, compressed or not. Raises DataError."""
     counts, size = mask.get("counts"), mask.get("size")
     try:
-        runs = decode_runs(counts) if isinstance(counts, str) else counts
+        runs = decode_compressed_rle(counts) if isinstance(counts, str) else counts
         if not isinstance(runs, list) or not all(is_integer(run) and run >= 0 for run in runs):
             raise ValueError("counts are run lengths")
         if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeGuard
 
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-FLAGS = {"0": False, "1": True, "false": False, "true": True, "": False}
+FLAG_VALUES = {"0": False, "1": True, "false": False, "true": True, "": False}
 
 
 def read_id(entry: dict[str, Any], key: str, where: str) -> int:
@@ -36,7 +36,7 @@ def read_flag(value: Any, name: str, where: str) -> bool:
     """
     if value is None:
         return False
-    flag = FLAGS.get(str(value).strip().lower()) if isinstance(value, int | str) else None
+    flag = FLAG_VALUES.get(str(value).strip().lower()) if isinstance(value, int | str) else None
     if flag is None and isinstance(value, float) and value in (0.0, 1.0):
         flag = bool(value)
     if flag is None:
@@ -56,5 +56,5 @@ def read_class_name(value: Any, where: str, key: str = "name") -> str:
 
 def shorten_value(value: Any, most: int = 40) -> str:
     """Write a value of an annotation file for a message, on one line of at most `most` characters."""
-    text = printable(repr(value))
+    text = escape_unprintable(repr(value))
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-Keypoints = tuple[int, int] | None  # number of keypoints and values of each; None where lines are boxes or polygons
-UNSTATED: Keypoints = (0, 0)  # data.yaml has no kpt_shape
-EVIDENCE = 4  # lines below which boxes with keypoints are not told from polygons
-EDGE = 0.02  # share of a side by which a keypoint may lie outside its box
+KeypointShape = tuple[int, int] | None  # number of keypoints and values of each; None where lines are boxes or polygons
+UNSTATED_KEYPOINTS: KeypointShape = (0, 0)  # data.yaml has no kpt_shape
+MIN_KEYPOINT_LINES = 4  # lines below which boxes with keypoints are not told from polygons
+KEYPOINT_MARGIN = 0.02  # share of a side by which a keypoint may lie outside its box
 
 
-def read_keypoints(config: dict[str, Any], origin: str) -> Keypoints:
+def read_keypoint_shape(config: dict[str, Any], origin: str) -> KeypointShape:
     """Read `kpt_shape` of data.yaml. Raises DataError, naming `origin`, for what is not two positive integers."""
     if "kpt_shape" not in config:
-        return UNSTATED
+        return UNSTATED_KEYPOINTS
     shape = config["kpt_shape"]
     if shape is None:
         return None
@@ -33,38 +33,38 @@ def read_keypoints(config: dict[str, Any], origin: str) -> Keypoints:
     return shape[0], shape[1]
 
 
-def count_values(keypoints: Keypoints) -> int:
+def count_keypoint_values(keypoints: KeypointShape) -> int:
     """The numbers after the box in a line; 0 for lines of boxes or polygons."""
     return keypoints[0] * keypoints[1] if keypoints else 0
 
 
-def refuse_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
+def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
     """Raise DataError where all lines of all label files are boxes with keypoints, and nothing states their number."""
     rows = [(image, shares) for image, own in lines.items() for _, shares in own]
     lengths = {len(shares) for _, shares in rows}
-    if len(rows) < EVIDENCE or len(lengths) > 1 or lengths <= {4}:
+    if len(rows) < MIN_KEYPOINT_LINES or len(lengths) > 1 or lengths <= {4}:
         return
     extra = lengths.pop() - 4
     for values in (3, 2):
-        if extra % values == 0 and all(holds_keypoints(shares, values) for _, shares in rows):
+        if extra % values == 0 and all(is_keypoint_line(shares, values) for _, shares in rows):
             shape = f"kpt_shape: [{extra // values}, {values}]"
             problem = (
                 f"all {len(rows):,} label lines look like a box and {extra // values} keypoints, not like polygons"
             )
             hint = f"add {shape} to data.yaml to read the boxes, or kpt_shape: null to read polygons"
-            raise DataError(f"{problem}; the first are those of {printable(rows[0][0])}", hint)
+            raise DataError(f"{problem}; the first are those of {escape_unprintable(rows[0][0])}", hint)
 
 
-def holds_keypoints(shares: Sequence[float], values: int) -> bool:
+def is_keypoint_line(shares: Sequence[float], values: int) -> bool:
     """Whether a line is a box within the image with keypoints of so many `values` inside the box, or at (0, 0)."""
     x, y, width, height = shares[:4]
     points = [shares[start : start + values] for start in range(4, len(shares), values)]
-    if any(abs(middle - 0.5) + side / 2 > 0.5 + EDGE for middle, side in ((x, width), (y, height))):
+    if any(abs(middle - 0.5) + side / 2 > 0.5 + KEYPOINT_MARGIN for middle, side in ((x, width), (y, height))):
         return False
     if values == 3 and any(point[2] not in (0, 1, 2) for point in points):
         return False
     return all(
         (point[0] == 0 and point[1] == 0)
-        or (abs(point[0] - x) <= width / 2 + EDGE and abs(point[1] - y) <= height / 2 + EDGE)
+        or (abs(point[0] - x) <= width / 2 + KEYPOINT_MARGIN and abs(point[1] - y) <= height / 2 + KEYPOINT_MARGIN)
         for point in points
     )

@@ -19,18 +19,18 @@ from typing import Any
 import numpy as np
 
 from vitreous.data.annotations.fields import read_class_name, shorten_value
-from vitreous.data.annotations.objects import Scene, check_stated_image, finite, parse_all
-from vitreous.data.annotations.scenes import data_of_scenes
+from vitreous.data.annotations.objects import Scene, check_stated_image, parse_coordinates, parse_in_threads
+from vitreous.data.annotations.scenes import build_scene_data
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.layouts.file_names import find_file, normalise_name
+from vitreous.data.layouts.file_names import normalise_name, resolve_unicode_path
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.split_names import find_split_folders, is_system_name
 from vitreous.data.split import Data
 from vitreous.data.text_files import contains_word, read_text
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-ROUND = 64  # corners of a circle as a polygon
-Parsed = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
+CIRCLE_CORNERS = 64  # corners of a circle as a polygon
+ParsedObjects = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
 
 
 def is_labelme(root: Path) -> bool:
@@ -42,7 +42,7 @@ def is_labelme(root: Path) -> bool:
     return False
 
 
-def labelme(root: Path, split_seed: int = 0) -> Data:
+def open_labelme(root: Path, split_seed: int = 0) -> Data:
     """Open a folder. Without `val`, a tenth of `train` is held out; an image without a file has no object.
 
     Raises DataError for files that are no such JSON, or whose image is missing.
@@ -54,34 +54,38 @@ def labelme(root: Path, split_seed: int = 0) -> Data:
         for place in sorted(place for place in home.rglob("*.json") if not is_system_name(place.name)):
             count = stems[normalise_name(os.fspath(place.with_suffix("")))]
             if count > 1:
-                raise DataError(f"{printable(place)} has {count} images of its name beside it", "rename or remove one")
+                raise DataError(
+                    f"{escape_unprintable(place)} has {count} images of its name beside it", "rename or remove one"
+                )
             if not count:
-                raise DataError(f"{printable(place)} has no image of its name beside it", "restore or remove it")
+                raise DataError(
+                    f"{escape_unprintable(place)} has no image of its name beside it", "restore or remove it"
+                )
     every = [place for rows in images.values() for place in rows]
-    parsed = dict(zip(every, parse_all(every, parse_file), strict=True))
+    parsed = dict(zip(every, parse_in_threads(every, parse_labelme_file), strict=True))
     classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
 
     def scene(place: Path) -> Scene:
         rows, size = parsed[place]
         shapes = tuple(replace(shape, label=classes.index(name)) for name, shape in rows)
-        return Scene(place, shapes, json_file(place), size)
+        return Scene(place, shapes, find_labelme_json(place), size)
 
     scenes = {split: [scene(place) for place in rows] for split, rows in images.items()}
-    return data_of_scenes(printable(root), classes, scenes, split_seed, [])
+    return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, [])
 
 
-def json_file(image: Path) -> Path:
+def find_labelme_json(image: Path) -> Path:
     """The file of an image, in the Unicode form that it has."""
     place = image.with_suffix(".json")
-    return Path(find_file(place) or place)
+    return Path(resolve_unicode_path(place) or place)
 
 
-def parse_file(image: Path) -> Parsed:
+def parse_labelme_file(image: Path) -> ParsedObjects:
     """The objects of an image with the names of their classes, and its size. Raises DataError."""
-    place = json_file(image)
+    place = find_labelme_json(image)
     if not place.is_file():
         return [], None
-    origin = printable(place)
+    origin = escape_unprintable(place)
     try:
         document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
@@ -97,7 +101,7 @@ def parse_file(image: Path) -> Parsed:
             raise DataError(f"{where} is not an object: {shorten_value(entry)}", "give it a label and points")
         name = normalise_name(read_class_name(entry.get("label"), where, "label"))
         group = entry.get("group_id")
-        polygon = polygon_of(entry, where)
+        polygon = parse_polygon(entry, where)
         if group is not None and (name, str(group)) in groups:
             position = groups[name, str(group)]
             shape = rows[position][1]
@@ -111,15 +115,15 @@ def parse_file(image: Path) -> Parsed:
     return rows, None
 
 
-def polygon_of(entry: dict[str, Any], where: str) -> np.ndarray:
+def parse_polygon(entry: dict[str, Any], where: str) -> np.ndarray:
     """(n, 2) float32 corners of a shape. Raises DataError, naming `where`, for points that do not make one."""
     kind, points = entry.get("shape_type") or "polygon", entry.get("points")
     if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
         raise DataError(f"{where} has no points", "they are pairs of x and y")
-    corners = np.array([finite(point, where) for point in points], np.float32).reshape(-1, 2)
+    corners = np.array([parse_coordinates(point, where) for point in points], np.float32).reshape(-1, 2)
     needed = {"polygon": 3, "rectangle": 2, "circle": 2}.get(kind)
     if needed is None:
-        raise DataError(f"{where} is a {printable(str(kind))}", "objects are polygons, rectangles and circles")
+        raise DataError(f"{where} is a {escape_unprintable(str(kind))}", "objects are polygons, rectangles and circles")
     if len(corners) < needed or (needed == 2 and len(corners) > 4):
         raise DataError(f"{where}: a {kind} of {len(corners)} points", "mend or remove it")
     if kind == "rectangle":
@@ -127,6 +131,6 @@ def polygon_of(entry: dict[str, Any], where: str) -> np.ndarray:
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float32)
     if kind == "circle":
         radius = math.dist(*corners[:2].tolist())
-        turns = np.linspace(0, 2 * math.pi, ROUND, endpoint=False)
+        turns = np.linspace(0, 2 * math.pi, CIRCLE_CORNERS, endpoint=False)
         return (corners[0] + radius * np.stack([np.cos(turns), np.sin(turns)], 1)).astype(np.float32)
     return corners

@@ -13,24 +13,24 @@ from typing import Literal
 
 import numpy as np
 
-from vitreous.data.annotations.objects import Scene, image_size, is_empty
+from vitreous.data.annotations.objects import Scene, is_empty_box, read_image_size
 from vitreous.data.annotations.shapes import Box, Shape
-from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit, Target
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
 MEASURED_IMAGES = 2_000  # images of a split, evenly spread, whose size is compared with their boxes
-NOTED_CROWDS = 0.1  # share of crowds among the objects from which a note names them
-NOTED_BEYOND = 0.25  # share of boxes that reach over the edge of their image from which a note names them
+MIN_NOTED_CROWD_SHARE = 0.1  # share of crowds among the objects from which a note names them
+MIN_NOTED_OVERHANG_SHARE = 0.25  # share of boxes that reach over the edge of their image from which a note names them
 QUARTER_OBJECTS, QUARTER_IMAGES = 20, 10  # objects and images from which boxes in one quarter are no coincidence
-FIXES = {  # reason for which objects are lost -> how to fix most of them
+LOSS_FIXES = {  # reason for which objects are lost -> how to fix most of them
     "crowds (iscrowd or difficult is 1)": "set iscrowd or difficult to 0 for single objects",
     "boxes without area": "fix the corners of the boxes",
     "boxes outside their image": "scale the boxes to the pixels of the images",
     "boxes of images whose size cannot be read": "convert the images to a format such as PNG",
 }
-CROWD, EMPTY, OUTSIDE, UNREADABLE = FIXES
-Content = Literal["objects", "classes"]
+CROWD_REASON, EMPTY_REASON, OUTSIDE_REASON, UNREADABLE_REASON = LOSS_FIXES
+LearnableContent = Literal["objects", "classes"]
 
 
 @dataclass
@@ -48,10 +48,10 @@ class ObjectTally:
     firsts: dict[str, str] = field(default_factory=dict)  # reason -> the first file
     mismatches: list[str] = field(default_factory=list)  # images whose stated size is another one
 
-    def lose(self, reason: str, scene: Scene) -> None:
+    def count_lost(self, reason: str, scene: Scene) -> None:
         """Count a lost object."""
         self.lost[reason] += 1
-        self.firsts.setdefault(reason, printable(scene.origin))
+        self.firsts.setdefault(reason, escape_unprintable(scene.origin))
 
     def describe(self) -> str:
         """Write the reasons with their counts."""
@@ -65,38 +65,38 @@ def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
     measured = set(spread.tolist())
     for number, scene in enumerate(scenes):
         tally.objects += len(scene.shapes)
-        size = read_size(scene) if number in measured and (scene.shapes or scene.size) else None
-        boxes = [box for shape in scene.shapes if (box := shape.extent()) is not None]
+        size = read_scene_size(scene) if number in measured and (scene.shapes or scene.size) else None
+        boxes = [box for shape in scene.shapes if (box := shape.compute_bounding_box()) is not None]
         tally.largest = max([tally.largest, *(max(box[2:]) for box in boxes)])
         for shape in scene.shapes:
-            if (reason := loss_of(shape, size)) is not None:
-                tally.lose(reason, scene)
+            if (reason := find_loss_reason(shape, size)) is not None:
+                tally.count_lost(reason, scene)
         if size is not None and min(size) > 0:
             compare_sizes(tally, scene, size, boxes)
     return tally
 
 
-def read_size(scene: Scene) -> tuple[int, int] | None:
+def read_scene_size(scene: Scene) -> tuple[int, int] | None:
     """(height, width) of the image of a scene; (0, 0) where its header cannot be read, None where the file cannot."""
     try:
-        return image_size(scene.image)
+        return read_image_size(scene.image)
     except DataError:  # named when the images are decoded
         return None
 
 
-def loss_of(shape: Shape, size: tuple[int, int] | None) -> str | None:
+def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
     """The reason for which an object on an image of `size` (height, width) cannot be learned; None where it can."""
-    box = shape.extent()
+    box = shape.compute_bounding_box()
     if size is not None and min(size) < 1:
-        return UNREADABLE
+        return UNREADABLE_REASON
     if shape.crowd:
-        return CROWD
-    if is_empty(box):
-        return EMPTY
+        return CROWD_REASON
+    if is_empty_box(box):
+        return EMPTY_REASON
     outside = (
         size is not None and box is not None and (box[2] <= 0 or box[3] <= 0 or box[0] >= size[1] or box[1] >= size[0])
     )
-    return OUTSIDE if outside else None
+    return OUTSIDE_REASON if outside else None
 
 
 def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes: Sequence[Box]) -> None:
@@ -109,11 +109,12 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
     if scene.size is not None and scene.size != size:
         stated = f"{scene.size[1]} x {scene.size[0]}"
         tally.mismatches.append(
-            f"{printable(scene.image)} has {width} x {height} pixels, {printable(scene.origin)} states {stated}"
+            f"{escape_unprintable(scene.image)} has {width} x {height} pixels, "
+            f"{escape_unprintable(scene.origin)} states {stated}"
         )
 
 
-def objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> DataError | None:
+def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> DataError | None:
     """Return why no object of the training split can be learned; None where one can."""
     if tally.mismatches:
         problem = f"{len(tally.mismatches):,} of {tally.measured:,} images have another size than their annotations"
@@ -124,8 +125,10 @@ def objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> Dat
         problem = f"{name}: none of {len(scenes):,} training images has an annotated object"
         if missing:
             problem += f"; {len(missing):,} of {len(scenes):,} label files do not exist, such as"
-            return DataError(f"{problem} {printable(missing[0].origin)}", "put the label files into that folder")
-        return DataError(problem, f"annotate objects in files such as {printable(scenes[0].origin)}")
+            return DataError(
+                f"{problem} {escape_unprintable(missing[0].origin)}", "put the label files into that folder"
+            )
+        return DataError(problem, f"annotate objects in files such as {escape_unprintable(scenes[0].origin)}")
     if 0 < tally.largest <= 1:
         problem = f"{name}: all {tally.objects:,} boxes end at 1 or less: they are shares of the image, not pixels"
         return DataError(problem, "multiply the coordinates by the width and height of the images")
@@ -133,14 +136,14 @@ def objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> Dat
         return None
     problem = f"{name}: none of {tally.objects:,} training objects can be learned: {tally.describe()}"
     reason = tally.lost.most_common(1)[0][0]
-    return DataError(f"{problem}; the first is in {tally.firsts[reason]}", FIXES[reason])
+    return DataError(f"{problem}; the first is in {tally.firsts[reason]}", LOSS_FIXES[reason])
 
 
-def loss_notes(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[str]:
+def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[str]:
     """Return notes on the objects of a split that are lost, and on boxes that do not fit their images."""
     notes = []
-    lost = tally.lost.total() - tally.lost[CROWD]
-    if lost or tally.lost[CROWD] > NOTED_CROWDS * tally.objects:
+    lost = tally.lost.total() - tally.lost[CROWD_REASON]
+    if lost or tally.lost[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
         share = f"{tally.lost.total():,} of {tally.objects:,} objects ({tally.lost.total() / tally.objects:.0%})"
         first = next(tally.firsts[reason] for reason in tally.lost)
         notes.append(f"{split}: {share} cannot be learned: {tally.describe()}; the first is in {first}")
@@ -149,7 +152,7 @@ def loss_notes(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[
         if tally.quarter == sum(bool(scene.shapes) for scene in scenes):
             text = f"{split}: all {boxes} end in the upper left quarter of their images"
             notes.append(f"{text}: check whether they are percentages, or made for smaller images")
-        if tally.beyond > NOTED_BEYOND * tally.measured_objects:
+        if tally.beyond > MIN_NOTED_OVERHANG_SHARE * tally.measured_objects:
             text = f"{split}: {tally.beyond:,} of {boxes} reach over the edge of their image"
             notes.append(f"{text}: check whether they were made for larger images")
     unlabelled = sum(not scene.shapes and not scene.origin.is_file() for scene in scenes)
@@ -158,13 +161,13 @@ def loss_notes(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[
     return notes
 
 
-def require_learnable(data: Data, content: Content) -> None:
+def require_learnable(data: Data, content: LearnableContent) -> None:
     """Raise DataError, with the reason, for data whose training images have nothing of the `content` to learn."""
     if (error := find_unlearnable(data, content)) is not None:
         raise error
 
 
-def find_unlearnable(data: Data, content: Content | None = None) -> DataError | None:
+def find_unlearnable(data: Data, content: LearnableContent | None = None) -> DataError | None:
     """Return why nothing on the training images can be learned: no object, or no two classes of pixels. None where
     something can, and for data without annotations. Without `content` either will do."""
     split = data.whole or data.splits.get("train")
@@ -172,22 +175,22 @@ def find_unlearnable(data: Data, content: Content | None = None) -> DataError | 
         return None
     if data.unlearnable is not None:
         return data.unlearnable
-    target, error = first_learnable(split, content)
+    target, error = find_learnable_target(split, content)
     if target is None:
         noun = "class map" if content == "classes" else "object"
         problem = f"{data.name}: no {noun} on {len(split):,} training images can be learned"
         return DataError(f"{problem}; the first: {error.message}" if error else problem, "annotate the images")
-    if content == "objects" or target.classes is None or (content is None and has_objects(target)):
+    if content == "objects" or target.classes is None or (content is None and has_learnable_objects(target)):
         return None
     present = np.flatnonzero(split.labels.any(0))
     if len(present) > 1:
         return None
-    names = printable(data.classes[present[0]]) if len(present) else "none"
+    names = escape_unprintable(data.classes[present[0]]) if len(present) else "none"
     problem = f"{data.name}: every labelled pixel of {len(split):,} training masks has one class ({names})"
     return DataError(problem, "add masks with other classes, or check how the masks were saved")
 
 
-def first_learnable(split: Split, content: Content | None) -> tuple[Target | None, DataError | None]:
+def find_learnable_target(split: Split, content: LearnableContent | None) -> tuple[Target | None, DataError | None]:
     """Return the first target of a split that has something to learn, and the first error of those that were read."""
     first = None
     assert isinstance(split, AnnotatedSplit)
@@ -197,16 +200,16 @@ def first_learnable(split: Split, content: Content | None) -> tuple[Target | Non
         except DataError as error:
             first = first or error
             continue
-        if has_objects(target) or (content != "objects" and has_classes(target)):
+        if has_learnable_objects(target) or (content != "objects" and has_labelled_pixels(target)):
             return target, None
     return None, first
 
 
-def has_objects(target: Target) -> bool:
+def has_learnable_objects(target: Target) -> bool:
     """Whether an image has an object that is not a crowd."""
     return bool((~target.crowd).any())
 
 
-def has_classes(target: Target) -> bool:
+def has_labelled_pixels(target: Target) -> bool:
     """Whether an image has a class map with a known pixel."""
-    return target.classes is not None and bool((target.classes != IGNORE).any())
+    return target.classes is not None and bool((target.classes != IGNORE_INDEX).any())

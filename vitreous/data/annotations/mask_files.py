@@ -1,7 +1,7 @@
 """Read the files of masks: class numbers or colours from images and .npy arrays, and what their values suggest.
 
 Numbers may be stored as integers of any width, as whole floating-point numbers, or as grey RGB images. NaN is a pixel
-without a class. Lossy compression (JPEG, lossy WebP) changes class numbers, which `describe_lossy` warns about.
+without a class. Lossy compression (JPEG, lossy WebP) changes class numbers, which `describe_lossy_masks` warns about.
 """
 
 from __future__ import annotations
@@ -15,60 +15,74 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import open_regular, read_regular, reason
+from vitreous.data.decoding.decode import describe_exception, open_input_file, read_input_file
 from vitreous.data.decoding.gate import MAX_PIXELS
-from vitreous.data.decoding.npy import MAGIC, read_header
+from vitreous.data.decoding.npy import NPY_MAGIC, read_npy_header
 from vitreous.data.decoding.spectral import read_channels
-from vitreous.data.decoding.tiff import GREY, PHOTOMETRIC, SAMPLES, TIFF, read_form, read_nodata, read_tags
-from vitreous.errors import DataError, printable
+from vitreous.data.decoding.tiff import (
+    GREY_PHOTOMETRIC,
+    PHOTOMETRIC_TAG,
+    SAMPLES_TAG,
+    TIFF_SIGNATURES,
+    read_nodata_tag,
+    read_tiff_form,
+    read_tiff_tags,
+)
+from vitreous.errors import DataError, escape_unprintable
 
-VOID = 255  # in a class map of numbers: a pixel without a class
-NUMBERS = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # modes of Pillow whose values are numbers
-PILLOW_MASKS = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes of TIFF masks that Pillow reads
-ROUNDING = 1e-3  # distance from a whole number up to which a floating-point value is taken for it
-MIDDLE = 127  # of a lossy mask in black and white: larger values are white
-SMEAR = 40  # values by which lossy compression changes most of black and white
-SMEARED = 0.05  # share of pixels that it changes more, at edges
-PROBED = 50  # lossy masks that are looked through
-NAMED = 8  # class numbers that a message lists
-SAVE_MASK = "save it as a PNG file of class numbers"
+VOID_VALUE = 255  # in a class map of numbers: a pixel without a class
+NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # modes of Pillow whose values are numbers
+PILLOW_MASK_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes of TIFF masks that Pillow reads
+CLASS_ROUNDING_TOLERANCE = 1e-3  # distance from a whole number up to which a floating-point value is taken for it
+LOSSY_WHITE_THRESHOLD = 127  # of a lossy mask in black and white: larger values are white
+MAX_COMPRESSION_ERROR = 40  # values by which lossy compression changes most of black and white
+MAX_SMEARED_SHARE = 0.05  # share of pixels that it changes more, at edges
+MAX_PROBED_LOSSY_MASKS = 50  # lossy masks that are looked through
+MAX_LISTED_CLASS_NUMBERS = 8  # class numbers that a message lists
+SAVE_MASK_HINT = "save it as a PNG file of class numbers"
 
 
 def read_mask(place: Path) -> np.ndarray:
     """(H, W) int32 numbers of a mask, of palettes their indices, or (H, W, C) uint8 colours. Raises DataError."""
-    content, name = read_regular(place), printable(place)
-    if content.startswith(MAGIC):
+    content, name = read_input_file(place), escape_unprintable(place)
+    if content.startswith(NPY_MAGIC):
         return read_npy_mask(content, name)
-    if content.startswith(TIFF) and (values := read_tiff_mask(content, name)) is not None:
+    if content.startswith(TIFF_SIGNATURES) and (values := read_tiff_mask(content, name)) is not None:
         return values
     try:
         with Image.open(io.BytesIO(content)) as image:
-            if image.mode in NUMBERS:
-                return np.asarray(image).astype(np.int32) * (VOID if image.mode == "1" else 1)
+            if image.mode in NUMBER_MODES:
+                return np.asarray(image).astype(np.int32) * (VOID_VALUE if image.mode == "1" else 1)
             values = np.asarray(image if image.mode == "F" else image.convert("RGB"))
     except Exception as error:
-        raise DataError(f"{name} is not a readable mask ({reason(error)})", "restore it, or remove it") from None
+        raise DataError(
+            f"{name} is not a readable mask ({describe_exception(error)})", "restore it, or remove it"
+        ) from None
     return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
 
 
 def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
     """(H, W) int32 numbers of a TIFF of one band that states a nodata value, or whose dtype Pillow does not read, as
-    GIS programs write them; None for other files. A nodata value that is no class number becomes `VOID`. Raises
+    GIS programs write them; None for other files. A nodata value that is no class number becomes `VOID_VALUE`. Raises
     DataError."""
     try:
-        tags = read_tags(content)
-        photometric, nodata, dtype = tags.get(PHOTOMETRIC, GREY)[0], read_nodata(tags), read_form(content, name).dtype
+        tags = read_tiff_tags(content)
+        photometric, nodata, dtype = (
+            tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0],
+            read_nodata_tag(tags),
+            read_tiff_form(content, name).dtype,
+        )
     except Exception:  # the caller names what is damaged
         return None
-    is_grey = int(tags.get(SAMPLES, (1,))[0]) == 1 and photometric in GREY
-    if not is_grey or (nodata is None and dtype in ("", *PILLOW_MASKS)):
+    is_grey = int(tags.get(SAMPLES_TAG, (1,))[0]) == 1 and photometric in GREY_PHOTOMETRIC
+    if not is_grey or (nodata is None and dtype in ("", *PILLOW_MASK_DTYPES)):
         return None
     values = read_channels(content, name)
     if len(values) != 1:
         return None
     numbers = values[0].astype(np.float64)
-    if nodata is not None and not 0 <= nodata < VOID:
-        numbers[numbers == nodata] = VOID
+    if nodata is not None and not 0 <= nodata < VOID_VALUE:
+        numbers[numbers == nodata] = VOID_VALUE
     return to_whole_numbers(numbers, name)
 
 
@@ -76,7 +90,7 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
     """(H, W) int32 numbers or (H, W, 3) uint8 colours of a .npy file. Raises DataError, with `name`, for other shapes
     and types, and for damaged files."""
     file = io.BytesIO(content)
-    shape, fortran, dtype = read_header(file, name)
+    shape, fortran, dtype = read_npy_header(file, name)
     if dtype.kind not in "buif":
         raise DataError(f"{name}: values of type {dtype.str} are not class numbers", "save the mask as integers")
     if len(content) - file.tell() != math.prod(shape) * dtype.itemsize or not 0 < math.prod(shape) <= 3 * MAX_PIXELS:
@@ -89,21 +103,21 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
         hint = "save it as (H, W) class numbers; scores of each class (K, H, W) by argmax over the classes"
         raise DataError(f"{name}: an array of {' x '.join(map(str, shape))} is not a mask", hint)
     if dtype.kind == "b":
-        return values.astype(np.int32) * VOID
+        return values.astype(np.int32) * VOID_VALUE
     return values if colours else to_whole_numbers(values, name)
 
 
 def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
-    """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID`. Raises DataError, with `name`,
-    for values that are not whole and for those that are too large."""
+    """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID_VALUE`. Raises DataError, with
+    `name`, for values that are not whole and for those that are too large."""
     numbers = values.astype(np.float64)
-    numbers[np.isnan(numbers)] = VOID
+    numbers[np.isnan(numbers)] = VOID_VALUE
     whole = np.round(np.nan_to_num(numbers, posinf=0.5, neginf=0.5))
-    if (wrong := ~(np.abs(numbers - whole) <= ROUNDING)).any():
+    if (wrong := ~(np.abs(numbers - whole) <= CLASS_ROUNDING_TOLERANCE)).any():
         problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class number"
-        raise DataError(problem, SAVE_MASK)
+        raise DataError(problem, SAVE_MASK_HINT)
     if np.abs(whole).max(initial=0) >= 1 << 31:
-        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class number", SAVE_MASK)
+        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class number", SAVE_MASK_HINT)
     return whole.astype(np.int32)
 
 
@@ -119,7 +133,7 @@ def is_lossy(place: Path) -> bool:
     """Whether a file is compressed with loss, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False where
     it cannot be read."""
     try:
-        with open_regular(place) as file:
+        with open_input_file(place) as file:
             head = file.read(16)
     except (OSError, DataError):
         return False
@@ -127,36 +141,43 @@ def is_lossy(place: Path) -> bool:
     return webp or head[:3] == b"\xff\xd8\xff" or head[4:8] in (b"ftyp", b"jP  ")
 
 
-def are_smeared_binary(places: Sequence[Path]) -> bool:
-    """Whether lossy masks are black and white but for what the compression changed, by the first `PROBED` of them.
-    Raises DataError for one that cannot be read."""
-    darkest, brightest, between = VOID, 0, []
-    for place in places[:PROBED]:
+def are_lossy_binary(places: Sequence[Path]) -> bool:
+    """Whether lossy masks are black and white but for what the compression changed, by the first
+    `MAX_PROBED_LOSSY_MASKS` of them. Raises DataError for one that cannot be read."""
+    darkest, brightest, between = VOID_VALUE, 0, []
+    for place in places[:MAX_PROBED_LOSSY_MASKS]:
         values = to_numbers_if_grey(read_mask(place))
         if values.ndim != 2:
             return False
         darkest, brightest = min(darkest, int(values.min())), max(brightest, int(values.max()))
-        between.append(float(((values > SMEAR) & (values < VOID - SMEAR)).mean()))
-    return bool(between) and darkest <= SMEAR and brightest >= VOID - SMEAR and float(np.mean(between)) <= SMEARED
+        between.append(float(((values > MAX_COMPRESSION_ERROR) & (values < VOID_VALUE - MAX_COMPRESSION_ERROR)).mean()))
+    return (
+        bool(between)
+        and darkest <= MAX_COMPRESSION_ERROR
+        and brightest >= VOID_VALUE - MAX_COMPRESSION_ERROR
+        and float(np.mean(between)) <= MAX_SMEARED_SHARE
+    )
 
 
-def describe_lossy(places: Sequence[Path], count: int, binary: bool) -> str:
+def describe_lossy_masks(places: Sequence[Path], count: int, binary: bool) -> str:
     """Write a note on lossy masks with so many different values."""
     if binary:
-        text = f"{len(places):,} masks are lossy files: values above {MIDDLE} are read as white"
+        text = f"{len(places):,} masks are lossy files: values above {LOSSY_WHITE_THRESHOLD} are read as white"
     else:
         text = f"{len(places):,} masks are lossy files, whose compression changes class numbers: {count} values"
-    return f"{text}; save masks as PNG; the first is {printable(places[0])}"
+    return f"{text}; save masks as PNG; the first is {escape_unprintable(places[0])}"
 
 
-def describe_gaps(values: set[int]) -> str:
+def describe_class_gaps(values: set[int]) -> str:
     """Write a note on class numbers with gaps, with the number that probably marks pixels to ignore; empty without."""
     numbers = sorted(values)
     gaps = [(low, high) for low, high in pairwise(numbers) if high > low + 1]
     if not gaps:
         return ""
     unused = sum(high - low - 1 for low, high in gaps)
-    listed = ", ".join(map(str, numbers[:NAMED])) + (", …" if len(numbers) > NAMED else "")
+    listed = ", ".join(map(str, numbers[:MAX_LISTED_CLASS_NUMBERS])) + (
+        ", …" if len(numbers) > MAX_LISTED_CLASS_NUMBERS else ""
+    )
     text = f"masks have the class numbers {listed}: {unused:,} numbers between them become classes without a pixel"
     if len(gaps) == 1 and gaps[0][1] == numbers[-1]:
         return f"{text}; if {numbers[-1]} marks pixels without a class, use --ignore-index {numbers[-1]}"

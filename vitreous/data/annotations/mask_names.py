@@ -12,31 +12,31 @@ from typing import Literal, NamedTuple
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.split_names import SPLIT_OF_NAME
 
-Role = Literal["images", "masks"]
+FileRole = Literal["images", "masks"]
 IMAGE_WORDS = frozenset(["image", "images", "img", "imgs", "jpegimages", "leftimgbit", "input", "inputs", "rgb"])
 MASK_WORDS = frozenset(
     ["mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "groundtruth"]
     + ["gtfine", "gtcoarse", "seg", "segmentation", "segmentations", "segmentationclass", "labelids"]
 )
-#: words of file names that tell masks apart: of several files of an image the first of `VARIANTS` is read
-VARIANTS = ("labeltrainids", "trainids", "labelids")
-MASK_STEM_WORDS = MASK_WORDS | {*VARIANTS, "instanceids", "color", "colour", "colors", "truth", "ground", "l"}
+#: words of file names that tell masks apart: of several files of an image the first of `MASK_VARIANTS` is read
+MASK_VARIANTS = ("labeltrainids", "trainids", "labelids")
+MASK_STEM_WORDS = MASK_WORDS | {*MASK_VARIANTS, "instanceids", "color", "colour", "colors", "truth", "ground", "l"}
 IMAGE_STEM_WORDS = IMAGE_WORDS | {"im", "sat", "photo"}
-CAMERA = re.compile("leftimg8bit")  # Cityscapes' word for images, whose digit is no number
-WORDS = re.compile(r"[^\W\d_]+|\d+")
+CITYSCAPES_IMAGE_WORD = re.compile("leftimg8bit")  # Cityscapes' word for images, whose digit is no number
+WORD_PATTERN = re.compile(r"[^\W\d_]+|\d+")
 
 
 class FolderRole(NamedTuple):
     """The split in the name of a folder, and whether it contains images or masks; None where the name has none."""
 
     split: str | None
-    role: Role | None
+    role: FileRole | None
 
 
-def folder_role(name: str) -> FolderRole:
+def parse_folder_role(name: str) -> FolderRole:
     """Return the split and the role in the name of a folder: `trainannot`, `train_masks` and `masks-train` are of
     masks, `train` and `train_images` of images, and `post_fire` has no role."""
-    text = "".join(split_words(name, years=False))
+    text = "".join(split_name_words(name, years=False))
     for word in sorted(SPLIT_OF_NAME, key=len, reverse=True):
         for rest in {text.removeprefix(word), text.removesuffix(word)} - {text}:
             if not rest or rest in IMAGE_WORDS:
@@ -46,9 +46,9 @@ def folder_role(name: str) -> FolderRole:
     return FolderRole(None, "images" if text in IMAGE_WORDS else "masks" if text in MASK_WORDS else None)
 
 
-def split_words(name: str, years: bool = True) -> list[str]:
+def split_name_words(name: str, years: bool = True) -> list[str]:
     """Return the words and numbers of a name in lower case, without the years of its end unless `years`."""
-    words = WORDS.findall(CAMERA.sub("leftimgbit", normalise_name(name).casefold()))
+    words = WORD_PATTERN.findall(CITYSCAPES_IMAGE_WORD.sub("leftimgbit", normalise_name(name).casefold()))
     while not years and len(words) > 1 and re.fullmatch(r"(19|20)\d\d", words[-1]):
         words.pop()
     return words
@@ -62,15 +62,15 @@ class FileKey(NamedTuple):
 
     @property
     def variant(self) -> int:
-        """The position of the file's word in `VARIANTS`, behind all where it has none."""
-        return next((rank for rank, word in enumerate(VARIANTS) if word in self.words), len(VARIANTS))
+        """The position of the file's word in `MASK_VARIANTS`, behind all where it has none."""
+        return next((rank for rank, word in enumerate(MASK_VARIANTS) if word in self.words), len(MASK_VARIANTS))
 
 
-def file_key(stem: str, role: Role, folder: str = "") -> FileKey:
+def parse_file_key(stem: str, role: FileRole, folder: str = "") -> FileKey:
     """Return the key of a file by its name without the ending; words at both ends that files of a `role` have, for
     masks also those of images, and the name of the `folder`, are no part of it."""
     names = IMAGE_STEM_WORDS | (MASK_STEM_WORDS if role == "masks" else frozenset())
-    words, home, taken = split_words(stem), split_words(folder), list[str]()
+    words, home, taken = split_name_words(stem), split_name_words(folder), list[str]()
     for length in (len(home),) if home else ():
         if len(words) > length and words[-length:] == home:
             words, taken = words[:-length], words[-length:]

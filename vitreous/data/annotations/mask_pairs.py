@@ -6,67 +6,70 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from vitreous.data.annotations.mask_names import FileKey, file_key
-from vitreous.data.annotations.mask_places import MaskPlace, Reader, is_mask_stem
-from vitreous.data.layouts.file_names import count_shared_end, normalise_name
-from vitreous.errors import DataError, first_names, printable
+from vitreous.data.annotations.mask_names import FileKey, parse_file_key
+from vitreous.data.annotations.mask_places import ImageMaskReader, MaskLocation, is_mask_stem
+from vitreous.data.layouts.file_names import count_shared_end_parts, normalise_name
+from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-NAMING = "name the mask of a.jpg a.png, or a_mask.png"
+NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
-def pair_files(place: MaskPlace, reader: Reader) -> tuple[list[Path], list[Path]]:
+def pair_images_with_masks(place: MaskLocation, reader: ImageMaskReader) -> tuple[list[Path], list[Path]]:
     """Return the images of a split and the mask of each, in the order of the images. Raises DataError for an image
     without a mask, a mask without an image, and for names that match several files."""
     assert place.masks is not None, "asked for class maps"
     if place.masks == place.images:
-        every = named_files(place.images, reader)
+        every = list_files_by_stem(place.images, reader)
         images = {stem: path for stem, path in every.items() if not is_mask_stem(os.path.basename(stem))}
         masks = {stem: path for stem, path in every.items() if stem not in images}
     else:
-        images, masks = named_files(place.images, reader), named_files(place.masks, reader)
+        images, masks = list_files_by_stem(place.images, reader), list_files_by_stem(place.masks, reader)
     if images and masks and not images.keys() & masks.keys():
-        return list(images.values()), match_keys(images, masks, place)
-    check_missing(images, masks, lambda stem: stem)
+        return list(images.values()), match_masks_by_key(images, masks, place)
+    check_unpaired_files(images, masks, lambda stem: stem)
     return list(images.values()), [masks[stem] for stem in images]
 
 
-def match_keys(images: dict[str, Path], masks: dict[str, Path], place: MaskPlace) -> list[Path]:
+def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], place: MaskLocation) -> list[Path]:
     """Return the mask of each image, both by their paths without ending: the one of the same key in the folder whose
-    path ends like the image's; of several the first of `VARIANTS`. Raises DataError as `pair_files`."""
+    path ends like the image's; of several the first of `VARIANTS`. Raises DataError as `pair_images_with_masks`."""
     assert place.masks is not None, "asked for class maps"
     mixed = place.masks == place.images
     homes = ("", "") if mixed else (place.images.name, place.masks.name)
-    own = {stem: file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
-    keys = {stem: file_key(os.path.basename(stem), "masks", homes[1]) for stem in masks}
-    check_missing(images, masks, lambda stem: (own.get(stem) or keys[stem]).key)
+    own = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
+    keys = {stem: parse_file_key(os.path.basename(stem), "masks", homes[1]) for stem in masks}
+    check_unpaired_files(images, masks, lambda stem: (own.get(stem) or keys[stem]).key)
     by_key: dict[tuple[str, ...], list[str]] = {}
     for stem, key in keys.items():
         by_key.setdefault(key.key, []).append(stem)
     chosen: dict[Path, Path] = {}
     for stem, image in images.items():
-        best = best_masks(stem, by_key[own[stem].key], keys)
+        best = select_best_masks(stem, by_key[own[stem].key], keys)
         if len(best) > 1:
-            names = first_names([os.fspath(masks[one]) for one in best], 3)
-            raise DataError(f"{printable(image)} matches {len(best)} masks: {names}", NAMING)
+            names = format_first_names([os.fspath(masks[one]) for one in best], 3)
+            raise DataError(f"{escape_unprintable(image)} matches {len(best)} masks: {names}", NAMING_HINT)
         mask = masks[best[0]]
         if (other := chosen.setdefault(mask, image)) != image:
-            problem = f"{printable(mask)} matches 2 images, {printable(other)} and {printable(image)}"
-            raise DataError(problem, NAMING)
-    check_unused(by_key, masks, set(chosen), keys)
+            problem = (
+                f"{escape_unprintable(mask)} matches 2 images, {escape_unprintable(other)} "
+                f"and {escape_unprintable(image)}"
+            )
+            raise DataError(problem, NAMING_HINT)
+    check_unused_masks(by_key, masks, set(chosen), keys)
     return list(chosen)
 
 
-def best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
+def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
     """Return the masks of an image among those of its key: the longest shared end of their folders, then the first of
     `VARIANTS`."""
     folders = os.path.dirname(stem).split("/")
-    shared = {one: count_shared_end(tuple(os.path.dirname(one).split("/")), tuple(folders)) for one in candidates}
+    shared = {one: count_shared_end_parts(tuple(os.path.dirname(one).split("/")), tuple(folders)) for one in candidates}
     best = [one for one in candidates if shared[one] == max(shared.values())]
     least = min(keys[one].variant for one in best)
     return [one for one in best if keys[one].variant == least]
 
 
-def check_unused(
+def check_unused_masks(
     by_key: dict[tuple[str, ...], list[str]], masks: dict[str, Path], used: set[Path], keys: dict[str, FileKey]
 ) -> None:
     """Raise DataError for a mask that no image has, unless it is another variant of one that an image has."""
@@ -74,25 +77,28 @@ def check_unused(
         folders = {(os.path.dirname(stem)) for stem in stems if masks[stem] in used}
         unused = [stem for stem in stems if masks[stem] not in used and os.path.dirname(stem) not in folders]
         if unused:
-            raise DataError(f"{printable(masks[unused[0]])} has no image", NAMING)
+            raise DataError(f"{escape_unprintable(masks[unused[0]])} has no image", NAMING_HINT)
 
 
-def check_missing(images: dict[str, Path], masks: dict[str, Path], key: Callable[[str], object]) -> None:
+def check_unpaired_files(images: dict[str, Path], masks: dict[str, Path], key: Callable[[str], object]) -> None:
     """Raise DataError for images without a mask and masks without an image, which have the same key."""
     for files, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
         known = {key(stem) for stem in others}
         if missing := [path for stem, path in files.items() if key(stem) not in known]:
-            problem = f"{len(missing)} of {len(files)} have no {lacks}; the first is {printable(missing[0])}"
-            raise DataError(problem, NAMING)
+            problem = f"{len(missing)} of {len(files)} have no {lacks}; the first is {escape_unprintable(missing[0])}"
+            raise DataError(problem, NAMING_HINT)
 
 
-def named_files(folder: Path, reader: Reader) -> dict[str, Path]:
+def list_files_by_stem(folder: Path, reader: ImageMaskReader) -> dict[str, Path]:
     """Path below a folder without the ending -> image file; none where there is no such folder. Raises
     DataError for two files of one name."""
     files: dict[str, Path] = {}
     for place in reader.files(folder) if folder.is_dir() else ():
         other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
         if other != place:
-            problem = f"{printable(other)} and {printable(place)} differ in their ending or Unicode form alone"
+            problem = (
+                f"{escape_unprintable(other)} and {escape_unprintable(place)} "
+                f"differ in their ending or Unicode form alone"
+            )
             raise DataError(problem, "remove one: images and masks go together by their names")
     return files

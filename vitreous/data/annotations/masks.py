@@ -3,10 +3,10 @@
     DIR/images/a.jpg       DIR/masks/a.png          a class map: each pixel is the number, or the colour, of its class
     DIR/a/images/a.png     DIR/a/masks/*.png        a mask for each object, as in the 2018 Data Science Bowl
 
-Both may lie in folders of splits, `train`, `val` and `test`, above or below `images` and `masks`. `DIR/classes.txt`
-names the classes, a line each from number 0 on, with a colour where maps are in colours: `road 128 64 128`. In a class
-map of numbers 255 is IGNORE, as in Pascal VOC, and so is `ignore_index`; a map in black and white (0 and 255 alone) has
-two classes. Grey RGB images, whole floating-point numbers and .npy arrays are maps of numbers.
+Both may lie in folders of splits, `train`, `val` and `test`, above or below `images` and `open_masks`.
+`DIR/classes.txt` names the classes, a line each from number 0 on, with a colour where maps are in colours: `road 128 64
+128`. In a class map of numbers 255 is IGNORE, as in Pascal VOC, and so is `ignore_index`; a map in black and white (0
+and 255 alone) has two classes. Grey RGB images, whole floating-point numbers and .npy arrays are maps of numbers.
 """
 
 from __future__ import annotations
@@ -23,55 +23,68 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.annotations.class_maps import (
-    CLASSES,
+    CLASSES_FILE,
     MapClasses,
     Palette,
-    codes_of,
-    colour_error,
-    colour_of,
-    map_classes,
-    named_classes,
-    number_error,
+    class_number_error,
+    decode_colour,
+    encode_colours,
+    read_classes_file,
+    read_map_classes,
+    unknown_colour_error,
 )
-from vitreous.data.annotations.mask_files import MIDDLE, VOID, is_lossy, read_mask, to_numbers_if_grey
-from vitreous.data.annotations.mask_pairs import pair_files
+from vitreous.data.annotations.mask_files import (
+    LOSSY_WHITE_THRESHOLD,
+    VOID_VALUE,
+    is_lossy,
+    read_mask,
+    to_numbers_if_grey,
+)
+from vitreous.data.annotations.mask_pairs import pair_images_with_masks
 from vitreous.data.annotations.mask_places import (
-    MaskPlace,
-    Reader,
-    find_places,
-    masks_beside,
-    named_places,
-    object_folders,
-    sibling_places,
+    ImageMaskReader,
+    MaskLocation,
+    find_masks_beside_images,
+    find_object_folders,
+    locate_masks,
+    locate_named_masks,
+    locate_sibling_masks,
 )
-from vitreous.data.annotations.objects import image_size
-from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of, no_objects, stack_masks
-from vitreous.data.decoding.decode import read_regular
-from vitreous.data.decoding.npy import MAGIC
-from vitreous.data.decoding.spectral import read_void
+from vitreous.data.annotations.objects import read_image_size
+from vitreous.data.annotations.target import (
+    IGNORE_INDEX,
+    AnnotatedFiles,
+    Target,
+    create_empty_target,
+    masks_to_boxes,
+    stack_masks,
+)
+from vitreous.data.decoding.decode import read_input_file
+from vitreous.data.decoding.npy import NPY_MAGIC
+from vitreous.data.decoding.spectral import read_void_mask
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.split import Data, Files, Split, no_labels, relative, with_val
-from vitreous.errors import DataError, first_names, printable
+from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split, strip_common_folder
+from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-MASKS = ("masks", "labels", "annotations")  # names of the folder with class maps
-OBJECT = "object"  # the class of objects that nobody named
+MASK_FOLDER_NAMES = ("masks", "labels", "annotations")  # names of the folder with class maps
+DEFAULT_OBJECT_CLASS = "object"  # the class of objects that nobody named
 
 
 @dataclass(frozen=True, eq=False)
-class MaskFiles:
+class MaskAnnotations:
     """What lies beside each image: `files` (n) lists of mask files, of which each image of class maps has one.
 
     `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: values above
     `threshold` are class 1. `ignore_index`: the number of pixels without a class, as 255 is. `maps`: files are class
-    maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `PICTURES` or that of
-    volumes, which have class maps alone.
+    maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `IMAGE_MASK_READER` or that
+    of volumes, which have class maps alone.
     """
 
     root: Path
     images: Sequence[Path]
     files: Sequence[Sequence[Path]]
     maps: bool
-    reader: Reader
+    reader: ImageMaskReader
     count: int = 1
     palette: Palette | None = None
     binary: bool = False
@@ -89,70 +102,70 @@ class MaskFiles:
         size = self.reader.size(self.images[row])
         if self.maps:
             place = self.files[row][0]
-            classes = self.classes_of(read_values(place, self.palette, self.reader), place)
+            classes = self.values_to_classes(read_mask_values(place, self.palette, self.reader), place)
             classes = self.reader.align(classes, place, self.images[row], size)
-            check_size(classes.shape, size, place, self.images[row])
-            return no_objects(size, classes)
+            check_mask_size(classes.shape, size, place, self.images[row])
+            return create_empty_target(size, classes)
         masks = []
         for place in self.files[row]:
             mask = self.reader.mask(place)
-            check_size(mask.shape[:2], size, place, self.images[row])
-            mask = mask > (MIDDLE if is_lossy(place) else 0)
+            check_mask_size(mask.shape[:2], size, place, self.images[row])
+            mask = mask > (LOSSY_WHITE_THRESHOLD if is_lossy(place) else 0)
             mask = mask.any(-1) if mask.ndim == 3 else mask
             if mask.any():
                 masks.append(mask)
         none = np.zeros(len(masks), bool)
-        return Target(size, none.astype(np.int64), boxes_of(masks), none, layers=stack_masks(masks, size))
+        return Target(size, none.astype(np.int64), masks_to_boxes(masks), none, layers=stack_masks(masks, size))
 
-    def classes_of(self, values: np.ndarray, place: Path) -> np.ndarray:
+    def values_to_classes(self, values: np.ndarray, place: Path) -> np.ndarray:
         """(*image) numbers or (H, W, 3) colours -> (*image) int32 classes, or IGNORE. Raises DataError for what is no
         class."""
         if self.palette is None:
             values = to_numbers_if_grey(values)
         if values.ndim > self.reader.axes:
-            return self.classes_of_colours(values, place)
+            return self.colours_to_classes(values, place)
         classes = values.astype(np.int32)
         if self.binary:
             return (classes > self.threshold).astype(np.int32)
-        classes[(classes == VOID) | (classes == self.ignore_index)] = IGNORE
-        if (error := number_error(classes, self.count, place, self.root)) is not None:
+        classes[(classes == VOID_VALUE) | (classes == self.ignore_index)] = IGNORE_INDEX
+        if (error := class_number_error(classes, self.count, place, self.root)) is not None:
             raise error
         return classes
 
-    def classes_of_colours(self, colours: np.ndarray, place: Path) -> np.ndarray:
+    def colours_to_classes(self, colours: np.ndarray, place: Path) -> np.ndarray:
         """(H, W, 3) uint8 -> (H, W) int32 classes. Raises DataError for a colour that no class has."""
         known = self.palette or {}
-        codes = codes_of(colours)
+        codes = encode_colours(colours)
         values, where = np.unique(codes, return_inverse=True)
         table = []
         for value in values.tolist():
-            colour = colour_of(value)
+            colour = decode_colour(value)
             if colour not in known:
-                raise colour_error(colour, place, self.root)
+                raise unknown_colour_error(colour, place, self.root)
             table.append(known[colour])
         return np.array(table, np.int32)[where].reshape(codes.shape)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Update a hashlib digest with the names of the masks of the images at `rows` (n,) int64."""
         words = [os.fspath(place) for row in rows for place in self.files[int(row)]]
-        digest.update("\n".join(relative(words)).encode("utf-8", "surrogateescape") if words else b"")
+        digest.update("\n".join(strip_common_folder(words)).encode("utf-8", "surrogateescape") if words else b"")
 
 
-def are_masks(root: Path) -> bool:
-    """Whether a folder has masks beside its images, in folders named `images` and `masks`."""
-    return bool(named_places(root, PICTURES))
+def has_mask_folders(root: Path) -> bool:
+    """Whether a folder has masks beside its images, in folders named `images` and `open_masks`."""
+    return bool(locate_named_masks(root, IMAGE_MASK_READER))
 
 
-def are_sibling_masks(root: Path) -> bool:
+def has_sibling_masks(root: Path) -> bool:
     """Whether a folder has masks in folders or files of other names that tell them from images. Raises DataError as
-    `sibling_places`."""
-    return bool(sibling_places(root))
+    `locate_sibling_masks`."""
+    return bool(locate_sibling_masks(root))
 
 
-def masks(
+def open_masks(
     root: Path,
     split_seed: int = 0,
-    reader: Reader | None = None,
+    reader: ImageMaskReader | None = None,
     given: Sequence[str] = (),
     ignore_index: int | None = None,
 ) -> Data:
@@ -163,37 +176,43 @@ def masks(
     Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
     tells the classes, and files that cannot be read.
     """
-    reader = reader or PICTURES
-    names, palette = named_classes(root)
+    reader = reader or IMAGE_MASK_READER
+    names, palette = read_classes_file(root)
     names = names or list(given)
-    places_by_split = find_places(root, reader)
-    unlabelled = {name: unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"}
+    places_by_split = locate_masks(root, reader)
+    unlabelled = {
+        name: list_unmasked_images(place, reader) for name, place in places_by_split.items() if name != "train"
+    }
     listed = {
-        name: pair_masks(place, reader) for name, place in places_by_split.items() if unlabelled.get(name) is None
+        name: list_masks_per_image(place, reader)
+        for name, place in places_by_split.items()
+        if unlabelled.get(name) is None
     }
     if "train" not in listed:
-        raise DataError(f"{printable(root)} has {', '.join(listed)} but no train folder", "name one of them train")
+        raise DataError(
+            f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "name one of them train"
+        )
     kinds = {kind for kind, *_ in listed.values()}
     if len(kinds) > 1:
-        problem = f"{printable(root)} has class maps in some splits, a mask for each object in others"
+        problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
         raise DataError(problem, "give all splits the same kind")
     maps = kinds == {True}
     if maps:
         places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
-        read = partial(read_values, palette=palette, reader=reader)
-        classes = map_classes(
+        read = partial(read_mask_values, palette=palette, reader=reader)
+        classes = read_map_classes(
             root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
         )
     else:
         if len(names) > 1:
-            hint = f"leave {CLASSES} out, or give class maps"
-            raise DataError(f"{printable(root)} has a mask for each object, which do not tell classes", hint)
+            hint = f"leave {CLASSES_FILE} out, or give class maps"
+            raise DataError(f"{escape_unprintable(root)} has a mask for each object, which do not tell classes", hint)
         present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
-        classes = MapClasses(names or [OBJECT], present, [])
+        classes = MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
-        store = MaskFiles(
+        store = MaskAnnotations(
             root,
             images,
             files,
@@ -209,13 +228,17 @@ def masks(
         for row, numbers in enumerate(classes.present[name]):
             labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
         if name != "train" and not labels.any():
-            labels = no_labels(len(images))
+            labels = create_empty_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
-    splits |= {name: Files(images, no_labels(len(images))) for name, images in unlabelled.items() if images is not None}
-    splits, whole = with_val(splits, split_seed, notes)
+    splits |= {
+        name: FileSplit(images, create_empty_labels(len(images)))
+        for name, images in unlabelled.items()
+        if images is not None
+    }
+    splits, whole = ensure_val_split(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
     return Data(
-        printable(root),
+        escape_unprintable(root),
         tuple(names),
         splits=splits,
         notes=notes,
@@ -225,70 +248,81 @@ def masks(
     )
 
 
-def pair_masks(place: MaskPlace, reader: Reader) -> tuple[bool, list[Path], list[list[Path]]]:
+def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
     """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
     together."""
     if place.masks is not None:
-        images, masks = pair_files(place, reader)
+        images, masks = pair_images_with_masks(place, reader)
         return True, images, [[mask] for mask in masks]
     images, files = [], []
-    for one in object_folders(place.images) if reader.axes == 2 else ():
+    for one in find_object_folders(place.images) if reader.axes == 2 else ():
         own = list_images(one / "images")
         if len(own) != 1:
-            raise DataError(f"{printable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
+            raise DataError(f"{escape_unprintable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
         images.append(own[0])
         files.append(list_images(one / "masks"))
     if not images:
-        raise DataError(f"{printable(place.images)} has no images with masks", "put them into images/ and masks/")
+        raise DataError(
+            f"{escape_unprintable(place.images)} has no images with masks", "put them into images/ and masks/"
+        )
     return False, images, files
 
 
-def unmasked_images(place: MaskPlace, reader: Reader) -> list[Path] | None:
+def list_unmasked_images(place: MaskLocation, reader: ImageMaskReader) -> list[Path] | None:
     """The images of a split that has no masks at all; None where it has some."""
     if place.masks is None:
-        return None if reader.axes == 2 and object_folders(place.images) else reader.files(place.images)
+        return None if reader.axes == 2 and find_object_folders(place.images) else reader.files(place.images)
     if place.masks == place.images:
-        return None if masks_beside(place.images) else reader.files(place.images)
+        return None if find_masks_beside_images(place.images) else reader.files(place.images)
     return None if place.masks.is_dir() and reader.files(place.masks) else reader.files(place.images)
 
 
-def read_values(place: Path, palette: Palette | None, reader: Reader) -> np.ndarray:
+def read_mask_values(place: Path, palette: Palette | None, reader: ImageMaskReader) -> np.ndarray:
     """(*image) numbers of a mask, or (H, W, C) uint8 colours; `palette`: the colours of the classes, with which that of
     the file is compared. Raises DataError."""
     values = reader.mask(place)
-    return apply_palette(values, place, palette) if palette and values.ndim == 2 else values
+    return apply_class_palette(values, place, palette) if palette and values.ndim == 2 else values
 
 
-def check_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:
+def check_mask_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:
     """Raise DataError for a mask of another size than its image; sizes of pictures are told width first."""
     if own != image:
         sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (own, image)]
         word = "pixels" if len(image) == 2 else "voxels"
-        raise DataError(f"{printable(place)} is {sizes[0]} {word}, its image {printable(of)} {sizes[1]}", "mend either")
+        raise DataError(
+            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(of)} {sizes[1]}",
+            "mend either",
+        )
 
 
-def without_ending(place: Path) -> Path:
+def strip_image_suffix(place: Path) -> Path:
     """The path of a picture without its ending, by which images and masks are matched."""
     return place.with_suffix("")
 
 
-def mark_void(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
+def ignore_void_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
     """Return the classes (H, W) of the mask `place`, with IGNORE where its image has no data. Raises DataError."""
-    void = read_void(image) if classes.shape == size else None
-    return classes if void is None else np.where(void, np.int32(IGNORE), classes)
+    void = read_void_mask(image) if classes.shape == size else None
+    return classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
 
 
-PICTURES = Reader(
-    2, (("images",), MASKS), files=list_images, stem=without_ending, size=image_size, mask=read_mask, align=mark_void
+IMAGE_MASK_READER = ImageMaskReader(
+    2,
+    (("images",), MASK_FOLDER_NAMES),
+    files=list_images,
+    stem=strip_image_suffix,
+    size=read_image_size,
+    mask=read_mask,
+    align=ignore_void_pixels,
 )
 
 
-def apply_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
+def apply_class_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
     """Return the (H, W) numbers of a mask, or its (H, W, 3) uint8 colours where its palette has the colours of the
     classes at other numbers; `colours`: colour -> class. Numbers of files without a palette, and of grey palettes, are
     returned as they are. Raises DataError for a palette that contradicts the colours of the classes."""
-    content = read_regular(place)
-    if content.startswith(MAGIC):
+    content = read_input_file(place)
+    if content.startswith(NPY_MAGIC):
         return values
     with Image.open(io.BytesIO(content)) as image:
         palette = image.convert("P").getpalette("RGB") if image.mode == "P" else None
@@ -304,6 +338,6 @@ def apply_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...]
         return table[values]
     if all(colour == (number,) * 3 for number, colour in used.items()):
         return values
-    wrong = first_names((" ".join(map(str, colour)) for colour in used.values() if colour not in colours), 3)
-    problem = f"{printable(place)} has a palette with colours that classes.txt does not list: {wrong}"
+    wrong = format_first_names((" ".join(map(str, colour)) for colour in used.values() if colour not in colours), 3)
+    problem = f"{escape_unprintable(place)} has a palette with colours that classes.txt does not list: {wrong}"
     raise DataError(problem, "list them in classes.txt, or leave all colours out of it to use the numbers")

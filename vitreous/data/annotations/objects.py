@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.shapes import Box, Shape, target_of
-from vitreous.data.annotations.target import Target, Verified
-from vitreous.data.decoding.decode import read_regular, upright_size
-from vitreous.data.layouts.file_names import find_file, normalise_name
-from vitreous.errors import DataError, printable
-from vitreous.system.cores import default_workers
+from vitreous.data.annotations.shapes import Box, Shape, shapes_to_target
+from vitreous.data.annotations.target import Target, VerifiedClasses
+from vitreous.data.decoding.decode import read_input_file, read_upright_size
+from vitreous.data.layouts.file_names import normalise_name, resolve_unicode_path
+from vitreous.errors import DataError, escape_unprintable
+from vitreous.system.cores import default_worker_count
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +31,11 @@ class Scene:
     origin: Path
     size: tuple[int, int] | None = None
     _: KW_ONLY
-    verified: Verified | None = None
+    verified: VerifiedClasses | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class ObjectFiles:
+class ObjectAnnotations:
     """The scenes of a data set; a row is one."""
 
     scenes: Sequence[Scene]
@@ -43,12 +43,15 @@ class ObjectFiles:
     def read(self, row: int) -> Target:
         """Read what is on an image. Raises DataError where its file cannot be read or has another size than told."""
         scene = self.scenes[row]
-        size = image_size(scene.image)
+        size = read_image_size(scene.image)
         if scene.size is not None and scene.size != size:
             sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
-            problem = f"{printable(scene.image)} has {sizes[0]} pixels, {printable(scene.origin)} says {sizes[1]}"
+            problem = (
+                f"{escape_unprintable(scene.image)} has {sizes[0]} pixels, "
+                f"{escape_unprintable(scene.origin)} says {sizes[1]}"
+            )
             raise DataError(problem, "mend either, or remove both")
-        return replace(target_of(scene.shapes, size, printable(scene.origin)), verified=scene.verified)
+        return replace(shapes_to_target(scene.shapes, size, escape_unprintable(scene.origin)), verified=scene.verified)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Update a hashlib digest with the objects of the images at `rows` (n,) int64."""
@@ -62,15 +65,15 @@ class ObjectFiles:
                 digest.update(repr(shape.runs).encode() if shape.runs is not None else b"")
 
 
-def check_classes(name: str, classes: Sequence[str]) -> None:
+def check_unique_classes(name: str, classes: Sequence[str]) -> None:
     """Raise DataError for two classes of one name, in any Unicode form."""
     names = list(map(normalise_name, classes))
     if len(set(names)) < len(names):
         twice = next(one for number, one in enumerate(names) if one in names[:number])
-        raise DataError(f"{name} names two classes {printable(twice)}", "rename or join them")
+        raise DataError(f"{name} names two classes {escape_unprintable(twice)}", "rename or join them")
 
 
-def check_train(name: str, splits: Mapping[str, Sized]) -> None:
+def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
     """Raise DataError for splits without images in `train`."""
     if "train" not in splits or not len(splits["train"]):
         others = ", ".join(split for split, rows in splits.items() if len(rows))
@@ -78,18 +81,18 @@ def check_train(name: str, splits: Mapping[str, Sized]) -> None:
         raise DataError(problem, "name one of the splits train")
 
 
-def is_empty(box: Box | None) -> bool:
+def is_empty_box(box: Box | None) -> bool:
     """Whether a box has no area; None is no box."""
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
 
 
-def parse_all(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
+def parse_in_threads(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
     """Parse files side by side, in order. Raises the first DataError."""
-    with ThreadPoolExecutor(max(1, default_workers())) as pool:
+    with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
         return list(pool.map(parse, places))
 
 
-def finite(values: Sequence[Any], origin: str) -> list[float]:
+def parse_coordinates(values: Sequence[Any], origin: str) -> list[float]:
     """Numbers as floats. Raises DataError, naming `origin`, for what is no finite number."""
     try:
         numbers = [float(value) for value in values]
@@ -100,9 +103,9 @@ def finite(values: Sequence[Any], origin: str) -> list[float]:
     return numbers
 
 
-def image_size(place: Path) -> tuple[int, int]:
+def read_image_size(place: Path) -> tuple[int, int]:
     """(height, width) of an image file. Raises DataError."""
-    width, height = upright_size(read_regular(place), printable(place))
+    width, height = read_upright_size(read_input_file(place), escape_unprintable(place))
     return height, width
 
 
@@ -111,14 +114,17 @@ def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> Non
     its ending, and states another image that is there. `stated`: a file name or path, or anything else where none is
     stated."""
     name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
-    other = find_file(folder / name) if name else None
+    other = resolve_unicode_path(folder / name) if name else None
     if other and normalise_name(Path(other).stem) != normalise_name(stem):
-        problem = f"{origin} is named like the image {printable(stem)} and states the image {printable(name)}"
+        problem = (
+            f"{origin} is named like the image {escape_unprintable(stem)} and "
+            f"states the image {escape_unprintable(name)}"
+        )
         raise DataError(problem, "rename the file, or correct the image that it states")
 
 
-def check_distinct(images: Sequence[Path], origin: str) -> None:
+def check_unique_images(images: Sequence[Path], origin: str) -> None:
     """Raise DataError, naming `origin`, for two samples of one image file."""
     if twice := next((image for image, count in Counter(images).items() if count > 1), None):
-        problem = f"{origin}: {images.count(twice)} entries mean the image {printable(twice)}"
+        problem = f"{origin}: {images.count(twice)} entries mean the image {escape_unprintable(twice)}"
         raise DataError(problem, "keep one of them, in one annotation file, or write more of the path")

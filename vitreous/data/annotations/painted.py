@@ -8,17 +8,17 @@ from typing import Any, Self
 
 import numpy as np
 
-from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target, stack_masks
-from vitreous.data.decoding.spectral import BAND_SUFFIXES, void_pixels
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit, Target, stack_masks
+from vitreous.data.decoding.spectral import BAND_SUFFIXES, decode_void_mask
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
-BACKGROUND = "background"
-BOXES_ALONE = "learn boxes alone: --objective.masks false"
+BACKGROUND_CLASS = "background"
+BOXES_ONLY_HINT = "learn boxes alone: --objective.masks false"
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class TargetSplitWrapper:
     """A split whose targets are changed when they are read."""
 
     split: AnnotatedSplit
@@ -51,7 +51,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, eq=False)
-class Painted(Prepared):
+class ClassMapSplit(TargetSplitWrapper):
     """A split whose targets have class maps, painted from masks: class 0 is the background, then those of the data."""
 
     @property
@@ -66,13 +66,13 @@ class Painted(Prepared):
         own = replace(own, labels=own.labels + 1)
         classes = own.class_map(background=0)
         if self.split.name(sample).lower().endswith(BAND_SUFFIXES):
-            void = void_pixels(self.split.raw(sample), self.split.name(sample))
-            classes = classes if void is None else np.where(void, np.int32(IGNORE), classes)
+            void = decode_void_mask(self.split.raw(sample), self.split.name(sample))
+            classes = classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
         return replace(own, classes=classes)
 
 
 @dataclass(frozen=True, eq=False)
-class Objects(Prepared):
+class ObjectSplit(TargetSplitWrapper):
     """A split whose targets are objects alone, with masks or with boxes alone as `masks` says."""
 
     masks: bool
@@ -83,51 +83,52 @@ class Objects(Prepared):
         if not self.masks:
             return own.without_masks()
         if own.layers is None and len(own):
-            raise DataError(f"{self.split.name(sample)} has objects without masks", BOXES_ALONE)
+            raise DataError(f"{self.split.name(sample)} has objects without masks", BOXES_ONLY_HINT)
         return own if own.layers is not None else replace(own, layers=stack_masks([], own.size))
 
 
-def paint_classes(data: Data) -> Data:
+def paint_class_maps(data: Data) -> Data:
     """Return the data with a class map for every image: as they are where the first image has one, else painted from
     the masks of its objects, with a class for the background in front.
 
     Raises DataError for data without annotations, and for objects that have boxes alone.
     """
     require_annotations(data, "masks, such as a folder with images/ and masks/")
-    first = first_target(data.splits.values())
+    first = find_first_target(data.splits.values())
     if first is None or first.classes is not None:
         return data
     if first.layers is None:
         raise DataError(f"{data.name} has boxes, no masks", "learn the boxes: --recipe detect")
-    return replace(wrapped(data, Painted), classes=(BACKGROUND, *data.classes))
+    return replace(wrap_splits(data, ClassMapSplit), classes=(BACKGROUND_CLASS, *data.classes))
 
 
-def find_objects(data: Data) -> Data:
+def keep_object_targets(data: Data) -> Data:
     """Return the data with targets that are objects alone, with masks if the first image with objects has them.
 
     Raises DataError for data without annotations, and for those that have class maps and no objects.
     """
     require_annotations(data, "boxes, such as COCO JSON, Pascal VOC or YOLO txt")
-    first = first_target(data.splits.values())
+    first = find_first_target(data.splits.values())
     if first is not None and first.classes is not None and not len(first):
         hint = "learn the classes of pixels: --recipe segment"
         raise DataError(f"{data.name} has a class for every pixel, and no objects", hint)
-    return wrapped(data, lambda split: Objects(split, first is not None and first.layers is not None))
+    return wrap_splits(data, lambda split: ObjectSplit(split, first is not None and first.layers is not None))
 
 
-def with_masks(data: Data, masks: bool) -> Data:
-    """Return data of `find_objects` with masks of objects, or without. Raises DataError for masks that are missing."""
-    if masks and not has_masks(data):
-        raise DataError(f"{data.name} has boxes, no masks", BOXES_ALONE)
-    return wrapped(data, lambda split: replace(split, masks=masks))  # type: ignore[type-var]
+def with_object_masks(data: Data, masks: bool) -> Data:
+    """Return data of `keep_object_targets` with masks of objects, or without. Raises DataError for masks that are
+    missing."""
+    if masks and not has_object_masks(data):
+        raise DataError(f"{data.name} has boxes, no masks", BOXES_ONLY_HINT)
+    return wrap_splits(data, lambda split: replace(split, masks=masks))  # type: ignore[type-var]
 
 
-def has_masks(data: Data) -> bool:
+def has_object_masks(data: Data) -> bool:
     """Whether the targets of data are objects with masks."""
-    return all(isinstance(split, Objects) and split.masks for split in data.splits.values())
+    return all(isinstance(split, ObjectSplit) and split.masks for split in data.splits.values())
 
 
-def wrapped(data: Data, change: Callable[[AnnotatedSplit], Split]) -> Data:
+def wrap_splits(data: Data, change: Callable[[AnnotatedSplit], Split]) -> Data:
     """Return the data with every split changed."""
     splits: dict[str, Split] = {name: change(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, whole=None if data.whole is None else change(data.whole))  # type: ignore[arg-type]
@@ -139,7 +140,7 @@ def require_annotations(data: Data, hint: str) -> None:
         raise DataError(f"{data.name} does not say what is where on its images", f"name data with {hint}")
 
 
-def first_target(splits: Iterable[Split]) -> Target | None:
+def find_first_target(splits: Iterable[Split]) -> Target | None:
     """Return the first target of splits with a class map or with objects; None where there is none.
     Images whose target cannot be read are left to whoever reads them."""
     for split in splits:

@@ -17,25 +17,36 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.annotations.class_maps import codes_of
-from vitreous.data.annotations.coco import categories_of, images_near, listed_files, read_document, size_in
+from vitreous.data.annotations.class_maps import encode_colours
+from vitreous.data.annotations.coco import (
+    get_stated_size,
+    group_files_by_split,
+    index_nearby_images,
+    read_categories,
+    read_coco_json,
+)
 from vitreous.data.annotations.fields import read_flag, read_id, shorten_value
 from vitreous.data.annotations.mask_files import read_mask
-from vitreous.data.annotations.masks import check_size, mark_void
-from vitreous.data.annotations.objects import check_classes, check_distinct, check_train, image_size
-from vitreous.data.annotations.painted import Painted
-from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, Target, boxes_of
+from vitreous.data.annotations.masks import check_mask_size, ignore_void_pixels
+from vitreous.data.annotations.objects import (
+    check_train_split,
+    check_unique_classes,
+    check_unique_images,
+    read_image_size,
+)
+from vitreous.data.annotations.painted import ClassMapSplit
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedFiles, Target, masks_to_boxes
 from vitreous.data.layouts.file_names import FileIndex
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split
 from vitreous.data.text_files import contains_word
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-FILES, INSTANCES = "panoptic_*.json", "instances_*.json"  # in `annotations`
+PANOPTIC_PATTERN, INSTANCES_PATTERN = "panoptic_*.json", "instances_*.json"  # in `annotations`
 
 
 @dataclass(frozen=True)
-class Segment:
+class PanopticSegment:
     """A part of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
     `crowd` many that nobody told apart."""
 
@@ -46,36 +57,38 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Panorama:
+class PanopticImage:
     """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: (height, width) as
     that file has it, if at all."""
 
     image: Path
     picture: Path
-    segments: tuple[Segment, ...]
+    segments: tuple[PanopticSegment, ...]
     origin: Path
     _: KW_ONLY
     size: tuple[int, int] | None
 
 
 @dataclass(frozen=True, eq=False)
-class PanopticFiles:
+class PanopticAnnotations:
     """The images of a split; a row is one."""
 
-    rows: Sequence[Panorama]
+    rows: Sequence[PanopticImage]
 
     def read(self, row: int) -> Target:
         """Read what is on an image. Raises DataError for a PNG file that cannot be read, has another size than its
         image, or other segments than are listed."""
         one = self.rows[row]
-        size = image_size(one.image)
+        size = read_image_size(one.image)
         if one.size is not None:
-            check_size(one.size, size, one.origin, one.image)
+            check_mask_size(one.size, size, one.origin, one.image)
         colours = read_mask(one.picture)
         if colours.ndim != 3:
-            raise DataError(f"{printable(one.picture)} is not in colours", "ids are red + 256 green + 65536 blue")
-        check_size(colours.shape[:2], size, one.picture, one.image)
-        numbers, where = np.unique(codes_of(colours[..., ::-1]), return_inverse=True)
+            raise DataError(
+                f"{escape_unprintable(one.picture)} is not in colours", "ids are red + 256 green + 65536 blue"
+            )
+        check_mask_size(colours.shape[:2], size, one.picture, one.image)
+        numbers, where = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
         where = where.reshape(size)
         listed = {segment.number: segment for segment in one.segments}
         for these, others, problem in (
@@ -83,18 +96,21 @@ class PanopticFiles:
             (listed, set(numbers.tolist()), "without a pixel, listed in"),
         ):
             if wrong := sorted(number for number in these if number not in others):
-                text = f"{printable(one.picture)} has a segment {wrong[0]} {problem} {printable(one.origin)}"
+                text = (
+                    f"{escape_unprintable(one.picture)} has a segment {wrong[0]} "
+                    f"{problem} {escape_unprintable(one.origin)}"
+                )
                 raise DataError(text, "mend either, or remove both")
         segments = [listed.get(number) for number in numbers.tolist()]
         things = [segment for segment in segments if segment is not None and segment.thing]
-        labels = [IGNORE if segment is None else segment.label for segment in segments]
-        classes = mark_void(np.array(labels, np.int32)[where], one.picture, one.image, size)
+        labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
+        classes = ignore_void_pixels(np.array(labels, np.int32)[where], one.picture, one.image, size)
         places = {segment.number: place for place, segment in enumerate(things, 1)}
         layer = np.array([places.get(number, 0) for number in numbers.tolist()], np.int32)[where]
         return Target(
             size,
             np.array([segment.label for segment in things], np.int64),
-            boxes=boxes_of(layer == place for place in places.values()),
+            boxes=masks_to_boxes(layer == place for place in places.values()),
             crowd=np.array([segment.crowd for segment in things], bool),
             layers=layer[None] if things else None,
             classes=classes,
@@ -107,12 +123,12 @@ class PanopticFiles:
             digest.update(repr((one.picture.name, one.segments)).encode("utf-8", "surrogateescape"))
 
 
-def things_of(split: Split, count: int) -> np.ndarray | None:
+def find_thing_classes(split: Split, count: int) -> np.ndarray | None:
     """(count,) bool: the classes of a split that are counted, by the files of this format, or as objects that class
     maps are painted from; None where it has no segments."""
-    if isinstance(split, Painted):
+    if isinstance(split, ClassMapSplit):
         return np.arange(count) > 0
-    if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticFiles):
+    if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticAnnotations):
         return None
     labels = {segment.label for row in split.annotations.rows for segment in row.segments if segment.thing}
     return np.isin(np.arange(count), list(labels))
@@ -123,51 +139,53 @@ def is_panoptic(root: Path) -> bool:
     if root.is_file():
         return root.suffix.lower() == ".json" and contains_word(root, '"segments_info"')
     home = root / "annotations"
-    return bool(listed_files(home, (FILES,))) and not any(home.glob(INSTANCES))
+    return bool(group_files_by_split(home, (PANOPTIC_PATTERN,))) and not any(home.glob(INSTANCES_PATTERN))
 
 
-def panoptic(root: Path, split_seed: int = 0) -> Data:
+def open_panoptic(root: Path, split_seed: int = 0) -> Data:
     """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out. Classes are in the order of the
     ids of their categories, things and others alike.
 
     Raises DataError for what is no such JSON, for ids that are missing or there twice, and for files that are missing.
     """
-    files = {"train": [root]} if root.is_file() else listed_files(root / "annotations", (FILES,))
-    documents = {place: read_document(place) for places in files.values() for place in places}
+    files = {"train": [root]} if root.is_file() else group_files_by_split(root / "annotations", (PANOPTIC_PATTERN,))
+    documents = {place: read_coco_json(place) for places in files.values() for place in places}
     kinds: dict[int, tuple[str, bool]] = {}
     for place, document in documents.items():
-        for number, kind in kinds_of(document, printable(place)).items():
+        for number, kind in read_panoptic_categories(document, escape_unprintable(place)).items():
             if kinds.setdefault(number, kind) != kind:
-                problem = f"{printable(place)}: category {number} is another one in another file"
+                problem = f"{escape_unprintable(place)}: category {number} is another one in another file"
                 raise DataError(problem, "give all files the same")
     order = sorted(kinds)
     names = [kinds[number][0] for number in order]
-    check_classes(printable(root), names)
+    check_unique_classes(escape_unprintable(root), names)
     splits: dict[str, Split] = {}
     for split, places in files.items():
         entries = [row for place in places for row in documents[place]["annotations"]]
         if split != "train" and not any(row.get("segments_info") for row in entries):
             images = [str(row.get("file_name")) for place in places for row in documents[place]["images"]]
-            splits[split] = Files(images, no_labels(len(images)))
+            splits[split] = FileSplit(images, create_empty_labels(len(images)))
             continue
-        rows = [row for place in places for row in panoramas_of(documents[place], place, kinds)]
-        check_distinct([row.image for row in rows], ", ".join(map(printable, places)))
+        rows = [row for place in places for row in read_panoptic_images(documents[place], place, kinds)]
+        check_unique_images([row.image for row in rows], ", ".join(map(escape_unprintable, places)))
         labels = np.zeros((len(rows), len(names)), np.float32)
         for row, one in enumerate(rows):
             labels[row, [segment.label for segment in one.segments]] = 1
-        splits[split] = AnnotatedFiles([one.image for one in rows], labels, np.arange(len(rows)), PanopticFiles(rows))
-    check_train(printable(root), splits)
+        splits[split] = AnnotatedFiles(
+            [one.image for one in rows], labels, np.arange(len(rows)), PanopticAnnotations(rows)
+        )
+    check_train_split(escape_unprintable(root), splits)
     notes: list[str] = []
-    splits, whole = with_val(splits, split_seed, notes)
+    splits, whole = ensure_val_split(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
-    return Data(printable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole)
+    return Data(escape_unprintable(root), tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole)
 
 
-def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
+def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
     """Id of a category -> its name, and whether it is one of things. Raises DataError where that is not said."""
     kinds = {}
-    for number, name in categories_of(document, origin).items():
-        where = f"{origin}: category {printable(name)}"
+    for number, name in read_categories(document, origin).items():
+        where = f"{origin}: category {escape_unprintable(name)}"
         thing = next(row.get("isthing") for row in document["categories"] if row["id"] == number)
         if thing is None:
             raise DataError(f"{where} has no isthing", "set isthing to 1 for countable objects, else to 0")
@@ -175,9 +193,11 @@ def kinds_of(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool
     return kinds
 
 
-def panoramas_of(document: dict[str, Any], place: Path, kinds: dict[int, tuple[str, bool]]) -> list[Panorama]:
+def read_panoptic_images(
+    document: dict[str, Any], place: Path, kinds: dict[int, tuple[str, bool]]
+) -> list[PanopticImage]:
     """The images of a split with their segments, in the order of the file. Raises DataError."""
-    origin, images = printable(place), images_near(place)
+    origin, images = escape_unprintable(place), index_nearby_images(place)
     folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
     pictures = FileIndex(list_images(folder), folder)
     known: dict[int, dict[str, Any]] = {}
@@ -200,19 +220,19 @@ def panoramas_of(document: dict[str, Any], place: Path, kinds: dict[int, tuple[s
             problem = "is there twice" if number in numbers else "has no annotation"
             raise DataError(f"{origin}: image {number} {problem}", "give each image its id and one annotation")
         numbers.add(number)
-        segments = segments_of(known[number], kinds, labels, f"{origin}, image {number}")
+        segments = parse_segments(known[number], kinds, labels, f"{origin}, image {number}")
         picture = pictures.find(known[number]["file_name"], origin)
-        rows.append(Panorama(images.find(name, origin), picture, segments, place, size=size_in(row)))
+        rows.append(PanopticImage(images.find(name, origin), picture, segments, place, size=get_stated_size(row)))
     if lost := sorted(known.keys() - numbers):
         raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or remove its annotation")
     return rows
 
 
-def segments_of(
+def parse_segments(
     row: dict[str, Any], kinds: dict[int, tuple[str, bool]], labels: dict[int, int], where: str
-) -> tuple[Segment, ...]:
+) -> tuple[PanopticSegment, ...]:
     """The segments of one annotation. Raises DataError, naming `where`, for ids that are missing, twice or unknown."""
-    segments: dict[int, Segment] = {}
+    segments: dict[int, PanopticSegment] = {}
     listed = row.get("segments_info")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
         raise DataError(f"{where} has no segments_info", "a list of id and category_id")
@@ -223,5 +243,5 @@ def segments_of(
         if category not in kinds:
             raise DataError(f"{where}: there is no category {category}", "name it in categories")
         crowd = read_flag(entry.get("iscrowd"), "iscrowd", f"{where}, segment {number}")
-        segments[number] = Segment(number, labels[category], kinds[category][1], crowd)
+        segments[number] = PanopticSegment(number, labels[category], kinds[category][1], crowd)
     return tuple(segments.values())

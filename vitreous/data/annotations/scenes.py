@@ -7,13 +7,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from vitreous.data.annotations.learnable import loss_notes, objects_error, tally_objects
-from vitreous.data.annotations.objects import ObjectFiles, Scene, check_classes, check_train, is_empty
+from vitreous.data.annotations.learnable import describe_lost_objects, find_objects_error, tally_objects
+from vitreous.data.annotations.objects import (
+    ObjectAnnotations,
+    Scene,
+    check_train_split,
+    check_unique_classes,
+    is_empty_box,
+)
 from vitreous.data.annotations.target import AnnotatedFiles
-from vitreous.data.split import Data, Split, no_labels, with_val
+from vitreous.data.split import Data, Split, create_empty_labels, ensure_val_split
 
 
-def data_of_scenes(
+def build_scene_data(
     name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
 ) -> Data:
     """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
@@ -22,28 +28,30 @@ def data_of_scenes(
     be learned, and `Data.unlearnable` is set where `train` has no others. Raises DataError for splits without `train`
     or images, and for two classes of one name.
     """
-    check_classes(name, classes)
-    check_train(name, scenes)
+    check_unique_classes(name, classes)
+    check_train_split(name, scenes)
     splits: dict[str, Split] = {}
     for split, rows in scenes.items():
-        shown = [without_empty(scene) for scene in rows]
+        shown = [drop_empty_shapes(scene) for scene in rows]
         labels = np.zeros((len(rows), len(classes)), np.float32)
         for row, scene in enumerate(shown):
             labels[row, [shape.label for shape in scene.shapes]] = 1
         if split != "train" and not any(scene.shapes or scene.verified for scene in shown):
-            labels = no_labels(len(rows))
+            labels = create_empty_labels(len(rows))
         images = [scene.image for scene in shown]
-        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectFiles(shown))
+        splits[split] = AnnotatedFiles(images, labels, np.arange(len(rows)), ObjectAnnotations(shown))
     tallies = {split: tally_objects(rows) for split, rows in scenes.items() if rows}
-    unlearnable = objects_error(name, scenes["train"], tallies["train"])
+    unlearnable = find_objects_error(name, scenes["train"], tallies["train"])
     for split, tally in tallies.items():
         if split != "train" or unlearnable is None:
-            notes += loss_notes(split, scenes[split], tally)
-    splits, whole = with_val(splits, split_seed, notes)
+            notes += describe_lost_objects(split, scenes[split], tally)
+    splits, whole = ensure_val_split(splits, split_seed, notes)
     unsplit = whole is not None and "test" not in splits
     return Data(name, tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=unlearnable)
 
 
-def without_empty(scene: Scene) -> Scene:
+def drop_empty_shapes(scene: Scene) -> Scene:
     """Return the scene without the objects whose boxes have no area."""
-    return replace(scene, shapes=tuple(shape for shape in scene.shapes if not is_empty(shape.extent())))
+    return replace(
+        scene, shapes=tuple(shape for shape in scene.shapes if not is_empty_box(shape.compute_bounding_box()))
+    )

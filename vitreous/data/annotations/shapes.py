@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-from vitreous.data.annotations.target import Target, box_of, stack_masks
+from vitreous.data.annotations.target import Target, mask_to_box, stack_masks
 from vitreous.errors import DataError
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -22,7 +22,7 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 class Shape:
     """One object. `label`: its class. `box`, or where a format has none the smallest one around the mask.
 
-    `polygons`: parts of the mask, (n, 2) float32 of x and y each; `runs`: the mask as `mask_of_runs` takes it.
+    `polygons`: parts of the mask, (n, 2) float32 of x and y each; `runs`: the mask as `rle_to_mask` takes it.
     """
 
     label: int
@@ -40,13 +40,13 @@ class Shape:
     def mask(self, size: tuple[int, int]) -> np.ndarray:
         """Return (H, W) bool, the pixels of the object. Raises ValueError for runs of another size."""
         if self.runs is not None:
-            return mask_of_runs(self.runs, size)
+            return rle_to_mask(self.runs, size)
         mask = np.zeros(size, bool)
         for polygon in self.polygons:
-            mask |= mask_of_polygon(polygon, size)
+            mask |= polygon_to_mask(polygon, size)
         return mask
 
-    def extent(self) -> Box | None:
+    def compute_bounding_box(self) -> Box | None:
         """The box, or that of the corners of the polygons; None where only the mask tells it."""
         if self.box is not None or not self.polygons:
             return self.box
@@ -55,7 +55,7 @@ class Shape:
         return left, top, right, bottom
 
 
-def target_of(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Target:
+def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Target:
     """Return the target of an image of `size` (H, W): boxes end at its edges, objects that have no pixel are left out.
 
     Masks are kept where every object has one. Raises DataError, naming `origin`, for run lengths of another size.
@@ -66,11 +66,13 @@ def target_of(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Ta
     boxes, masks, rows = [], [], []
     for number, shape in enumerate(shapes):
         try:
-            mask = shape.mask(size) if with_masks or shape.extent() is None else None
+            mask = shape.mask(size) if with_masks or shape.compute_bounding_box() is None else None
         except ValueError as error:
             raise DataError(f"{origin}, object {number + 1}: {error}", "mend the file, or remove the object") from None
-        extent = shape.extent()
-        box = box_of(mask) if extent is None and mask is not None else np.clip(np.array(extent, np.float32), 0, edge)
+        extent = shape.compute_bounding_box()
+        box = (
+            mask_to_box(mask) if extent is None and mask is not None else np.clip(np.array(extent, np.float32), 0, edge)
+        )
         if box[2] <= box[0] or box[3] <= box[1] or (with_masks and mask is not None and not mask.any()):
             continue
         boxes.append(box)
@@ -83,7 +85,7 @@ def target_of(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Ta
     return Target(size, labels, table, crowd, layers=stack_masks(masks, size) if with_masks else None)
 
 
-def mask_of_polygon(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     """(n, 2) corners -> (H, W) bool: the pixels whose centres are inside, by the even-odd rule."""
     height, width = size
     mask = np.zeros(size, bool)
@@ -104,7 +106,7 @@ def mask_of_polygon(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     return mask
 
 
-def mask_of_runs(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
+def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
     """Lengths of runs of 0 and 1 in turn, 0 first, down the columns as COCO has them -> (H, W) bool.
 
     Raises ValueError where they do not cover the image, and for negative ones.
@@ -115,24 +117,24 @@ def mask_of_runs(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
     return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths).reshape(size[::-1]).T
 
 
-def part_of_runs(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
+def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
     """The part (h, w) bool of a mask of `size` (H, W) in a window (left, top, right, bottom), from its run lengths:
-    `mask_of_runs(runs, size)[top:bottom, left:right]`, of which no other columns are made."""
+    `rle_to_mask(runs, size)[top:bottom, left:right]`, of which no other columns are made."""
     left, top, right, bottom = window
     edges = np.clip(np.cumsum([0, *runs]), left * size[0], right * size[0])
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, np.diff(edges))
     return flat.reshape(right - left, size[0]).T[top:bottom]
 
 
-def runs_of_mask(mask: np.ndarray) -> list[int]:
-    """(H, W) bool -> the lengths that `mask_of_runs` takes."""
+def mask_to_rle(mask: np.ndarray) -> list[int]:
+    """(H, W) bool -> the lengths that `rle_to_mask` takes."""
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff([0, *edges.tolist(), flat.size]).tolist()
     return [0, *lengths] if flat.size and flat[0] else lengths
 
 
-def decode_runs(text: str) -> list[int]:
+def decode_compressed_rle(text: str) -> list[int]:
     """COCO's compressed run lengths as numbers: 5 bits a letter, the lowest first, bit 6 for more to come; from the
     third on each is the difference to the one before the last. Raises ValueError for letters beyond these."""
     runs: list[int] = []
@@ -153,8 +155,8 @@ def decode_runs(text: str) -> list[int]:
     return runs
 
 
-def encode_runs(runs: Sequence[int]) -> str:
-    """Run lengths as COCO compresses them, which `decode_runs` reads again."""
+def encode_compressed_rle(runs: Sequence[int]) -> str:
+    """Run lengths as COCO compresses them, which `decode_compressed_rle` reads again."""
     letters = []
     for number, run in enumerate(runs):
         value = run - runs[number - 2] if number > 2 else run
@@ -167,9 +169,9 @@ def encode_runs(runs: Sequence[int]) -> str:
     return "".join(letters)
 
 
-def polygon_of_mask(mask: np.ndarray) -> np.ndarray:
+def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
     """(H, W) bool with a pixel at least -> (n, 2) int64 corners, x and y: one closed polygon along the edges of the
-    pixels, of which `mask_of_polygon` makes the mask again.
+    pixels, of which `polygon_to_mask` makes the mask again.
 
     Parts and holes are joined to the first outline by a path to each and back, along x, then along y: what is crossed
     twice changes nothing inside. The edges of pixels are followed with the mask to the right:
@@ -177,7 +179,7 @@ def polygon_of_mask(mask: np.ndarray) -> np.ndarray:
         while edges are left:
             follow them from corner to corner until the first one; that is the outline of a part or of a hole
     """
-    outlines = outlines_of(mask)
+    outlines = trace_outlines(mask)
     corners = [*outlines[0], outlines[0][0]]
     x0, y0 = outlines[0][0]
     for outline in outlines[1:]:
@@ -186,13 +188,13 @@ def polygon_of_mask(mask: np.ndarray) -> np.ndarray:
     return np.array(corners[:-1], np.int64)
 
 
-def box_corners(box: np.ndarray) -> np.ndarray:
+def box_to_corners(box: np.ndarray) -> np.ndarray:
     """(4,) left, top, right, bottom -> (4, 2) corners, x and y, around."""
     left, top, right, bottom = box
     return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
 
 
-def outlines_of(mask: np.ndarray) -> list[list[tuple[int, int]]]:
+def trace_outlines(mask: np.ndarray) -> list[list[tuple[int, int]]]:
     """(H, W) bool -> the closed outlines of its parts and holes, x and y of the corners where they turn."""
     framed = np.pad(mask, 1).astype(np.int8)
     down, right = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]

@@ -11,14 +11,14 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from vitreous.data.split import Files, Paths, Split
+from vitreous.data.split import FileSplit, Paths, Split
 from vitreous.errors import UsageError
 
-IGNORE = -1  # in a class map: nobody said what this pixel is; it is neither learned from nor measured
+IGNORE_INDEX = -1  # in a class map: nobody said what this pixel is; it is neither learned from nor measured
 
 
 @dataclass(frozen=True, eq=False)
-class Verified:
+class VerifiedClasses:
     """What is known of an image of a federated data set, such as LVIS (arXiv:1908.03195), beside its objects: `absent`
     (a,) int64, classes of which nothing is there, and `partial` (b,) int64, classes of which not every object is named.
     Of other classes without an object nothing is known."""
@@ -26,9 +26,9 @@ class Verified:
     absent: np.ndarray
     partial: np.ndarray
 
-    def take(self, order: np.ndarray) -> Verified:
+    def take(self, order: np.ndarray) -> VerifiedClasses:
         """The same where class k has the number `order[k]`, (K,) int64."""
-        return Verified(order[self.absent], order[self.partial])
+        return VerifiedClasses(order[self.absent], order[self.partial])
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Target:
     _: KW_ONLY
     layers: np.ndarray | None = None
     classes: np.ndarray | None = None
-    verified: Verified | None = None
+    verified: VerifiedClasses | None = None
 
     def __post_init__(self) -> None:
         n = len(self.labels)
@@ -73,9 +73,9 @@ class Target:
 
     def masks(self) -> np.ndarray:
         """Return (n, *size) bool, the pixels of each object. Raises ValueError where objects have boxes alone."""
-        return np.stack([self.mask(number) for number in range(len(self))]) if len(self) else self.no_masks()
+        return np.stack([self.mask(number) for number in range(len(self))]) if len(self) else self.create_empty_masks()
 
-    def no_masks(self) -> np.ndarray:
+    def create_empty_masks(self) -> np.ndarray:
         """Return (0, *size) bool."""
         return np.zeros((0, *self.size), bool)
 
@@ -95,7 +95,7 @@ class Target:
             return painted
         masks = self.masks()
         for number in np.argsort(-masks.reshape(len(masks), -1).sum(1), kind="stable"):
-            painted[masks[number]] = IGNORE if self.crowd[number] else self.labels[number]
+            painted[masks[number]] = IGNORE_INDEX if self.crowd[number] else self.labels[number]
         return painted
 
     def take(self, rows: np.ndarray) -> Target:
@@ -138,7 +138,7 @@ def stack_masks(masks: Iterable[np.ndarray], size: tuple[int, ...]) -> np.ndarra
     return np.stack(layers)
 
 
-def box_of(mask: np.ndarray) -> np.ndarray:
+def mask_to_box(mask: np.ndarray) -> np.ndarray:
     """Return (4,) float32, the smallest box around the pixels of a mask (H, W) bool; zeros where it is empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
@@ -146,12 +146,12 @@ def box_of(mask: np.ndarray) -> np.ndarray:
     return np.array([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], np.float32)
 
 
-def boxes_of(masks: Iterable[np.ndarray]) -> np.ndarray:
+def masks_to_boxes(masks: Iterable[np.ndarray]) -> np.ndarray:
     """Return (n, 4) float32, the smallest box around each mask (H, W) bool."""
-    return np.stack([*(box_of(mask) for mask in masks), np.zeros(4, np.float32)])[:-1]
+    return np.stack([*(mask_to_box(mask) for mask in masks), np.zeros(4, np.float32)])[:-1]
 
 
-def no_objects(size: tuple[int, ...], classes: np.ndarray | None = None) -> Target:
+def create_empty_target(size: tuple[int, ...], classes: np.ndarray | None = None) -> Target:
     """Return the target of an image without objects; `classes`: its class map, (H, W) or (D, H, W) int32."""
     none = np.zeros(0, np.int64)
     return Target(size, none, boxes=np.zeros((0, 4), np.float32), crowd=np.zeros(0, bool), layers=None, classes=classes)
@@ -178,24 +178,24 @@ class AnnotatedSplit(Split, Protocol):
         ...
 
 
-def axes_of(split: Split) -> int:
+def get_sample_axes(split: Split) -> int:
     """The axes of the images of a split: 2, or 3 where they are volumes or clips."""
     return getattr(split, "axes", 2)
 
 
-def kind_of(split: Split) -> str:
+def get_sample_noun(split: Split) -> str:
     """What the samples of a split are called, as `Preprocess.noun` has it: images, volumes, signals or clips."""
-    return getattr(split, "kind", "volumes" if axes_of(split) == 3 else "images")
+    return getattr(split, "kind", "volumes" if get_sample_axes(split) == 3 else "images")
 
 
-def require_pictures(splits: Iterable[Split], rule: str) -> None:
+def check_image_samples(splits: Iterable[Split], rule: str) -> None:
     """Raise UsageError for volumes and clips, with the `rule` that they break: that something takes pictures."""
-    for kind in {kind_of(split) for split in splits} - {"images"}:
+    for kind in {get_sample_noun(split) for split in splits} - {"images"}:
         raise UsageError(f"the data are {kind}, and {rule}", f"leave them as they are: `train` reads {kind}")
 
 
 @dataclass(frozen=True)
-class AnnotatedFiles(Files):
+class AnnotatedFiles(FileSplit):
     """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32 as above."""
 
     rows: np.ndarray
@@ -211,7 +211,7 @@ class AnnotatedFiles(Files):
         return self.annotations.read(int(self.rows[sample]))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        paths = Paths(self.paths.word(int(row)) for row in rows)
+        paths = Paths(self.paths.encoded_path(int(row)) for row in rows)
         return type(self)(paths, self.labels[rows] if labels is None else labels, self.rows[rows], self.annotations)
 
     def update(self, digest: Any) -> None:

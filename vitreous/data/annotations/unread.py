@@ -8,48 +8,50 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from vitreous.data.annotations.coco import find_documents
-from vitreous.data.decoding.decode import SUFFIXES
+from vitreous.data.annotations.coco import find_coco_files
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
 from vitreous.data.layouts.split_names import is_system_name
 from vitreous.data.text_files import contains_word, read_lines
 from vitreous.errors import DataError
 
-FOLDERS, FILES = 10, 2_000  # folders of a level, and files of a folder, that are searched
-BOX_LINE = re.compile(r"\d+(\s+-?[\d.]+){4,}\s*")
+MAX_FOLDERS_PER_LEVEL, MAX_FILES_PER_FOLDER = 10, 2_000  # folders of a level, and files of a folder, that are searched
+YOLO_BOX_LINE = re.compile(r"\d+(\s+-?[\d.]+){4,}\s*")
 VOC_WORD, LABELME_WORD = "<bndbox>", '"shapes"'
 
 
-def find_unread_annotations(root: Path) -> Path | None:
+def find_unused_annotations(root: Path) -> Path | None:
     """Return the first file of annotations in a folder and in two levels of folders below it; None without one: COCO
     files of many images, and files of Pascal VOC, LabelMe and YOLO beside an image of their name."""
-    for home in folders_to_search(root):
+    for home in iterate_nearby_folders(root):
         try:
             with os.scandir(home) as listed:
-                names = sorted(entry.name for entry in islice(listed, FILES) if not is_system_name(entry.name))
-            if documents := find_documents(home):
+                names = sorted(
+                    entry.name for entry in islice(listed, MAX_FILES_PER_FOLDER) if not is_system_name(entry.name)
+                )
+            if documents := find_coco_files(home):
                 return documents[0]
-            images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(tuple(SUFFIXES))}
+            images = {os.path.splitext(name)[0] for name in names if name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))}
             for ending in (".xml", ".json", ".txt"):
                 paired = (name for name in names if name.endswith(ending) and name.removesuffix(ending) in images)
-                if (name := next(paired, None)) and is_annotation(home / name):
+                if (name := next(paired, None)) and is_annotation_file(home / name):
                     return home / name
         except (OSError, DataError):  # named by whoever reads the folder or the file
             continue
     return None
 
 
-def folders_to_search(root: Path) -> Iterator[Path]:
+def iterate_nearby_folders(root: Path) -> Iterator[Path]:
     """Yield a folder and the first folders in two levels below it."""
     level = [root]
     for _ in range(3):
         yield from level
         inner = (sorted(place for place in home.glob("*/") if not is_system_name(place.name)) for home in level)
-        level = [place for places in inner for place in places[:FOLDERS]][: FOLDERS**2]
+        level = [place for places in inner for place in places[:MAX_FOLDERS_PER_LEVEL]][: MAX_FOLDERS_PER_LEVEL**2]
 
 
-def is_annotation(place: Path) -> bool:
+def is_annotation_file(place: Path) -> bool:
     """Whether a file beside an image contains boxes or shapes. Raises DataError for one that cannot be read."""
     if place.suffix == ".txt":
         lines = read_lines(place)
-        return bool(lines) and all(BOX_LINE.fullmatch(line.strip()) for line in lines)
+        return bool(lines) and all(YOLO_BOX_LINE.fullmatch(line.strip()) for line in lines)
     return contains_word(place, VOC_WORD if place.suffix == ".xml" else LABELME_WORD)

@@ -15,92 +15,97 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitreous.data.annotations.fields import read_class_name, read_flag
-from vitreous.data.annotations.objects import Scene, check_stated_image, finite, parse_all
-from vitreous.data.annotations.scenes import data_of_scenes
+from vitreous.data.annotations.objects import Scene, check_stated_image, parse_coordinates, parse_in_threads
+from vitreous.data.annotations.scenes import build_scene_data
 from vitreous.data.annotations.shapes import Shape
-from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.decode import read_input_file
 from vitreous.data.layouts.file_names import FileIndex, normalise_name
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.split_names import is_system_name, split_entries
+from vitreous.data.layouts.split_names import is_system_name, match_split_names
 from vitreous.data.split import Data
 from vitreous.data.text_files import decode_text, read_lines
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-IMAGES, SETS = ("JPEGImages", "images"), Path("ImageSets") / "Main"
-CORNERS = ("xmin", "ymin", "xmax", "ymax")
-PRESENCE = re.compile(r"\s+-?[01]$")
-Named = tuple[str, Shape]  # the name of a class, and an object
+IMAGE_FOLDER_NAMES, IMAGE_SETS_FOLDER = ("JPEGImages", "images"), Path("ImageSets") / "Main"
+CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
+PRESENCE_SUFFIX = re.compile(r"\s+-?[01]$")
+NamedShape = tuple[str, Shape]  # the name of a class, and an object
 
 
 def is_voc(root: Path) -> bool:
     """Whether a folder is a data set of this kind."""
-    return any((root / "Annotations").glob("*.xml")) and image_folder(root) is not None
+    return any((root / "Annotations").glob("*.xml")) and find_voc_image_folder(root) is not None
 
 
-def image_folder(root: Path) -> Path | None:
+def find_voc_image_folder(root: Path) -> Path | None:
     """The folder of the images, None where there is none."""
-    return next((root / name for name in IMAGES if (root / name).is_dir()), None)
+    return next((root / name for name in IMAGE_FOLDER_NAMES if (root / name).is_dir()), None)
 
 
-def voc(root: Path, split_seed: int = 0) -> Data:
+def open_voc(root: Path, split_seed: int = 0) -> Data:
     """Open a folder. Without `val`, a tenth of `train` is held out.
 
     Raises DataError for files that are no such XML, images or annotations that are missing, and lists without either.
     """
-    folder = image_folder(root)
+    folder = find_voc_image_folder(root)
     assert folder is not None, "asked by is_voc"
     index = FileIndex(list_images(folder), folder, stems=True)
     places = [place for place in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(place.name)]
     files = {normalise_name(place.stem): place for place in places}
-    names = splits_of(root, files)
+    names = read_image_sets(root, files)
     wanted = dict.fromkeys(stem for stems in names.values() for stem in stems)
-    images = {stem: image for stem in wanted if (image := index.match(stem, printable(root)))}
+    images = {stem: image for stem in wanted if (image := index.match(stem, escape_unprintable(root)))}
     for split, stems in names.items():
         unlabelled = split != "train" and not any(stem in files for stem in stems)
         for stem in stems:
             for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
                 if stem not in table and not (unlabelled and table is files):
-                    problem = f"{printable(stem)} of {split} has no {kind} in {printable(where)}"
+                    problem = f"{escape_unprintable(stem)} of {split} has no {kind} in {escape_unprintable(where)}"
                     raise DataError(problem, "restore the file, or remove the name from the list")
     wanted = sorted({stem for stems in names.values() for stem in stems if stem in files})
-    parsed = dict(zip(wanted, parse_all([files[stem] for stem in wanted], parse_file), strict=True))
+    parsed = dict(zip(wanted, parse_in_threads([files[stem] for stem in wanted], parse_voc_file), strict=True))
     classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
     zero = any(min(shape.box[:2]) < 1 for rows, _ in parsed.values() for _, shape in rows if shape.box)
     scenes = {
         split: [
-            Scene(images[stem], shapes_of(parsed[stem][0], classes, 0 if zero else 1), files[stem], parsed[stem][1])
+            Scene(
+                images[stem],
+                to_labelled_shapes(parsed[stem][0], classes, 0 if zero else 1),
+                files[stem],
+                parsed[stem][1],
+            )
             if stem in parsed
             else Scene(images[stem], (), images[stem])
             for stem in stems
         ]
         for split, stems in names.items()
     }
-    return data_of_scenes(printable(root), classes, scenes, split_seed, [])
+    return build_scene_data(escape_unprintable(root), classes, scenes, split_seed, [])
 
 
-def splits_of(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
+def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
     """Split -> names of its images, by the lists; all of them are `train` where there are no lists."""
     names = {}
-    places = {place.stem: place for place in (root / SETS).glob("*.txt")}
-    for split, stem in split_entries(places, printable(root / SETS)).items():
+    places = {place.stem: place for place in (root / IMAGE_SETS_FOLDER).glob("*.txt")}
+    for split, stem in match_split_names(places, escape_unprintable(root / IMAGE_SETS_FOLDER)).items():
         lines = (normalise_name(line.strip()) for line in read_lines(places[stem]))
-        names[split] = [listed_stem(line, files) for line in lines if line]
+        names[split] = [parse_listed_stem(line, files) for line in lines if line]
     return names or {"train": list(files)}
 
 
-def listed_stem(line: str, files: dict[str, Path]) -> str:
+def parse_listed_stem(line: str, files: dict[str, Path]) -> str:
     """The name of an image in a line of a list, which may contain spaces; the lists of single classes have 1, 0 or -1
     after it."""
-    return line if line in files else PRESENCE.sub("", line)
+    return line if line in files else PRESENCE_SUFFIX.sub("", line)
 
 
-def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
+def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
     """The objects of an image with the names of their classes, corners as the file has them, and its size.
 
     Raises DataError for what is no XML of this kind, for one that states another image, and for a document with
     declarations of its own.
     """
-    origin, content = printable(place), read_regular(place)
+    origin, content = escape_unprintable(place), read_input_file(place)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
         raise DataError(f"{origin} declares entities", "annotations need none: remove the declaration")
     declared = b"encoding" in content[:200].partition(b"?>")[0]
@@ -110,15 +115,15 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
         if declared:  # an encoding that the content does not have
             decode_text(content, origin)
         raise DataError(f"{origin} is not valid XML ({error})", "fix or remove the file") from None
-    folder = image_folder(place.parent.parent)
+    folder = find_voc_image_folder(place.parent.parent)
     if folder is not None:
         check_stated_image(tree.findtext("filename"), folder, place.stem, origin)
     rows = []
     for number, element in enumerate(tree.iter("object"), 1):
         where = f"{origin}, object {number}"
         name = normalise_name(read_class_name(element.findtext("name"), where))
-        corners = [element.findtext(f"bndbox/{key}") for key in CORNERS]
-        left, top, right, bottom = finite(corners, where)
+        corners = [element.findtext(f"bndbox/{key}") for key in CORNER_TAGS]
+        left, top, right, bottom = parse_coordinates(corners, where)
         if right < left or bottom < top:
             raise DataError(f"{where}: the box ends before it begins", "exchange its corners")
         crowd = read_flag(element.findtext("difficult"), "difficult", where)
@@ -129,7 +134,7 @@ def parse_file(place: Path) -> tuple[list[Named], tuple[int, int] | None]:
     return rows, None
 
 
-def shapes_of(rows: list[Named], classes: list[str], first: int) -> tuple[Shape, ...]:
+def to_labelled_shapes(rows: list[NamedShape], classes: list[str], first: int) -> tuple[Shape, ...]:
     """Objects with the positions of their classes; `first`: the number of the first pixel."""
     shapes = []
     for name, shape in rows:

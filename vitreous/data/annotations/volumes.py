@@ -14,32 +14,40 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.data.annotations.mask_places import Reader, image_folder, mask_folder
-from vitreous.data.annotations.masks import MASKS, masks
-from vitreous.data.decoding.volumes import OWN, SUFFIXES, nifti_header, open_volume, read_labels, stem_of, volume_form
-from vitreous.data.layouts.folder import walk
+from vitreous.data.annotations.mask_places import ImageMaskReader, find_image_folder, find_mask_folder
+from vitreous.data.annotations.masks import MASK_FOLDER_NAMES, open_masks
+from vitreous.data.decoding.volumes import (
+    VOLUME_ONLY_SUFFIXES,
+    VOLUME_SUFFIXES,
+    open_volume,
+    read_label_volume,
+    read_nifti_header,
+    read_volume_form,
+    strip_volume_suffix,
+)
+from vitreous.data.layouts.folder import list_files_by_suffix
 from vitreous.data.layouts.split_names import find_split_folders
 from vitreous.data.split import Data
 from vitreous.data.text_files import read_text
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-MAX_SHIFT = 0.5  # voxels that the corners of two equal grids may differ by
+MAX_GRID_SHIFT = 0.5  # voxels that the corners of two equal grids may differ by
 
-DECATHLON = ("imagesTr", "labelsTr")
-DESCRIPTION = "dataset.json"
+DECATHLON_FOLDERS = ("imagesTr", "labelsTr")
+DATASET_JSON = "dataset.json"
 
 
 def read_affine(place: Path) -> np.ndarray | None:
     """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers that
     do not state one. Raises DataError for a file that cannot be read."""
-    header = nifti_header(place)
+    header = read_nifti_header(place)
     if header is None or not (int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0):
         return None
     affine = header.get_best_affine()
     return affine if np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) > 1e-12 else None
 
 
-def align_labels(labels: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
+def align_to_image_grid(labels: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
     """Return the labels (D, H, W) of the file `place` in the axis order and directions of its image, which has this
     size. Labels are returned as they are where a header states no affine, and where their size fits in no order.
 
@@ -56,71 +64,78 @@ def align_labels(labels: np.ndarray, place: Path, image: Path, size: tuple[int, 
         return labels
     hint = "resample the mask to its image; if the voxels match, give the mask the affine of its image"
     if aligned.shape != size:
-        problem = f"{printable(place)} has its axes in another order than its image {printable(image)}, and its size"
+        problem = (
+            f"{escape_unprintable(place)} has its axes in another order than its "
+            f"image {escape_unprintable(image)}, and its size"
+        )
         raise DataError(problem, hint)
     affine = source @ orientations.inv_ornt_aff(turn, labels.shape)
     corners = np.stack(np.meshgrid(*[(0, side - 1) for side in size], [1], indexing="ij"), -1).reshape(-1, 4)
     shift = np.abs(np.linalg.solve(target, (affine - target) @ corners.T)[:3]).max()
-    if shift > MAX_SHIFT:
-        problem = f"{printable(place)} lies {shift:.3g} voxels off the grid of its image {printable(image)}"
+    if shift > MAX_GRID_SHIFT:
+        problem = (
+            f"{escape_unprintable(place)} lies {shift:.3g} voxels off the grid of its image {escape_unprintable(image)}"
+        )
         raise DataError(problem, hint)
     return np.ascontiguousarray(aligned)
 
 
 def list_volumes(home: Path) -> list[Path]:
     """Every file below a folder that may be a volume by its name, in natural order."""
-    return [Path(path) for path in walk(str(home), frozenset(SUFFIXES))]
+    return [Path(path) for path in list_files_by_suffix(str(home), frozenset(VOLUME_SUFFIXES))]
 
 
-def volume_size(place: Path) -> tuple[int, ...]:
+def read_volume_size(place: Path) -> tuple[int, ...]:
     """(D, H, W) of a volume, from its header. Raises DataError."""
-    return volume_form(place)[1]
+    return read_volume_form(place)[1]
 
 
-def labels_in(place: Path) -> np.ndarray:
+def read_mask_volume(place: Path) -> np.ndarray:
     """(D, H, W) int32 numbers of a mask. Raises DataError."""
-    return read_labels(place)
+    return read_label_volume(place)
 
 
-VOLUMES = Reader(
+VOLUME_MASK_READER = ImageMaskReader(
     3,
-    (("images", DECATHLON[0]), (*MASKS, DECATHLON[1])),
+    (("images", DECATHLON_FOLDERS[0]), (*MASK_FOLDER_NAMES, DECATHLON_FOLDERS[1])),
     files=list_volumes,
-    stem=stem_of,
-    size=volume_size,
-    mask=labels_in,
-    align=align_labels,
+    stem=strip_volume_suffix,
+    size=read_volume_size,
+    mask=read_mask_volume,
+    align=align_to_image_grid,
 )
 
 
-def are_volumes(root: Path) -> bool:
+def has_volume_masks(root: Path) -> bool:
     """Whether a folder has volumes with masks beside them: files of an ending that only volumes have, or a first mask
     of three axes."""
     for home in (root, *find_split_folders(root).values()):
-        folder = mask_folder(home, VOLUMES)
+        folder = find_mask_folder(home, VOLUME_MASK_READER)
         if folder is not None:
-            images, first = list_volumes(image_folder(home, VOLUMES)), list_volumes(folder)[0]
-            return any(place.name.lower().endswith(tuple(OWN)) for place in (*images, first)) or (
-                bool(images) and is_solid(first)
+            images, first = list_volumes(find_image_folder(home, VOLUME_MASK_READER)), list_volumes(folder)[0]
+            return any(place.name.lower().endswith(tuple(VOLUME_ONLY_SUFFIXES)) for place in (*images, first)) or (
+                bool(images) and is_volume_file(first)
             )
     return False
 
 
-def is_solid(place: Path) -> bool:
+def is_volume_file(place: Path) -> bool:
     """Whether a file can be read as one volume of three axes."""
     try:
-        return len(open_volume(place, printable(place)).shape) == 3
+        return len(open_volume(place, escape_unprintable(place)).shape) == 3
     except DataError:
         return False
 
 
-def volumes(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
-    """Open volumes with masks beside them. Raises DataError as `masks` does, and for a `dataset.json` that does not
-    number its classes from 0 on."""
-    return masks(root, split_seed, VOLUMES, described_classes(root / DESCRIPTION), ignore_index)
+def open_volume_masks(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
+    """Open volumes with masks beside them. Raises DataError as `open_masks` does, and for a `dataset.json` that does
+    not number its classes from 0 on."""
+    return open_masks(
+        root, split_seed, VOLUME_MASK_READER, read_dataset_json_classes(root / DATASET_JSON), ignore_index
+    )
 
 
-def described_classes(place: Path) -> list[str]:
+def read_dataset_json_classes(place: Path) -> list[str]:
     """The class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or the names first,
     as nnU-Net has it; none where there is no such file. Raises DataError for one that cannot be meant."""
     if not place.is_file():
@@ -131,7 +146,9 @@ def described_classes(place: Path) -> list[str]:
         numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
-        raise DataError(f"{printable(place)} does not name the classes", hint) from None
+        raise DataError(f"{escape_unprintable(place)} does not name the classes", hint) from None
     if sorted(numbered) != list(range(len(labels))):
-        raise DataError(f"{printable(place)} numbers its classes {sorted(numbered)}", "count from 0, without gaps")
+        raise DataError(
+            f"{escape_unprintable(place)} numbers its classes {sorted(numbered)}", "count from 0, without gaps"
+        )
     return [numbered[number] for number in range(len(numbered))]

@@ -19,20 +19,26 @@ from pathlib import Path
 import numpy as np
 
 from vitreous.config import read_yaml
-from vitreous.data.annotations.keypoints import UNSTATED, Keypoints, count_values, read_keypoints, refuse_keypoints
-from vitreous.data.annotations.objects import Scene, finite, image_size, parse_all
-from vitreous.data.annotations.scenes import data_of_scenes
-from vitreous.data.annotations.shapes import Shape, box_corners, polygon_of_mask
-from vitreous.data.layouts.file_names import find_file, normalise_name
+from vitreous.data.annotations.keypoints import (
+    UNSTATED_KEYPOINTS,
+    KeypointShape,
+    check_unstated_keypoints,
+    count_keypoint_values,
+    read_keypoint_shape,
+)
+from vitreous.data.annotations.objects import Scene, parse_coordinates, parse_in_threads, read_image_size
+from vitreous.data.annotations.scenes import build_scene_data
+from vitreous.data.annotations.shapes import Shape, box_to_corners, mask_to_polygon
+from vitreous.data.layouts.file_names import normalise_name, resolve_unicode_path
 from vitreous.data.layouts.folder import list_images
-from vitreous.data.layouts.split_names import find_split_folders, is_system_name, split_entries, split_of_name
+from vitreous.data.layouts.split_names import find_split_folders, is_system_name, match_split_names, parse_split_name
 from vitreous.data.split import Data
 from vitreous.data.text_files import read_lines, read_text
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, UsageError, escape_unprintable
 
-CONFIGS = ("data.yaml", "data.yml", "dataset.yaml")
-CLASSES = "classes.txt"
-Line = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
+CONFIG_FILES = ("data.yaml", "data.yml", "dataset.yaml")
+YOLO_CLASSES_FILE = "classes.txt"
+LabelLine = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
 
 
 def is_yolo(root: Path) -> bool:
@@ -41,45 +47,53 @@ def is_yolo(root: Path) -> bool:
     if has_config(root) or not (root / "images").is_dir():
         return has_config(root)
     labelled = any((root / "labels").rglob("*.txt"))
-    return labelled or ((root / CLASSES).is_file() and any((root / "images").rglob("*.txt")))
+    return labelled or ((root / YOLO_CLASSES_FILE).is_file() and any((root / "images").rglob("*.txt")))
 
 
 def has_config(root: Path) -> bool:
     """Whether a folder has data.yaml, which may name lists such as train.txt beside it."""
-    return any((root / name).is_file() for name in CONFIGS)
+    return any((root / name).is_file() for name in CONFIG_FILES)
 
 
-def yolo(root: Path, split_seed: int = 0) -> Data:
+def open_yolo(root: Path, split_seed: int = 0) -> Data:
     """Open a folder. Without `val`, a tenth of `train` is held out.
 
     Raises DataError for a data.yaml that cannot be meant, folders that are missing, text files whose image is missing,
     classes without a name, and lines that are no boxes and no polygons.
     """
-    place = next((root / name for name in CONFIGS if (root / name).is_file()), None)
-    names, listed, keypoints = read_config(place) if place else (named_classes(root), folders_below(root), UNSTATED)
+    place = next((root / name for name in CONFIG_FILES if (root / name).is_file()), None)
+    names, listed, keypoints = (
+        read_data_yaml(place) if place else (read_yolo_classes(root), list_images_by_split(root), UNSTATED_KEYPOINTS)
+    )
     images = [image for rows in listed.values() for image in rows]
-    check_images(images)
-    lines = dict(zip(images, parse_all(images, partial(parse_labels, keypoints=keypoints)), strict=True))
-    if keypoints == UNSTATED:
-        refuse_keypoints(lines)
+    check_listed_images(images)
+    lines = dict(zip(images, parse_in_threads(images, partial(parse_label_file, keypoints=keypoints)), strict=True))
+    if keypoints == UNSTATED_KEYPOINTS:
+        check_unstated_keypoints(lines)
     numbers = {number for rows in lines.values() for number, _ in rows}
-    notes = ["keypoints are left out: only the boxes of the label files are read"] if count_values(keypoints) else []
+    notes = (
+        ["keypoints are left out: only the boxes of the label files are read"]
+        if count_keypoint_values(keypoints)
+        else []
+    )
     if not names:
         names = {number: f"class {number}" for number in range(1 + max(numbers, default=0))}
-        notes.append(f"classes are numbered, as neither data.yaml nor {CLASSES} names them")
+        notes.append(f"classes are numbered, as neither data.yaml nor {YOLO_CLASSES_FILE} names them")
     if unknown := sorted(numbers - names.keys()):
         image = next(one for one, rows in lines.items() if any(number == unknown[0] for number, _ in rows))
-        problem = f"{printable(label_file(image))} has class {unknown[0]}, and no name for it is known"
-        raise DataError(problem, f"name it in {printable(place or root / CLASSES)}")
+        problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, and no name for it is known"
+        raise DataError(problem, f"name it in {escape_unprintable(place or root / YOLO_CLASSES_FILE)}")
     classes = {number: position for position, number in enumerate(sorted(names))}
-    scenes = {split: [scene_of(image, lines[image], classes) for image in rows] for split, rows in listed.items()}
+    scenes = {
+        split: [parse_yolo_scene(image, lines[image], classes) for image in rows] for split, rows in listed.items()
+    }
     titles = [names[number] for number in sorted(names)]
-    return data_of_scenes(printable(root), titles, scenes, split_seed, notes)
+    return build_scene_data(escape_unprintable(root), titles, scenes, split_seed, notes)
 
 
-def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], Keypoints]:
+def read_data_yaml(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
     """Class names by number, the images of each split, and the keypoints of each object. Raises DataError."""
-    origin = printable(place)
+    origin = escape_unprintable(place)
     try:
         config = read_yaml(read_text(place))
     except (UsageError, ValueError) as error:
@@ -97,38 +111,40 @@ def read_config(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], Key
     home = home if home.is_dir() else place.parent
     listed = {}
     keys = [key for key, value in config.items() if isinstance(key, str) and value]
-    for split, key in split_entries(keys, origin).items():
+    for split, key in match_split_names(keys, origin).items():
         words = config[key] if isinstance(config[key], list) else [config[key]]
-        listed[split] = [image for word in words for image in images_of(str(word), home, origin)]
-    return table, listed, read_keypoints(config, origin)
+        listed[split] = [image for word in words for image in list_split_images(str(word), home, origin)]
+    return table, listed, read_keypoint_shape(config, origin)
 
 
-def images_of(word: str, home: Path, origin: str) -> list[Path]:
+def list_split_images(word: str, home: Path, origin: str) -> list[Path]:
     """The images of a split: those below a folder, or in a list. Raises DataError where there is neither."""
     for place in (home / word, home / word.removeprefix("../")):
         if place.is_dir():
             return list_images(place)
         if place.is_file():
             paths = [home / line.strip() for line in read_lines(place) if line.strip()]
-            return [Path(find_file(path) or path) for path in paths]
-    raise DataError(f"{origin}: {printable(word)} is not there", "name a folder of images below the file's own")
+            return [Path(resolve_unicode_path(path) or path) for path in paths]
+    raise DataError(
+        f"{origin}: {escape_unprintable(word)} is not there", "name a folder of images below the file's own"
+    )
 
 
-def folders_below(root: Path) -> dict[str, list[Path]]:
+def list_images_by_split(root: Path) -> dict[str, list[Path]]:
     """The images of each folder of a split below `images`; all are `train` where there are none."""
     homes = find_split_folders(root / "images")
     return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
 
 
-def named_classes(root: Path) -> dict[int, str]:
+def read_yolo_classes(root: Path) -> dict[int, str]:
     """The names in classes.txt by number; none where there is no such file."""
-    places = [root / CLASSES, root / "labels" / CLASSES]
+    places = [root / YOLO_CLASSES_FILE, root / "labels" / YOLO_CLASSES_FILE]
     place = next((one for one in places if one.is_file()), None)
     lines = read_lines(place) if place else []
     return dict(enumerate(normalise_name(line.strip()) for line in lines if line.strip()))
 
 
-def label_file(image: Path) -> Path:
+def find_label_file(image: Path) -> Path:
     """The text file of an image: `labels` in the place of the last `images` of its path, else beside the image."""
     beside = image.with_suffix(".txt")
     parts = list(image.parts)
@@ -136,33 +152,35 @@ def label_file(image: Path) -> Path:
     if "images" in parts[:-1]:
         parts[len(parts) - 2 - parts[-2::-1].index("images")] = "labels"
         place = Path(*parts).with_suffix(".txt")
-        if not place.parent.is_dir() and (split := split_of_name(place.parent.name)):
+        if not place.parent.is_dir() and (split := parse_split_name(place.parent.name)):
             place = find_split_folders(place.parent.parent).get(split, place.parent) / place.name
-    return Path(find_file(place) or find_file(beside) or place)
+    return Path(resolve_unicode_path(place) or resolve_unicode_path(beside) or place)
 
 
-def check_images(images: list[Path]) -> None:
+def check_listed_images(images: list[Path]) -> None:
     """Raise DataError for an image of a list that is not there, for a text file of two images, and for one without an
     image, in folders that hold nothing but these."""
     if missing := next((image for image in images if not image.is_file()), None):
-        raise DataError(f"the image {printable(missing)} is not there", "restore it, or take it from the list")
-    for place, count in Counter(map(label_file, dict.fromkeys(images))).items():
+        raise DataError(f"the image {escape_unprintable(missing)} is not there", "restore it, or take it from the list")
+    for place, count in Counter(map(find_label_file, dict.fromkeys(images))).items():
         if count > 1 and place.is_file():
-            raise DataError(f"{printable(place)} belongs to {count} images of its name", "rename or remove one")
-    for labels, folder in sorted({(label_file(image).parent, image.parent) for image in images}):
+            raise DataError(
+                f"{escape_unprintable(place)} belongs to {count} images of its name", "rename or remove one"
+            )
+    for labels, folder in sorted({(find_label_file(image).parent, image.parent) for image in images}):
         if labels != folder and labels.is_dir():
             stems = {normalise_name(place.stem) for place in folder.iterdir()}
             for place in sorted(labels.glob("*.txt")):
-                known = normalise_name(place.stem) in stems or place.name == CLASSES
+                known = normalise_name(place.stem) in stems or place.name == YOLO_CLASSES_FILE
                 if not known and not is_system_name(place.name):
-                    problem = f"{printable(place)} has no image of its name in {printable(folder)}"
+                    problem = f"{escape_unprintable(place)} has no image of its name in {escape_unprintable(folder)}"
                     raise DataError(problem, "restore the image, or remove the file")
 
 
-def parse_labels(image: Path, keypoints: Keypoints = UNSTATED) -> list[Line]:
+def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS) -> list[LabelLine]:
     """The lines of an image's file, without the values of its keypoints; none where there is no file. Raises
     DataError."""
-    place = label_file(image)
+    place = find_label_file(image)
     if not place.is_file() or not place.stat().st_size:
         return []
     rows = []
@@ -170,9 +188,9 @@ def parse_labels(image: Path, keypoints: Keypoints = UNSTATED) -> list[Line]:
         words = text.split()
         if not words:
             continue
-        where = f"{printable(place)}, line {number}"
-        label, *shares = finite(words, where)
-        if extra := count_values(keypoints):
+        where = f"{escape_unprintable(place)}, line {number}"
+        label, *shares = parse_coordinates(words, where)
+        if extra := count_keypoint_values(keypoints):
             if len(shares) not in (4, 4 + extra):
                 hint = f"class, box and {extra} values of keypoints, as kpt_shape {list(keypoints or ())} states"
                 raise DataError(f"{where} has {len(words)} numbers", hint)
@@ -190,11 +208,11 @@ def parse_labels(image: Path, keypoints: Keypoints = UNSTATED) -> list[Line]:
     return rows
 
 
-def scene_of(image: Path, lines: list[Line], classes: dict[int, int]) -> Scene:
+def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int]) -> Scene:
     """An image with its objects in pixels. Raises DataError for an image that cannot be read."""
     if not lines:
-        return Scene(image, (), label_file(image))
-    height, width = image_size(image)
+        return Scene(image, (), find_label_file(image))
+    height, width = read_image_size(image)
     shapes = []
     for number, shares in lines:
         if len(shares) == 4:
@@ -203,12 +221,12 @@ def scene_of(image: Path, lines: list[Line], classes: dict[int, int]) -> Scene:
         else:
             corners = np.array(shares, np.float32).reshape(-1, 2) * np.array([width, height], np.float32)
             shapes.append(Shape(classes[number], None, (corners,)))
-    return Scene(image, tuple(shapes), label_file(image))
+    return Scene(image, tuple(shapes), find_label_file(image))
 
 
-def yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarray | None = None) -> str:
-    """An object on an image of `size` (H, W) as a line of a file, which `parse_labels` reads again: its class and, in
-    shares of the sides, the corners of its mask (H, W) bool, or without a mask the centre and the sides of its box.
+def format_yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarray | None = None) -> str:
+    """An object on an image of `size` (H, W) as a line of a file, which `parse_label_file` reads again: its class and,
+    in shares of the sides, the corners of its mask (H, W) bool, or without a mask the centre and the sides of its box.
 
     A polygon gives the pixels of the mask again, and its box is the smallest around these. One without a pixel has the
     corners of its box, since files of polygons have nothing else.
@@ -219,6 +237,6 @@ def yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarr
         shares = [(left + right) / 2 / width, (top + bottom) / 2 / height]
         shares += [(right - left) / width, (bottom - top) / height]
     else:
-        corners = polygon_of_mask(mask) if mask.any() else box_corners(box)
+        corners = mask_to_polygon(mask) if mask.any() else box_to_corners(box)
         shares = [float(number) for number in (corners / np.array([width, height])).ravel()]
     return f"{label} " + " ".join(f"{share:.9g}" for share in shares)

@@ -14,36 +14,46 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.augmentation.crops import (
-    FILTERS,
+    RESAMPLING_FILTERS,
     AreaCrop,
     InceptionCrop,
-    OwnAspectCrop,
+    NativeAspectCrop,
     SimpleCrop,
-    fitted,
-    to_picture,
+    array_to_pillow,
+    fit_to_model_size,
 )
-from vitreous.data.augmentation.moves import moved, pierce, static, windows
-from vitreous.data.augmentation.randaugment import BIG_VISION, TIMM, RandAugment, three
+from vitreous.data.augmentation.moves import (
+    apply_simple_crops,
+    draw_imagenet_noise,
+    erase_random_boxes,
+    shift_and_mirror,
+)
+from vitreous.data.augmentation.randaugment import (
+    BIG_VISION_OPERATIONS,
+    TIMM_OPERATIONS,
+    RandAugment,
+    apply_three_augment,
+)
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.decoding.decode import MODES
-from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture, bands_of
-from vitreous.data.keys import one_key, seeded, uniform
+from vitreous.data.decoding.decode import PILLOW_MODES
+from vitreous.data.decoding.regions import LazyImage
+from vitreous.data.decoding.spectral import DecodedSample, list_bands
+from vitreous.data.keys import derive_key, draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-WHOLE = (1.0, 1.0)  # the area of a crop that takes the whole image
-MOMENTS = 0x7AE5  # what frames of a clip are drawn by, beside its key, so that they do not depend on where it is cut
+FULL_AREA = (1.0, 1.0)  # the area of a crop that takes the whole image
+FRAME_KEY = 0x7AE5  # what frames of a clip are drawn by, beside its key, so that they do not depend on where it is cut
 
 
-class Views(Protocol):
+class ViewAugmentation(Protocol):
     """The augmentation of a training image: one view (`Augment`) or several (`MultiCrop`), drawn from its key alone."""
 
-    takes_regions: ClassVar[bool]  # whether `picture` takes `Regions`, to decode only the part that it needs
+    takes_regions: ClassVar[bool]  # whether `picture` takes `LazyImage`, to decode only the part that it needs
 
-    def picture(self, picture: Picture | Regions, preprocess: Any, sample_key: int) -> Tensor:
+    def picture(self, picture: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
         """Augment an image of any size to its row of a batch, a tensor of the same shape for every sample."""
         ...
 
@@ -72,10 +82,10 @@ class Augment:
     `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
     operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
     magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears
-    read with `crop_filter`. `three`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118). `trivial`: one of
-    14 operations at any magnitude (TrivialAugment, arXiv:2103.10158, its wide space, by torchvision). `jitter`:
-    brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment, whatever DeiT's
-    options say.
+    read with `crop_filter`. `apply_three_augment`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118).
+    `trivial`: one of 14 operations at any magnitude (TrivialAugment, arXiv:2103.10158, its wide space, by torchvision).
+    `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment,
+    whatever DeiT's options say.
 
     `mixup` and `cutmix` are the alphas of their Beta distributions, 0 switches off; if both are on, each batch draws
     one. `mix_probability`: the share of the batches that are mixed.
@@ -88,7 +98,7 @@ class Augment:
 
     takes_regions: ClassVar[bool] = True
 
-    crop: tuple[float, float] = WHOLE
+    crop: tuple[float, float] = FULL_AREA
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     crop_style: Literal["torchvision", "inception", "simple"] = "torchvision"
     crop_filter: Literal["bicubic", "bilinear", "aliased"] | None = None
@@ -119,7 +129,7 @@ class Augment:
         if not 0 < self.crop[0] <= self.crop[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
             problem = f"a crop of area {self.crop} and ratio {self.ratio} is none"
             raise UsageError(problem, "areas are above 0 and at most 1, low before high")
-        if self.crop_style == "simple" and self.crop != WHOLE:
+        if self.crop_style == "simple" and self.crop != FULL_AREA:
             hint = "use crop 1 1, or crop_style torchvision or inception"
             raise UsageError(f"a simple crop takes no area {self.crop}", hint)
         if self.crop_filter == "aliased" and self.crop_style == "torchvision":
@@ -133,29 +143,31 @@ class Augment:
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter, self.fewest_tokens) < 0:
             raise UsageError("layers, magnitude and spread of RandAugment, jitter and fewest_tokens are not below 0")
 
-    def geometric(self) -> Augment:
+    def without_colour_transforms(self) -> Augment:
         """Remove what is made for colours, or fills with grey: for images that are read channel by channel."""
         return replace(
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
 
-    def picture(self, picture: Picture | Regions | Clip, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
+    def picture(
+        self, picture: DecodedSample | LazyImage | Clip, preprocess: PlanarPreprocess, sample_key: int
+    ) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
         Images of several Pillow channels get the same transform in each; of mode F they become float32. So do the
         frames of a clip, which are drawn at random.
         """
         if isinstance(picture, Clip):
-            draws = uniform(np.array([one_key(sample_key, MOMENTS)], np.uint64), preprocess.image[0])[0]
+            draws = draw_uniform(np.array([derive_key(sample_key, FRAME_KEY)], np.uint64), preprocess.image[0])[0]
             assert isinstance(preprocess, ClipPreprocess)
-            numbers = preprocess.frame_numbers(len(picture), draws)
-            frames, mode = picture.read(numbers), MODES[preprocess.channels]
+            numbers = preprocess.choose_frame_numbers(len(picture), draws)
+            frames, mode = picture.read(numbers), PILLOW_MODES[preprocess.channels]
             pictures = [Image.fromarray(frame).convert(mode) for frame in frames]
             return torch.stack([self.picture(frame, preprocess, sample_key) for frame in pictures], 1)
         if isinstance(picture, (tuple, np.ndarray)):
-            return torch.cat([self.picture(band, preprocess, sample_key) for band in bands_of(picture)])
-        with seeded(sample_key):
-            return pipeline(self, preprocess)(picture)
+            return torch.cat([self.picture(band, preprocess, sample_key) for band in list_bands(picture)])
+        with fork_torch_rng(sample_key):
+            return compose_file_transform(self, preprocess)(picture)
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Augment images in memory by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
@@ -167,45 +179,45 @@ class Augment:
             return pixels
         size = (pixels.shape[-2], pixels.shape[-1])
         if self.crop_style == "simple":
-            pixels = windows(pixels, keys)
-        if self.crop == WHOLE and not self.rotate and not self.zoom and pixels.dtype == torch.uint8:
-            batch = self.moved(pixels, keys)
+            pixels = apply_simple_crops(pixels, keys)
+        if self.crop == FULL_AREA and not self.rotate and not self.zoom and pixels.dtype == torch.uint8:
+            batch = self.shift_batch(pixels, keys)
         else:
-            bicubic = self.crop != WHOLE and self.crop_filter == "bicubic"
+            bicubic = self.crop != FULL_AREA and self.crop_filter == "bicubic"
             grid = F.affine_grid(self.maps(keys, size), list(pixels.shape), align_corners=False)
             mode = "bicubic" if bicubic else "bilinear"
             batch = F.grid_sample(pixels.float(), grid, mode=mode, padding_mode=self.border, align_corners=False)
             if bicubic and pixels.dtype == torch.uint8:
                 batch.clamp_(0, 255)
-        if layers := paint(self):
-            operations = v2().Compose(layers)
+        if layers := create_colour_transforms(self):
+            operations = import_transforms_v2().Compose(layers)
             for row, sample_key in enumerate(keys):
-                with seeded(int(sample_key)):
+                with fork_torch_rng(int(sample_key)):
                     image = batch[row] if batch.dtype == torch.uint8 else batch[row].round().to(torch.uint8)
                     batch[row] = operations(image)
-        return pierce(batch, keys, self.erase, self.erase_noise) if self.erase else batch
+        return erase_random_boxes(batch, keys, self.erase, self.erase_noise) if self.erase else batch
 
     def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Return (B, C, *image) as `images`."""
         return {"images": rows}
 
-    def moved(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
+    def shift_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Shift and mirror (B, C, H, W) uint8 by (B,) keys, as `maps` does where it only moves whole pixels."""
-        u = uniform(keys, 9)
-        x, y = (steps(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
-        return moved(pixels, x, y, u[:, 8] < self.flip, self.border)
+        u = draw_uniform(keys, 9)
+        x, y = (draw_pixel_shifts(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
+        return shift_and_mirror(pixels, x, y, u[:, 8] < self.flip, self.border)
 
     def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
         """Affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1] (`F.affine_grid`).
 
         For one image: a crop of random area, ratio and place, then a turn, a zoom, a shift by whole pixels, a mirror.
         """
-        u = uniform(keys, 9)
+        u = draw_uniform(keys, 9)
         height, width = size
         wide, tall = self.shares(u[:, 0], u[:, 1], height / width)
         x, y = (1 - wide) * (2 * u[:, 2] - 1), (1 - tall) * (2 * u[:, 3] - 1)
-        x = x + steps(u[:, 4], self.shift, width) * 2 / width
-        y = y + steps(u[:, 5], self.shift, height) * 2 / height
+        x = x + draw_pixel_shifts(u[:, 4], self.shift, width) * 2 / width
+        y = y + draw_pixel_shifts(u[:, 5], self.shift, height) * 2 / height
         angle = np.radians(self.rotate) * (2 * u[:, 6] - 1)
         zoom = 1 + self.zoom * (2 * u[:, 7] - 1)
         mirror = np.where(u[:, 8] < self.flip, -1.0, 1.0)
@@ -218,7 +230,7 @@ class Augment:
 
     def shares(self, u: np.ndarray, v: np.ndarray, upright: float) -> tuple[np.ndarray, np.ndarray]:
         """A crop's (B,) shares of width and height, from (B,) draws of area and aspect, and the height / width."""
-        if self.crop == WHOLE:
+        if self.crop == FULL_AREA:
             return np.ones_like(u), np.ones_like(u)
         if self.crop_style == "inception":
             ratio = (self.ratio[0] + (self.ratio[1] - self.ratio[0]) * v) * upright
@@ -237,26 +249,26 @@ class Augment:
     ) -> tuple[Tensor, Tensor]:
         """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them.
 
-        Each image is mixed with the one `apart` places before it, which must be the number of repeats where images are
-        repeated in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of one into the
-        other; labels are mixed by the same share. big_vision takes the larger of the two shares for the image itself:
-        with the roles in all pairs exchanged, that is the same set of mixtures.
+        Each image is mixed with the one `split_tensors` places before it, which must be the number of repeats where
+        images are repeated in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of one
+        into the other; labels are mixed by the same share. big_vision takes the larger of the two shares for the image
+        itself: with the roles in all pairs exchanged, that is the same set of mixtures.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
         both = self.mixup > 0 and self.cutmix > 0
-        with seeded(seed, batch):
+        with fork_torch_rng(seed, batch):
             if self.mix_probability < 1 and float(torch.rand(())) >= self.mix_probability:
                 return images, labels
             cut = self.cutmix > 0 and (not both or bool(torch.rand(()) < 0.5))
             alpha = torch.tensor([self.cutmix if cut else self.mixup])
             share = float(torch.distributions.Beta(alpha, alpha).sample())
-            box, share = cut_box(share, images.shape[-2], images.shape[-1]) if cut else (None, share)
+            box, share = draw_cutmix_box(share, images.shape[-2], images.shape[-1]) if cut else (None, share)
         targets = labels if labels.ndim == 2 else F.one_hot(labels, classes)
-        return mixed(images, share, apart, box), mixed(targets.float(), share, apart)
+        return mix_with_roll(images, share, apart, box), mix_with_roll(targets.float(), share, apart)
 
 
-def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
+def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
     """Draw CutMix's box, 1 - share of the image before it is cut at the sides, and return the share that is left."""
     column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
     half = 0.5 * (1 - share) ** 0.5
@@ -265,8 +277,9 @@ def cut_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice],
     return (rows, columns), 1 - (rows.stop - rows.start) * (columns.stop - columns.start) / (width * height)
 
 
-def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """Mix `share` of each of (B, ...) values with the one `apart` before it; or replace its box, if one is given."""
+def mix_with_roll(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
+    """Mix `share` of each of (B, ...) values with the one `split_tensors` before it; or replace its box, if one is
+    given."""
     others = values.roll(apart, 0)
     if box is None:
         return others.mul_(1 - share).add_(values.mul(share))
@@ -275,13 +288,13 @@ def mixed(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | N
     return result
 
 
-def steps(u: np.ndarray, share: float, length: int) -> np.ndarray:
+def draw_pixel_shifts(u: np.ndarray, share: float, length: int) -> np.ndarray:
     """Convert (B,) draws in [0, 1) to shifts by whole pixels, (B,) int64, at most `share` of the side."""
     reach = round(share * length)
     return np.floor(u * (2 * reach + 1)).astype(np.int64) - reach
 
 
-def v2():
+def import_transforms_v2():
     """Import torchvision.transforms.v2 when first needed: it takes seconds."""
     from torchvision.transforms import v2 as module
 
@@ -289,39 +302,41 @@ def v2():
 
 
 @cache
-def pipeline(augment: Augment, preprocess: PlanarPreprocess) -> Callable[[Image.Image | Regions], Tensor]:
+def compose_file_transform(
+    augment: Augment, preprocess: PlanarPreprocess
+) -> Callable[[Image.Image | LazyImage], Tensor]:
     """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
-    crop: Callable[[Any], Any] | None = cropper(augment, preprocess.plane)
+    crop: Callable[[Any], Any] | None = create_random_crop(augment, preprocess.plane)
     if not preprocess.stacks:
-        crop = OwnAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # no simple one: Run
-    operations: list[Callable[[Any], Any]] = [crop or partial(fitted, preprocess)]
-    between, late = affine(augment), paint(augment)
+        crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # no simple one: Run
+    operations: list[Callable[[Any], Any]] = [crop or partial(fit_to_model_size, preprocess)]
+    between, late = create_affine_transforms(augment), create_colour_transforms(augment)
     if between or late:
-        operations.append(pictured)
+        operations.append(tensor_to_pillow)
     operations += between
     if augment.flip:
-        operations.append(partial(mirrored, probability=augment.flip))
-    operations += [*late, packed, *holes(augment)]
+        operations.append(partial(flip_horizontally_at_random, probability=augment.flip))
+    operations += [*late, image_to_uint8_tensor, *create_erasing_transforms(augment)]
     return lambda picture: reduce(lambda shown, operation: operation(shown), operations, picture)
 
 
-def cropper(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
+def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
     """The random crop of a file to (height, width) `image`, if it is on."""
     filter = augment.crop_filter or "bicubic"
     if augment.crop_style == "simple":
         return SimpleCrop(image, filter)
-    if augment.crop == WHOLE:
+    if augment.crop == FULL_AREA:
         return None
     crop = InceptionCrop if augment.crop_style == "inception" else AreaCrop
     return crop(image, augment.crop, augment.ratio, filter)
 
 
-def pictured(image: Image.Image | Tensor) -> Image.Image:
+def tensor_to_pillow(image: Image.Image | Tensor) -> Image.Image:
     """Convert (C, H, W) uint8 to a Pillow image."""
-    return image if isinstance(image, Image.Image) else to_picture(image.permute(1, 2, 0).numpy())
+    return image if isinstance(image, Image.Image) else array_to_pillow(image.permute(1, 2, 0).numpy())
 
 
-def packed(image: Image.Image | Tensor) -> Tensor:
+def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
     """Convert an image to (C, H, W) uint8, contiguous: in numpy, in half the time of torch."""
     return (
         image_to_tensor(image)
@@ -330,37 +345,42 @@ def packed(image: Image.Image | Tensor) -> Tensor:
     )
 
 
-def mirrored(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
+def flip_horizontally_at_random(image: Image.Image | Tensor, probability: float) -> Image.Image | Tensor:
     """Mirror a (C, H, W) or Pillow image with a probability, drawn as torchvision's RandomHorizontalFlip does."""
     if torch.rand(1) >= probability:
         return image
     return image.flip(-1) if isinstance(image, Tensor) else image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
 
 
-def affine(augment: Augment) -> list:
+def create_affine_transforms(augment: Augment) -> list:
     """Turn, shift and zoom of a file's image, if any is on."""
     if not (augment.rotate or augment.shift or augment.zoom):
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
     zoom = (1 - augment.zoom, 1 + augment.zoom) if augment.zoom else None
-    angles, bilinear = (-augment.rotate, augment.rotate), v2().InterpolationMode.BILINEAR
-    return [v2().RandomAffine(angles, shift, zoom, interpolation=bilinear)]
+    angles, bilinear = (-augment.rotate, augment.rotate), import_transforms_v2().InterpolationMode.BILINEAR
+    return [import_transforms_v2().RandomAffine(angles, shift, zoom, interpolation=bilinear)]
 
 
-def paint(augment: Augment) -> list:
+def create_colour_transforms(augment: Augment) -> list:
     """RandAugment, 3-Augment, TrivialAugment and jitter, if they are on, for Pillow images and (C, H, W) uint8."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
-        steps.append(v2().RandAugment(layers, magnitude, fill=128))
+        steps.append(import_transforms_v2().RandAugment(layers, magnitude, fill=128))
     elif layers and augment.rand_style == "big_vision":
-        steps.append(partial(either, RandAugment(BIG_VISION, layers, magnitude, Image.Resampling.NEAREST)))
-    elif layers:
-        filter = FILTERS[augment.crop_filter or "bicubic"]
         steps.append(
             partial(
-                either,
+                apply_to_image_or_tensor,
+                RandAugment(BIG_VISION_OPERATIONS, layers, magnitude, Image.Resampling.NEAREST),
+            )
+        )
+    elif layers:
+        filter = RESAMPLING_FILTERS[augment.crop_filter or "bicubic"]
+        steps.append(
+            partial(
+                apply_to_image_or_tensor,
                 RandAugment(
-                    TIMM,
+                    TIMM_OPERATIONS,
                     layers,
                     magnitude=magnitude,
                     filter=filter,
@@ -371,31 +391,38 @@ def paint(augment: Augment) -> list:
             )
         )
     if augment.three:
-        steps.append(partial(either, three))
+        steps.append(partial(apply_to_image_or_tensor, apply_three_augment))
     if augment.trivial:
-        steps.append(v2().TrivialAugmentWide(fill=128))
+        steps.append(import_transforms_v2().TrivialAugmentWide(fill=128))
     if any(augment.jitter):
-        steps.append(v2().ColorJitter(*augment.jitter))
+        steps.append(import_transforms_v2().ColorJitter(*augment.jitter))
     return steps
 
 
-def holes(augment: Augment) -> list:
+def create_erasing_transforms(augment: Augment) -> list:
     """Random erasing of (C, H, W) uint8, if it is on."""
     if not augment.erase:
         return []
     if not augment.erase_noise:
-        return [v2().RandomErasing(augment.erase, value=128)]
-    return [partial(noisy, v2().RandomErasing(augment.erase, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value=0))]
+        return [import_transforms_v2().RandomErasing(augment.erase, value=128)]
+    return [
+        partial(
+            erase_with_noise,
+            import_transforms_v2().RandomErasing(augment.erase, scale=(0.02, 1 / 3), ratio=(0.3, 1 / 0.3), value=0),
+        )
+    ]
 
 
-def noisy(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
+def erase_with_noise(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
     """Put normal noise into (C, H, W) uint8 where `eraser` would set 0."""
     keep = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
-    return image if keep.all() else torch.where(keep, image, static(image.shape).to(torch.uint8))
+    return image if keep.all() else torch.where(keep, image, draw_imagenet_noise(image.shape).to(torch.uint8))
 
 
-def either(operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor) -> Image.Image | Tensor:
+def apply_to_image_or_tensor(
+    operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor
+) -> Image.Image | Tensor:
     """Apply an operation on Pillow images to a (C, H, W) uint8 as well: 1 channel is grey, 3 are RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
-    return image_to_tensor(operation(pictured(image)))
+    return image_to_tensor(operation(tensor_to_pillow(image)))

@@ -12,19 +12,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.augmentation.crops import ATTEMPTS
+from vitreous.data.augmentation.crops import MAX_CROP_ATTEMPTS
 
-TRIES = ATTEMPTS["torchvision"]
-CROP, COLOUR = 2 * TRIES, 2 * TRIES + 3  # where the draws of a row's place and mirror begin, and those of its colours
-DRAWS = COLOUR + 13
-SHARPNESS = -0.5  # of Pillow's bicubic filter
-REACH = 4.0  # deviations of a Gaussian that are kept
-LUMA = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
-SOLAR = 128  # solarising inverts values from here on
+AREA_CROP_ATTEMPTS = MAX_CROP_ATTEMPTS["torchvision"]
+CROP_DRAWS_START, COLOUR_DRAWS_START = (
+    2 * AREA_CROP_ATTEMPTS,
+    2 * AREA_CROP_ATTEMPTS + 3,
+)  # where the draws of a row's place and mirror begin, and those of its colours
+DRAWS_PER_VIEW = COLOUR_DRAWS_START + 13
+BICUBIC_COEFFICIENT = -0.5  # of Pillow's bicubic filter
+GAUSSIAN_CUTOFF = 4.0  # deviations of a Gaussian that are kept
+LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
+SOLARISE_THRESHOLD = 128  # solarising inverts values from here on
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
-def crop(
+def crop_and_resize_batch(
     rows: Tensor,
     u: np.ndarray,
     size: tuple[int, int],
@@ -37,23 +40,23 @@ def crop(
     Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
     """
     height, _, width = rows.shape[1:]
-    tall, wide = box_sides(u, height, width, area, ratio)
-    top = np.floor(u[:, CROP] * (height - tall + 1))
-    left = np.floor(u[:, CROP + 1] * (width - wide + 1))
-    across = bicubic(left, wide, width, size[1])
-    mirror = torch.from_numpy(u[:, CROP + 2] < flip)
+    tall, wide = draw_box_sizes(u, height, width, area, ratio)
+    top = np.floor(u[:, CROP_DRAWS_START] * (height - tall + 1))
+    left = np.floor(u[:, CROP_DRAWS_START + 1] * (width - wide + 1))
+    across = create_bicubic_matrices(left, wide, width, size[1])
+    mirror = torch.from_numpy(u[:, CROP_DRAWS_START + 2] < flip)
     across[mirror] = across[mirror].flip(1)
-    return apply_matrices(rows, bicubic(top, tall, height, size[0]), across)
+    return apply_axis_matrices(rows, create_bicubic_matrices(top, tall, height, size[0]), across)
 
 
-def box_sides(
+def draw_box_sizes(
     u: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(n, 2 TRIES) or more numbers in 0 .. 1 -> (n,) heights and (n,) widths of boxes, whole numbers in float64: the
     first try that fits, else the largest box that keeps the aspect."""
-    areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :TRIES])
+    areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :AREA_CROP_ATTEMPTS])
     low, high = np.log(ratio)
-    aspects = np.exp(low + (high - low) * u[:, TRIES : 2 * TRIES])
+    aspects = np.exp(low + (high - low) * u[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
     wide, tall = np.rint(np.sqrt(areas * aspects)), np.rint(np.sqrt(areas / aspects))
     fits = (wide > 0) & (wide <= width) & (tall > 0) & (tall <= height)
     first = np.arange(len(u)), fits.argmax(1)
@@ -62,7 +65,7 @@ def box_sides(
     return np.where(fits.any(1), tall[first], largest[0]), np.where(fits.any(1), wide[first], largest[1])
 
 
-def bicubic(start: np.ndarray, length: np.ndarray, side: int, out: int) -> Tensor:
+def create_bicubic_matrices(start: np.ndarray, length: np.ndarray, side: int, out: int) -> Tensor:
     """Matrices (n, out, side) float32 that read `out` pixels from (n,) lengths of a side, from (n,) starts on, with
     Pillow's antialiased bicubic filter."""
     scale = (length / out)[:, None, None]
@@ -70,17 +73,17 @@ def bicubic(start: np.ndarray, length: np.ndarray, side: int, out: int) -> Tenso
     centres = (np.arange(out) + 0.5)[None, :, None] * scale
     places = np.arange(side)[None, None] - start[:, None, None]
     x = np.abs((places + 0.5 - centres) / support).astype(np.float32)
-    inner = ((SHARPNESS + 2) * x - (SHARPNESS + 3)) * x * x + 1
-    outer = (((x - 5) * x + 8) * x - 4) * SHARPNESS
+    inner = ((BICUBIC_COEFFICIENT + 2) * x - (BICUBIC_COEFFICIENT + 3)) * x * x + 1
+    outer = (((x - 5) * x + 8) * x - 4) * BICUBIC_COEFFICIENT
     inside = (places >= 0) & (places < length[:, None, None]) & (x < 2)
     weights = np.where(inside, np.where(x < 1, inner, outer), 0)
     return torch.from_numpy(weights / weights.sum(-1, keepdims=True))
 
 
-def gaussian(radius: np.ndarray, side: int) -> Tensor:
+def create_gaussian_matrices(radius: np.ndarray, side: int) -> Tensor:
     """Matrices (n, side, side) float32 that blur a side by Gaussians of (n,) deviations in pixels; the outermost pixels
     go on outside."""
-    reach = math.ceil(REACH * float(radius.max()))
+    reach = math.ceil(GAUSSIAN_CUTOFF * float(radius.max()))
     places = np.arange(-reach, side + reach)[None, None]
     apart = (places - np.arange(side)[None, :, None]) / np.maximum(radius, 1e-6)[:, None, None]
     weights = np.exp(-0.5 * np.minimum(apart * apart, 1e3)).astype(np.float32)
@@ -90,14 +93,14 @@ def gaussian(radius: np.ndarray, side: int) -> Tensor:
     return torch.from_numpy(weights / weights.sum(-1, keepdims=True))
 
 
-def apply_matrices(rows: Tensor, down: Tensor, across: Tensor) -> Tensor:
+def apply_axis_matrices(rows: Tensor, down: Tensor, across: Tensor) -> Tensor:
     """(n, H, C, W) by (n, h, H) and (n, w, W) -> (n, h, C, w)."""
     count, height, channels, _ = rows.shape
     wide = torch.bmm(rows.reshape(count, height * channels, -1), across.transpose(1, 2))
     return torch.bmm(down, wide.view(count, height, -1)).view(count, down.shape[1], channels, -1)
 
 
-def paint(
+def augment_batch_colours(
     rows: Tensor,
     u: np.ndarray,
     chances: np.ndarray,
@@ -109,26 +112,28 @@ def paint(
     `chances` (n, 4): the probabilities of jitter, grey, blur and solarising, which come in this order; `radius` in
     pixels of the blur, uniform.
     """
-    u = u[:, COLOUR:]
+    u = u[:, COLOUR_DRAWS_START:]
     happens = u[:, [0, 9, 10, 12]] < chances
     changed, grey, blurred, solarised = (np.flatnonzero(column) for column in happens.T)
     if any(jitter) and len(changed):
         place = torch.from_numpy(changed)
-        rows[place] = jittered(rows[place], u[changed, 1:5], u[changed, 5:9], jitter)
+        rows[place] = jitter_batch_colours(rows[place], u[changed, 1:5], u[changed, 5:9], jitter)
     if rows.shape[2] == 3 and len(grey):
         place = torch.from_numpy(grey)
-        rows[place] = luma(rows[place]).expand(-1, -1, 3, -1)
+        rows[place] = rgb_to_grey(rows[place]).expand(-1, -1, 3, -1)
     if len(blurred):
         place, reach = torch.from_numpy(blurred), radius[0] + (radius[1] - radius[0]) * u[blurred, 11]
-        down, across = (gaussian(reach, side) for side in (rows.shape[1], rows.shape[3]))
-        rows[place] = apply_matrices(rows[place], down, across)
+        down, across = (create_gaussian_matrices(reach, side) for side in (rows.shape[1], rows.shape[3]))
+        rows[place] = apply_axis_matrices(rows[place], down, across)
     if len(solarised):
         place = torch.from_numpy(solarised)
-        rows[place] = torch.where(rows[place] >= SOLAR, 255 - rows[place], rows[place])
+        rows[place] = torch.where(rows[place] >= SOLARISE_THRESHOLD, 255 - rows[place], rows[place])
     return rows
 
 
-def jittered(rows: Tensor, order: np.ndarray, u: np.ndarray, strength: tuple[float, float, float, float]) -> Tensor:
+def jitter_batch_colours(
+    rows: Tensor, order: np.ndarray, u: np.ndarray, strength: tuple[float, float, float, float]
+) -> Tensor:
     """Jitter (n, h, C, w) rows in 0 .. 255: brightness, contrast, saturation and hue in the order of (n, 4) numbers, by
     factors 1 +- strength, the hue by +- strength of the circle, from (n, 4) numbers in 0 .. 1.
 
@@ -139,25 +144,25 @@ def jittered(rows: Tensor, order: np.ndarray, u: np.ndarray, strength: tuple[flo
     for place in range(4):
         kind = torch.from_numpy(order[:, place])
         factor = torch.where(kind == HUE, 1.0, 1 + amount.gather(1, kind[:, None])[:, 0])[:, None, None, None]
-        grey = luma(rows)
+        grey = rgb_to_grey(rows)
         base = torch.where((kind == SATURATION)[:, None, None, None], grey, 0.0)
         base += torch.where(kind == CONTRAST, grey.mean((1, 2, 3)), 0.0)[:, None, None, None]
         rows = (rows * factor).add_(base.mul_(1 - factor)).clamp_(0, 255)
         turned = (kind == HUE).nonzero()[:, 0]
         if rows.shape[2] == 3 and len(turned):
-            rows[turned] = turn_hue(rows[turned], amount[turned, HUE])
+            rows[turned] = rotate_hue(rows[turned], amount[turned, HUE])
     return rows
 
 
-def luma(rows: Tensor) -> Tensor:
+def rgb_to_grey(rows: Tensor) -> Tensor:
     """The grey images (n, h, 1, w) of (n, h, C, w) rows, C 1 or 3."""
     if rows.shape[2] == 1:
         return rows
     red, green, blue = rows.split(1, 2)
-    return (red * LUMA[0]).add_(green, alpha=LUMA[1]).add_(blue, alpha=LUMA[2])
+    return (red * LUMA_WEIGHTS[0]).add_(green, alpha=LUMA_WEIGHTS[1]).add_(blue, alpha=LUMA_WEIGHTS[2])
 
 
-def turn_hue(rows: Tensor, turn: Tensor) -> Tensor:
+def rotate_hue(rows: Tensor, turn: Tensor) -> Tensor:
     """Turn the hue of (n, h, 3, w) colours by (n,) shares of the circle, value and saturation (HSV) as they are."""
     red, green, blue = rows.unbind(2)
     value = rows.amax(2)

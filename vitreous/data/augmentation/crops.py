@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.decoding.regions import Box, Regions
+from vitreous.data.decoding.regions import LazyImage, PixelBox
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 
-ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
-BORDER = 4  # pixels that a simple crop reflects at every side
+MAX_CROP_ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
+SIMPLE_CROP_PADDING = 4  # pixels that a simple crop reflects at every side
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
-FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "aliased": BILINEAR}
+RESAMPLING_FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "aliased": BILINEAR}
 
 
 @dataclass(frozen=True)
@@ -39,20 +39,20 @@ class AreaCrop:
     ratio: tuple[float, float]
     filter: str
 
-    def __call__(self, picture: Image.Image | Regions) -> Tensor:
+    def __call__(self, picture: Image.Image | LazyImage) -> Tensor:
         """Crop an image to (C, *image) uint8. Raises DataError."""
-        return shown(picture, self.box(*picture.size), self.image, self.filter)
+        return crop_and_resize(picture, self.box(*picture.size), self.image, self.filter)
 
     @cached_property
-    def logarithms(self) -> list[float]:
+    def log_ratio(self) -> list[float]:
         """Logarithms of `ratio`, as torchvision rounds them."""
         return torch.log(torch.tensor(self.ratio)).tolist()
 
-    def box(self, width: int, height: int) -> Box:
+    def box(self, width: int, height: int) -> PixelBox:
         """Draw a box; where none fits, the largest in the middle that keeps the aspect."""
-        for _ in range(ATTEMPTS["torchvision"]):
+        for _ in range(MAX_CROP_ATTEMPTS["torchvision"]):
             area = width * height * torch.empty(1).uniform_(*self.area).item()
-            ratio = torch.exp(torch.empty(1).uniform_(*self.logarithms)).item()
+            ratio = torch.exp(torch.empty(1).uniform_(*self.log_ratio)).item()
             wide, tall = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if 0 < wide <= width and 0 < tall <= height:
                 top, left = (int(torch.randint(spare + 1, (1,))) for spare in (height - tall, width - wide))
@@ -73,10 +73,10 @@ class InceptionCrop(AreaCrop):
     small areas are likelier than in torchvision's crop. Draws from torch's generator.
     """
 
-    def box(self, width: int, height: int) -> Box:
+    def box(self, width: int, height: int) -> PixelBox:
         """Draw a box; where none fits, the whole image."""
         low, high = (share * width * height for share in self.area)
-        for _ in range(ATTEMPTS["inception"]):
+        for _ in range(MAX_CROP_ATTEMPTS["inception"]):
             ratio = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * float(torch.rand(()))
             most = min(round((high / ratio) ** 0.5), height, int(width / ratio))
             least = min(round((low / ratio) ** 0.5), most)
@@ -96,20 +96,21 @@ class SimpleCrop:
     image: tuple[int, int]
     filter: str
 
-    def __call__(self, picture: Image.Image | Regions) -> Tensor:
+    def __call__(self, picture: Image.Image | LazyImage) -> Tensor:
         """Crop an image to (C, *image) uint8. Raises DataError."""
         (width, height), (tall, wide) = picture.size, self.image
         scale = max(tall / height, wide / width)
         size = (max(tall, round(height * scale)), max(wide, round(width * scale)))
-        pixels = shown(picture, (0, 0, width, height), size, self.filter)
+        pixels = crop_and_resize(picture, (0, 0, width, height), size, self.filter)
         rows, columns = (
-            window(target, side, float(torch.rand(()))) for target, side in zip(self.image, size, strict=True)
+            simple_crop_indices(target, side, float(torch.rand(())))
+            for target, side in zip(self.image, size, strict=True)
         )
         return pixels[:, torch.from_numpy(rows)][:, :, torch.from_numpy(columns)]
 
 
 @dataclass(frozen=True)
-class OwnAspectCrop:
+class NativeAspectCrop:
     """A crop that keeps about the aspect ratio of an image, scaled to a random number of patches (NaViT,
     arXiv:2307.06304): of area and place as `crop` draws them, None for all of the image.
 
@@ -121,20 +122,20 @@ class OwnAspectCrop:
     preprocess: NativePreprocess
     fewest: int = 0
 
-    def __call__(self, picture: Image.Image | Regions) -> Image.Image | Tensor:
+    def __call__(self, picture: Image.Image | LazyImage) -> Image.Image | Tensor:
         """Crop an image to (C, height, width) uint8, or to a Pillow image where there is nothing to cut off. Raises
         DataError."""
         most = self.preprocess.tokens
         tokens = int(torch.randint(self.fewest, most + 1, ())) if 0 < self.fewest < most else most
         preprocess = replace(self.preprocess, tokens=tokens)
         if self.crop is None:
-            return fitted(preprocess, picture)
-        box = squeezed(self.crop.box(max(picture.size), max(picture.size)), picture.size)
-        plane = preprocess.plane_of((box[2] - box[0], box[3] - box[1]))
-        return shown(picture, box, plane, self.crop.filter)
+            return fit_to_model_size(preprocess, picture)
+        box = map_square_box_to_image(self.crop.box(max(picture.size), max(picture.size)), picture.size)
+        plane = preprocess.choose_plane((box[2] - box[0], box[3] - box[1]))
+        return crop_and_resize(picture, box, plane, self.crop.filter)
 
 
-def squeezed(box: Box, size: tuple[int, int]) -> Box:
+def map_square_box_to_image(box: PixelBox, size: tuple[int, int]) -> PixelBox:
     """A box on a square as long as the longer side of an image of (width, height) -> on the image, of whole pixels, at
     least one along each side."""
     starts, ends = (
@@ -144,12 +145,12 @@ def squeezed(box: Box, size: tuple[int, int]) -> Box:
     return starts[0], starts[1], max(starts[0] + 1, ends[0]), max(starts[1] + 1, ends[1])
 
 
-def fitted(preprocess: PlanarPreprocess, picture: Image.Image | Regions) -> Image.Image:
+def fit_to_model_size(preprocess: PlanarPreprocess, picture: Image.Image | LazyImage) -> Image.Image:
     """Scale an image to the model's size."""
     return preprocess.fit_image(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
-def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filter: str) -> Tensor:
+def crop_and_resize(picture: Image.Image | LazyImage, box: PixelBox, size: tuple[int, int], filter: str) -> Tensor:
     """Scale a box of an image to (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as
     `tf.image.resize` does. Raises DataError."""
     aliased = filter == "aliased"
@@ -157,29 +158,29 @@ def shown(picture: Image.Image | Regions, box: Box, size: tuple[int, int], filte
         pixels = np.array(picture.crop(box))
         pixels = pixels if pixels.ndim == 3 else pixels[..., None]
     else:
-        pixels = picture.region(box, None if aliased else size)
+        pixels = picture.decode_region(box, None if aliased else size)
     if aliased:
-        pixels = np.array(scaled(to_picture(pixels), size, filter)).reshape(*size, -1)
+        pixels = np.array(resize_with_pillow(array_to_pillow(pixels), size, filter)).reshape(*size, -1)
     image = torch.from_numpy(pixels[None]).permute(0, 3, 1, 2)
     return image[0] if image.shape[2:] == size else F.interpolate(image, size, mode=filter, antialias=True)[0]
 
 
-def scaled(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
+def resize_with_pillow(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
     """Scale an image to (height, width) with Pillow."""
     height, width = size
     if filter == "aliased":
         whole = (0, 0, picture.width, picture.height)
-        return picture.transform((width, height), Image.Transform.EXTENT, whole, resample=FILTERS[filter])
-    return picture.resize((width, height), FILTERS[filter])
+        return picture.transform((width, height), Image.Transform.EXTENT, whole, resample=RESAMPLING_FILTERS[filter])
+    return picture.resize((width, height), RESAMPLING_FILTERS[filter])
 
 
-def to_picture(pixels: np.ndarray) -> Image.Image:
+def array_to_pillow(pixels: np.ndarray) -> Image.Image:
     """Convert (H, W, C) uint8 to a Pillow image, grey for 1 channel and RGB for 3."""
     return Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
 
 
-def window(target: int, side: int, u: float | np.ndarray) -> np.ndarray:
+def simple_crop_indices(target: int, side: int, u: float | np.ndarray) -> np.ndarray:
     """The positions along a side that a simple crop shows, (..., target), from draws in [0, 1) of shape (...)."""
-    reflected = np.pad(np.arange(side), BORDER, "reflect")
-    start = np.floor(np.asarray(u) * (side + 2 * BORDER - target + 1)).astype(np.int64)
+    reflected = np.pad(np.arange(side), SIMPLE_CROP_PADDING, "reflect")
+    start = np.floor(np.asarray(u) * (side + 2 * SIMPLE_CROP_PADDING - target + 1)).astype(np.int64)
     return reflected[start[..., None] + np.arange(target)]

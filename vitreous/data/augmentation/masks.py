@@ -13,24 +13,24 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.keys import key, uniform
+from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import UsageError
 
-MASK = -1  # in `Corruption.source`: the learned mask vector
-ASPECT = (0.3, 1 / 0.3)  # height / width of a block
-PATIENCE = 10  # blocks in a row that may not fit before a mask is left as it is
+MASK_VECTOR = -1  # in `Corruption.source`: the learned mask vector
+BLOCK_ASPECT_RATIO = (0.3, 1 / 0.3)  # height / width of a block
+MAX_FAILED_BLOCKS = 10  # blocks in a row that may not fit before a mask is left as it is
 
 _ORDER, _KIND, _BLOCK, _SHARE = (0x6D61736B + i for i in range(4))  # far from the numbers of augmentation's draws
 
 
-class Hidden(NamedTuple):
+class PatchMask(NamedTuple):
     """A random mask: `keep` (B, k) int64, the visible patches in input order, and `mask` (B, *grid), the others."""
 
     keep: np.ndarray
     mask: np.ndarray
 
 
-class Corruption(NamedTuple):
+class PatchCorruption(NamedTuple):
     """Patches to predict: `predicted` (B, *grid) bool, and `source` (B, *grid) int64, the patch whose value each one is
     given, or MASK."""
 
@@ -38,24 +38,24 @@ class Corruption(NamedTuple):
     source: np.ndarray
 
 
-def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.75) -> Hidden:
+def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.75) -> PatchMask:
     """Mask all but int(N (1 - mask_ratio)) patches, uniformly without replacement (MAE, arXiv:2111.06377, section 3).
 
     Takes (B,) keys; `keep` is (B, k), `mask` (B, *grid). Raises UsageError for a ratio that leaves no visible or no
     masked patch.
     """
     length = math.prod(grid)
-    order = shuffled(keys, length)
+    order = shuffle_patches(keys, length)
     visible = int(length * (1 - mask_ratio))
     if not 0 < visible < length:
         problem = f"hiding {mask_ratio} of {length} tokens leaves {max(visible, 0)} to see"
         raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
     mask = np.ones((len(keys), length), dtype=bool)
     np.put_along_axis(mask, order[:, :visible], False, 1)
-    return Hidden(order[:, :visible], mask.reshape(-1, *grid))
+    return PatchMask(order[:, :visible], mask.reshape(-1, *grid))
 
 
-def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9) -> Hidden:
+def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9) -> PatchMask:
     """Mask the same int(h w mask_ratio) places in each of t time slots, uniformly without replacement (VideoMAE,
     arXiv:2203.12602, section 3.3, rounded as its code does).
 
@@ -68,14 +68,14 @@ def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9)
         problem = f"hiding {mask_ratio} of {places} places leaves {max(places - masked, 0)} to see"
         raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
     mask = np.zeros((len(keys), places), dtype=bool)
-    np.put_along_axis(mask, shuffled(keys, places)[:, :masked], True, 1)
+    np.put_along_axis(mask, shuffle_patches(keys, places)[:, :masked], True, 1)
     mask = np.tile(mask, slots)  # (B, t h w)
-    return Hidden(np.nonzero(~mask)[1].reshape(len(keys), -1), mask.reshape(-1, *grid))
+    return PatchMask(np.nonzero(~mask)[1].reshape(len(keys), -1), mask.reshape(-1, *grid))
 
 
-def corruptions(
+def corrupt_patches(
     keys: np.ndarray, grid: tuple[int, ...], ratio: float = 0.5, masked: float = 0.8, swapped: float = 0.1
-) -> Corruption:
+) -> PatchCorruption:
     """Corrupt int(ratio N) patches of each image for masked patch prediction (ViT, arXiv:2010.11929, appendix B.1.2).
 
     Takes (B,) keys; both results are (B, *grid). Of the predicted patches, each drawn for itself, a share `masked`
@@ -88,12 +88,12 @@ def corruptions(
         raise UsageError(problem, "each is from 0 to 1, the last two together")
     tokens = np.arange(length)
     predicted = np.zeros((len(keys), length), dtype=bool)
-    np.put_along_axis(predicted, shuffled(keys, length)[:, : int(ratio * length)], True, 1)
-    u, v = (uniform(key(keys, _KIND, draw), length) for draw in range(2))
+    np.put_along_axis(predicted, shuffle_patches(keys, length)[:, : int(ratio * length)], True, 1)
+    u, v = (draw_uniform(derive_keys(keys, _KIND, draw), length) for draw in range(2))
     others = (tokens + 1 + np.floor(v * (length - 1)).astype(np.int64)) % length
-    source = np.where(u < masked, MASK, np.where(u < masked + swapped, others, tokens))
+    source = np.where(u < masked, MASK_VECTOR, np.where(u < masked + swapped, others, tokens))
     source = np.where(predicted, source, tokens)
-    return Corruption(predicted.reshape(-1, *grid), source.reshape(-1, *grid))
+    return PatchCorruption(predicted.reshape(-1, *grid), source.reshape(-1, *grid))
 
 
 def block_masks(
@@ -116,11 +116,11 @@ def block_masks(
     mask = np.zeros((len(keys), height, width), dtype=bool)
     failed = np.zeros(len(keys), dtype=np.int64)
     attempt = 0
-    while len(active := np.flatnonzero((room > 0) & (failed < PATIENCE))):
-        draws = uniform(key(keys[active], _BLOCK, attempt), 4)
-        top, left, tall, wide = proposed(draws, room[active], min_patches, (height, width))
+    while len(active := np.flatnonzero((room > 0) & (failed < MAX_FAILED_BLOCKS))):
+        draws = draw_uniform(derive_keys(keys[active], _BLOCK, attempt), 4)
+        top, left, tall, wide = propose_blocks(draws, room[active], min_patches, (height, width))
         inside = (tall > 0) & (wide > 0) & (tall < height) & (wide < width)
-        block = within(top, tall, height)[:, :, None] & within(left, wide, width)[:, None, :]
+        block = mark_intervals(top, tall, height)[:, :, None] & mark_intervals(left, wide, width)[:, None, :]
         more = (block & ~mask[active]).sum((1, 2))
         fits = inside & (more > 0) & (more <= room[active])
         mask[active[fits]] |= block[fits]
@@ -144,17 +144,17 @@ def ibot_masks(
     DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of as many
     equal parts of `mask_ratios`; here each image draws for itself, so that its mask does not depend on its batch.
     """
-    happens, u = uniform(key(keys, _SHARE), 2).T
+    happens, u = draw_uniform(derive_keys(keys, _SHARE), 2).T
     low, high = mask_ratios
     return block_masks(keys, grid, np.where(happens < mask_probability, low + (high - low) * u, 0.0), min_patches)
 
 
-def proposed(
+def propose_blocks(
     u: np.ndarray, room: np.ndarray, min_patches: int, grid: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) patches left to mask."""
     area = min_patches + (room - min_patches) * u[:, 0]
-    low, high = np.log(ASPECT)
+    low, high = np.log(BLOCK_ASPECT_RATIO)
     aspect = np.exp(low + (high - low) * u[:, 1])
     tall, wide = (np.rint(np.sqrt(side)).astype(np.int64) for side in (area * aspect, area / aspect))
     top, left = (
@@ -164,12 +164,12 @@ def proposed(
     return top, left, tall, wide
 
 
-def within(start: np.ndarray, length: np.ndarray, side: int) -> np.ndarray:
+def mark_intervals(start: np.ndarray, length: np.ndarray, side: int) -> np.ndarray:
     """Which places along a side (B,) starts and lengths cover, (B, side) bool."""
     places = np.arange(side) - start[:, None]
     return (places >= 0) & (places < length[:, None])
 
 
-def shuffled(keys: np.ndarray, length: int) -> np.ndarray:
+def shuffle_patches(keys: np.ndarray, length: int) -> np.ndarray:
     """Permute the patches of each image by its key, (B,): (B, length) int64."""
-    return np.argsort(key(keys[:, None], _ORDER, np.arange(length)[None]), axis=1, kind="stable")
+    return np.argsort(derive_keys(keys[:, None], _ORDER, np.arange(length)[None]), axis=1, kind="stable")

@@ -13,19 +13,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.data.augmentation.crops import BORDER
-from vitreous.data.keys import uniform
-from vitreous.data.modalities.base import IMAGENET
+from vitreous.data.augmentation.crops import SIMPLE_CROP_PADDING
+from vitreous.data.keys import draw_uniform
+from vitreous.data.modalities.base import IMAGENET_MOMENTS
 
-WINDOWS, HOLES = 9, 11  # the first draws of a key for simple crops and for erasing; `Augment.maps` uses those before
-TRIES = 10  # of drawing a hole that fits
-NOISE = 2**32  # separates the seed of a hole's noise from other uses of a key
-GREY = 128
+WINDOW_DRAWS_START, ERASE_DRAWS_START = (
+    9,
+    11,
+)  # the first draws of a key for simple crops and for erasing; `Augment.maps` uses those before
+MAX_ERASE_ATTEMPTS = 10  # of drawing a hole that fits
+NOISE_SEED = 2**32  # separates the seed of a hole's noise from other uses of a key
+ERASE_VALUE = 128
 #: with or without the outermost pixels themselves
-PADDING: dict[str, Literal["symmetric", "reflect"]] = {"reflection": "symmetric", "reflection inside": "reflect"}
+NUMPY_PAD_MODES: dict[str, Literal["symmetric", "reflect"]] = {
+    "reflection": "symmetric",
+    "reflection inside": "reflect",
+}
 
 
-def moved(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, border: str) -> Tensor:
+def shift_and_mirror(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, border: str) -> Tensor:
     """Shift (B, C, H, W) uint8 or float32 by (B,) whole pixels and mirror those in (B,) `mirror`.
 
     Row i and column j (W - 1 - j if mirrored) of an image get image[:, i + y, j + x]; `border` fills from outside.
@@ -34,7 +40,7 @@ def moved(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, bord
     height, width = pixels.shape[-2:]
     reach = int(max(abs(x).max(), abs(y).max()))
     if reach:
-        around = padded(pixels, reach, border)
+        around = pad_images(pixels, reach, border)
         views = np.lib.stride_tricks.sliding_window_view(around, (height, width), (2, 3))
         pixels = np.ascontiguousarray(views.transpose(0, 2, 3, 1, 4, 5)[np.arange(len(pixels)), y + reach, x + reach])
     else:
@@ -46,14 +52,14 @@ def moved(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, bord
     return torch.from_numpy(pixels)
 
 
-def padded(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
+def pad_images(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
     """Pad (B, C, H, W) to (B, C, H + 2 reach, W + 2 reach), in a fraction of the time of np.pad."""
     batch, channels, height, width = pixels.shape
     if border == "zeros":
         around = np.zeros((batch, channels, height + 2 * reach, width + 2 * reach), pixels.dtype)
         around[:, :, reach : reach + height, reach : reach + width] = pixels
         return around
-    rows, columns = (np.pad(np.arange(side), reach, PADDING[border]) for side in (height, width))
+    rows, columns = (np.pad(np.arange(side), reach, NUMPY_PAD_MODES[border]) for side in (height, width))
     tall = np.take(pixels, rows, 2)
     around = np.empty((batch, channels, height + 2 * reach, width + 2 * reach), pixels.dtype)
     around[..., reach : reach + width] = tall
@@ -62,23 +68,26 @@ def padded(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
     return around
 
 
-def windows(images: Tensor, keys: np.ndarray) -> Tensor:
+def apply_simple_crops(images: Tensor, keys: np.ndarray) -> Tensor:
     """Simple crops of (B, C, H, W) images of the model's size by (B,) keys: as `SimpleCrop`, drawn from the keys."""
-    u = uniform(keys, WINDOWS + 2)
-    y, x = (np.floor(u[:, WINDOWS + axis] * (2 * BORDER + 1)).astype(np.int64) - BORDER for axis in (0, 1))
-    return moved(images, x, y, np.zeros(len(keys), dtype=bool), "reflection inside")
+    u = draw_uniform(keys, WINDOW_DRAWS_START + 2)
+    y, x = (
+        np.floor(u[:, WINDOW_DRAWS_START + axis] * (2 * SIMPLE_CROP_PADDING + 1)).astype(np.int64) - SIMPLE_CROP_PADDING
+        for axis in (0, 1)
+    )
+    return shift_and_mirror(images, x, y, np.zeros(len(keys), dtype=bool), "reflection inside")
 
 
-def pierce(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
+def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
     """Random erasing (arXiv:1708.04896) of (B, C, H, W) uint8 or float32 in 0..255 by (B,) keys, in place.
 
     A hole has a share of 0.02 to 1/3 of the image, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey,
     or noise of ImageNet's mean and deviation.
     """
     height, width = images.shape[-2:]
-    u = uniform(keys, HOLES + 3 + 2 * TRIES)[:, HOLES:]
-    area = height * width * (0.02 + (1 / 3 - 0.02) * u[:, 3 : 3 + TRIES])
-    aspect = np.exp(math.log(0.3) * (1 - 2 * u[:, 3 + TRIES :]))
+    u = draw_uniform(keys, ERASE_DRAWS_START + 3 + 2 * MAX_ERASE_ATTEMPTS)[:, ERASE_DRAWS_START:]
+    area = height * width * (0.02 + (1 / 3 - 0.02) * u[:, 3 : 3 + MAX_ERASE_ATTEMPTS])
+    aspect = np.exp(math.log(0.3) * (1 - 2 * u[:, 3 + MAX_ERASE_ATTEMPTS :]))
     tall, wide = np.rint(np.sqrt(area * aspect)), np.rint(np.sqrt(area / aspect))
     fits = (tall < height) & (wide < width)
     first = np.arange(len(keys)), fits.argmax(1)
@@ -90,19 +99,21 @@ def pierce(images: Tensor, keys: np.ndarray, probability: float, noise: bool) ->
         rows, columns = slice(*edges[row, :2].tolist()), slice(*edges[row, 2:].tolist())
         hole = images[row, :, rows, columns]
         hole.copy_(
-            static(hole.shape, generator.manual_seed(int(keys[row]) >> 1 ^ NOISE)) if noise else torch.tensor(GREY)
+            draw_imagenet_noise(hole.shape, generator.manual_seed(int(keys[row]) >> 1 ^ NOISE_SEED))
+            if noise
+            else torch.tensor(ERASE_VALUE)
         )
     return images
 
 
-def static(shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
+def draw_imagenet_noise(shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
     """Draw noise like ImageNet's pixels, (C, h, w) float32, in whole numbers from 0 to 255."""
-    mean, std = colours(shape[0])
+    mean, std = get_imagenet_moments(shape[0])
     return ((mean + std * torch.randn(shape, generator=generator)) * 255).round_().clamp_(0, 255)
 
 
 @cache
-def colours(channels: int) -> tuple[Tensor, Tensor]:
+def get_imagenet_moments(channels: int) -> tuple[Tensor, Tensor]:
     """ImageNet's mean and deviation, (3, 1, 1) each; scalars over all colours for other numbers of channels."""
-    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
+    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET_MOMENTS)
     return (mean, std) if channels == len(mean) else (mean.mean(), std.mean())

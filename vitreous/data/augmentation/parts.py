@@ -10,15 +10,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.annotations.target import IGNORE, Target, box_of
+from vitreous.data.annotations.target import IGNORE_INDEX, Target, mask_to_box
 from vitreous.data.modalities.base import Preprocess
 
-ROUNDING = 1e-6  # pixels
-LEAST = 1.0  # pixels along the sides of an object
+PIXEL_TOLERANCE = 1e-6  # pixels
+MIN_OBJECT_SIDE = 1.0  # pixels along the sides of an object
 
 
 @dataclass(frozen=True)
-class Part:
+class CropRegion:
     """A rectangle of an image in its own pixels, `top`, `left`, `height`, `width`, which may reach outside; and the
     size (rows, columns) that it is scaled to."""
 
@@ -36,13 +36,15 @@ class Part:
             image, (self.top, self.left), (self.height, self.width), self.size, strict=True
         ):
             scale = pixels / side
-            first = max(0, math.ceil(-begin * scale - ROUNDING))
-            ends.append((first, max(first, min(pixels, math.floor((length - begin) * scale + ROUNDING)))))
+            first = max(0, math.ceil(-begin * scale - PIXEL_TOLERANCE))
+            ends.append((first, max(first, min(pixels, math.floor((length - begin) * scale + PIXEL_TOLERANCE)))))
         (top, bottom), (left, right) = ends
         return left, top, right, bottom
 
 
-def cut(band: Image.Image, part: Part, preprocess: Preprocess, colour: tuple[float, ...] = ()) -> Image.Image:
+def crop_image(
+    band: Image.Image, part: CropRegion, preprocess: Preprocess, colour: tuple[float, ...] = ()
+) -> Image.Image:
     """Resample a part of an image; of `colour` where it reaches outside, by default black."""
     left, top, right, bottom = part.inside((band.height, band.width))
     numbers = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
@@ -56,7 +58,7 @@ def cut(band: Image.Image, part: Part, preprocess: Preprocess, colour: tuple[flo
     return whole
 
 
-def cut_map(classes: np.ndarray, part: Part, outside: int = IGNORE) -> np.ndarray:
+def crop_class_map(classes: np.ndarray, part: CropRegion, outside: int = IGNORE_INDEX) -> np.ndarray:
     """(H, W) int32 map -> (rows, columns) int32: that of the part, each pixel that of the nearest one; `outside` where
     it reaches outside."""
     rows, columns = part.size
@@ -68,7 +70,7 @@ def cut_map(classes: np.ndarray, part: Part, outside: int = IGNORE) -> np.ndarra
     return whole
 
 
-def cut_objects(target: Target, part: Part, visible: float) -> dict[str, np.ndarray]:
+def crop_objects(target: Target, part: CropRegion, visible: float) -> dict[str, np.ndarray]:
     """What is left of the objects in a part: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and
     `masks` (n, rows, columns) bool where every object of the target has one.
 
@@ -81,24 +83,26 @@ def cut_objects(target: Target, part: Part, visible: float) -> dict[str, np.ndar
     left, top, right, bottom = part.inside(target.size)
     boxes = whole.clip([left, top] * 2, [right, bottom] * 2)
     sides, before = boxes[:, 2:] - boxes[:, :2], whole[:, 2:] - whole[:, :2]
-    stays = (sides >= LEAST - ROUNDING).all(1) & (sides.prod(1) >= visible * before.prod(1) - ROUNDING)
+    stays = (sides >= MIN_OBJECT_SIDE - PIXEL_TOLERANCE).all(1) & (
+        sides.prod(1) >= visible * before.prod(1) - PIXEL_TOLERANCE
+    )
     rows = np.flatnonzero(stays)
     objects = {"labels": target.labels[rows], "crowd": target.crowd[rows]}
     if target.layers is None:
         return {"boxes": boxes[rows].astype(np.float32), **objects}
-    layers = np.stack([cut_map(layer, part, outside=0) for layer in target.layers])
+    layers = np.stack([crop_class_map(layer, part, outside=0) for layer in target.layers])
     masks = np.zeros((len(rows), *part.size), bool)
     for place, (mask, row) in enumerate(zip(masks, rows, strict=True)):
         mask |= (layers == row + 1).any(0)
         if not mask.any():
             x, y = (boxes[row, :2] + boxes[row, 2:]) / 2
             mask[min(int(y), part.size[0] - 1), min(int(x), part.size[1] - 1)] = True
-        elif (np.abs(boxes[row] - whole[row]) > ROUNDING).any():
-            boxes[row] = box_of(masks[place])
+        elif (np.abs(boxes[row] - whole[row]) > PIXEL_TOLERANCE).any():
+            boxes[row] = mask_to_box(masks[place])
     return {"boxes": boxes[rows].astype(np.float32), **objects, "masks": masks}
 
 
-def moved(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
+def rotate_and_flip(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
     """(..., h, w) -> the same turned by a quarter and flipped along each axis, as `turns` says; turning is left out
     where sides differ."""
     quarter, flip, vertical = turns
@@ -108,8 +112,9 @@ def moved(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
     return (values.flip(-2) if vertical else values).contiguous()
 
 
-def moved_boxes(boxes: Tensor, size: tuple[int, int], turns: tuple[bool, ...]) -> Tensor:
-    """(n, 4) boxes on a view of (rows, columns) -> (n, 4), where they are when it is moved as `moved` does."""
+def rotate_and_flip_boxes(boxes: Tensor, size: tuple[int, int], turns: tuple[bool, ...]) -> Tensor:
+    """(n, 4) boxes on a view of (rows, columns) -> (n, 4), where they are when it is moved as `rotate_and_flip`
+    does."""
     (height, width), (quarter, flip, vertical) = size, turns
     left, top, right, bottom = boxes.unbind(-1)
     if quarter and height == width:

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-DRAWS = 9  # numbers that one distortion takes
-LEVELS = 256  # of a channel; hue is a circle of as many
+DISTORTION_DRAWS = 9  # numbers that one distortion takes
+CHANNEL_LEVELS = 256  # of a channel; hue is a circle of as many
 
 
 def distort_colours(
@@ -36,30 +36,32 @@ def distort_colours(
     applied, values = draws[:4] < probability, 2 * draws[4:8] - 1  # each in -1 .. 1
     x = pixels.numpy()
     if applied[0]:
-        x = truncate(x + np.float32(255 * jitter[0] * values[0]))
+        x = truncate_to_uint8(x + np.float32(255 * jitter[0] * values[0]))
     contrast = np.float32(1 + jitter[1] * values[1])
     before = draws[8] < 0.5
     if applied[1] and before:
-        x = truncate(x * contrast)
+        x = truncate_to_uint8(x * contrast)
     if len(x) == 3 and (applied[2] or applied[3]):
         hsv = np.array(Image.fromarray(np.ascontiguousarray(x.transpose(1, 2, 0))).convert("HSV"))
         if applied[2]:
-            hsv[..., 1] = truncate(hsv[..., 1] * np.float32(1 + jitter[2] * values[2]))
+            hsv[..., 1] = truncate_to_uint8(hsv[..., 1] * np.float32(1 + jitter[2] * values[2]))
         if applied[3]:
-            hsv[..., 0] += np.uint8(round(LEVELS * hue * values[3]) % LEVELS)  # bytes wrap around as the circle
+            hsv[..., 0] += np.uint8(
+                round(CHANNEL_LEVELS * hue * values[3]) % CHANNEL_LEVELS
+            )  # bytes wrap around as the circle
         distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
         x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
     if applied[1] and not before:
-        x = truncate(x * contrast)
+        x = truncate_to_uint8(x * contrast)
     return torch.from_numpy(np.ascontiguousarray(x))
 
 
-def truncate(values: np.ndarray) -> np.ndarray:
+def truncate_to_uint8(values: np.ndarray) -> np.ndarray:
     """Cut values to 0 .. 255 and drop their fractions, (C, H, W) float32 -> (C, H, W) uint8."""
     return values.clip(0, 255).astype(np.uint8)
 
 
-def largest_class_share(classes: np.ndarray, ignore: int) -> float:
+def measure_largest_class(classes: np.ndarray, ignore: int) -> float:
     """Return the share of the most frequent class among the labelled pixels of a class map (H, W) int32; 1 if none is
     labelled."""
     counts = np.bincount(classes[classes != ignore])

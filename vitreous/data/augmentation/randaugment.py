@@ -14,20 +14,22 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
-GREY = 128
-SIDE = 224  # pixels of a side for which big_vision gives counts of pixels
+FILL_VALUE = 128
+BIG_VISION_SIDE = 224  # pixels of a side for which big_vision gives counts of pixels
 
 Operation = Callable[[Image.Image, float, Image.Resampling], Image.Image]
 
 
-def moved(picture: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
+def apply_affine(picture: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
     """Read an image at matrix @ (x, y, 1)."""
-    return picture.transform(picture.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=grey(picture))
+    return picture.transform(
+        picture.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=get_fill_colour(picture)
+    )
 
 
-def grey(picture: Image.Image) -> int | tuple[int, ...]:
+def get_fill_colour(picture: Image.Image) -> int | tuple[int, ...]:
     """The fill colour in the image's mode."""
-    return (GREY,) * len(picture.getbands()) if len(picture.getbands()) > 1 else GREY
+    return (FILL_VALUE,) * len(picture.getbands()) if len(picture.getbands()) > 1 else FILL_VALUE
 
 
 def solarize_add(picture: Image.Image, amount: int) -> Image.Image:
@@ -48,26 +50,32 @@ def cutout(picture: Image.Image, half: int) -> Image.Image:
         return picture
     row, column = (int(torch.randint(side, ())) for side in (picture.height, picture.width))
     pixels = np.array(picture)
-    pixels[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = GREY
+    pixels[max(row - half, 0) : row + half, max(column - half, 0) : column + half] = FILL_VALUE
     return Image.fromarray(pixels)
 
 
-def enhance(kind: type, factor: Callable[[float], float]) -> Operation:
+def create_enhancer_operation(kind: type, factor: Callable[[float], float]) -> Operation:
     """Make an operation of a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
     return lambda picture, level, filter: kind(picture).enhance(factor(level))
 
 
-def shift(picture: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int) -> Image.Image:
+def translate_image(
+    picture: Image.Image, level: float, filter: Image.Resampling, share: float, axis: int
+) -> Image.Image:
     """Shift by level * share of the width (axis 0) or height (axis 1)."""
     pixels = level * share * picture.size[axis]
-    return moved(picture, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
+    return apply_affine(picture, (1, 0, pixels, 0, 1, 0) if axis == 0 else (1, 0, 0, 0, 1, pixels), filter)
 
 
-Level = Callable[[float], int]
+LevelMapping = Callable[[float], int]
 
 
-def operations(
-    factor: Callable[[float], float], translation: float, bits: Level, threshold: Level, amount: Level
+def create_operations(
+    factor: Callable[[float], float],
+    translation: float,
+    bits: LevelMapping,
+    threshold: LevelMapping,
+    amount: LevelMapping,
 ) -> dict[str, Operation]:
     """The 15 operations that timm and big_vision share, from what they make of a level.
 
@@ -79,20 +87,20 @@ def operations(
         "AutoContrast": lambda picture, level, filter: ImageOps.autocontrast(picture),
         "Equalize": lambda picture, level, filter: ImageOps.equalize(picture),
         "Invert": lambda picture, level, filter: ImageOps.invert(picture),
-        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=grey(picture)),
-        "ShearX": lambda picture, level, filter: moved(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
-        "ShearY": lambda picture, level, filter: moved(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
+        "Rotate": lambda picture, level, filter: picture.rotate(level * 30, filter, fillcolor=get_fill_colour(picture)),
+        "ShearX": lambda picture, level, filter: apply_affine(picture, (1, level * 0.3, 0, 0, 1, 0), filter),
+        "ShearY": lambda picture, level, filter: apply_affine(picture, (1, 0, 0, level * 0.3, 1, 0), filter),
         "Posterize": lambda picture, level, filter: posterize(picture, bits(abs(level))),
         "Solarize": lambda picture, level, filter: ImageOps.solarize(picture, threshold(abs(level))),
         "SolarizeAdd": lambda picture, level, filter: solarize_add(picture, amount(abs(level))),
-        **{kind.__name__: enhance(kind, factor) for kind in enhancers},
-        "TranslateX": partial(shift, share=translation, axis=0),
-        "TranslateY": partial(shift, share=translation, axis=1),
+        **{kind.__name__: create_enhancer_operation(kind, factor) for kind in enhancers},
+        "TranslateX": partial(translate_image, share=translation, axis=0),
+        "TranslateY": partial(translate_image, share=translation, axis=1),
     }
 
 
 #: timm's 15 "increasing" operations: the higher the level, the further from the original, enhancers never below 0.1
-TIMM = operations(
+TIMM_OPERATIONS = create_operations(
     factor=lambda level: max(0.1, 1.0 + level * 0.9),
     translation=0.45,
     bits=lambda level: 4 - int(level * 4),
@@ -103,19 +111,21 @@ TIMM = operations(
 #: big_vision's 16. Contrast turns about the mean grey of the image; big_vision's own takes one value for all images of
 #: a size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at any
 #: side. Posterize keeps at least one bit, as TensorFlow's shift does.
-BIG_VISION = operations(
+BIG_VISION_OPERATIONS = create_operations(
     factor=lambda level: abs(level) * 1.8 + 0.1,
-    translation=100 / SIDE,
+    translation=100 / BIG_VISION_SIDE,
     bits=lambda level: min(8, max(1, int(level * 4))),
     threshold=lambda level: int(level * 256),
     amount=lambda level: int(level * 110),
 )
-BIG_VISION["Cutout"] = lambda picture, level, filter: cutout(picture, int(abs(level) * 40 * min(picture.size) / SIDE))
+BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: cutout(
+    picture, int(abs(level) * 40 * min(picture.size) / BIG_VISION_SIDE)
+)
 
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations in a row, each drawn from `operations`, in either direction, by torch's generator.
+    """`layers` operations in a row, each drawn from `create_operations`, in either direction, by torch's generator.
 
     An operation happens with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
     """
@@ -139,7 +149,7 @@ class RandAugment:
         return picture
 
 
-def three(picture: Image.Image) -> Image.Image:
+def apply_three_augment(picture: Image.Image) -> Image.Image:
     """3-Augment (DeiT III, arXiv:2204.07118): grey, solarised, or blurred by 0.1 to 2 pixels, equally likely."""
     which, radius = torch.rand(2).tolist()
     if which < 1 / 3:

@@ -12,24 +12,31 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.data.annotations.target import IGNORE, Target
-from vitreous.data.augmentation.parts import Part, cut, cut_map, cut_objects, moved, moved_boxes
-from vitreous.data.augmentation.photometric import DRAWS, distort_colours, largest_class_share
+from vitreous.data.annotations.target import IGNORE_INDEX, Target
+from vitreous.data.augmentation.parts import (
+    CropRegion,
+    crop_class_map,
+    crop_image,
+    crop_objects,
+    rotate_and_flip,
+    rotate_and_flip_boxes,
+)
+from vitreous.data.augmentation.photometric import DISTORTION_DRAWS, distort_colours, measure_largest_class
 from vitreous.data.batch import Batch
-from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture, bands_of
-from vitreous.data.keys import seeded, uniform
+from vitreous.data.decoding.regions import LazyImage
+from vitreous.data.decoding.spectral import DecodedSample, list_bands
+from vitreous.data.keys import draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import Preprocess, image_to_array
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
-STACKED = ("images", "classes")  # entries of a view that are of one size for all images
+STACKED_ENTRIES = ("images", "classes")  # entries of a view that are of one size for all images
 BASE_DRAWS = 7  # random numbers of every view
 CROP_ATTEMPTS = 10  # with `max_class_share` below 1
 
 
 @dataclass(frozen=True)
-class Scenes:
+class SceneViews:
     """One view of an image and of its class map or its objects: scaled, cut out, flipped, recoloured.
 
     `scale`: the range of the factor that the image is scaled by before a crop of the model's size is taken at a
@@ -77,28 +84,30 @@ class Scenes:
         if not 0 < self.max_class_share <= 1:
             raise UsageError(f"max_class_share {self.max_class_share} is not a share", "use a number above 0, up to 1")
 
-    def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
+    def augment_scene(
+        self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
+    ) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) as `Preprocess.pixels` gives it, and where `target` has a class map
         `classes` (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64,
         `crowd` (n,) bool, and `masks` (n, *image) bool where objects have them."""
-        bands = bands_of(picture)
+        bands = list_bands(picture)
         size = bands[0].height, bands[0].width
-        draws = uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DRAWS)[0]
+        draws = draw_uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DISTORTION_DRAWS)[0]
         classes = None if target.classes is None else target.class_map()
-        part = self.choose_part(size, preprocess.plane, classes, draws[:-DRAWS])
+        part = self.choose_crop_region(size, preprocess.plane, classes, draws[:-DISTORTION_DRAWS])
         turns = self.turn and draws[3] < 0.5, draws[4] < self.flip, draws[5] < self.flip_vertical
         colours = self.colours(preprocess, len(bands))
-        cuts = [cut(band, part, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
+        cuts = [crop_image(band, part, preprocess, colour) for band, colour in zip(bands, colours, strict=True)]
         pixels = torch.cat([torch.from_numpy(image_to_array(band)) for band in cuts])
         if preprocess.has_colours and (any(self.jitter) or self.hue):
             pixels = self.jitter_colours(pixels, part.inside(size), draws, sample_key)
-        view = {"images": moved(pixels, turns)}
+        view = {"images": rotate_and_flip(pixels, turns)}
         if classes is not None:
-            return view | {"classes": moved(torch.from_numpy(cut_map(classes, part)), turns)}
-        objects = {name: torch.from_numpy(rows) for name, rows in cut_objects(target, part, self.visible).items()}
+            return view | {"classes": rotate_and_flip(torch.from_numpy(crop_class_map(classes, part)), turns)}
+        objects = {name: torch.from_numpy(rows) for name, rows in crop_objects(target, part, self.visible).items()}
         if "masks" in objects:
-            objects["masks"] = moved(objects["masks"], turns)
-        return view | objects | {"boxes": moved_boxes(objects["boxes"], part.size, turns)}
+            objects["masks"] = rotate_and_flip(objects["masks"], turns)
+        return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], part.size, turns)}
 
     def colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
         """What lies outside the image, of each of the Pillow images that it is decoded to: values of its channels;
@@ -117,29 +126,29 @@ class Scenes:
             left, top, right, bottom = inside
             if right > left and bottom > top:
                 area = pixels[:, top:bottom, left:right]
-                area = distort_colours(area, self.jitter, self.hue, self.jitter_probability, draws[-DRAWS:])
+                area = distort_colours(area, self.jitter, self.hue, self.jitter_probability, draws[-DISTORTION_DRAWS:])
                 pixels[:, top:bottom, left:right] = area
             return pixels
         if draws[6] < self.jitter_probability:
-            with seeded(sample_key):
-                pixels = recolour(self.jitter, self.hue)(pixels)
+            with fork_torch_rng(sample_key):
+                pixels = create_colour_jitter(self.jitter, self.hue)(pixels)
         return pixels
 
-    def choose_part(
+    def choose_crop_region(
         self, size: tuple[int, int], image: tuple[int, int], classes: np.ndarray | None, draws: np.ndarray
-    ) -> Part:
+    ) -> CropRegion:
         """Return the part of an image of (height, width) `size` that a view of `image` shows; drawn again while one
         class of the map `classes` (H, W) has too large a share of it."""
         part = self.part(size, image, draws[:3])
         if classes is None or self.max_class_share >= 1:
             return part
         for positions in draws[BASE_DRAWS:].reshape(CROP_ATTEMPTS, 2):
-            if largest_class_share(cut_map(classes, part), IGNORE) < self.max_class_share:
+            if measure_largest_class(crop_class_map(classes, part), IGNORE_INDEX) < self.max_class_share:
                 break
             part = self.part(size, image, np.array([draws[0], *positions]))
         return part
 
-    def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> Part:
+    def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
         """Return the part of an image of (height, width) `size` that a view of `image` shows, for (3,) float64 numbers
         in [0, 1)."""
         ratios = [wanted / own for wanted, own in zip(image, size, strict=True)]
@@ -152,18 +161,20 @@ class Scenes:
         sides = image[0] / factor, image[1] / factor
         rooms = [own - side for own, side in zip(size, sides, strict=True)]
         top, left = (min(0.0, room) + abs(room) * draw for room, draw in zip(rooms, draws[1:], strict=True))
-        return Part(top, left, *sides, image)
+        return CropRegion(top, left, *sides, image)
 
     def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> Batch:
-        """Join B views of `scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked, what is known
-        of objects is a list of B; B may be 0."""
+        """Join B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked, what is
+        known of objects is a list of B; B may be 0."""
         if scenes:
             columns = {name: [scene[name] for scene in scenes] for name in scenes[0]}
-            return {name: torch.stack(column) if name in STACKED else column for name, column in columns.items()}
+            return {
+                name: torch.stack(column) if name in STACKED_ENTRIES else column for name, column in columns.items()
+            }
         images = torch.empty(0, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Raise UsageError: these views, (C, *image), need to know what is where."""
         raise UsageError("views of scenes need annotations", "use other views for images without any")
 
@@ -177,7 +188,7 @@ class Scenes:
 
 
 @cache
-def recolour(jitter: tuple[float, float, float], hue: float):
+def create_colour_jitter(jitter: tuple[float, float, float], hue: float):
     """Compose torchvision's colour jitter of brightness, contrast, saturation and hue."""
     from torchvision.transforms import v2
 

@@ -17,19 +17,24 @@ from PIL import Image, ImageFilter
 from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
-from vitreous.data.augmentation.batched import DRAWS, SOLAR, crop, paint
-from vitreous.data.augmentation.crops import AreaCrop, to_picture
-from vitreous.data.augmentation.scenes import Scenes
+from vitreous.data.augmentation.batched import (
+    DRAWS_PER_VIEW,
+    SOLARISE_THRESHOLD,
+    augment_batch_colours,
+    crop_and_resize_batch,
+)
+from vitreous.data.augmentation.crops import AreaCrop, array_to_pillow
+from vitreous.data.augmentation.scenes import SceneViews
 from vitreous.data.augmentation.volumes import VolumeViews
-from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture, bands_of
-from vitreous.data.keys import key, seeded, uniform
+from vitreous.data.decoding.regions import LazyImage
+from vitreous.data.decoding.spectral import DecodedSample, list_bands
+from vitreous.data.keys import derive_keys, draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-GLOBAL = 2  # global views, which a teacher sees too
-CHUNK = 64  # views of images in memory that are computed together: they stay in the processor's cache
+NUM_GLOBAL_VIEWS = 2  # global views, which a teacher sees too
+VIEW_CHUNK_SIZE = 64  # views of images in memory that are computed together: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -68,21 +73,21 @@ class MultiCrop:
         if self.locals < 0 or min(self.local_image) < 1:
             raise UsageError(f"{self.locals} local views of {self.local_image} pixels cannot be")
 
-    def views(self, picture: Picture | Regions, image: tuple[int, int], sample_key: int) -> list[Tensor]:
+    def views(self, picture: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int) -> list[Tensor]:
         """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
 
         View v is drawn from key(sample_key, v), so that more views change none of the others.
         """
         picture = picture if isinstance(picture, (Image.Image, tuple, np.ndarray)) else picture.whole()
-        bands, colours = bands_of(picture), not isinstance(picture, tuple)
+        bands, colours = list_bands(picture), not isinstance(picture, tuple)
 
         def drawn(band: Image.Image, view: int) -> Tensor:
-            with seeded(sample_key, view):
-                return image_to_tensor(pipeline(self, min(view, GLOBAL), image, colours)(band))
+            with fork_torch_rng(sample_key, view):
+                return image_to_tensor(compose_view_transform(self, min(view, NUM_GLOBAL_VIEWS), image, colours)(band))
 
-        return [torch.cat([drawn(band, view) for band in bands]) for view in range(GLOBAL + self.locals)]
+        return [torch.cat([drawn(band, view) for band in bands]) for view in range(NUM_GLOBAL_VIEWS + self.locals)]
 
-    def picture(self, picture: Picture | Regions, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: DecodedSample | LazyImage, preprocess: PlanarPreprocess, sample_key: int) -> Tensor:
         """Flatten all views of an image, (n,)."""
         return torch.cat([view.flatten() for view in self.views(picture, preprocess.plane, sample_key)])
 
@@ -92,29 +97,32 @@ class MultiCrop:
         Whole batches at once, in float32 up to the last step, where files go through Pillow: the same distributions,
         other numbers.
         """
-        kinds = (np.arange(GLOBAL), GLOBAL + np.arange(self.locals))
+        kinds = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
         return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in kinds if len(views)], 1)
 
     def drawn(self, pixels: Tensor, keys: np.ndarray, views: np.ndarray) -> Tensor:
         """Draw `views` (V,), all global or all local, of (B, C, H, W) images by (B,) keys: (B, V, C, h, w)."""
-        local, channels = views[0] >= GLOBAL, pixels.shape[1]
+        local, channels = views[0] >= NUM_GLOBAL_VIEWS, pixels.shape[1]
         size = self.local_image if local else (pixels.shape[-2], pixels.shape[-1])
         area = self.local_area if local else self.global_area
-        kinds = np.minimum(views, GLOBAL)
+        kinds = np.minimum(views, NUM_GLOBAL_VIEWS)
         blur, solarise = np.array(self.blur)[kinds], np.array(self.solarise)[kinds]
         always = np.ones(len(views))
         chances = np.stack([self.jitter_probability * always, self.grey * always, blur, solarise], 1)
-        u, sources = uniform(key(keys[:, None], views).ravel(), DRAWS), np.arange(len(keys)).repeat(len(views))
+        u, sources = (
+            draw_uniform(derive_keys(keys[:, None], views).ravel(), DRAWS_PER_VIEW),
+            np.arange(len(keys)).repeat(len(views)),
+        )
         chances = np.tile(chances, (len(keys), 1))
         drawn = torch.empty(len(sources), channels, *size, dtype=pixels.dtype)
-        for start in range(0, len(sources), CHUNK):
-            span = slice(start, start + CHUNK)
+        for start in range(0, len(sources), VIEW_CHUNK_SIZE):
+            span = slice(start, start + VIEW_CHUNK_SIZE)
             rows = pixels[torch.from_numpy(sources[span])].permute(0, 2, 1, 3).float()
-            rows = crop(rows, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
+            rows = crop_and_resize_batch(rows, u[span], size=size, area=area, ratio=self.ratio, flip=self.flip)
             if pixels.dtype == torch.uint8:
                 rows.clamp_(0, 255)
                 if channels in (1, 3):
-                    rows = paint(rows, u[span], chances[span], self.jitter, self.radius)
+                    rows = augment_batch_colours(rows, u[span], chances[span], self.jitter, self.radius)
                 rows.round_()
             drawn[span] = rows.permute(0, 2, 1, 3)
         return drawn.unflatten(0, (len(keys), len(views)))
@@ -122,49 +130,49 @@ class MultiCrop:
     def unpack(self, rows: Tensor, preprocess: PlanarPreprocess) -> dict[str, Tensor]:
         """Unpack (B, n) rows to `images` (B, 2, C, *image) and `local` (B, locals, C, *local_image)."""
         batch, whole = len(rows), (preprocess.channels, *preprocess.image)
-        cut = GLOBAL * math.prod(whole)
-        large = rows[:, :cut].reshape(batch, GLOBAL, *whole)
+        cut = NUM_GLOBAL_VIEWS * math.prod(whole)
+        large = rows[:, :cut].reshape(batch, NUM_GLOBAL_VIEWS, *whole)
         small = rows[:, cut:].reshape(batch, self.locals, preprocess.channels, *self.local_image)
         return {"images": large, "local": small}
 
 
 #: the `name` in a run's config -> the config's class
-VIEWS: dict[str, type[Augment | MultiCrop | Scenes | VolumeViews]] = {
+VIEW_CLASSES: dict[str, type[Augment | MultiCrop | SceneViews | VolumeViews]] = {
     "augment": Augment,
     "multicrop": MultiCrop,
-    "scenes": Scenes,
+    "scenes": SceneViews,
     "volumes": VolumeViews,
 }
 
-DINO = MultiCrop()
+DINO_VIEWS = MultiCrop()
 
 #: DINOv2's (arXiv:2304.07193). Its code uses the probabilities of blur as those of leaving it out, 1 and 0.1 in the two
 #: global views: these are what its models saw. Local views of 98 pixels go with patches of 14.
-DINOV2 = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
+DINOV2_VIEWS = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
 
 
 @cache
-def pipeline(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
+def compose_view_transform(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
     """Compose the transform of a view, 0 and 1 the global ones, 2 a local one, drawn as torchvision does."""
     from torchvision.transforms import v2
 
-    size, area = (crops.local_image, crops.local_area) if kind == GLOBAL else (image, crops.global_area)
+    size, area = (crops.local_image, crops.local_area) if kind == NUM_GLOBAL_VIEWS else (image, crops.global_area)
     crop = AreaCrop(size, area, crops.ratio, "bicubic")
     steps: list = [
-        lambda picture: to_picture(crop(picture).permute(1, 2, 0).numpy()),
+        lambda picture: array_to_pillow(crop(picture).permute(1, 2, 0).numpy()),
         v2.RandomHorizontalFlip(crops.flip),
     ]
     if not colours:
         return v2.Compose(steps)
     steps += [v2.RandomApply([v2.ColorJitter(*crops.jitter)], crops.jitter_probability), v2.RandomGrayscale(crops.grey)]
     steps += [
-        partial(blurred, probability=crops.blur[kind], radius=crops.radius),
-        v2.RandomSolarize(SOLAR, crops.solarise[kind]),
+        partial(blur_at_random, probability=crops.blur[kind], radius=crops.radius),
+        v2.RandomSolarize(SOLARISE_THRESHOLD, crops.solarise[kind]),
     ]
     return v2.Compose(steps)
 
 
-def blurred(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
+def blur_at_random(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
     """Blur an image with a probability, by a Gaussian of a uniform radius. Draws from torch's generator."""
     happens, share = torch.rand(2).tolist()
     if happens >= probability:

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitreous.data.annotations.target import IGNORE, Target
-from vitreous.data.decoding.regions import Regions
-from vitreous.data.decoding.spectral import Picture
-from vitreous.data.keys import seeded, uniform
+from vitreous.data.annotations.target import IGNORE_INDEX, Target
+from vitreous.data.decoding.regions import LazyImage
+from vitreous.data.decoding.spectral import DecodedSample
+from vitreous.data.keys import draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 
-DRAWS = 19  # numbers that a view is drawn by
-TURNS = ((1, 2), (0, 2), (0, 1))  # the axes in whose plane each angle turns
+VOLUME_VIEW_DRAWS = 19  # numbers that a view is drawn by
+ROTATION_PLANES = ((1, 2), (0, 2), (0, 1))  # the axes in whose plane each angle turns
 
 
 @dataclass(frozen=True)
@@ -58,25 +58,27 @@ class VolumeViews:
         if min(self.rotate, self.shift, self.gamma, self.noise, self.translate) < 0:
             raise UsageError("rotate, shift, gamma, noise and translate are not below 0")
 
-    def scene(self, picture: Picture, target: Target, preprocess: Preprocess, sample_key: int) -> dict[str, Tensor]:
+    def augment_scene(
+        self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
+    ) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) float32 and `classes` (*image) int32, the class of each voxel or IGNORE.
         `target` has a class map. Raises UsageError for an image that is no volume."""
         if not isinstance(picture, np.ndarray):
             raise UsageError("views of volumes are for volumes", "leave --views.name out")
-        draws = uniform(np.array([sample_key], np.uint64), DRAWS)[0]
+        draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         places = self.places(picture.shape[1:], preprocess.image, draws)
-        flips = self.flips(draws)
-        values = self.recoloured(sampled(picture, places, self.border), draws[12:16], sample_key)
-        classes = torch.from_numpy(nearest(target.class_map(), places))
+        flips = self.choose_flip_axes(draws)
+        values = self.jitter_intensities(sample_volume_linear(picture, places, self.border), draws[12:16], sample_key)
+        classes = torch.from_numpy(sample_classes_nearest(target.class_map(), places))
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
-    def flips(self, draws: np.ndarray) -> list[int]:
+    def choose_flip_axes(self, draws: np.ndarray) -> list[int]:
         """The axes, from the last, that a view is mirrored along, by a sample's (DRAWS,) numbers."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
     def places(self, own: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
         """Return (3, *image) float64: for each voxel of a view of `image`, its place in a volume of (D, H, W) `own`, in
-        voxels; the volume reaches from 0 to its sides. `draws`: `DRAWS` numbers in [0, 1).
+        voxels; the volume reaches from 0 to its sides. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0, 1).
 
             place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
         """
@@ -86,7 +88,9 @@ class VolumeViews:
         centre = self.centre(own, sides, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
-        for angle, (first, second) in zip((2 * draws[6:9] - 1) * math.radians(self.rotate), TURNS, strict=True):
+        for angle, (first, second) in zip(
+            (2 * draws[6:9] - 1) * math.radians(self.rotate), ROTATION_PLANES, strict=True
+        ):
             if angle:
                 a, b = offsets[first].copy(), offsets[second].copy()
                 offsets[first] = math.cos(angle) * a - math.sin(angle) * b
@@ -99,7 +103,7 @@ class VolumeViews:
         even = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
         return even + self.translate * sides * (2 * draws[16:] - 1)
 
-    def recoloured(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
+    def jitter_intensities(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
         """(C, *image) float32 -> the same with other contrast, level and gamma, and with noise; `draws` are four
         numbers in [0, 1)."""
         signed = 2 * draws - 1
@@ -109,18 +113,18 @@ class VolumeViews:
             values = ((values - low) / (high - low)).pow(power) * (high - low) + low
         values = values * (1 + self.contrast * signed[0]) + self.shift * signed[1]
         if self.noise:
-            with seeded(sample_key):
+            with fork_torch_rng(sample_key):
                 values = values + torch.randn(values.shape) * (self.noise * draws[3])
         return values
 
     def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> dict[str, Tensor]:
-        """Stack B views of `scene`: `images` (B, C, *image) and `classes` (B, *image) int32; B may be 0."""
+        """Stack B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32; B may be 0."""
         if scenes:
             return {name: torch.stack([scene[name] for scene in scenes]) for name in scenes[0]}
         images = torch.empty(0, preprocess.channels, *preprocess.image)
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
-    def picture(self, picture: Picture | Regions, preprocess: Preprocess, sample_key: int) -> Tensor:
+    def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L) alone, of any size: (C, *image) float32. Without
         scale and turns it is cut out at whole voxels. Raises UsageError for an image that is neither."""
         if not isinstance(picture, np.ndarray):
@@ -131,14 +135,14 @@ class VolumeViews:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L): (C, *size) float32."""
         lift = (1,) * (3 - len(size))  # a signal is a volume of one row
         volume, image = values.reshape(len(values), *lift, *values.shape[1:]), lift + size
-        draws = uniform(np.array([sample_key], np.uint64), DRAWS)[0]
+        draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         if self.scale == (1.0, 1.0) and not self.rotate:
             sides = np.array(image)
             start = np.floor(self.centre(volume.shape[1:], sides, draws) - sides / 2 + 0.5)
-            view = cut(volume, start.astype(np.int64), image, self.border)
+            view = crop_volume(volume, start.astype(np.int64), image, self.border)
         else:
-            view = sampled(volume, self.places(volume.shape[1:], image, draws), self.border)
-        view = self.recoloured(view.flip(self.flips(draws)), draws[12:16], sample_key)
+            view = sample_volume_linear(volume, self.places(volume.shape[1:], image, draws), self.border)
+        view = self.jitter_intensities(view.flip(self.choose_flip_axes(draws)), draws[12:16], sample_key)
         return view.reshape(len(view), *size).contiguous()
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
@@ -152,7 +156,7 @@ class VolumeViews:
         return {"images": rows}
 
 
-def cut(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: str) -> Tensor:
+def crop_volume(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: str) -> Tensor:
     """The part of (C, D, H, W) float32 that is (C, *image) from voxel `start` (3,) on; what lies outside is its mirror
     image, or 0 where the `border` is `zeros`."""
     for axis, (first, side) in enumerate(zip(start.tolist(), image, strict=True), 1):
@@ -168,7 +172,7 @@ def cut(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: s
     return torch.from_numpy(np.ascontiguousarray(volume))
 
 
-def sampled(volume: np.ndarray, places: np.ndarray, border: str = "reflection") -> Tensor:
+def sample_volume_linear(volume: np.ndarray, places: np.ndarray, border: str = "reflection") -> Tensor:
     """(C, D, H, W) float32 at places (3, *image) -> (C, *image) float32, linear between voxels; outside it is mirrored,
     or 0 where the `border` is `zeros`."""
     sides = np.array(volume.shape[1:], np.float64)[:, None, None, None]
@@ -177,10 +181,10 @@ def sampled(volume: np.ndarray, places: np.ndarray, border: str = "reflection") 
     return F.grid_sample(source, grid[None], "bilinear", border, align_corners=False)[0]
 
 
-def nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:
+def sample_classes_nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:
     """(D, H, W) int32 class map at places (3, *image) -> (*image) int32, IGNORE outside."""
     voxels = np.floor(places).astype(np.int64)
     sides = np.array(classes.shape)[:, None, None, None]
     inside = ((voxels >= 0) & (voxels < sides)).all(0)
     picked = classes[tuple(np.clip(voxels, 0, sides - 1))]
-    return np.where(inside, picked, IGNORE).astype(np.int32)
+    return np.where(inside, picked, IGNORE_INDEX).astype(np.int32)

@@ -12,12 +12,12 @@ import numpy as np
 
 from vitreous.errors import DataError
 
-FRAMES = 8  # of a clip that a run reads, and a check looks at, where nothing says otherwise
+DEFAULT_CLIP_FRAMES = 8  # of a clip that a run reads, and a check looks at, where nothing says otherwise
 MAX_FRAMES = 2**17  # of a clip: more than an hour at 30 frames a second
-MAX_PIXELS = 36_000_000  # of a frame: 7680 x 4320 are less
-MAX_BYTES = 2**30  # of the pixels of the frames that are read at a time
-EARLY = 1e-4  # seconds by which containers round times: a frame at 0.0333 is at 1/30
-SHORTER = "take fewer --frames, or scale the clip down"
+MAX_FRAME_PIXELS = 36_000_000  # of a frame: 7680 x 4320 are less
+MAX_CLIP_BYTES = 2**30  # of the pixels of the frames that are read at a time
+TIME_TOLERANCE = 1e-4  # seconds by which containers round times: a frame at 0.0333 is at 1/30
+SHORTEN_CLIP_HINT = "take fewer --frames, or scale the clip down"
 
 
 class Clip(ABC):
@@ -41,9 +41,9 @@ class Clip(ABC):
         """Frames of any numbers (T,), repeated ones too: (T, H, W, 3) uint8. Raises DataError for frames that cannot be
         decoded or are of other sizes, and for more than MAX_BYTES."""
         height, width = self.size
-        if (total := len(numbers) * height * width * 3) > MAX_BYTES:
+        if (total := len(numbers) * height * width * 3) > MAX_CLIP_BYTES:
             problem = f"{len(numbers)} frames of {width} x {height} pixels take {total >> 20} MiB"
-            raise DataError(f"{self.name}: {problem}, more than {MAX_BYTES >> 20}", SHORTER)
+            raise DataError(f"{self.name}: {problem}, more than {MAX_CLIP_BYTES >> 20}", SHORTEN_CLIP_HINT)
         pixels = np.empty((len(numbers), height, width, 3), np.uint8)
         places = np.unique(numbers)
         for number, frame in zip(places, self.frames(places.tolist()), strict=True):
@@ -54,7 +54,7 @@ class Clip(ABC):
         return pixels
 
 
-class Part(Clip):
+class ClipSegment(Clip):
     """The frames of a clip from `start` to before `end`, seconds after its first frame.
 
     Raises DataError where nothing says when its frames are shown, and where none is shown then.
@@ -66,7 +66,7 @@ class Part(Clip):
         if not len(times) or (len(times) > 1 and not times.any()):
             problem = f"{self.name}: nothing says when its frames are shown, and start and end are seconds"
             raise DataError(problem, "list the whole clip, or write the part to a file of its own")
-        inside = np.flatnonzero((times >= start - EARLY) & (times < end - EARLY))
+        inside = np.flatnonzero((times >= start - TIME_TOLERANCE) & (times < end - TIME_TOLERANCE))
         if not len(inside):
             problem = f"{self.name}: no frame is shown then; the last of {len(times)} is at {times[-1]:.3g} s"
             raise DataError(problem, "mend start and end")
@@ -80,18 +80,18 @@ class Part(Clip):
         return self.whole.frames([self.first + number for number in numbers])
 
 
-def check_form(size: tuple[int, int], count: int, name: str) -> None:
+def check_clip_limits(size: tuple[int, int], count: int, name: str) -> None:
     """Raise DataError for frames of no pixels or of more than MAX_PIXELS, and for none or more than MAX_FRAMES."""
     height, width = size
     if not height * width or not count:
         raise DataError(f"{name}: {'no frames' if not count else 'frames without pixels'}", "remove it")
-    if height * width > MAX_PIXELS:
-        raise DataError(f"{name}: frames of {width} x {height} pixels, more than {MAX_PIXELS:,}", "scale it down")
+    if height * width > MAX_FRAME_PIXELS:
+        raise DataError(f"{name}: frames of {width} x {height} pixels, more than {MAX_FRAME_PIXELS:,}", "scale it down")
     if count > MAX_FRAMES:
         raise DataError(f"{name}: more than {MAX_FRAMES:,} frames", "cut it into clips")
 
 
-def evenly(count: int, frames: int, draws: np.ndarray | float = 0.5) -> np.ndarray:
+def sample_frames_evenly(count: int, frames: int, draws: np.ndarray | float = 0.5) -> np.ndarray:
     """Numbers of `frames` frames spread over `count`, (T,) int64: one of each of T equal parts, the middle one, or the
     one at `draws` (T,) in [0, 1) of its part.
 
@@ -100,7 +100,7 @@ def evenly(count: int, frames: int, draws: np.ndarray | float = 0.5) -> np.ndarr
     return np.minimum(np.floor((np.arange(frames) + draws) * count / frames), count - 1).astype(np.int64)
 
 
-def spaced(count: int, frames: int, stride: int, draw: float = 0.5) -> np.ndarray:
+def sample_frames_by_stride(count: int, frames: int, stride: int, draw: float = 0.5) -> np.ndarray:
     """Numbers of `frames` frames `stride` apart, (T,) int64, from the start that lies at `draw` in [0, 1) of those that
     there are; the last frame stands for those that a short clip lacks. A draw of 1 is the last start."""
     starts = max(count - (frames - 1) * stride, 1)

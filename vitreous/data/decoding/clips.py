@@ -9,19 +9,27 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.clip import MAX_FRAMES, MAX_PIXELS, Clip, check_form
-from vitreous.data.decoding.decode import SUFFIXES, decode, flatten, read_regular, reason, silence, upright_size
-from vitreous.data.decoding.gate import kind
-from vitreous.data.decoding.video import Video, demuxer_of
-from vitreous.data.layouts.classes import natural
-from vitreous.errors import DataError, printable
+from vitreous.data.decoding.clip import MAX_FRAME_PIXELS, MAX_FRAMES, Clip, check_clip_limits
+from vitreous.data.decoding.decode import (
+    IMAGE_FILE_SUFFIXES,
+    convert_to_8bit,
+    decode_to_pillow,
+    describe_exception,
+    read_input_file,
+    read_upright_size,
+    suppress_warnings,
+)
+from vitreous.data.decoding.gate import identify_file_format
+from vitreous.data.decoding.video import VideoClip, detect_demuxer
+from vitreous.data.layouts.classes import natural_sort_key
+from vitreous.errors import DataError, escape_unprintable
 
-VIDEOS = frozenset([".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg"])
-GIF = ".gif"  # a clip where it is animated, or where all other files are clips
-KNOWN = "known are mp4, mov, webm, mkv, avi, mpeg and animated GIF"
+VIDEO_SUFFIXES = frozenset([".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg"])
+GIF_SUFFIX = ".gif"  # a clip where it is animated, or where all other files are clips
+KNOWN_FORMATS_HINT = "known are mp4, mov, webm, mkv, avi, mpeg and animated GIF"
 
 
-class Stored(Clip):
+class ArrayClip(Clip):
     """Pixels (T, H, W, 1 or 3) uint8 in memory. Raises DataError for others."""
 
     def __init__(self, pixels: np.ndarray, name: str) -> None:
@@ -39,17 +47,17 @@ class Stored(Clip):
         return (self.pixels[number] for number in numbers)
 
 
-class Pictures(Clip):
+class ImageFilesClip(Clip):
     """The pictures of a folder, in natural order of their names. Raises DataError where there are none."""
 
     def __init__(self, paths: Sequence[str], name: str) -> None:
         if not paths:
             raise DataError(f"{name}: a folder without pictures is no clip", "put its frames in, as 0001.jpg and on")
         self.name, self.paths = name, paths
-        content = read_regular(paths[0])
-        width, height = upright_size(content, printable(paths[0]), MAX_PIXELS)
+        content = read_input_file(paths[0])
+        width, height = read_upright_size(content, escape_unprintable(paths[0]), MAX_FRAME_PIXELS)
         if not width:
-            width, height = decode(content, 3, printable(paths[0])).size
+            width, height = decode_to_pillow(content, 3, escape_unprintable(paths[0])).size
         self.size = (height, width)
 
     def __len__(self) -> int:
@@ -57,20 +65,20 @@ class Pictures(Clip):
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
         """(H, W, 3) uint8 each. Raises DataError for one that cannot be read."""
-        return (np.asarray(decode(self.paths[number])) for number in numbers)
+        return (np.asarray(decode_to_pillow(self.paths[number])) for number in numbers)
 
 
-class Gif(Clip):
+class GifClip(Clip):
     """An animated GIF, or one of a single frame. Raises DataError for one that is damaged or cut short."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
-        durations, whole = gif_frames(content)
+        durations, whole = parse_gif_durations(content)
         if not whole:
             raise DataError(f"{name}: cut short: {len(durations)} frames, and no end", "mend or remove the file")
         width, height = (int.from_bytes(content[at : at + 2], "little") for at in (6, 8))
         self.size = (height, width)
-        check_form(self.size, len(durations), name)
+        check_clip_limits(self.size, len(durations), name)
         self.times = np.cumsum([0, *durations[:-1]]) / 100
 
     def __len__(self) -> int:
@@ -79,14 +87,14 @@ class Gif(Clip):
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
         """(H, W, 3) uint8 each, transparency over white. Raises DataError."""
         try:
-            with silence(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:
+            with suppress_warnings(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:
                 for number in numbers:
                     image.seek(number)
-                    yield np.asarray(flatten(image.copy(), "RGB", self.name))
+                    yield np.asarray(convert_to_8bit(image.copy(), "RGB", self.name))
         except (DataError, MemoryError):
             raise
         except Exception as error:  # what Pillow raises for broken files is not listed
-            problem = f"{self.name}: cannot be read as a clip ({reason(error)})"
+            problem = f"{self.name}: cannot be read as a clip ({describe_exception(error)})"
             raise DataError(problem, "mend or remove the file") from None
 
 
@@ -99,34 +107,34 @@ def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str
     """
     if isinstance(raw, Clip):
         return raw
-    name = name or ("clip" if isinstance(raw, (bytes, np.ndarray)) else printable(raw))
+    name = name or ("clip" if isinstance(raw, (bytes, np.ndarray)) else escape_unprintable(raw))
     if isinstance(raw, np.ndarray):
-        return Stored(raw, name)
+        return ArrayClip(raw, name)
     if not isinstance(raw, bytes):
         if os.path.isdir(raw):
-            return Pictures(pictures_in(os.fspath(raw)), name)
-        raw = read_regular(raw)
+            return ImageFilesClip(list_frame_images(os.fspath(raw)), name)
+        raw = read_input_file(raw)
     if not raw:
         raise DataError(f"{name}: empty file", "remove it")
     if raw.startswith(b"GIF8"):
-        return Gif(raw, name)
-    if not demuxer_of(raw):
-        own = f", but {kind(raw)}" if kind(raw) else ""
-        raise DataError(f"{name}: not a clip of a known format{own}", KNOWN)
-    return Video(raw, name)
+        return GifClip(raw, name)
+    if not detect_demuxer(raw):
+        own = f", but {identify_file_format(raw)}" if identify_file_format(raw) else ""
+        raise DataError(f"{name}: not a clip of a known format{own}", KNOWN_FORMATS_HINT)
+    return VideoClip(raw, name)
 
 
-def gif_frames(content: bytes) -> tuple[list[int], bool]:
+def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
     """Walk the blocks of a GIF (GIF89a, section 17) -> hundredths of a second that each frame is shown, and whether it
     has an end. Not a pixel is decoded."""
-    durations, delay, place = list[int](), 0, 13 + table_bytes(content[10:11])
+    durations, delay, place = list[int](), 0, 13 + count_palette_bytes(content[10:11])
     while place < len(content) and len(durations) <= MAX_FRAMES:
         block = content[place]
         if block == 0x3B:
             return durations, True
         if block == 0x2C:  # an image: its place, its palette, the least size of its codes
             durations.append(delay)
-            place += 11 + table_bytes(content[place + 9 : place + 10])
+            place += 11 + count_palette_bytes(content[place + 9 : place + 10])
         elif block == 0x21:
             if content[place + 1 : place + 3] == b"\xf9\x04":
                 delay = int.from_bytes(content[place + 4 : place + 6], "little")
@@ -139,21 +147,23 @@ def gif_frames(content: bytes) -> tuple[list[int], bool]:
     return durations, len(durations) > MAX_FRAMES
 
 
-def table_bytes(flags: bytes) -> int:
+def count_palette_bytes(flags: bytes) -> int:
     """Bytes of the palette that follows a GIF's screen or image, by the flags in it."""
     return 3 << (1 + (flags[0] & 7)) if flags and flags[0] & 0x80 else 0
 
 
-def is_animated(content: bytes) -> bool:
+def is_animated_gif(content: bytes) -> bool:
     """Whether a file's bytes are a GIF of several frames."""
-    return content.startswith(b"GIF8") and len(gif_frames(content)[0]) > 1
+    return content.startswith(b"GIF8") and len(parse_gif_durations(content)[0]) > 1
 
 
-def pictures_in(folder: str) -> list[str]:
+def list_frame_images(folder: str) -> list[str]:
     """The picture files of a folder, in natural order: 2 before 10. Raises DataError where it cannot be read."""
     try:
         names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
-        raise DataError(f"{printable(folder)}: cannot be read ({reason(error)})", "mend its permissions") from None
-    pictures = [name for name in names if os.path.splitext(name)[1].lower() in SUFFIXES]
-    return [os.path.join(folder, name) for name in sorted(pictures, key=natural)]
+        raise DataError(
+            f"{escape_unprintable(folder)}: cannot be read ({describe_exception(error)})", "mend its permissions"
+        ) from None
+    pictures = [name for name in names if os.path.splitext(name)[1].lower() in IMAGE_FILE_SUFFIXES]
+    return [os.path.join(folder, name) for name in sorted(pictures, key=natural_sort_key)]

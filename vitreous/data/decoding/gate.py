@@ -15,15 +15,15 @@ from vitreous.errors import DataError
 
 MAX_PIXELS = 64_000_000
 MAX_JPEG_PIXELS = 178_000_000  # of a JPEG that is decoded at 1/2 to 1/8: Pillow refuses more
-PNG = b"\x89PNG\r\n\x1a\n"
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # left, top, and steps of each pass
-ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-DEFLATE = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
-MAX_SCANS = 64  # of a JPEG; encoders write about ten
-MAX_RUNS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
-SAVE = "save it as an ordinary JPEG or PNG"
+ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+MAX_DEFLATE_RATIO = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
+MAX_JPEG_SCANS = 64  # of a JPEG; encoders write about ten
+MAX_BMP_RUN_PIXELS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
+SAVE_IMAGE_HINT = "save it as an ordinary JPEG or PNG"
 #: offset and first bytes of files often found in place of an image, and their names
-SIGNATURES = (
+FILE_SIGNATURES = (
     (0, b"%PDF-", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
     (0, b"\xc5\xd0\xd3\xc6", "a PostScript document"),
@@ -41,17 +41,17 @@ SIGNATURES = (
 )
 
 
-def kind(content: bytes) -> str:
+def identify_file_format(content: bytes) -> str:
     """Name the format of a file that is not an image, with its article; an empty string if it is unknown."""
     text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
         return "an SVG drawing"
     if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
         return "an HTML page"
-    return next((reason for offset, mark, reason in SIGNATURES if content.startswith(mark, offset)), "")
+    return next((reason for offset, mark, reason in FILE_SIGNATURES if content.startswith(mark, offset)), "")
 
 
-def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
+def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
     """Raise DataError for no content, and for images that cost far more than their size or that decoders disagree on.
 
     Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than
@@ -61,30 +61,30 @@ def refuse_costly(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
     if not content:
         raise DataError(f"{name}: empty file")
     if content.startswith(b"\xff\xd8"):
-        if reason := unusual_jpeg(content):
-            raise DataError(f"{name}: a JPEG {reason}", SAVE)
-    elif content.startswith(PNG):
+        if reason := find_jpeg_problem(content):
+            raise DataError(f"{name}: a JPEG {reason}", SAVE_IMAGE_HINT)
+    elif content.startswith(PNG_SIGNATURE):
         width, height = struct.unpack_from(">II", content.ljust(24), 16)
         if width * height > most and content[12:16] == b"IHDR":
-            raise too_large(name, width, height, most)
-        if row_bytes(content) > DEFLATE * len(content):
+            raise too_large_error(name, width, height, most)
+        if count_png_row_bytes(content) > MAX_DEFLATE_RATIO * len(content):
             raise DataError(f"{name}: cannot be read as an image (rows are missing)", "mend or remove the file")
     elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
-        width, height = webp_size(content)
+        width, height = read_webp_size(content)
         if width * height > most:
-            raise too_large(name, width, height, most)
+            raise too_large_error(name, width, height, most)
     elif content.startswith(b"BM") and len(content) >= 34:
         width, height, coding = struct.unpack_from("<ii4xI", content, 18)
-        if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_RUNS:
-            raise DataError(f"{name}: a BMP in run lengths of {abs(width)} x {abs(height)} pixels", SAVE)
+        if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_BMP_RUN_PIXELS:
+            raise DataError(f"{name}: a BMP in run lengths of {abs(width)} x {abs(height)} pixels", SAVE_IMAGE_HINT)
 
 
-def too_large(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
+def too_large_error(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
     """The error for an image of too many pixels."""
     return DataError(f"{name}: {width} x {height} pixels, more than {most:,}", "scale it down")
 
 
-def webp_size(content: bytes) -> tuple[int, int]:
+def read_webp_size(content: bytes) -> tuple[int, int]:
     """Read width and height from the first chunk of a WebP file; (0, 0) where there are none."""
     head = content[12:30].ljust(18, b"\0")
     if head.startswith(b"VP8X"):
@@ -98,19 +98,21 @@ def webp_size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def row_bytes(content: bytes) -> int:
+def count_png_row_bytes(content: bytes) -> int:
     """Bytes of a PNG's unpacked rows, with one per row for its filter (W3C PNG, 7.2 and 8.1); 0 without a header."""
-    if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _SAMPLES:
+    if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _PNG_SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
-    parts = ADAM7 if content[28] else ((0, 0, 1, 1),)
+    parts = ADAM7_PASSES if content[28] else ((0, 0, 1, 1),)
     sizes = ((-(-(width - left) // right), -(-(height - top) // down)) for left, top, right, down in parts)
-    return sum(high * (1 + -(-wide * depth * _SAMPLES[colour] // 8)) for wide, high in sizes if wide > 0 and high > 0)
+    return sum(
+        high * (1 + -(-wide * depth * _PNG_SAMPLES[colour] // 8)) for wide, high in sizes if wide > 0 and high > 0
+    )
 
 
-def lacks_rows(content: bytes) -> bool:
+def has_missing_png_rows(content: bytes) -> bool:
     """Whether rows are missing at the end of a PNG: Pillow leaves them black without an error."""
-    unpacker, at, left = zlib.decompressobj(), 8, row_bytes(content)
+    unpacker, at, left = zlib.decompressobj(), 8, count_png_row_bytes(content)
     while left > 0 and at + 8 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, at)
         packed = content[at + 8 : at + 8 + length] if kind == b"IDAT" else b""
@@ -121,25 +123,25 @@ def lacks_rows(content: bytes) -> bool:
     return left > 0
 
 
-def unusual_jpeg(content: bytes) -> str:
+def find_jpeg_problem(content: bytes) -> str:
     """Why a JPEG is refused by its markers; an empty string if it is not, or is too damaged to parse."""
-    crowded, at, scans = content.count(b"\xff\xda") > MAX_SCANS, 2, 0
-    while match := _MARKER.search(content, at):
+    crowded, at, scans = content.count(b"\xff\xda") > MAX_JPEG_SCANS, 2, 0
+    while match := _JPEG_MARKER.search(content, at):
         marker, at = match[1][0], match.end()
         if marker == 0xD9:
             break
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:
             continue
         length = int.from_bytes(content[at : at + 2], "big")
-        if marker in _FRAMES:
+        if marker in _JPEG_CODINGS:
             if marker not in (0xC0, 0xC1, 0xC2):
-                return f"of {_FRAMES[marker]} coding"
+                return f"of {_JPEG_CODINGS[marker]} coding"
             if content[at + 2 : at + 3] not in (b"\x08", b""):
                 return f"of {content[at + 2]} bits"
         if marker == 0xDA:
             scans += 1
-            if scans > MAX_SCANS:
-                return f"of more than {MAX_SCANS} scans"
+            if scans > MAX_JPEG_SCANS:
+                return f"of more than {MAX_JPEG_SCANS} scans"
             if not crowded:
                 break
         at += length
@@ -147,9 +149,9 @@ def unusual_jpeg(content: bytes) -> str:
 
 
 #: a marker: 0xFF, perhaps more of them, and a byte that is neither a stuffed zero nor a restart
-_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
-_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # a pixel of each colour type of PNG
-_FRAMES = {
+_JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # a pixel of each colour type of PNG
+_JPEG_CODINGS = {
     **{0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive", 0xC3: "lossless"},
     **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),
     **dict.fromkeys((0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF), "arithmetic"),

@@ -13,7 +13,7 @@ from PIL import Image, features
 
 from vitreous.errors import DataError, install_hint
 
-UNREADABLE = {
+UNREADABLE_FORMATS = {
     "AVIF": "an AVIF image, which cannot be read here: Pillow was built without AVIF (pip install --upgrade pillow)",
     "HEIF": f"a HEIC image, which cannot be read here without pillow-heif ({install_hint('heif')})",
 }
@@ -24,7 +24,7 @@ _BRANDS = {
 _CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that do not determine the coding of the pixels
 
 
-def heif_format(content: bytes) -> str:
+def detect_heif_format(content: bytes) -> str:
     """Pillow's name of the format, `AVIF` or `HEIF`, from the brands in the first box; else an empty string."""
     if content[4:8] != b"ftyp":
         return ""
@@ -36,27 +36,27 @@ def heif_format(content: bytes) -> str:
 
 
 @cache
-def is_readable(kind: str) -> bool:
+def is_format_readable(kind: str) -> bool:
     """Whether `AVIF` or `HEIF` can be read here."""
     return bool(features.check("avif")) if kind == "AVIF" else find_spec("pillow_heif") is not None
 
 
-def open_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
+def select_pillow_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
     """The formats that Pillow may open a file as, registered: that of its brands, else the `others`.
 
     Raises DataError, with `name` and what to install, for AVIF or HEIF that cannot be read here.
     """
-    kind = heif_format(content)
+    kind = detect_heif_format(content)
     if not kind:
         return others
-    if not is_readable(kind):
-        raise DataError(f"{name}: {UNREADABLE[kind]}", "or convert it to JPEG")
-    register(kind)
+    if not is_format_readable(kind):
+        raise DataError(f"{name}: {UNREADABLE_FORMATS[kind]}", "or convert it to JPEG")
+    register_pillow_reader(kind)
     return (kind,)
 
 
 @cache
-def register(kind: str) -> None:
+def register_pillow_reader(kind: str) -> None:
     """Register the reader of `AVIF` or `HEIF` with Pillow, single-threaded: images are decoded in parallel."""
     if kind == "AVIF":
         from PIL import AvifImagePlugin
@@ -69,6 +69,6 @@ def register(kind: str) -> None:
         pillow_heif.register_heif_opener(decode_threads=1, thumbnails=False)
 
 
-def readable_formats() -> tuple[str, ...]:
+def list_readable_formats() -> tuple[str, ...]:
     """List those of `AVIF` and `HEIF` that can be read here."""
-    return tuple(kind for kind in ("AVIF", "HEIF") if is_readable(kind))
+    return tuple(kind for kind in ("AVIF", "HEIF") if is_format_readable(kind))

@@ -12,48 +12,50 @@ from numpy.lib import format as numpy_format
 from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.errors import DataError
 
-MAGIC = b"\x93NUMPY"
-MAX_HEADER = 2048  # bytes of text, which numpy parses as Python; an array of numbers needs about 100
-MAX_CHANNELS = 1024
-DTYPES = (
+NPY_MAGIC = b"\x93NUMPY"
+MAX_NPY_HEADER_SIZE = 2048  # bytes of text, which numpy parses as Python; an array of numbers needs about 100
+MAX_BANDS = 1024
+NPY_DTYPES = (
     *("uint8", "uint16", "int16", "float32"),
     *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # read as float32
 )
-SHAPES = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
-READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
+NPY_SHAPES_HINT = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
+NPY_HEADER_READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
 
 
 def read_npy(content: bytes, name: str) -> np.ndarray:
     """Read the bytes of a .npy file as (C, H, W) of its dtype, without a copy.
 
-    Raises DataError for a damaged header, a dtype outside `DTYPES`, a file longer or shorter than its header says, and
-    a shape that is no image.
+    Raises DataError for a damaged header, a dtype outside `NPY_DTYPES`, a file longer or shorter than its header says,
+    and a shape that is no image.
     """
     file = io.BytesIO(content)
-    shape, fortran, dtype = read_header(file, name)
-    if dtype.name not in DTYPES:
-        raise DataError(f"{name}: numbers of type {dtype.str}", f"known are {', '.join(DTYPES)}")
+    shape, fortran, dtype = read_npy_header(file, name)
+    if dtype.name not in NPY_DTYPES:
+        raise DataError(f"{name}: numbers of type {dtype.str}", f"known are {', '.join(NPY_DTYPES)}")
     stored, expected = len(content) - file.tell(), math.prod(shape) * dtype.itemsize
     if stored != expected:
         raise DataError(f"{name}: {stored:,} bytes of numbers where {expected:,} were announced", "save it again")
-    axes = picture_axes(shape, name)
+    axes = infer_image_axes(shape, name)
     array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     return array[None] if axes[0] < 0 else array.transpose(axes)
 
 
-def npy_size(content: bytes, name: str) -> tuple[int, int]:
+def read_npy_size(content: bytes, name: str) -> tuple[int, int]:
     """(height, width) of the image in a .npy file, from its header. Raises DataError."""
-    shape = read_header(io.BytesIO(content), name)[0]
-    _, down, across = picture_axes(shape, name)
+    shape = read_npy_header(io.BytesIO(content), name)[0]
+    _, down, across = infer_image_axes(shape, name)
     return shape[down], shape[across]
 
 
-def read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
+def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Shape, whether the first axis varies fastest, and dtype of a .npy file, which is left where its numbers begin.
     Raises DataError for a damaged header."""
     damaged = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
     try:
-        shape, fortran, dtype = READERS[numpy_format.read_magic(file)](file, max_header_size=MAX_HEADER)
+        shape, fortran, dtype = NPY_HEADER_READERS[numpy_format.read_magic(file)](
+            file, max_header_size=MAX_NPY_HEADER_SIZE
+        )
     except Exception:  # for text that is not Python, whatever Python's parser raises
         raise damaged from None
     if any(side < 0 for side in shape):
@@ -61,7 +63,7 @@ def read_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
     return shape, fortran, dtype
 
 
-def picture_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
+def infer_image_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     """Axes (channels, height, width) of an image of that shape; -1 where it has no axis of channels.
 
     Of three axes the smaller outer one is the channels. Raises DataError where both outer axes could be, and for a side
@@ -72,10 +74,10 @@ def picture_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
     elif len(shape) == 3 and shape[0] != shape[2] and min(shape[0], shape[2]) < shape[1]:
         axes = (0, 1, 2) if shape[0] < shape[2] else (2, 0, 1)
     else:
-        raise DataError(f"{name}: which axis of {shape} is channels cannot be told", SHAPES)
-    if not 0 < math.prod(shape) <= MAX_PIXELS or (len(shape) == 3 and shape[axes[0]] > MAX_CHANNELS):
+        raise DataError(f"{name}: which axis of {shape} is channels cannot be told", NPY_SHAPES_HINT)
+    if not 0 < math.prod(shape) <= MAX_PIXELS or (len(shape) == 3 and shape[axes[0]] > MAX_BANDS):
         raise DataError(
             f"{name}: a picture of {' x '.join(map(str, shape))}",
-            f"at most {MAX_PIXELS:,} numbers in {MAX_CHANNELS} channels",
+            f"at most {MAX_PIXELS:,} numbers in {MAX_BANDS} channels",
         )
     return axes

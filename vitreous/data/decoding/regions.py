@@ -2,9 +2,9 @@
 
 A plain JPEG, as nearly every photograph is, has one scan of 8-bit baseline coding, 1 or 3 components, and nothing after
 it. Rows below a crop are not decoded, and a crop that is to be shrunk is decoded at 1/2 to 1/8. All other files, and
-all that the decoder rejects, go through `decode`, which raises a precise error. Pixels are the same with simplejpeg
-(extra `data`, faster) and with Pillow. Whole files decoded by simplejpeg give 0.90 of the images a second in training,
-by Pillow 0.71 (500 x 375 photographs, crops of 224 pixels).
+all that the decoder rejects, go through `decode_to_pillow`, which raises a precise error. Pixels are the same with
+simplejpeg (extra `data`, faster) and with Pillow. Whole files decoded by simplejpeg give 0.90 of the images a second in
+training, by Pillow 0.71 (500 x 375 photographs, crops of 224 pixels).
 """
 
 from __future__ import annotations
@@ -19,24 +19,34 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, decode, orientation, silence
+from vitreous.data.decoding.decode import PILLOW_MODES, decode_to_pillow, read_exif_orientation, suppress_warnings
 from vitreous.data.decoding.gate import MAX_PIXELS
 
-Box = tuple[int, int, int, int]  # left, top, right, bottom
-BLOCK = 8  # rows and columns that are coded together, times the subsampling factor
-CACHED = 4096  # bytes of a header whose check is cached: headers of one encoder differ only in sizes and metadata
-FACTORS = (8, 4, 2)  # reductions that the decoder does at no cost
-GAP = 2  # reduction left to the resampling filter: costs 35 dB, as moving a crop's edge by a pixel does; 1 costs 31 dB
-FRAMES = (0xC0, 0xC1)  # baseline and extended, of Huffman coding
-TABLES = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # other markers before the pixels (ITU-T T.81, Table B.1)
+PixelBox = tuple[int, int, int, int]  # left, top, right, bottom
+JPEG_BLOCK_SIZE = 8  # rows and columns that are coded together, times the subsampling factor
+MAX_CACHED_HEADER_BYTES = (
+    4096  # bytes of a header whose check is cached: headers of one encoder differ only in sizes and metadata
+)
+REDUCTION_FACTORS = (8, 4, 2)  # reductions that the decoder does at no cost
+MIN_OVERSAMPLING = (
+    2  # reduction left to the resampling filter: costs 35 dB, as moving a crop's edge by a pixel does; 1 costs 31 dB
+)
+JPEG_FRAME_MARKERS = (0xC0, 0xC1)  # baseline and extended, of Huffman coding
+JPEG_TABLE_MARKERS = (
+    0xC4,
+    0xDB,
+    0xDD,
+    *range(0xE0, 0xF0),
+    0xFE,
+)  # other markers before the pixels (ITU-T T.81, Table B.1)
 # EXIF orientations that swap left and right, top and bottom; from TURNED on, rows and columns
-MIRRORED, FLIPPED, TURNED = (2, 3, 6, 7), (3, 4, 7, 8), 5
+MIRRORED_ORIENTATIONS, FLIPPED_ORIENTATIONS, FIRST_TRANSPOSED_ORIENTATION = (2, 3, 6, 7), (3, 4, 7, 8), 5
 #: a marker other than a restart among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
+_SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class LazyPixels:
     """A stored image, (H, W, C) uint8; of a memory-mapped file only the requested box is read."""
 
     pixels: np.ndarray
@@ -46,16 +56,16 @@ class Pixels:
         """Width and height, as Pillow has it."""
         return self.pixels.shape[1], self.pixels.shape[0]
 
-    def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
+    def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
         """Copy a box, (h, w, C) uint8; `target` is ignored."""
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
     def whole(self) -> Image.Image:
-        """The image, as `decode` returns it."""
+        """The image, as `decode_to_pillow` returns it."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
 
-class Layout(NamedTuple):
+class JpegLayout(NamedTuple):
     """Header of a plain JPEG: offset of its height, number of components, rows per coded block, offset of the pixels,
     and (width, height)."""
 
@@ -67,13 +77,13 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Jpeg:
+class LazyJpeg:
     """A plain JPEG whose header has been read; unless `exact`, a region that is to be shrunk is decoded reduced."""
 
     content: bytes
     name: str
     channels: int
-    layout: Layout
+    layout: JpegLayout
     orientation: int = 1
     exact: bool = True
 
@@ -81,49 +91,51 @@ class Jpeg:
     def size(self) -> tuple[int, int]:
         """Width and height of the upright image, as Pillow has it."""
         width, height = self.layout.size
-        return (width, height) if self.orientation < TURNED else (height, width)
+        return (width, height) if self.orientation < FIRST_TRANSPOSED_ORIENTATION else (height, width)
 
     def whole(self) -> Image.Image:
-        """Decode the image with `decode`. Raises DataError."""
-        return decode(self.content, self.channels, self.name)
+        """Decode the image with `decode_to_pillow`. Raises DataError."""
+        return decode_to_pillow(self.content, self.channels, self.name)
 
-    def region(self, box: Box, target: tuple[int, int] | None = None) -> np.ndarray:
+    def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
         """Decode a box of the upright image, (h, w, channels) uint8, contiguous and writable.
 
         At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target`
         (height, width) comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges rounded
         to the nearest pixels. Raises DataError.
         """
-        factor = 1 if self.exact or target is None else reduction_factor((box[3] - box[1], box[2] - box[0]), target)
-        stored, tall = self.stored_box(box), self.layout.tall
+        factor = (
+            1 if self.exact or target is None else choose_reduction_factor((box[3] - box[1], box[2] - box[0]), target)
+        )
+        stored, tall = self.map_box_to_stored(box), self.layout.tall
         # the filter that enlarges subsampled colours reads the row below
-        rows = -(-stored[3] // tall) * tall + (tall if tall > BLOCK else 0)
+        rows = -(-stored[3] // tall) * tall + (tall if tall > JPEG_BLOCK_SIZE else 0)
         pixels = self.read(min(rows, self.layout.size[1]), factor)
         if pixels is None:
             return np.array(self.whole().crop(box)).reshape(box[3] - box[1], box[2] - box[0], self.channels)
         left, top, right, bottom = ((2 * edge + factor) // (2 * factor) for edge in stored)
-        cut = self.upright(pixels[top:bottom, left:right])
-        return self.coloured(np.require(cut, requirements=["C", "W"]))  # Pillow's pixels are read-only
+        cut = self.rotate_upright(pixels[top:bottom, left:right])
+        return self.convert_channels(np.require(cut, requirements=["C", "W"]))  # Pillow's pixels are read-only
 
-    def stored_box(self, box: Box) -> Box:
+    def map_box_to_stored(self, box: PixelBox) -> PixelBox:
         """Map a box of the upright image to the image as stored."""
         (width, height), (left, top, right, bottom) = self.size, box
         across, down = (left, right), (top, bottom)
-        if self.orientation in MIRRORED:
+        if self.orientation in MIRRORED_ORIENTATIONS:
             across = (width - right, width - left)
-        if self.orientation in FLIPPED:
+        if self.orientation in FLIPPED_ORIENTATIONS:
             down = (height - bottom, height - top)
-        if self.orientation >= TURNED:
+        if self.orientation >= FIRST_TRANSPOSED_ORIENTATION:
             across, down = down, across
         return across[0], down[0], across[1], down[1]
 
-    def upright(self, pixels: np.ndarray) -> np.ndarray:
+    def rotate_upright(self, pixels: np.ndarray) -> np.ndarray:
         """Turn pixels as stored, (H, W, C), upright."""
-        pixels = pixels.transpose(1, 0, 2) if self.orientation >= TURNED else pixels
-        pixels = pixels[:, ::-1] if self.orientation in MIRRORED else pixels
-        return pixels[::-1] if self.orientation in FLIPPED else pixels
+        pixels = pixels.transpose(1, 0, 2) if self.orientation >= FIRST_TRANSPOSED_ORIENTATION else pixels
+        pixels = pixels[:, ::-1] if self.orientation in MIRRORED_ORIENTATIONS else pixels
+        return pixels[::-1] if self.orientation in FLIPPED_ORIENTATIONS else pixels
 
-    def coloured(self, pixels: np.ndarray) -> np.ndarray:
+    def convert_channels(self, pixels: np.ndarray) -> np.ndarray:
         """Convert (h, w, components) to (h, w, channels) as Pillow does."""
         if self.channels == self.layout.components:
             return pixels
@@ -140,65 +152,73 @@ class Jpeg:
         shape = (-(-rows // factor), -(-self.layout.size[0] // factor), components)
         content = self.content[:frame] + rows.to_bytes(2, "big") + self.content[frame + 2 :]
         try:
-            pixels = decoder()(content, shape, factor)
-        except Exception:  # `decode` raises a precise error
+            pixels = get_jpeg_decoder()(content, shape, factor)
+        except Exception:  # `decode_to_pillow` raises a precise error
             return None
         return pixels if pixels.shape == shape else None
 
 
-Regions = Jpeg | Pixels  # an image whose size is known and whose pixels are still to be read
+LazyImage = LazyJpeg | LazyPixels  # an image whose size is known and whose pixels are still to be read
 
 
-def open_picture(raw: bytes | np.ndarray, channels: int, name: str, exact: bool = True) -> Image.Image | Regions:
+def open_lazy_image(raw: bytes | np.ndarray, channels: int, name: str, exact: bool = True) -> Image.Image | LazyImage:
     """Open a file's bytes or pixels (H, W[, C]), decoding later where possible. Raises DataError.
 
     `exact` False lets a crop of a plain JPEG that is to be shrunk be decoded at 1/2, 1/4 or 1/8.
     """
     if isinstance(raw, np.ndarray):
         grey = raw[..., None] if raw.ndim == 2 else raw
-        if channels in MODES and grey.dtype == np.uint8 and grey.ndim == 3 and grey.shape[2] == channels and grey.size:
-            return Pixels(grey)
-    elif raw.startswith(b"\xff\xd8") and channels in MODES:
-        jpeg = parse_plain(raw, channels, name, exact)
+        if (
+            channels in PILLOW_MODES
+            and grey.dtype == np.uint8
+            and grey.ndim == 3
+            and grey.shape[2] == channels
+            and grey.size
+        ):
+            return LazyPixels(grey)
+    elif raw.startswith(b"\xff\xd8") and channels in PILLOW_MODES:
+        jpeg = parse_plain_jpeg(raw, channels, name, exact)
         if jpeg is not None:
             return jpeg
-    return decode(raw, channels, name)
+    return decode_to_pillow(raw, channels, name)
 
 
-def parse_plain(content: bytes, channels: int, name: str, exact: bool) -> Jpeg | None:
+def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> LazyJpeg | None:
     """Parse the header of a plain JPEG; None for any other file.
 
     Pillow decodes a corner from the header's tables, without the coded pixels: tables that Pillow rejects make the
     whole file be refused, also where another decoder would accept them.
     """
-    if (parsed := layout(content)) is None:
+    if (parsed := parse_jpeg_layout(content)) is None:
         return None
     width, height = parsed.size
-    corner = bytes((0, min(height, BLOCK), 0, min(width, BLOCK)))
+    corner = bytes((0, min(height, JPEG_BLOCK_SIZE), 0, min(width, JPEG_BLOCK_SIZE)))
     head = content[: parsed.frame] + corner + content[parsed.frame + 4 : parsed.scan] + b"\xff\xd9"
-    turned = (check_cached if len(head) <= CACHED else check_header)(head, "L" if parsed.components == 1 else "RGB")
+    turned = (read_jpeg_orientation_cached if len(head) <= MAX_CACHED_HEADER_BYTES else read_jpeg_orientation)(
+        head, "L" if parsed.components == 1 else "RGB"
+    )
     if turned is None or width * height > MAX_PIXELS:
         return None
-    return Jpeg(content, name, channels=channels, layout=parsed, orientation=turned, exact=exact)
+    return LazyJpeg(content, name, channels=channels, layout=parsed, orientation=turned, exact=exact)
 
 
-def check_header(head: bytes, mode: str) -> int | None:
+def read_jpeg_orientation(head: bytes, mode: str) -> int | None:
     """EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other."""
     try:
-        with silence(), Image.open(io.BytesIO(head), formats=("JPEG",)) as image:
+        with suppress_warnings(), Image.open(io.BytesIO(head), formats=("JPEG",)) as image:
             if image.format != "JPEG" or image.mode != mode:
                 return None
-            turned = orientation(image)
+            turned = read_exif_orientation(image)
             image.load()
             return turned
-    except Exception:  # `decode` raises a precise error
+    except Exception:  # `decode_to_pillow` raises a precise error
         return None
 
 
-check_cached = lru_cache(maxsize=256)(check_header)
+read_jpeg_orientation_cached = lru_cache(maxsize=256)(read_jpeg_orientation)
 
 
-def layout(content: bytes) -> Layout | None:
+def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
     """Find the frame and the scan of a plain JPEG; None for any other file.
 
     One frame, one scan of all components, and after that nothing but the end marker: so nothing can be wrong with the
@@ -207,36 +227,40 @@ def layout(content: bytes) -> Layout | None:
     at, frame = 2, 0
     while content[at : at + 1] == b"\xff" and at + 10 <= len(content):
         marker, length = content[at + 1], int.from_bytes(content[at + 2 : at + 4], "big")
-        if marker in FRAMES and not frame and content[at + 4] == 8:
+        if marker in JPEG_FRAME_MARKERS and not frame and content[at + 4] == 8:
             frame = at + 5
         elif marker == 0xDA:
             components, scan = content[frame + 4] if frame else 0, at + 2 + length
-            last = _MARKER.search(content, scan)
+            last = _SCAN_MARKER.search(content, scan)
             ends = last is not None and last.end() == len(content) and content[-1] == 0xD9
             if not ends or components not in (1, 3) or content[at + 4] != components:
                 return None
             coarser = max(content[frame + 6 + 3 * component] & 15 for component in range(components))
             height, width = (int.from_bytes(content[i : i + 2], "big") for i in (frame, frame + 2))
-            return Layout(frame, components, BLOCK * coarser, scan, (width, height))
-        elif marker not in TABLES:
+            return JpegLayout(frame, components, JPEG_BLOCK_SIZE * coarser, scan, (width, height))
+        elif marker not in JPEG_TABLE_MARKERS:
             return None
         at += 2 + length
     return None
 
 
-def reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
+def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
     """The largest of 8, 4, 2 that leaves a box of (height, width) `size` at least GAP times its target, else 1."""
-    fits = (f for f in FACTORS if size[0] >= f * GAP * target[0] and size[1] >= f * GAP * target[1])
+    fits = (
+        f
+        for f in REDUCTION_FACTORS
+        if size[0] >= f * MIN_OVERSAMPLING * target[0] and size[1] >= f * MIN_OVERSAMPLING * target[1]
+    )
     return next(fits, 1)
 
 
 @cache
-def decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
+def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
     """The fastest decoder installed: (content, shape of the result, factor) -> (height, width, C) uint8."""
     try:
         import simplejpeg
     except ImportError:
-        return by_pillow
+        return decode_jpeg_with_pillow
 
     def by_turbo(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
         least = {} if factor == 1 else {"min_height": shape[0], "min_width": shape[1]}
@@ -245,9 +269,9 @@ def decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
     return by_turbo
 
 
-def by_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
+def decode_jpeg_with_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
     """Decode to (height, width, C) `shape` at 1 / factor without simplejpeg."""
-    with silence(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
+    with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         if factor > 1:
             image.draft(image.mode, (image.width // factor, image.height // factor))
         image.load()

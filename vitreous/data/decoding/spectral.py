@@ -19,31 +19,37 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from vitreous.data.decoding.decode import FORMATS, describe_bands, read_regular, reason, silence
-from vitreous.data.decoding.gate import MAX_PIXELS, refuse_costly, too_large
-from vitreous.data.decoding.heif import open_formats
-from vitreous.data.decoding.npy import MAGIC, read_npy
+from vitreous.data.decoding.decode import (
+    IMAGE_FORMATS,
+    describe_bands,
+    describe_exception,
+    read_input_file,
+    suppress_warnings,
+)
+from vitreous.data.decoding.gate import MAX_PIXELS, check_decoding_cost, too_large_error
+from vitreous.data.decoding.heif import select_pillow_formats
+from vitreous.data.decoding.npy import NPY_MAGIC, read_npy
 from vitreous.data.decoding.tiff import (
     PILLOW_DTYPES,
-    SAMPLES,
-    SAVE,
-    TIFF,
-    count_pages,
-    dtype_of_tags,
+    SAMPLES_TAG,
+    SAVE_TIFF_HINT,
+    TIFF_SIGNATURES,
+    count_tiff_pages,
+    get_tiff_dtype,
     has_wide_samples,
-    read_form,
-    read_nodata,
-    read_samples,
-    read_tags,
+    read_nodata_tag,
+    read_tiff_form,
+    read_tiff_samples,
+    read_tiff_tags,
 )
-from vitreous.errors import DataError, EmptyImageError, UsageError, install_hint, printable
+from vitreous.errors import DataError, EmptyImageError, UsageError, escape_unprintable, install_hint
 
-COLOURS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
-NUMBERS = ("uint8", "uint16", "int16", "float32")  # dtypes that models take; values of any other become float32
+COLOUR_FORMS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
+MODEL_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes that models take; values of any other become float32
 
 
 BAND_SUFFIXES = (".tif", ".tiff", ".npy")  # of files that may be read band by band
-NO_DATA = "no pixel has data"
+NO_DATA_REASON = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
@@ -64,45 +70,45 @@ class Bands(tuple[Image.Image, ...]):
 
 
 #: input of preprocessing and augmentation; an array is a volume, (C, D, H, W) float32
-Picture = Image.Image | tuple[Image.Image, ...] | np.ndarray
+DecodedSample = Image.Image | tuple[Image.Image, ...] | np.ndarray
 
 
-def bands_of(picture: Picture) -> tuple[Image.Image, ...]:
+def list_bands(picture: DecodedSample) -> tuple[Image.Image, ...]:
     """The Pillow images of a picture, one or one for each band. Raises UsageError for a volume, which has none."""
     if isinstance(picture, np.ndarray):
         raise UsageError("a volume has no views of pictures", "use --recipe segment, whose views are of volumes")
     return picture if isinstance(picture, tuple) else (picture,)
 
 
-def void_of(picture: Picture) -> np.ndarray | None:
+def get_void_mask(picture: DecodedSample) -> np.ndarray | None:
     """The pixels without data of a picture, (H, W) bool; None where all have data."""
     return picture.void if isinstance(picture, Bands) else None
 
 
-def channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
-    """Bands and dtype, one of `NUMBERS`, of an image that must be read band by band; None for grey, RGB and all else
-    that Pillow reads at 8 bits, 16-bit greys among them.
+def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
+    """Bands and dtype, one of `MODEL_DTYPES`, of an image that must be read band by band; None for grey, RGB and all
+    else that Pillow reads at 8 bits, 16-bit greys among them.
 
     Read by band are pixels (H, W[, C]) of other dtypes or band counts, TIFF files whose samples are not colours, TIFF
     files of several grey pages of one size, and grey TIFF files of signed or floating-point values. Raises DataError
     for a damaged or unsupported file.
     """
-    if isinstance(raw, bytes) and raw.startswith(TIFF):
-        own = call_reader(read_form, raw, name)
-        return (own.bands, model_dtype(own.dtype)) if own.bands else None
+    if isinstance(raw, bytes) and raw.startswith(TIFF_SIGNATURES):
+        own = call_reader(read_tiff_form, raw, name)
+        return (own.bands, choose_model_dtype(own.dtype)) if own.bands else None
     if isinstance(raw, np.ndarray):
         form = (1 if raw.ndim == 2 else raw.shape[2], raw.dtype.name)
-    elif raw.startswith(MAGIC):
+    elif raw.startswith(NPY_MAGIC):
         array = read_npy(raw, name)
-        form = (len(array), model_dtype(array.dtype.name))
+        form = (len(array), choose_model_dtype(array.dtype.name))
     else:
         return None
-    return None if form in COLOURS else form
+    return None if form in COLOUR_FORMS else form
 
 
-def model_dtype(dtype: str) -> str:
-    """The dtype, one of `NUMBERS`, that values of a stored dtype are read as."""
-    return dtype if dtype in NUMBERS else "float32"
+def choose_model_dtype(dtype: str) -> str:
+    """The dtype, one of `MODEL_DTYPES`, that values of a stored dtype are read as."""
+    return dtype if dtype in MODEL_DTYPES else "float32"
 
 
 def read_bands(
@@ -118,14 +124,14 @@ def read_bands(
     Raises DataError for unreadable files and for another number of bands or dtype than `numbers`, and EmptyImageError
     where no pixel has data.
     """
-    name = name or (printable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
-    array, void = read_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_regular(raw), name)
+    name = name or (escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
+    array, void = read_band_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_input_file(raw), name)
     if array.dtype.name != numbers or len(array) != channels:
         taken = describe_bands(channels, numbers)
         problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, the model takes {taken}"
         raise DataError(problem, f"use files of {taken}; to learn others, train a model on them")
     if void is not None and void.all():
-        raise EmptyImageError(f"{name}: {NO_DATA}", "remove the file")
+        raise EmptyImageError(f"{name}: {NO_DATA_REASON}", "remove the file")
     dtype = np.uint8 if numbers == "uint8" else np.float32
     values = [np.ascontiguousarray(band, dtype=dtype) for band in array]
     if void is not None:
@@ -140,40 +146,40 @@ def fill_void(band: np.ndarray, void: np.ndarray, value: float | None) -> np.nda
     return np.where(void, np.asarray(round(value) if band.dtype == np.uint8 else value, band.dtype), band)
 
 
-def read_void(place: Path) -> np.ndarray | None:
+def read_void_mask(place: Path) -> np.ndarray | None:
     """The pixels without data of an image file, (H, W) bool; None where all have data. Raises DataError."""
     if not place.name.lower().endswith(BAND_SUFFIXES):
         return None
-    return void_pixels(read_regular(place), printable(place))
+    return decode_void_mask(read_input_file(place), escape_unprintable(place))
 
 
-def void_pixels(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
+def decode_void_mask(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
     """The pixels without data of a file's bytes or pixels (H, W[, C]), (H, W) bool; None where all have data, or the
     image is not read band by band. Raises DataError."""
-    form = channel_form(raw, name)
-    if form is None or (form[1] != "float32" and nodata_of(raw, name) is None):
+    form = detect_channel_form(raw, name)
+    if form is None or (form[1] != "float32" and find_nodata_value(raw, name) is None):
         return None  # without the values: none of them can mark such pixels
-    return read_values(raw, name)[1]
+    return read_band_values(raw, name)[1]
 
 
-def read_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `NUMBERS`, and the pixels without data
+def read_band_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `MODEL_DTYPES`, and the pixels without data
     (H, W) bool, None where all have data. Raises DataError."""
     array = read_channels(raw, name)
     with np.errstate(over="ignore"):  # values beyond float32 become infinite: pixels without data
-        values = array.astype(model_dtype(array.dtype.name), copy=False)
-    return values, find_void(array, values, nodata_of(raw, name))
+        values = array.astype(choose_model_dtype(array.dtype.name), copy=False)
+    return values, compute_void_mask(array, values, find_nodata_value(raw, name))
 
 
-def nodata_of(raw: bytes | np.ndarray, name: str) -> float | None:
+def find_nodata_value(raw: bytes | np.ndarray, name: str) -> float | None:
     """The nodata value of the bytes of a TIFF; None for other files, for pixels (H, W[, C]), and where there is none.
     Raises DataError."""
-    if isinstance(raw, np.ndarray) or not raw.startswith(TIFF):
+    if isinstance(raw, np.ndarray) or not raw.startswith(TIFF_SIGNATURES):
         return None
-    return read_nodata(call_reader(lambda raw, name: read_tags(raw), raw, name))
+    return read_nodata_tag(call_reader(lambda raw, name: read_tiff_tags(raw), raw, name))
 
 
-def find_void(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> np.ndarray | None:
+def compute_void_mask(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> np.ndarray | None:
     """Find the pixels without data (H, W) bool of an image (C, H, W) as it is stored, whose `values` a model takes;
     None where all have data."""
     void = np.zeros(stored.shape[1:], bool)
@@ -205,20 +211,20 @@ def read_channels(raw: bytes | np.ndarray, name: str) -> np.ndarray:
     """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of their dtype, in native byte order. Raises DataError."""
     if isinstance(raw, np.ndarray):
         return raw[None] if raw.ndim == 2 else np.moveaxis(raw, -1, 0)
-    if raw.startswith(MAGIC):
+    if raw.startswith(NPY_MAGIC):
         array = read_npy(raw, name)
-    elif raw.startswith(TIFF) and call_reader(is_beyond_pillow, raw, name):
-        array = call_reader(read_samples, raw, name)
+    elif raw.startswith(TIFF_SIGNATURES) and call_reader(needs_tifffile, raw, name):
+        array = call_reader(read_tiff_samples, raw, name)
     else:
-        array = call_reader(read_pages, raw, name)
+        array = call_reader(read_pillow_pages, raw, name)
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def is_beyond_pillow(raw: bytes, name: str) -> bool:
+def needs_tifffile(raw: bytes, name: str) -> bool:
     """Whether the values of a TIFF are read with tifffile: several samples that Pillow cannot read or would truncate,
     and greys of a dtype that it does not have."""
-    tags, form = read_tags(raw), read_form(raw, name)
-    has_samples = int(tags.get(SAMPLES, (1,))[0]) > 1
+    tags, form = read_tiff_tags(raw), read_tiff_form(raw, name)
+    has_samples = int(tags.get(SAMPLES_TAG, (1,))[0]) > 1
     return (
         (has_samples and bool(form.bands))
         or has_wide_samples(tags)
@@ -229,31 +235,33 @@ def is_beyond_pillow(raw: bytes, name: str) -> bool:
 def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:
     """Call `read(raw, name)`. Raises DataError for any exception, as readers do not list what they raise."""
     try:
-        refuse_costly(raw, name)
-        with silence():
+        check_decoding_cost(raw, name)
+        with suppress_warnings():
             return read(raw, name)
     except (DataError, MemoryError):
         raise
     except UnidentifiedImageError:
-        raise DataError(f"{name}: not an image of a known format", SAVE) from None
+        raise DataError(f"{name}: not an image of a known format", SAVE_TIFF_HINT) from None
     except ImportError:
         problem = "a TIFF like this needs tifffile, which is not installed"
         raise DataError(f"{name}: {problem}", install_hint("data")) from None
     except Exception as error:
-        raise DataError(f"{name}: cannot be read as an image ({reason(error)})", "mend or remove the file") from None
+        raise DataError(
+            f"{name}: cannot be read as an image ({describe_exception(error)})", "mend or remove the file"
+        ) from None
 
 
-def read_pages(raw: bytes, name: str) -> np.ndarray:
+def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
     """Read with Pillow, upright, as (C, H, W): pages of one size, or the channels of one. Raises DataError."""
-    tiff = raw.startswith(TIFF)
-    count, parts = count_pages(raw) if tiff else 1, []
-    with Image.open(io.BytesIO(raw), formats=open_formats(raw, name, FORMATS)) as image:
+    tiff = raw.startswith(TIFF_SIGNATURES)
+    count, parts = count_tiff_pages(raw) if tiff else 1, []
+    with Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, name, IMAGE_FORMATS)) as image:
         if image.width * image.height * count > MAX_PIXELS:
-            raise too_large(name, image.width, image.height)
+            raise too_large_error(name, image.width, image.height)
         for page in range(count):
             image.seek(page)
             image.load()
             parts.append(np.asarray(ImageOps.exif_transpose(image)))
     if tiff and parts[0].dtype == np.int32:  # Pillow's only mode for signed numbers
-        parts = [part.astype(dtype_of_tags(read_tags(raw), name)) for part in parts]
+        parts = [part.astype(get_tiff_dtype(read_tiff_tags(raw), name)) for part in parts]
     return np.stack(parts) if parts[0].ndim == 2 else np.moveaxis(parts[0], -1, 0)

@@ -18,34 +18,43 @@ from typing import Any
 import numpy as np
 from PIL import Image, TiffImagePlugin
 
-from vitreous.data.decoding.gate import MAX_PIXELS, too_large
-from vitreous.data.decoding.npy import MAX_CHANNELS
+from vitreous.data.decoding.gate import MAX_PIXELS, too_large_error
+from vitreous.data.decoding.npy import MAX_BANDS
 from vitreous.errors import DataError, install_hint
 
-TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 #: (bits, sample format) of a TIFF -> dtype of its values
-DTYPES = {
+TIFF_DTYPES = {
     **{(8, 1): "uint8", (16, 1): "uint16", (32, 1): "uint32", (64, 1): "uint64"},
     **{(8, 2): "int8", (16, 2): "int16", (32, 2): "int32", (64, 2): "int64"},
     **{(16, 3): "float16", (32, 3): "float32", (64, 3): "float64"},
 }
 PILLOW_DTYPES = ("uint8", "uint16", "int16", "float32")  # of grey pages that Pillow reads
 # tags of TIFF 6.0
-WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, EXTRA, FORMAT = 256, 257, 258, 262, 274, 277, 338, 339
+WIDTH_TAG, HEIGHT_TAG, BITS_TAG, PHOTOMETRIC_TAG, ORIENTATION_TAG, SAMPLES_TAG, EXTRA_SAMPLES_TAG, SAMPLE_FORMAT_TAG = (
+    256,
+    257,
+    258,
+    262,
+    274,
+    277,
+    338,
+    339,
+)
 #: tags of GeoTIFF 1.1: pixel scale, tie points, transformation, and the directory of keys with its numbers and texts
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
-SHORT, ASCII, DOUBLE = 3, 2, 12  # types of tags
-TAG_TYPES = {34735: SHORT, 34737: ASCII}  # of GEO_TAGS; the others are DOUBLE
-NODATA = 42113  # GDAL's tag of the value that marks pixels without data, as text
-GREY = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
-RGB = 2  # PhotometricInterpretation
-PLAIN, DEFLATE = 1, (8, 32946)  # Compression
+SHORT_TYPE, ASCII_TYPE, DOUBLE_TYPE = 3, 2, 12  # types of tags
+TAG_TYPES = {34735: SHORT_TYPE, 34737: ASCII_TYPE}  # of GEO_TAGS; the others are DOUBLE
+NODATA_TAG = 42113  # GDAL's tag of the value that marks pixels without data, as text
+GREY_PHOTOMETRIC = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
+RGB_PHOTOMETRIC = 2  # PhotometricInterpretation
+NO_COMPRESSION, DEFLATE_COMPRESSIONS = 1, (8, 32946)  # Compression
 #: Compression -> its name, where imagecodecs reads it without loss
-CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
+TIFF_CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
 FLOATING_PREDICTOR = 3
-SAVE = "save it as .npy, or as a TIFF without compression or with deflate"
+SAVE_TIFF_HINT = "save it as .npy, or as a TIFF without compression or with deflate"
 
-Tags = dict[int, tuple[Any, ...]]
+TiffTags = dict[int, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -58,79 +67,90 @@ class TiffForm:
     dtype: str
 
 
-def read_tags(raw: bytes) -> Tags:
+def read_tiff_tags(raw: bytes) -> TiffTags:
     """Read the tags of the first page, each as a tuple. Raises what Pillow raises for a damaged file."""
     ifd = TiffImagePlugin.ImageFileDirectory_v2(raw[:16] if raw[2] == 43 else raw[:8])
     file = io.BytesIO(raw)
     file.seek(ifd.next)
     ifd.load(file)
-    named = (WIDTH, HEIGHT, BITS, PHOTOMETRIC, ORIENTATION, SAMPLES, EXTRA, FORMAT, NODATA, *GEO_TAGS)
+    named = (
+        WIDTH_TAG,
+        HEIGHT_TAG,
+        BITS_TAG,
+        PHOTOMETRIC_TAG,
+        ORIENTATION_TAG,
+        SAMPLES_TAG,
+        EXTRA_SAMPLES_TAG,
+        SAMPLE_FORMAT_TAG,
+        NODATA_TAG,
+        *GEO_TAGS,
+    )
     tags = {tag: ifd[tag] for tag in named if tag in ifd}
     return {tag: value if isinstance(value, tuple) else (value,) for tag, value in tags.items()}
 
 
-def size_of_tags(tags: Tags) -> tuple[int, int]:
+def get_tiff_size(tags: TiffTags) -> tuple[int, int]:
     """The upright (height, width) that tags state; (0, 0) without them."""
-    height, width = int(tags.get(HEIGHT, (0,))[0]), int(tags.get(WIDTH, (0,))[0])
-    return (width, height) if int(tags.get(ORIENTATION, (1,))[0]) >= 5 else (height, width)
+    height, width = int(tags.get(HEIGHT_TAG, (0,))[0]), int(tags.get(WIDTH_TAG, (0,))[0])
+    return (width, height) if int(tags.get(ORIENTATION_TAG, (1,))[0]) >= 5 else (height, width)
 
 
-def dtype_of_tags(tags: Tags, name: str) -> str:
-    """The dtype that tags describe. Raises DataError for one that is not in `DTYPES`."""
-    pairs = {(int(bits), int(kind)) for bits in tags.get(BITS, (1,)) for kind in tags.get(FORMAT, (1,))}
-    return check_dtype(DTYPES.get(pairs.pop(), "") if len(pairs) == 1 else "", name)
+def get_tiff_dtype(tags: TiffTags, name: str) -> str:
+    """The dtype that tags describe. Raises DataError for one that is not in `TIFF_DTYPES`."""
+    pairs = {(int(bits), int(kind)) for bits in tags.get(BITS_TAG, (1,)) for kind in tags.get(SAMPLE_FORMAT_TAG, (1,))}
+    return check_tiff_dtype(TIFF_DTYPES.get(pairs.pop(), "") if len(pairs) == 1 else "", name)
 
 
-def check_dtype(dtype: str, name: str) -> str:
-    """Return a dtype. Raises DataError for one that is not in `DTYPES`."""
-    if dtype not in DTYPES.values():
-        problem = f"a TIFF of numbers that are not {', '.join(DTYPES.values())}"
+def check_tiff_dtype(dtype: str, name: str) -> str:
+    """Return a dtype. Raises DataError for one that is not in `TIFF_DTYPES`."""
+    if dtype not in TIFF_DTYPES.values():
+        problem = f"a TIFF of numbers that are not {', '.join(TIFF_DTYPES.values())}"
         raise DataError(f"{name}: {problem}", "convert it to one of those")
     return dtype
 
 
-def count_samples(tags: Tags) -> int:
+def count_tiff_bands(tags: TiffTags) -> int:
     """The samples per pixel of a TIFF with these tags if they are bands; 0 if they are colours.
 
     A sample besides the colours makes all of them bands, unless it is transparency.
     """
-    count, extra = int(tags.get(SAMPLES, (1,))[0]), tags.get(EXTRA, ())
-    greys = count > 1 and tags.get(PHOTOMETRIC, GREY)[0] in GREY
+    count, extra = int(tags.get(SAMPLES_TAG, (1,))[0]), tags.get(EXTRA_SAMPLES_TAG, ())
+    greys = count > 1 and tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0] in GREY_PHOTOMETRIC
     return count if count > 4 or (greys and not extra) or (count > 1 and 0 in extra) else 0
 
 
-def has_wide_samples(tags: Tags) -> bool:
+def has_wide_samples(tags: TiffTags) -> bool:
     """Whether a pixel has several samples of more than 8 bits, which Pillow would truncate."""
-    return int(tags.get(SAMPLES, (1,))[0]) > 1 and max(tags.get(BITS, (1,))) > 8
+    return int(tags.get(SAMPLES_TAG, (1,))[0]) > 1 and max(tags.get(BITS_TAG, (1,))) > 8
 
 
-def read_form(raw: bytes, name: str) -> TiffForm:
+def read_tiff_form(raw: bytes, name: str) -> TiffForm:
     """Read the form of a TIFF from its headers. Grey pages of one size are bands, and so is a single grey page whose
     values are not 8-bit or 16-bit unsigned integers. Raises DataError for bands of an unknown dtype, and what Pillow
     raises for a damaged file."""
-    tags = read_tags(raw)
-    size, bands = size_of_tags(tags), count_samples(tags)
-    bits, photometric = tags.get(BITS, (1,)), tags.get(PHOTOMETRIC, GREY)[0]
+    tags = read_tiff_tags(raw)
+    size, bands = get_tiff_size(tags), count_tiff_bands(tags)
+    bits, photometric = tags.get(BITS_TAG, (1,)), tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0]
     if bands:
-        return TiffForm(size, bands, dtype_of_tags(tags, name))
-    if int(tags.get(SAMPLES, (1,))[0]) > 1:
-        dtype = DTYPES.get((int(bits[0]), int(tags.get(FORMAT, (1,))[0])), "")
+        return TiffForm(size, bands, get_tiff_dtype(tags, name))
+    if int(tags.get(SAMPLES_TAG, (1,))[0]) > 1:
+        dtype = TIFF_DTYPES.get((int(bits[0]), int(tags.get(SAMPLE_FORMAT_TAG, (1,))[0])), "")
         is_colour = dtype in ("", "uint8", "uint16")
-        return TiffForm(size, 0 if is_colour else int(tags[SAMPLES][0]), dtype)
-    if photometric not in GREY or bits in ((1,), (2,), (4,)):
+        return TiffForm(size, 0 if is_colour else int(tags[SAMPLES_TAG][0]), dtype)
+    if photometric not in GREY_PHOTOMETRIC or bits in ((1,), (2,), (4,)):
         return TiffForm(size, 0, "")
-    dtype = dtype_of_tags(tags, name)
+    dtype = get_tiff_dtype(tags, name)
     if dtype not in PILLOW_DTYPES:
         return TiffForm(size, 1, dtype)
-    count = count_pages(raw)
+    count = count_tiff_pages(raw)
     return TiffForm(size, 0 if count == 1 and dtype in ("uint8", "uint16") else count, dtype)
 
 
-def count_pages(raw: bytes) -> int:
+def count_tiff_pages(raw: bytes) -> int:
     """Count the pages of a TIFF if all have one size and mode, else 1. Reads MAX_CHANNELS headers at most."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
         first = (image.size, image.mode)
-        for count in range(1, MAX_CHANNELS + 1):
+        for count in range(1, MAX_BANDS + 1):
             try:
                 image.seek(count)
             except EOFError:
@@ -140,44 +160,44 @@ def count_pages(raw: bytes) -> int:
     return 1
 
 
-def read_nodata(tags: Tags) -> float | None:
+def read_nodata_tag(tags: TiffTags) -> float | None:
     """The value that marks pixels without data, by GDAL's tag; None where there is none, or no number."""
-    text = tags.get(NODATA, ("",))[0]
+    text = tags.get(NODATA_TAG, ("",))[0]
     try:
         return float(text.decode("ascii") if isinstance(text, bytes) else text.strip("\0 "))
     except (ValueError, AttributeError):
         return None
 
 
-def read_georeference(raw: bytes | str | os.PathLike[str]) -> Tags | None:
+def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
     """The tags of a GeoTIFF, a path or a file's bytes, that state where it lies; None for other files."""
     try:
         if not isinstance(raw, bytes):
             with open(raw, "rb") as file:
-                if file.read(4) not in TIFF:
+                if file.read(4) not in TIFF_SIGNATURES:
                     return None
             raw = Path(raw).read_bytes()
-        tags = read_tags(raw) if raw.startswith(TIFF) else {}
+        tags = read_tiff_tags(raw) if raw.startswith(TIFF_SIGNATURES) else {}
     except Exception:  # what Pillow raises for a damaged header is not listed
         return None
     own = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
     return own or None
 
 
-def geotiff_of(picture: Image.Image, georeference: Tags) -> bytes:
+def encode_geotiff(picture: Image.Image, georeference: TiffTags) -> bytes:
     """A class map as the bytes of a GeoTIFF with deflate compression, whose pixels without a class are nodata."""
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     for tag, values in georeference.items():
-        tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE)
-        tags[tag] = values[0] if tags.tagtype[tag] == ASCII else values
-    tags.tagtype[NODATA] = ASCII
-    tags[NODATA] = "65535" if picture.mode.startswith("I") else "255"
+        tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE_TYPE)
+        tags[tag] = values[0] if tags.tagtype[tag] == ASCII_TYPE else values
+    tags.tagtype[NODATA_TAG] = ASCII_TYPE
+    tags[NODATA_TAG] = "65535" if picture.mode.startswith("I") else "255"
     file = io.BytesIO()
     picture.save(file, "TIFF", compression="tiff_adobe_deflate", tiffinfo=tags)
     return file.getvalue()
 
 
-def read_samples(raw: bytes, name: str) -> np.ndarray:
+def read_tiff_samples(raw: bytes, name: str) -> np.ndarray:
     """Read the first page of a TIFF as (C, H, W), with tifffile. Raises ImportError and DataError."""
     import tifffile
 
@@ -185,52 +205,52 @@ def read_samples(raw: bytes, name: str) -> np.ndarray:
     with tifffile.TiffFile(io.BytesIO(raw)) as file:
         page: Any = file.pages[0]
         if page.axes not in ("YX", "YXS", "SYX"):
-            raise DataError(f"{name}: a TIFF with the axes {page.axes}", SAVE)
+            raise DataError(f"{name}: a TIFF with the axes {page.axes}", SAVE_TIFF_HINT)
         if page.size > MAX_PIXELS:
-            raise too_large(name, page.imagewidth, page.imagelength)
-        check_dtype(page.dtype.name if page.dtype else "", name)
-        if page.tags.valueof(ORIENTATION, 1) != 1:
+            raise too_large_error(name, page.imagewidth, page.imagelength)
+        check_tiff_dtype(page.dtype.name if page.dtype else "", name)
+        if page.tags.valueof(ORIENTATION_TAG, 1) != 1:
             raise DataError(f"{name}: a TIFF of {page.samplesperpixel} samples that does not stand upright", "turn it")
-        check_complete(page, raw, name)
+        check_tiff_complete(page, raw, name)
         array = page.asarray(maxworkers=1)
     return array[None] if page.axes == "YX" else np.moveaxis(array, -1, 0) if page.axes == "YXS" else array
 
 
-def check_complete(page: Any, raw: bytes, name: str) -> None:
+def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
     """Raise DataError for a page with missing, truncated or surplus strips or tiles, and for a compression that cannot
     be read here."""
     size, count = math.prod(page.chunks), math.prod(page.chunked)
-    check_codec(page, name)
+    check_tiff_codec(page, name)
     places = list(zip(page.dataoffsets, page.databytecounts, strict=True))
     # GDAL writes 0 for a strip or tile without data (SPARSE_OK), which tifffile fills with the nodata value
     inside = all(start == length == 0 or 0 < length <= len(raw) - start for start, length in places)
     if size > MAX_PIXELS or len(places) != count or not inside or not any(length for _, length in places):
         raise DataError(f"{name}: a TIFF whose strips are not all there", "mend or remove the file")
     sparse = sum(not length for _, length in places)
-    if page.compression in CODECS:
+    if page.compression in TIFF_CODECS:
         return  # tifffile refuses a strip or tile that decodes to too few values
-    if page.compression == PLAIN:
+    if page.compression == NO_COMPRESSION:
         stored = sum(length for _, length in places)
     else:
         most = size * page.dtype.itemsize
-        stored = sum(inflated_length(raw[start : start + length], most) for start, length in places if length)
+        stored = sum(count_inflated_bytes(raw[start : start + length], most) for start, length in places if length)
     stored += sparse * size * page.dtype.itemsize
     if stored < page.nbytes:
         problem = f"{stored:,} bytes of numbers where {page.nbytes:,} were announced"
         raise DataError(f"{name}: {problem}", "mend or remove the file")
 
 
-def check_codec(page: Any, name: str) -> None:
+def check_tiff_codec(page: Any, name: str) -> None:
     """Raise DataError for a compression or predictor that is not read, or not without imagecodecs."""
     compression, predictor = int(page.keyframe.compression), int(page.keyframe.predictor)
-    if compression not in (PLAIN, *DEFLATE, *CODECS):
-        raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE)
-    needed = CODECS.get(compression, "")
+    if compression not in (NO_COMPRESSION, *DEFLATE_COMPRESSIONS, *TIFF_CODECS):
+        raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE_TIFF_HINT)
+    needed = TIFF_CODECS.get(compression, "")
     if not needed and predictor == FLOATING_PREDICTOR:
         needed = "the floating-point predictor"
     if needed and not has_imagecodecs():
-        problem = f"a TIFF with {needed} compression" if compression in CODECS else f"a TIFF with {needed}"
-        raise DataError(f"{name}: {problem} needs imagecodecs ({install_hint('geotiff')})", f"or {SAVE}")
+        problem = f"a TIFF with {needed} compression" if compression in TIFF_CODECS else f"a TIFF with {needed}"
+        raise DataError(f"{name}: {problem} needs imagecodecs ({install_hint('geotiff')})", f"or {SAVE_TIFF_HINT}")
 
 
 def has_imagecodecs() -> bool:
@@ -242,7 +262,7 @@ def has_imagecodecs() -> bool:
     return True
 
 
-def load_codecs() -> None:
+def preload_tiff_codecs() -> None:
     """Load the decoders that imagecodecs otherwise loads when it first needs them, for a process that may open no file
     later."""
     if has_imagecodecs():
@@ -252,7 +272,7 @@ def load_codecs() -> None:
             getattr(imagecodecs, f"{codec}_decode", None)
 
 
-def inflated_length(segment: bytes, most: int) -> int:
+def count_inflated_bytes(segment: bytes, most: int) -> int:
     """Count the bytes of a deflated strip or tile. Raises ValueError for a damaged one, and for more than `most`."""
     stream = zlib.decompressobj()
     try:

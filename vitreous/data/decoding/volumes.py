@@ -19,42 +19,42 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular, reason, silence
-from vitreous.data.decoding.npy import MAGIC, read_header
-from vitreous.data.decoding.tiff import TIFF, check_complete
-from vitreous.errors import DataError, install_hint, printable
+from vitreous.data.decoding.decode import describe_exception, read_input_file, suppress_warnings
+from vitreous.data.decoding.npy import NPY_MAGIC, read_npy_header
+from vitreous.data.decoding.tiff import TIFF_SIGNATURES, check_tiff_complete
+from vitreous.errors import DataError, escape_unprintable, install_hint
 
-SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
-OWN = frozenset(SUFFIXES[:3])  # endings of files that are no pictures
-TEXT = ".csv"
-SIGNALS = (TEXT, ".npz", ".npy")  # endings of files that may hold a signal
-KINDS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
+VOLUME_SUFFIXES = (".nii", ".nii.gz", ".npz", ".npy", ".tif", ".tiff")
+VOLUME_ONLY_SUFFIXES = frozenset(VOLUME_SUFFIXES[:3])  # endings of files that are no pictures
+TEXT_SUFFIX = ".csv"
+SIGNAL_SUFFIXES = (TEXT_SUFFIX, ".npz", ".npy")  # endings of files that may hold a signal
+ARRAY_NOUNS = {1: "signal", 3: "volume"}  # axes -> what an array of so many is called
 MAX_VOXELS = 2**28  # numbers of a volume: 1 GiB as float32
-MAX_CHANNELS = 64
-MAX_CLASS = 65_535  # the largest number in a mask
-ROUNDING = 1e-3  # that a class number stored as a float may differ from a whole number
-PERCENTILES = (0.5, 99.5)  # that values are clipped to
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-HEAD = 544  # bytes that hold the header of a NIfTI file of either version
-SLACK = 2**16  # bytes that may follow the voxels of a NIfTI file
-TYPES = "biuf"  # kinds of numpy's dtypes that voxels may have
-STACKED = ("Z", "Q", "I", "T")  # tifffile's names of the axis of pages
-SAVE = "save it as .npy, or as NIfTI"
+MAX_VOLUME_CHANNELS = 64
+MAX_CLASS_NUMBER = 65_535  # the largest number in a mask
+CLASS_NUMBER_TOLERANCE = 1e-3  # that a class number stored as a float may differ from a whole number
+CLIP_PERCENTILES = (0.5, 99.5)  # that values are clipped to
+GZIP_MAGIC, ZIP_MAGIC = b"\x1f\x8b", b"PK\x03\x04"
+NIFTI_HEADER_BYTES = 544  # bytes that hold the header of a NIfTI file of either version
+MAX_TRAILING_BYTES = 2**16  # bytes that may follow the voxels of a NIfTI file
+VOXEL_DTYPE_KINDS = "biuf"  # kinds of numpy's dtypes that voxels may have
+PAGE_AXES = ("Z", "Q", "I", "T")  # tifffile's names of the axis of pages
+SAVE_VOLUME_HINT = "save it as .npy, or as NIfTI"
 
 
-def parse_numbers(content: bytes) -> np.ndarray:
+def parse_number_table(content: bytes) -> np.ndarray:
     """The bytes of a table in UTF-8 as (rows, columns) float64; a first line that has a word in it is a header, and
     empty lines stand for nothing. Raises ValueError, with the line, for anything else."""
     lines = [(number, line.strip()) for number, line in enumerate(content.decode("utf-8-sig").splitlines(), 1)]
     rows = [(number, [cell.strip('"') for cell in split_cells(line)]) for number, line in lines if line]
-    if rows and any(cell and not is_number(cell) for cell in rows[0][1]):
+    if rows and any(cell and not can_parse_float(cell) for cell in rows[0][1]):
         del rows[0]
     if not rows:
         raise ValueError("no numbers")
     for number, row in rows:
         if len(row) != len(rows[0][1]):
             raise ValueError(f"line {number}: {len(row)} cells, {len(rows[0][1])} in the lines before")
-        if wrong := [cell for cell in row if not is_number(cell)]:
+        if wrong := [cell for cell in row if not can_parse_float(cell)]:
             raise ValueError(f"line {number}: {wrong[0][:40] or 'an empty cell'} is no number")
     return np.array([[float(cell) for cell in row] for _, row in rows])
 
@@ -65,7 +65,7 @@ def split_cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.split(mark)]
 
 
-def is_number(cell: str) -> bool:
+def can_parse_float(cell: str) -> bool:
     """Whether a cell holds a number."""
     try:
         float(cell)
@@ -74,7 +74,7 @@ def is_number(cell: str) -> bool:
     return True
 
 
-Raw = bytes | np.ndarray | str | os.PathLike[str]
+RawVolume = bytes | np.ndarray | str | os.PathLike[str]
 
 
 @dataclass(frozen=True)
@@ -92,76 +92,81 @@ class VolumeFile:
 
 
 def read_volume(
-    raw: Raw, channels: int, name: str | None = None, axes: int = 3, standardise: bool = True
+    raw: RawVolume, channels: int, name: str | None = None, axes: int = 3, standardise: bool = True
 ) -> np.ndarray:
     """Read a path, a file's bytes, or voxels (D, H, W[, C]) as (C, D, H, W) float32; a signal, of one axis, as (C, L).
     With `standardise` each channel is brought to mean 0 and deviation 1, else its values are those of the file.
 
     Raises DataError for files that cannot be read, another number of channels, and values that are not finite.
     """
-    name = name or name_of(raw, axes)
+    name = name or get_display_name(raw, axes)
     file = open_volume(raw, name, axes)
     count = count_channels(file.shape, axes)
     if count != channels:
         actual = f"{count} channel{'s' * (count > 1)}, the model takes {channels}"
         raise DataError(f"{name}: {actual}", "keep one kind of files in a data set")
     with np.errstate(over="ignore"):  # too large for float32: not finite
-        voxels = call(file.read, name, axes).astype(np.float32)
-    check_finite(voxels, name)
+        voxels = call_volume_reader(file.read, name, axes).astype(np.float32)
+    check_finite_values(voxels, name)
     voxels = np.ascontiguousarray(np.moveaxis(voxels, -1, 0)) if voxels.ndim > axes else voxels[None]
-    return standardised(voxels) if standardise else voxels
+    return standardise_channels(voxels) if standardise else voxels
 
 
-def read_labels(raw: Raw, name: str | None = None) -> np.ndarray:
+def read_label_volume(raw: RawVolume, name: str | None = None) -> np.ndarray:
     """Read a path, a file's bytes, or voxels (D, H, W) as (D, H, W) int32. Numbers may be stored as floats, and differ
     from whole numbers by ROUNDING, as a scale factor in the header leaves them.
 
     Raises DataError for files that cannot be read, several channels, and values that are no whole numbers from 0 on.
     """
-    name = name or name_of(raw)
+    name = name or get_display_name(raw)
     file = open_volume(raw, name)
     if len(file.shape) != 3:
         raise DataError(f"{name}: a mask of {file.shape[3]} channels", "give one volume of class numbers")
-    values = call(file.read, name)
-    check_finite(values, name)
+    values = call_volume_reader(file.read, name)
+    check_finite_values(values, name)
     low, high = values.min().item(), values.max().item()
-    fraction = values[np.abs(np.rint(values) - values) > ROUNDING][:1] if values.dtype.kind == "f" else ()
-    for wrong in (*fraction, *([low] if low < -ROUNDING else []), *([high] if high > MAX_CLASS + ROUNDING else [])):
+    fraction = values[np.abs(np.rint(values) - values) > CLASS_NUMBER_TOLERANCE][:1] if values.dtype.kind == "f" else ()
+    for wrong in (
+        *fraction,
+        *([low] if low < -CLASS_NUMBER_TOLERANCE else []),
+        *([high] if high > MAX_CLASS_NUMBER + CLASS_NUMBER_TOLERANCE else []),
+    ):
         raise DataError(f"{name}: {wrong:g} is no class", "classes are whole numbers from 0 on")
     return np.ascontiguousarray(np.rint(values) if values.dtype.kind == "f" else values, dtype=np.int32)
 
 
-def volume_form(raw: Raw, name: str | None = None, axes: int = 3) -> tuple[int, tuple[int, ...]]:
+def read_volume_form(raw: RawVolume, name: str | None = None, axes: int = 3) -> tuple[int, tuple[int, ...]]:
     """Channels and (D, H, W) of a volume, or (L,) of a signal, from its header. Raises DataError."""
-    shape = open_volume(raw, name or name_of(raw, axes), axes).shape
+    shape = open_volume(raw, name or get_display_name(raw, axes), axes).shape
     return count_channels(shape, axes), shape[:axes]
 
 
-def array_axes(raw: Raw) -> int | None:
+def count_array_axes(raw: RawVolume) -> int | None:
     """The axes of the array in a file, by its header; None for a file that cannot be read or that holds none."""
-    for axes in KINDS:
+    for axes in ARRAY_NOUNS:
         with suppress(DataError):
             return len(open_volume(raw, "", axes).shape)
     return None
 
 
-def nifti_header(raw: Raw) -> Any:
+def read_nifti_header(raw: RawVolume) -> Any:
     """A copy of nibabel's header of a NIfTI file, which says where in the body it lies; None for any other file."""
     if isinstance(raw, np.ndarray):
         return None
-    header = open_volume(raw, name_of(raw)).header
+    header = open_volume(raw, get_display_name(raw)).header
     return None if header is None else header.copy()
 
 
-def standardised(volume: np.ndarray) -> np.ndarray:
-    """(C, D, H, W) float32 -> the same, each channel clipped to its `PERCENTILES`, less its mean, over its deviation.
+def standardise_channels(volume: np.ndarray) -> np.ndarray:
+    """(C, D, H, W) float32 -> the same, each channel clipped to its `CLIP_PERCENTILES`, less its mean, over its
+    deviation.
 
     Numbers of MRI have no fixed range, and a few voxels may be far above all others. A channel that never changes is 0.
     A signal (C, L) is not clipped: its peaks may be what it is about.
     """
     for channel in volume:
         if channel.ndim > 1:
-            low, high = np.percentile(channel, PERCENTILES)
+            low, high = np.percentile(channel, CLIP_PERCENTILES)
             np.clip(channel, low, high, out=channel)
         mean, deviation = channel.mean(dtype=np.float64), channel.std(dtype=np.float64)
         channel -= np.float32(mean)
@@ -169,48 +174,48 @@ def standardised(volume: np.ndarray) -> np.ndarray:
     return volume
 
 
-def open_volume(raw: Raw, name: str, axes: int = 3) -> VolumeFile:
+def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
     """Read the header of a volume, or of a signal, of one axis. The content decides the format, not the name. Raises
     DataError for other files, damaged headers, and shapes and types that no volume has."""
     if isinstance(raw, np.ndarray):
         file = VolumeFile(raw.shape, raw.dtype, lambda: raw)
     else:
-        content = raw if isinstance(raw, bytes) else read_regular(raw)
+        content = raw if isinstance(raw, bytes) else read_input_file(raw)
         if not content:
             raise DataError(f"{name}: empty file", "remove it")
-        readers = ((MAGIC, open_npy), (ZIP, open_npz), *((mark, open_tiff) for mark in TIFF))
+        readers = ((NPY_MAGIC, open_npy), (ZIP_MAGIC, open_npz), *((mark, open_tiff) for mark in TIFF_SIGNATURES))
         reader = next((reader for mark, reader in readers if content.startswith(mark)), None)
-        if reader is None and not (content.startswith(GZIP) or is_nifti(content)):
+        if reader is None and not (content.startswith(GZIP_MAGIC) or is_nifti(content)):
             if axes != 1:
                 known = "known are NIfTI, .npy, .npz and TIFF"
                 raise DataError(f"{name}: not a volume of a known format", known)
-            reader = open_text
-        file = call(lambda: (reader or open_nifti)(content, name), name, axes)
+            reader = open_text_table
+        file = call_volume_reader(lambda: (reader or open_nifti)(content, name), name, axes)
     if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # channels first
         across = file
         file = VolumeFile(across.shape[::-1], across.dtype, lambda: across.read().T)
-    check_shape(file.shape, name, axes)
-    if file.dtype.kind not in TYPES:
+    check_volume_shape(file.shape, name, axes)
+    if file.dtype.kind not in VOXEL_DTYPE_KINDS:
         raise DataError(f"{name}: voxels of type {file.dtype}", "integers and floats can be read")
     return file
 
 
-def check_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None:
+def check_volume_shape(shape: tuple[int, ...], name: str, axes: int = 3) -> None:
     """Raise DataError for a shape that is not (D, H, W) or (D, H, W, C), of a signal (L,) or (L, C), and for too many
     numbers."""
-    sides, kind = " x ".join(map(str, shape)) or "no axes", KINDS[axes]
+    sides, kind = " x ".join(map(str, shape)) or "no axes", ARRAY_NOUNS[axes]
     if len(shape) not in (axes, axes + 1) or min(shape) < 1:
         stored = "(length) or (channels, length)" if axes == 1 else "(D, H, W) or (D, H, W, C)"
         raise DataError(f"{name}: an array of {sides} is no {kind}", f"store it as {stored}")
     if math.prod(shape) > MAX_VOXELS:
         raise DataError(f"{name}: a {kind} of {sides}", f"at most {MAX_VOXELS:,} numbers are read: cut or shrink it")
-    if count_channels(shape, axes) > MAX_CHANNELS:
-        problem = f"{shape[axes]} channels ({sides}), more than {MAX_CHANNELS}"
+    if count_channels(shape, axes) > MAX_VOLUME_CHANNELS:
+        problem = f"{shape[axes]} channels ({sides}), more than {MAX_VOLUME_CHANNELS}"
         hint = "if the last axis is time, store one moment a file" if axes == 3 else "store fewer channels a file"
         raise DataError(f"{name}: {problem}", hint)
 
 
-def check_finite(values: np.ndarray, name: str) -> None:
+def check_finite_values(values: np.ndarray, name: str) -> None:
     """Raise DataError for values (D, H, W[, C]) that are NaN or infinite."""
     if bad := values.size - np.count_nonzero(np.isfinite(values)) if values.dtype.kind == "f" else 0:
         raise DataError(f"{name}: {bad:,} of its values are NaN or infinite", "mend or remove the file")
@@ -221,10 +226,10 @@ def count_channels(shape: tuple[int, ...], axes: int = 3) -> int:
     return shape[axes] if len(shape) == axes + 1 else 1
 
 
-def call(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
+def call_volume_reader(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
     """Call `read`. Raises DataError for any exception, as readers do not list what they raise."""
     try:
-        with silence():
+        with suppress_warnings():
             return read()
     except (DataError, MemoryError):
         raise
@@ -233,13 +238,13 @@ def call(read: Callable[[], Any], name: str, axes: int = 3) -> Any:
         problem = f"a file like this needs {error.name}, which is not installed"
         raise DataError(f"{name}: {problem}", install_hint(extra)) from None
     except Exception as error:
-        problem = f"{name}: cannot be read as a {KINDS[axes]} ({reason(error)})"
+        problem = f"{name}: cannot be read as a {ARRAY_NOUNS[axes]} ({describe_exception(error)})"
         raise DataError(problem, "mend or remove the file") from None
 
 
-def open_text(content: bytes, name: str) -> VolumeFile:
+def open_text_table(content: bytes, name: str) -> VolumeFile:
     """Read a table of numbers as (rows, columns), or as (rows,) where there is one column."""
-    values = parse_numbers(content)
+    values = parse_number_table(content)
     values = values[:, 0] if values.shape[1] == 1 else values
     return VolumeFile(values.shape, values.dtype, lambda: values)
 
@@ -247,8 +252,8 @@ def open_text(content: bytes, name: str) -> VolumeFile:
 def open_npy(content: bytes, name: str) -> VolumeFile:
     """Read the header of a .npy file."""
     file = io.BytesIO(content)
-    shape, fortran, dtype = read_header(file, name)
-    return VolumeFile(shape, dtype, lambda: numbers(content[file.tell() :], shape, dtype, fortran))
+    shape, fortran, dtype = read_npy_header(file, name)
+    return VolumeFile(shape, dtype, lambda: array_from_bytes(content[file.tell() :], shape, dtype, fortran))
 
 
 def open_npz(content: bytes, name: str) -> VolumeFile:
@@ -258,12 +263,12 @@ def open_npz(content: bytes, name: str) -> VolumeFile:
         if len(members) != 1:
             raise DataError(f"{name}: {len(members)} arrays, where a volume is one", "save each into a file of its own")
         with archive.open(members[0]) as file:
-            shape, fortran, dtype = read_header(file, name)
+            shape, fortran, dtype = read_npy_header(file, name)
 
     def read() -> np.ndarray:
         with zipfile.ZipFile(io.BytesIO(content)) as archive, archive.open(members[0]) as file:
-            read_header(file, name)
-            return numbers(file.read(math.prod(shape) * dtype.itemsize + 1), shape, dtype, fortran)
+            read_npy_header(file, name)
+            return array_from_bytes(file.read(math.prod(shape) * dtype.itemsize + 1), shape, dtype, fortran)
 
     return VolumeFile(shape, dtype, read)
 
@@ -280,8 +285,8 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
         if len(series) != 1:
             raise DataError(f"{name}: a TIFF of {len(series)} kinds of pages", "give all pages one size and type")
         axes, shape, dtype = series[0].axes, tuple(series[0].shape), series[0].dtype
-    if axes[:1] not in STACKED or axes[1:] not in ("YX", "YXS"):
-        raise DataError(f"{name}: a TIFF with the axes {axes} is no stack of pages", SAVE)
+    if axes[:1] not in PAGE_AXES or axes[1:] not in ("YX", "YXS"):
+        raise DataError(f"{name}: a TIFF with the axes {axes} is no stack of pages", SAVE_VOLUME_HINT)
 
     def read() -> np.ndarray:
         with tifffile.TiffFile(io.BytesIO(content)) as file:
@@ -291,7 +296,7 @@ def open_tiff(content: bytes, name: str) -> VolumeFile:
                     raise ValueError("voxels are missing")
             else:
                 for page in one.pages:
-                    check_complete(page, content, name)
+                    check_tiff_complete(page, content, name)
             return one.asarray(maxworkers=1)
 
     return VolumeFile(shape, dtype, read)
@@ -301,8 +306,8 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
     """Read the header of a NIfTI file of either version, compressed or not. Raises DataError."""
     import nibabel
 
-    packed = content.startswith(GZIP)
-    head = inflated(content, HEAD) if packed else content[:HEAD]
+    packed = content.startswith(GZIP_MAGIC)
+    head = inflate_gzip(content, NIFTI_HEADER_BYTES) if packed else content[:NIFTI_HEADER_BYTES]
     if not is_nifti(head):
         raise DataError(f"{name}: not a volume of a known format", "known are NIfTI, .npy, .npz and TIFF")
     kind = nibabel.Nifti2Header if head[4:7] == b"n+2" else nibabel.Nifti1Header
@@ -316,8 +321,8 @@ def open_nifti(content: bytes, name: str) -> VolumeFile:
 
     def read() -> np.ndarray:
         end = start + math.prod(shape) * dtype.itemsize
-        whole = inflated(content, end + SLACK, whole=True) if packed else content
-        values = numbers(whole[start:end], shape, dtype, fortran=True)
+        whole = inflate_gzip(content, end + MAX_TRAILING_BYTES, whole=True) if packed else content
+        values = array_from_bytes(whole[start:end], shape, dtype, fortran=True)
         if (slope, inter) in ((None, None), (1.0, 0.0)):
             return values
         return values * np.float64(slope) + np.float64(inter or 0.0)
@@ -330,7 +335,7 @@ def is_nifti(head: bytes) -> bool:
     return head[344:348] == b"n+1\0" or head[4:8] == b"n+2\0"
 
 
-def inflated(content: bytes, most: int, whole: bool = False) -> bytes:
+def inflate_gzip(content: bytes, most: int, whole: bool = False) -> bytes:
     """The first `most` bytes of a gzip file of one member or several. With `whole` it must end before. Raises
     ValueError for one that is damaged or cut short."""
     parts, rest, room = [], content, most
@@ -349,7 +354,7 @@ def inflated(content: bytes, most: int, whole: bool = False) -> bytes:
     return b"".join(parts)
 
 
-def numbers(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool) -> np.ndarray:
+def array_from_bytes(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bool) -> np.ndarray:
     """Bytes as an array (D, H, W[, C]) of `shape`, in native byte order. Raises ValueError for too few or too many."""
     if len(content) != (expected := math.prod(shape) * dtype.itemsize):
         raise ValueError(f"{len(content):,} bytes of voxels where {expected:,} were announced")
@@ -357,11 +362,11 @@ def numbers(content: bytes, shape: tuple[int, ...], dtype: np.dtype, fortran: bo
     return array.astype(dtype.newbyteorder("="), copy=False)
 
 
-def name_of(raw: Raw, axes: int = 3) -> str:
+def get_display_name(raw: RawVolume, axes: int = 3) -> str:
     """What a message calls a volume or a signal."""
-    return printable(raw) if isinstance(raw, (str, os.PathLike)) else KINDS[axes]
+    return escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else ARRAY_NOUNS[axes]
 
 
-def stem_of(path: Path) -> Path:
+def strip_volume_suffix(path: Path) -> Path:
     """A path without the ending of a volume, `a` for `a.nii.gz`."""
     return path.with_suffix("").with_suffix("") if path.name.lower().endswith(".nii.gz") else path.with_suffix("")

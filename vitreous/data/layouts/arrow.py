@@ -20,21 +20,29 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.layouts.classes import class_order, label_array, natural, one_class_note, too_few_classes
-from vitreous.data.layouts.split_names import SPLIT_NAMES, split_entries, split_in_text, split_of_name
-from vitreous.data.split import Data, Split, Stored, no_labels, with_val
-from vitreous.data.stores.rows import Column, Parquet, Streams, map_stream
-from vitreous.data.values import values_or_none
-from vitreous.errors import DataError, UsageError, install_hint, nearest, printable
+from vitreous.data.layouts.classes import (
+    build_label_array,
+    natural_sort_key,
+    one_class_note,
+    sort_class_names,
+    too_few_classes_error,
+)
+from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_word, match_split_names, parse_split_name
+from vitreous.data.split import Data, Split, StoreSplit, create_empty_labels, ensure_val_split
+from vitreous.data.stores.rows import ArrowStreams, ImageColumn, ParquetFiles, map_arrow_stream
+from vitreous.data.values import empty_if_all_missing
+from vitreous.errors import DataError, UsageError, escape_unprintable, install_hint, suggest_nearest
 
-LAYOUT = "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
-LABELS = ("label", "labels", "class", "target", "category")
+PARQUET_LAYOUT_HINT = (
+    "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
+)
+LABEL_COLUMN_NAMES = ("label", "labels", "class", "target", "category")
 # how files of the known formats begin
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
-REPOSITORY = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
+HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def parse_source(source: str) -> tuple[str, dict[str, str]]:
+def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
     """A source -> the part before the #, and the columns after it by role. Raises UsageError for other roles than image
     and label."""
     base, _, words = source.partition("#")
@@ -42,19 +50,21 @@ def parse_source(source: str) -> tuple[str, dict[str, str]]:
     for word in filter(None, words.split(",")):
         role, _, columns[role] = word.partition("=")
         if role not in ("image", "label") or not columns[role]:
-            raise UsageError(f"{source}: cannot read {printable(role)}", f"write {base}#image=COLUMN,label=COLUMN")
+            raise UsageError(
+                f"{source}: cannot read {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
+            )
     return base, columns
 
 
-def is_parquet(name: str) -> bool:
+def is_parquet_source(name: str) -> bool:
     """Whether a source is a Parquet file, or a folder that has some, itself or one level deeper."""
-    path = Path(name if os.path.lexists(name) else parse_source(name)[0])
+    path = Path(name if os.path.lexists(name) else parse_column_source(name)[0])
     if path.suffix.lower() == ".parquet" and not path.is_dir():
         return os.path.lexists(path)
-    return next(list_parquet(path), None) is not None
+    return next(list_parquet_files(path), None) is not None
 
 
-def list_parquet(root: Path) -> Iterator[Path]:
+def list_parquet_files(root: Path) -> Iterator[Path]:
     """The Parquet files of a folder, and of the folders in it."""
     for pattern in ("*.parquet", "*/*.parquet"):
         for path in root.glob(pattern):
@@ -62,36 +72,42 @@ def list_parquet(root: Path) -> Iterator[Path]:
                 yield path
 
 
-def parquet(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
+def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open the data set of a Parquet file or a folder of them.
 
     `targets`: the columns whose values are the labels. The split is in a file's name, or else that of its folder; where
     none says any, all are for training. Raises DataError for files of no split beside others, of other columns, or that
     cannot be read; UsageError for columns that have to be named.
     """
-    base, columns = (source, {}) if os.path.lexists(source) else parse_source(source)
+    base, columns = (source, {}) if os.path.lexists(source) else parse_column_source(source)
     root = Path(base)
     home = root if root.is_dir() else root.parent
-    files = sorted(list_parquet(root), key=lambda path: natural(os.fspath(path))) if root.is_dir() else [root]
+    files = (
+        sorted(list_parquet_files(root), key=lambda path: natural_sort_key(os.fspath(path)))
+        if root.is_dir()
+        else [root]
+    )
     parts: dict[str, list[Path]] = {}
     for file in files:
-        parts.setdefault(split_of(file, root) if root.is_dir() else "", []).append(file)
+        parts.setdefault(infer_file_split(file, root) if root.is_dir() else "", []).append(file)
     if len(parts) > 1 and "" in parts:
-        raise DataError(f"{printable(parts[''][0])} belongs to no split, others do", LAYOUT)
+        raise DataError(f"{escape_unprintable(parts[''][0])} belongs to no split, others do", PARQUET_LAYOUT_HINT)
     folders = {
         file.parent
         for file in files
-        if file.parent != home and file.parent.name != "data" and not split_of_name(file.parent.name)
+        if file.parent != home and file.parent.name != "data" and not parse_split_name(file.parent.name)
     }
     if len(folders) > 1:
-        problem = f"{printable(root)} holds several data sets: {', '.join(map(printable, sorted(folders)))}"
+        problem = (
+            f"{escape_unprintable(root)} holds several data sets: {', '.join(map(escape_unprintable, sorted(folders)))}"
+        )
         raise UsageError(problem, "name one of them")
     unsplit = list(parts) == [""]
-    tables: dict[str, Streams] = {split or "train": Parquet(tuple(group)) for split, group in parts.items()}
+    tables: dict[str, ArrowStreams] = {split or "train": ParquetFiles(tuple(group)) for split, group in parts.items()}
     metadata = tables.get("train", next(iter(tables.values()))).schema.metadata or {}
     features = json.loads(metadata.get(b"huggingface", b"{}")).get("info", {}).get("features", {})
-    data = open_tables(
-        printable(base),
+    data = open_split_tables(
+        escape_unprintable(base),
         tables,
         features=features,
         columns=columns,
@@ -102,20 +118,20 @@ def parquet(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> 
     return replace(data, unsplit=unsplit)
 
 
-def split_of(file: Path, root: Path) -> str:
+def infer_file_split(file: Path, root: Path) -> str:
     """The split in the name of a file, or else in that of its folder; or an empty string."""
-    return split_in_text(file.stem) or (split_of_name(file.parent.name) if file.parent != root else None) or ""
+    return find_split_word(file.stem) or (parse_split_name(file.parent.name) if file.parent != root else None) or ""
 
 
-def hub(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
+def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
     """Open a data set of the Hugging Face Hub, fetched into HF_HOME where it is missing. Nothing of it is executed.
-    `targets` as `parquet` has them.
+    `targets` as `open_parquet_data` has them.
 
     Raises UsageError for a name that is none, or without the `datasets` library; DataError where the set cannot be had.
     """
-    base, columns = parse_source(source)
+    base, columns = parse_column_source(source)
     name, _, config = base.removeprefix("hf:").partition("@")
-    if not REPOSITORY.fullmatch(name):
+    if not HUB_NAME_PATTERN.fullmatch(name):
         raise UsageError(f"{base} names no repository", "write hf:org/name, hf:org/name@config")
     if os.path.exists(name):
         hint = f"write {name} for what is here, or go to another folder"
@@ -128,24 +144,24 @@ def hub(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data
     try:
         dataset = datasets.load_dataset(name, config or None)
     except Exception as error:  # what it raises is not listed anywhere
-        raise describe_failure(base, error) from None
-    tables: dict[str, Streams] = {}
+        raise hub_download_error(base, error) from None
+    tables: dict[str, ArrowStreams] = {}
     notes = []
-    named = {name: split for split, name in split_entries(map(str, dataset), base).items()}
+    named = {name: split for split, name in match_split_names(map(str, dataset), base).items()}
     for name, part in dataset.items():
         files = tuple(Path(file["filename"]) for file in part.cache_files)
         if str(name) in named and files:
-            tables[named[str(name)]] = Streams(files)
+            tables[named[str(name)]] = ArrowStreams(files)
         else:
             notes.append(f"the split {name} is left out")
     features = dict(next(iter(dataset.values())).features.to_dict())
-    data = open_tables(
+    data = open_split_tables(
         base, tables, features=features, columns=columns, home="", split_seed=split_seed, targets=targets
     )
     return replace(data, notes=notes + data.notes)
 
 
-def describe_failure(base: str, error: Exception) -> DataError:
+def hub_download_error(base: str, error: Exception) -> DataError:
     """The error for a data set that the `datasets` library could not load."""
     import datasets
 
@@ -166,9 +182,9 @@ def describe_failure(base: str, error: Exception) -> DataError:
     return DataError(problem, hint)
 
 
-def open_tables(
+def open_split_tables(
     name: str,
-    tables: dict[str, Streams],
+    tables: dict[str, ArrowStreams],
     features: dict[str, Any],
     columns: dict[str, str],
     home: str,
@@ -182,33 +198,39 @@ def open_tables(
     DataError for labels that are missing or that training does not have; UsageError for columns that have to be named.
     """
     if "train" not in tables:
-        raise DataError(f"{name} has {', '.join(tables) or 'no split that is known'} but no split train", LAYOUT)
+        raise DataError(
+            f"{name} has {', '.join(tables) or 'no split that is known'} but no split train", PARQUET_LAYOUT_HINT
+        )
     chosen = columns | {"label": targets[0]} if targets else columns
     image, label = choose_columns(name, tables["train"], features, chosen)
-    if label is not None and not targets and has_fractions(tables["train"], label):
+    if label is not None and not targets and has_fractional_labels(tables["train"], label):
         targets = (label,)
     tables = {split: tables[split] for split in SPLIT_NAMES if split in tables}
     notes: list[str] = []
     labels, classes, unlabelled = dict[str, np.ndarray](), (), None
     if targets:
-        labels = {split: read_values(f"{name}, {split}", table, targets) for split, table in tables.items()}
+        labels = {split: read_target_columns(f"{name}, {split}", table, targets) for split, table in tables.items()}
     elif label is None:
         unlabelled = DataError(f"{name} has no column of labels", "name one: #label=COLUMN")
         for split, table in tables.items():
-            labels[split] = no_labels(sum(map_stream(stream).num_rows for stream in table.streams(image)))
+            labels[split] = create_empty_labels(
+                sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
+            )
     else:
-        labels, classes = read_labels(name, tables, label, features)
+        labels, classes = read_label_column(name, tables, label, features)
     if len(classes) == 1:
-        unlabelled = too_few_classes(name, classes)
+        unlabelled = too_few_classes_error(name, classes)
         notes += one_class_note(classes)
-        labels, classes = {split: no_labels(len(part)) for split, part in labels.items()}, ()
+        labels, classes = {split: create_empty_labels(len(part)) for split, part in labels.items()}, ()
     if not len(labels["train"]):
         raise DataError(f"{name} has no rows")
     splits: dict[str, Split] = {
-        split: Stored(Column(tables[split].streams(image), image, f"{name}, {split}", home), np.arange(len(part)), part)
+        split: StoreSplit(
+            ImageColumn(tables[split].streams(image), image, f"{name}, {split}", home), np.arange(len(part)), part
+        )
         for split, part in labels.items()
     }
-    splits, whole = with_val(splits, split_seed, notes)
+    splits, whole = ensure_val_split(splits, split_seed, notes)
     return Data(
         name,
         classes,
@@ -221,7 +243,7 @@ def open_tables(
     )
 
 
-def has_fractions(table: Streams, column: str) -> bool:
+def has_fractional_labels(table: ArrowStreams, column: str) -> bool:
     """Whether a column of labels is floating-point numbers, one a row, of which one is no integer."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -233,7 +255,7 @@ def has_fractions(table: Streams, column: str) -> bool:
     return bool(pc.any(is_fraction).as_py())
 
 
-def read_values(name: str, table: Streams, targets: tuple[str, ...]) -> np.ndarray:
+def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]) -> np.ndarray:
     """Columns of values -> (n, T) float64, NaN where there is none; (n, 0) where there is none at all. Raises DataError
     for a column that is missing, or not of numbers, and for an infinite value."""
     import pyarrow as pa
@@ -241,38 +263,42 @@ def read_values(name: str, table: Streams, targets: tuple[str, ...]) -> np.ndarr
     types, values = {field.name: field.type for field in table.schema}, list[np.ndarray]()
     for column in targets:
         if column not in types:
-            raise DataError(f"{name} has no column {printable(column)}", nearest(column, types) or ", ".join(types))
+            raise DataError(
+                f"{name} has no column {escape_unprintable(column)}", suggest_nearest(column, types) or ", ".join(types)
+            )
         if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
-            problem = f"{name}: the column {printable(column)} holds {types[column]}, not numbers"
+            problem = f"{name}: the column {escape_unprintable(column)} holds {types[column]}, not numbers"
             raise DataError(problem, "name columns of numbers: --targets COLUMN")
         own = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
         if np.isinf(own).any():
-            raise DataError(f"{name}: {printable(column)} is infinite in row {int(np.argmax(np.isinf(own)))}")
+            raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {int(np.argmax(np.isinf(own)))}")
         values.append(own)
-    return values_or_none(np.stack(values, 1))
+    return empty_if_all_missing(np.stack(values, 1))
 
 
-def read_labels(
-    name: str, tables: dict[str, Streams], column: str, features: dict[str, Any]
+def read_label_column(
+    name: str, tables: dict[str, ArrowStreams], column: str, features: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The labels (n,) or (n, K) of each split, `train` first, and the classes; `no_labels` of a held-out split of which
-    no row has one.
+    """The labels (n,) or (n, K) of each split, `train` first, and the classes; `create_empty_labels` of a held-out
+    split of which no row has one.
 
     Raises DataError for labels that are missing or that training does not have.
     """
-    names, labels = class_names(features.get(column)), dict[str, np.ndarray]()
+    names, labels = get_class_label_names(features.get(column)), dict[str, np.ndarray]()
     classes = names
     for split, table in tables.items():
-        words, codes, counts = encode_labels(to_integers(table.values(column), f"{name}, {split}", column), names)
+        words, codes, counts = encode_labels(
+            labels_to_integers(table.values(column), f"{name}, {split}", column), names
+        )
         missing = codes < 0
         if split != "train" and missing.all():
-            labels[split] = no_labels(len(codes) if counts is None else len(counts))
+            labels[split] = create_empty_labels(len(codes) if counts is None else len(counts))
             continue
         if missing.any():
             problem = f"{missing.sum()} of {len(missing)} labels of {split} are missing"
             raise DataError(f"{name}: {problem}; the first is in row {np.argmax(missing)}")
-        classes = classes or class_order(words)
-        labels[split] = no_labels(len(codes) if counts is None else len(counts))
+        classes = classes or sort_class_names(words)
+        labels[split] = create_empty_labels(len(codes) if counts is None else len(counts))
         if len(classes) != 1:
             own, distinct = codes, dict.fromkeys((word,) for word in words)
             if counts is not None:
@@ -280,28 +306,32 @@ def read_labels(
                 rows = [tuple(words[code] for code in islice(flat, count)) for count in counts.tolist()]
                 distinct = {label: code for code, label in enumerate(dict.fromkeys(rows))}
                 own = np.array([distinct[label] for label in rows], dtype=np.int64)
-            labels[split] = label_array(f"{name}: {split}", list(distinct), own, classes, counts is not None)
+            labels[split] = build_label_array(f"{name}: {split}", list(distinct), own, classes, counts is not None)
     return labels, tuple(classes)
 
 
 def choose_columns(
-    name: str, table: Streams, features: dict[str, Any], columns: dict[str, str]
+    name: str, table: ArrowStreams, features: dict[str, Any], columns: dict[str, str]
 ) -> tuple[str, str | None]:
     """The columns of image and label: as named in `columns`, or the only ones that can be; None where no column can be
     a label. Raises UsageError, with the columns that there are, for any other."""
     types = {field.name: field.type for field in table.schema}
     for column in columns.values():
         if column not in types:
-            raise UsageError(f"{name} has no column {column}", nearest(column, types) or f"it has {', '.join(types)}")
+            raise UsageError(
+                f"{name} has no column {column}", suggest_nearest(column, types) or f"it has {', '.join(types)}"
+            )
     can_label = [column for column, kind in types.items() if is_label_type(kind)]
-    named = {columns.get("label"), *(column for column in types if column.lower() in LABELS)}
+    named = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
     can_label += [column for column, kind in types.items() if column in named and is_float_type(kind)]
     can_image = [column for column, kind in types.items() if is_image_type(kind)]
     images = [c for c in can_image if isinstance(features.get(c), dict) and features[c].get("_type") == "Image"]
     images = images or [c for c in can_image if types[c].num_fields]
-    images = images or [c for c in can_image if isinstance(first := table.first(c), bytes) and first.startswith(MAGIC)]
-    labels = [c for c in can_label if class_names(features.get(c))]
-    labels = labels or [c for c in can_label if c.lower() in LABELS] or can_label
+    images = images or [
+        c for c in can_image if isinstance(first := table.first(c), bytes) and first.startswith(IMAGE_MAGIC)
+    ]
+    labels = [c for c in can_label if get_class_label_names(features.get(c))]
+    labels = labels or [c for c in can_label if c.lower() in LABEL_COLUMN_NAMES] or can_label
     chosen: list[str] = []
     for role, fitting, possible in (("image", images, can_image), ("label", labels, can_label)):
         fitting = [columns[role]] if role in columns else fitting
@@ -334,7 +364,7 @@ def is_float_type(kind: Any) -> bool:
     return pt.is_floating(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
 
 
-def to_integers(values: Any, name: str, column: str) -> Any:
+def labels_to_integers(values: Any, name: str, column: str) -> Any:
     """A column of labels with floats as integers, NaN as missing. Raises DataError for a fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -342,7 +372,7 @@ def to_integers(values: Any, name: str, column: str) -> Any:
     if not is_float_type(values.type):
         return values
     if not pa.types.is_floating(values.type):
-        parts = (to_integers(pa.chunked_array([chunk.flatten()]), name, column) for chunk in values.chunks)
+        parts = (labels_to_integers(pa.chunked_array([chunk.flatten()]), name, column) for chunk in values.chunks)
         chunks = zip(values.chunks, parts, strict=True)
         lists = [pa.ListArray.from_arrays(chunk.offsets.cast(pa.int32()), part.chunk(0)) for chunk, part in chunks]
         return pa.chunked_array(lists, pa.list_(pa.int64()))
@@ -363,7 +393,7 @@ def is_image_type(kind: Any) -> bool:
     return pt.is_binary(kind) or pt.is_large_binary(kind) or has_bytes
 
 
-def class_names(feature: Any) -> list[str]:
+def get_class_label_names(feature: Any) -> list[str]:
     """The names of a ClassLabel, or of a list of them; none for any other type of the Hub's."""
     if isinstance(feature, list):
         feature = feature[0] if feature else None

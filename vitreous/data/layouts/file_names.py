@@ -1,7 +1,7 @@
 """Find files by the names that annotations give them, in any Unicode form and below any folder.
 
-A name is compared in Unicode's form NFC, since file systems and tools store accents in different forms. `find_file`
-resolves a path, `FileIndex` the end of a path.
+A name is compared in Unicode's form NFC, since file systems and tools store accents in different forms.
+`resolve_unicode_path` resolves a path, `FileIndex` the end of a path.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 
-from vitreous.errors import DataError, first_names, printable
+from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 
 def normalise_name(name: str) -> str:
@@ -20,22 +20,22 @@ def normalise_name(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
-def find_file(path: str | os.PathLike[str]) -> str | None:
+def resolve_unicode_path(path: str | os.PathLike[str]) -> str | None:
     """Return a path that exists, with the letters as the file system has them: the path itself, or the only one that
     differs in Unicode form alone; None without one."""
     text = os.fspath(path)
     if os.path.lexists(text):
         return text
     head, tail = os.path.split(text)
-    folder = head if os.path.isdir(head or ".") else find_file(head) if tail else None
+    folder = head if os.path.isdir(head or ".") else resolve_unicode_path(head) if tail else None
     if folder is None or (tail.isascii() and folder == head):
         return None
-    name = normal_names(folder or ".", os.stat(folder or ".").st_mtime_ns).get(normalise_name(tail))
+    name = index_normalised_names(folder or ".", os.stat(folder or ".").st_mtime_ns).get(normalise_name(tail))
     return os.path.join(folder, name) if name else None
 
 
 @lru_cache(maxsize=64)
-def normal_names(folder: str, changed: int) -> dict[str, str]:
+def index_normalised_names(folder: str, changed: int) -> dict[str, str]:
     """Return {name in NFC: name} of a folder, without names that share a form; `changed` is its modification time."""
     names: dict[str, str] = {}
     for name in os.listdir(folder):
@@ -66,15 +66,15 @@ class FileIndex:
         files match."""
         wanted = self.split_path(name)
         candidates = self.paths.get(wanted[-1], []) if wanted else []
-        lengths = [count_shared_end(parts, wanted) for parts, _ in candidates]
+        lengths = [count_shared_end_parts(parts, wanted) for parts, _ in candidates]
         best = [one for one, length in zip(candidates, lengths, strict=True) if length == max(lengths)]
         if len(best) > 1:
             best = [one for one in best if one[0][self.depth :] == wanted] or best
         if len(best) > 1:
             best = [one for one in best if os.fspath(one[1]).endswith(name)] or best
         if len(best) > 1:
-            listed = first_names((os.fspath(path) for _, path in best), 3)
-            problem = f"{origin}: {printable(name)} matches {len(best)} files: {listed}"
+            listed = format_first_names((os.fspath(path) for _, path in best), 3)
+            problem = f"{origin}: {escape_unprintable(name)} matches {len(best)} files: {listed}"
             raise DataError(problem, "write more of the path, or rename the files")
         return best[0][1] if best else None
 
@@ -83,12 +83,12 @@ class FileIndex:
         match."""
         path = self.match(name, origin)
         if path is None:
-            problem = f"{origin}: the image {printable(name)} is not there"
+            problem = f"{origin}: the image {escape_unprintable(name)} is not there"
             raise DataError(problem, "restore it, or remove what is said of it")
         return path
 
 
-def count_shared_end(parts: tuple[str, ...], others: tuple[str, ...]) -> int:
+def count_shared_end_parts(parts: tuple[str, ...], others: tuple[str, ...]) -> int:
     """Return how many parts two paths share at their ends."""
     pairs = zip(reversed(parts), reversed(others), strict=False)
     return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))

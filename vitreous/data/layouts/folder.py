@@ -12,9 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import SUFFIXES, reason
-from vitreous.data.decoding.volumes import OWN as VOLUMES
-from vitreous.data.layouts.classes import class_order, natural, one_class_note, too_few_classes, unknown_classes
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, describe_exception
+from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES as VOLUMES
+from vitreous.data.layouts.classes import (
+    natural_sort_key,
+    one_class_note,
+    sort_class_names,
+    too_few_classes_error,
+    unknown_classes_error,
+)
 from vitreous.data.layouts.file_names import normalise_name
 from vitreous.data.layouts.split_names import (
     NO_CLASS_WORDS,
@@ -23,15 +29,15 @@ from vitreous.data.layouts.split_names import (
     is_system_name,
     role_names_note,
 )
-from vitreous.data.split import Data, Files, Paths, Split, no_labels, with_val
-from vitreous.errors import DataError, first_names, printable
+from vitreous.data.split import Data, FileSplit, Paths, Split, create_empty_labels, ensure_val_split
+from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-LAYOUT = (
+FOLDER_LAYOUT_HINT = (
     "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns "
     "path,label"
 )
 #: endings of image files that Pillow may read and this package does not
-UNREAD_IMAGES = (
+UNSUPPORTED_SUFFIXES = (
     ".dib",
     ".ppm",
     ".pgm",
@@ -47,26 +53,28 @@ UNREAD_IMAGES = (
     ".dds",
     ".sgi",
 )
-FLAT = (
+FLAT_FOLDER_HINT = (
     "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
     "dedup take it as it is"
 )
 
 
-def folder(root: Path, split_seed: int = 0) -> Data:
+def open_image_folder(root: Path, split_seed: int = 0) -> Data:
     """Open `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
 
     With one class, or none, all images below each folder, at any depth, are data without labels. Without `val`, a tenth
     of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
     """
-    homes, skipped = split_folders(root), Counter[str]()
-    lister = partial(walk, skipped=skipped)
-    data = classified(root, homes, {name: list_classes(home, lister) for name, home in homes.items()}, split_seed)
+    homes, skipped = resolve_split_folders(root), Counter[str]()
+    lister = partial(list_files_by_suffix, skipped=skipped)
+    data = build_classification_data(
+        root, homes, {name: list_class_files(home, lister) for name, home in homes.items()}, split_seed
+    )
     return replace(data, notes=[*skipped_notes(skipped), *siblings_note(root, homes), *data.notes])
 
 
 @dataclass(frozen=True)
-class SampleFiles(Files):
+class SampleFiles(FileSplit):
     """Files that are called `kind` (`Preprocess.noun`), whose samples have so many `axes`, with labels (n,) int64 or
     (n, K) float32."""
 
@@ -82,41 +90,47 @@ class SampleFiles(Files):
 
 
 def open_class_folders(
-    root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[Files], Split]
+    root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[FileSplit], Split]
 ) -> Data:
     """Open a folder of classes of files with these `suffixes`, with or without folders of splits around them, as
-    `folder` opens images; a tenth is `val` where there is none. `convert` makes the files the split that they are.
-    Raises DataError as `folder`."""
-    homes, list_files = split_folders(root), partial(walk, suffixes=suffixes)
-    listed = {name: list_classes(home, list_files) for name, home in homes.items()}
-    data = classified(root, homes, listed, split_seed, list_files)
+    `open_image_folder` opens images; a tenth is `val` where there is none. `convert` makes the files the split that
+    they are. Raises DataError as `open_image_folder`."""
+    homes, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
+    listed = {name: list_class_files(home, list_files) for name, home in homes.items()}
+    data = build_classification_data(root, homes, listed, split_seed, list_files)
     splits = {name: convert(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, whole=data.whole and convert(data.whole))  # type: ignore[arg-type]
 
 
-def split_folders(root: Path) -> dict[str, Path]:
+def resolve_split_folders(root: Path) -> dict[str, Path]:
     """The folders of the splits, or `root` as `train` where it has none, or where `train` is a class as in `bus`,
     `car`, `train`. Raises DataError for splits without `train`."""
     homes = find_split_folders(root)
     if homes and "train" not in homes:
-        raise DataError(f"{printable(root)} has {', '.join(homes)} but no train folder", LAYOUT)
-    if list(homes) == ["train"] and has_images(homes["train"]) and any(map(has_images, siblings_of(homes["train"]))):
+        raise DataError(f"{escape_unprintable(root)} has {', '.join(homes)} but no train folder", FOLDER_LAYOUT_HINT)
+    if (
+        list(homes) == ["train"]
+        and contains_images(homes["train"])
+        and any(map(contains_images, list_sibling_folders(homes["train"])))
+    ):
         return {"train": root}
     return homes or {"train": root}
 
 
-def siblings_of(home: Path) -> list[Path]:
+def list_sibling_folders(home: Path) -> list[Path]:
     """The folders beside a folder that are not named like splits, images or annotations, in natural order."""
-    names = [entry.name for entry in entries(os.fspath(home.parent)) if is_folder(entry) and entry.name != home.name]
-    return [home.parent / name for name in sorted(names, key=natural) if not has_role_name(name)]
+    names = [
+        entry.name for entry in list_entries(os.fspath(home.parent)) if is_folder(entry) and entry.name != home.name
+    ]
+    return [home.parent / name for name in sorted(names, key=natural_sort_key) if not has_role_name(name)]
 
 
-def has_images(home: Path) -> bool:
+def contains_images(home: Path) -> bool:
     """Whether a folder directly contains image files."""
-    return any(entry.name.lower().endswith(tuple(SUFFIXES)) for entry in entries(os.fspath(home)))
+    return any(entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES)) for entry in list_entries(os.fspath(home)))
 
 
-def classified(
+def build_classification_data(
     root: Path,
     homes: dict[str, Path],
     listed: dict[str, dict[str, Paths]],
@@ -124,88 +138,107 @@ def classified(
     lister: Callable[[str], list[str]] | None = None,
 ) -> Data:
     """The data set of the files of each class in each split; images without labels where there are fewer than two
-    classes. `lister` gives the files below a folder, else `walk`. Raises DataError where there are no images."""
-    lister = lister or walk
-    classes = class_order(listed["train"])
+    classes. `lister` gives the files below a folder, else `list_files_by_suffix`. Raises DataError where there are no
+    images."""
+    lister = lister or list_files_by_suffix
+    classes = sort_class_names(listed["train"])
     notes: list[str] = []
     splits: dict[str, Split]
     unlabelled = None
     if len(classes) < 2:
         home = homes["train"]
-        unlabelled = too_few_classes(printable(home), classes, LAYOUT) if classes else no_classes(home, lister)
+        unlabelled = (
+            too_few_classes_error(escape_unprintable(home), classes, FOLDER_LAYOUT_HINT)
+            if classes
+            else no_classes_error(home, lister)
+        )
         paths = {name: Paths(lister(os.fspath(home))) for name, home in homes.items()}
-        splits = {name: Files(part, no_labels(len(part))) for name, part in paths.items()}
+        splits = {name: FileSplit(part, create_empty_labels(len(part))) for name, part in paths.items()}
         notes, classes = one_class_note(classes), []
     else:
-        loose = {name: lister(os.fspath(homes[name])) for name, tree in listed.items() if has_no_classes(tree, classes)}
-        splits = {name: files_of(name, tree, classes) for name, tree in listed.items() if name not in loose}
-        splits |= {name: Files(paths, no_labels(len(paths))) for name, paths in loose.items()}
+        loose = {
+            name: lister(os.fspath(homes[name])) for name, tree in listed.items() if lacks_class_folders(tree, classes)
+        }
+        splits = {name: label_class_files(name, tree, classes) for name, tree in listed.items() if name not in loose}
+        splits |= {name: FileSplit(paths, create_empty_labels(len(paths))) for name, paths in loose.items()}
     notes += role_names_note(classes)
-    splits, whole = with_val(splits, split_seed, notes)
+    splits, whole = ensure_val_split(splits, split_seed, notes)
     unsplit = homes["train"] == root
     return Data(
-        printable(root), tuple(classes), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlabelled=unlabelled
+        escape_unprintable(root),
+        tuple(classes),
+        splits=splits,
+        notes=notes,
+        unsplit=unsplit,
+        whole=whole,
+        unlabelled=unlabelled,
     )
 
 
-def has_no_classes(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
+def lacks_class_folders(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
     """Whether a split has no class folders: none at all, or a single one that is no class and is named like a split,
     as in `test/unknown` and `test/test1` of competitions."""
     other = next(iter(tree), "")
     return not tree or (len(tree) == 1 and other not in classes and has_role_name(other, NO_CLASS_WORDS))
 
 
-def no_classes(home: Path, lister: Callable[[str], list[str]]) -> DataError:
+def no_classes_error(home: Path, lister: Callable[[str], list[str]]) -> DataError:
     """Why a folder of images without class folders has no labels. Raises DataError where there are no images."""
     if count := len(lister(os.fspath(home))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
-        return DataError(f"{printable(home)} {problem}", FLAT)
-    if volumes := walk(os.fspath(home), VOLUMES):
-        problem = f"{len(volumes)} volumes without masks; the first is {printable(volumes[0])}"
+        return DataError(f"{escape_unprintable(home)} {problem}", FLAT_FOLDER_HINT)
+    if volumes := list_files_by_suffix(os.fspath(home), VOLUMES):
+        problem = f"{len(volumes)} volumes without masks; the first is {escape_unprintable(volumes[0])}"
         hint = (
             "put each into a folder of its class; or all into images/ and their masks, of the same names, into "
             "masks/; predict takes them as they are"
         )
-        raise DataError(f"no pictures in {printable(home)} but {problem}", hint)
-    raise DataError(f"no images in {printable(home)}", LAYOUT)
+        raise DataError(f"no pictures in {escape_unprintable(home)} but {problem}", hint)
+    raise DataError(f"no images in {escape_unprintable(home)}", FOLDER_LAYOUT_HINT)
 
 
-def files_of(name: str, tree: dict[str, Paths], classes: list[str]) -> Files:
+def label_class_files(name: str, tree: dict[str, Paths], classes: list[str]) -> FileSplit:
     """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
     forms = {normalise_name(label): label for label in classes}
     tree = {forms.get(normalise_name(label), label): paths for label, paths in tree.items()}
     known = set(classes)
-    if unknown := [label for label in class_order(tree) if label not in known]:
-        raise unknown_classes(name, unknown, classes)
+    if unknown := [label for label in sort_class_names(tree) if label not in known]:
+        raise unknown_classes_error(name, unknown, classes)
     counts = [len(tree.get(label, ())) for label in classes]
     paths = Paths.joined(tree[label] for label in classes if label in tree)
-    return Files(paths, np.repeat(np.arange(len(classes)), counts))
+    return FileSplit(paths, np.repeat(np.arange(len(classes)), counts))
 
 
-def list_classes(home: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
+def list_class_files(home: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
     """Class name -> its image files at any depth, sorted, or what `list_files` finds below a folder; hidden folders and
     folders without such files are left out."""
-    folders = sorted((entry for entry in entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name)
-    return {entry.name: Paths(files) for entry in folders if (files := (list_files or walk)(entry.path))}
+    folders = sorted(
+        (entry for entry in list_entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name
+    )
+    return {
+        entry.name: Paths(files) for entry in folders if (files := (list_files or list_files_by_suffix)(entry.path))
+    }
 
 
 def list_images(home: Path) -> list[Path]:
     """Every image file below a folder, in natural order of its path. A folder linked twice is visited once."""
-    return [Path(path) for path in walk(os.fspath(home))]
+    return [Path(path) for path in list_files_by_suffix(os.fspath(home))]
 
 
-def walk(home: str, suffixes: frozenset[str] = SUFFIXES, skipped: Counter[str] | None = None) -> list[str]:
+def list_files_by_suffix(
+    home: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
+) -> list[str]:
     """The same as text, of files whose names end in one of `suffixes`; `skipped` counts the endings of other files that
     are images."""
     endings, paths = tuple(suffixes), []
-    for entry in files_below(home):
+    for entry in iterate_files(home):
         name = entry.name.lower()
         if name.endswith(endings):
             paths.append(entry.path.removeprefix("./"))
-        elif skipped is not None and name.endswith(UNREAD_IMAGES):
+        elif skipped is not None and name.endswith(UNSUPPORTED_SUFFIXES):
             skipped[os.path.splitext(name)[1]] += 1
-    return sorted(paths, key=natural)
+    return sorted(paths, key=natural_sort_key)
 
 
 def skipped_notes(skipped: Counter[str]) -> list[str]:
@@ -220,16 +253,18 @@ def siblings_note(root: Path, homes: dict[str, Path]) -> list[str]:
     """The note on folders of images beside those of the splits, which are not read; no note without such folders."""
     if homes["train"] == root:
         return []
-    unread = [place.name for place in siblings_of(homes["train"]) if next(images_below(place), None)]
-    return [f"folders beside the splits are not read: {first_names(unread, 5)}"] if unread else []
+    unread = [place.name for place in list_sibling_folders(homes["train"]) if next(iterate_images(place), None)]
+    return [f"folders beside the splits are not read: {format_first_names(unread, 5)}"] if unread else []
 
 
-def images_below(home: Path) -> Iterator[os.DirEntry[str]]:
+def iterate_images(home: Path) -> Iterator[os.DirEntry[str]]:
     """Every image file below a folder, in the order of the file system."""
-    return (entry for entry in files_below(os.fspath(home)) if entry.name.lower().endswith(tuple(SUFFIXES)))
+    return (
+        entry for entry in iterate_files(os.fspath(home)) if entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))
+    )
 
 
-def files_below(home: str) -> Iterator[os.DirEntry[str]]:
+def iterate_files(home: str) -> Iterator[os.DirEntry[str]]:
     """Every file below a folder that is not hidden. A folder linked twice is visited once."""
     seen, waiting = set[str](), [home]
     while waiting:
@@ -238,19 +273,19 @@ def files_below(home: str) -> Iterator[os.DirEntry[str]]:
         if real in seen:
             continue
         seen.add(real)
-        for entry in entries(place):
+        for entry in list_entries(place):
             if is_folder(entry):
                 waiting.append(entry.path)
             else:
                 yield entry
 
 
-def entries(place: str) -> list[os.DirEntry[str]]:
+def list_entries(place: str) -> list[os.DirEntry[str]]:
     """The entries of a folder that are neither hidden nor a system's. Raises DataError where it cannot be read."""
     try:
         return [entry for entry in os.scandir(place) if not is_system_name(entry.name)]
     except OSError as error:
-        problem = f"{printable(place)}: cannot be read ({reason(error)})"
+        problem = f"{escape_unprintable(place)}: cannot be read ({describe_exception(error)})"
         raise DataError(problem, "mend its permissions, or remove it") from None
 
 

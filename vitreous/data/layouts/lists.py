@@ -14,20 +14,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.layouts.classes import too_few_classes
-from vitreous.data.layouts.file_names import find_file
-from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, split_entries
-from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.layouts.classes import too_few_classes_error
+from vitreous.data.layouts.file_names import resolve_unicode_path
+from vitreous.data.layouts.split_names import SPLIT_NAMES, find_split_folders, match_split_names
+from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split
 from vitreous.data.text_files import read_lines
-from vitreous.errors import DataError, first_lines, printable
+from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
-ALL = "train800val200"  # the 1,000 images that the last training of a task is allowed
-VTAB = {"train": "train800", "val": "val200"}  # lists that VTAB-1k has for a split, preferred to others
+FULL_TRAIN_LIST = "train800val200"  # the 1,000 images that the last training of a task is allowed
+VTAB_LISTS = {"train": "train800", "val": "val200"}  # lists that VTAB-1k has for a split, preferred to others
 NO_LABEL = -1
-EXPECTED = "expected a path below the folder and the number of a class in every line: images/train/000001.jpg 5"
+LIST_FORMAT_HINT = "expected a path below the folder and the number of a class in every line: images/train/000001.jpg 5"
 
 
-class Line(NamedTuple):
+class ListedImage(NamedTuple):
     """One image: its path as the list has it, the number of its class, where it is listed."""
 
     path: str
@@ -35,20 +35,22 @@ class Line(NamedTuple):
     where: str
 
 
-def are_lists(root: Path) -> bool:
+def has_image_lists(root: Path) -> bool:
     """Whether a folder has a list of training images, and no folder of them by classes."""
-    return "train" in find_lists(root) and "train" not in find_split_folders(root)
+    return "train" in find_image_lists(root) and "train" not in find_split_folders(root)
 
 
-def find_lists(root: Path) -> dict[str, str]:
+def find_image_lists(root: Path) -> dict[str, str]:
     """{split: name of its list without the ending}, in the order train, val, test. Raises DataError where two lists
     are of one split."""
     names = [place.stem for place in root.glob("*.txt") if place.is_file()]
-    listed = split_entries(names, printable(root)) | {split: name for split, name in VTAB.items() if name in names}
+    listed = match_split_names(names, escape_unprintable(root)) | {
+        split: name for split, name in VTAB_LISTS.items() if name in names
+    }
     return {split: listed[split] for split in SPLIT_NAMES if split in listed}
 
 
-def lists(root: Path, split_seed: int = 0) -> Data:
+def open_image_lists(root: Path, split_seed: int = 0) -> Data:
     """The data set that `train800.txt`, `val200.txt` and `test.txt` describe, or `train.txt` and the files beside it.
 
     `Data.whole` is `train800val200.txt` where there is one. Classes are the numbers in the lists, in order, named by
@@ -56,63 +58,73 @@ def lists(root: Path, split_seed: int = 0) -> Data:
     validation, a tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and
     classes, one image with two classes, missing files.
     """
-    names = find_lists(root)
-    parts = {split: read(root, name, split != "train") for split, name in names.items()}
-    whole = read(root, ALL) if names["train"] == "train800" and (root / f"{ALL}.txt").is_file() else None
+    names = find_image_lists(root)
+    parts = {split: read_image_list(root, name, split != "train") for split, name in names.items()}
+    whole = (
+        read_image_list(root, FULL_TRAIN_LIST)
+        if names["train"] == "train800" and (root / f"{FULL_TRAIN_LIST}.txt").is_file()
+        else None
+    )
     if whole is not None:
-        check_agreement(parts, whole)
+        check_lists_agree(parts, whole)
     lines = list(chain(*parts.values()))
     if missing := [line for line in lines if not os.path.lexists(root / line.path)]:
-        listing = first_lines((f"{line.where}: {printable(line.path)}" for line in missing), len(missing))
-        raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {printable(root)}")
+        listing = format_first_lines(
+            (f"{line.where}: {escape_unprintable(line.path)}" for line in missing), len(missing)
+        )
+        raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {escape_unprintable(root)}")
     numbers = sorted({line.label for line in lines} - {NO_LABEL})
-    classes = class_names(root, numbers, lines)
-    splits: dict[str, Split] = {split: files(root, part, numbers) for split, part in parts.items()}
+    classes = read_listed_classes(root, numbers, lines)
+    splits: dict[str, Split] = {split: build_listed_split(root, part, numbers) for split, part in parts.items()}
     unseen = len(numbers) - len(np.unique(splits["train"].labels))
     notes = [f"{unseen} of {len(numbers)} classes have no image to train on"] if unseen else []
-    splits, undrawn = with_val(splits, split_seed, notes)
+    splits, undrawn = ensure_val_split(splits, split_seed, notes)
     if undrawn is None and whole:
-        undrawn = files(root, whole, numbers)
-    return Data(printable(root), classes, splits, notes, whole=undrawn)
+        undrawn = build_listed_split(root, whole, numbers)
+    return Data(escape_unprintable(root), classes, splits, notes, whole=undrawn)
 
 
-def read(root: Path, name: str, held_out: bool = False) -> list[Line]:
+def read_image_list(root: Path, name: str, held_out: bool = False) -> list[ListedImage]:
     """The lines of a list; one that repeats another is left out. The list of a `held_out` split may be empty, or have
     paths alone, of the label NO_LABEL. Raises DataError, with the line."""
-    source = printable(root / f"{name}.txt")
+    source = escape_unprintable(root / f"{name}.txt")
     listed = read_lines(root / f"{name}.txt")
-    lines: dict[str, Line] = {}
-    if held_out and (unlabelled := paths_without_labels(root, listed)):
-        return [Line(path, NO_LABEL, source) for path in unlabelled]
+    lines: dict[str, ListedImage] = {}
+    if held_out and (unlabelled := read_unlabelled_paths(root, listed)):
+        return [ListedImage(path, NO_LABEL, source) for path in unlabelled]
     for number, words in enumerate(listed, 1):
         if not words.strip():
             continue
         path, _, label = words.strip().rpartition(" " if "\t" not in words else "\t")
         where = f"{source}, line {number}"
         if not path or not (label.isascii() and label.isdecimal()) or len(label) > 9:
-            raise DataError(f"{where}: {printable(words[:80])} is not an image and its class", EXPECTED)
+            raise DataError(
+                f"{where}: {escape_unprintable(words[:80])} is not an image and its class", LIST_FORMAT_HINT
+            )
         path = os.path.normpath(path.strip())
         if os.path.isabs(path) or path.startswith(".."):
-            raise DataError(f"{where}: {printable(path)} is not below {printable(root)}", EXPECTED)
-        if not path.isascii() and (place := find_file(root / path)):
+            raise DataError(
+                f"{where}: {escape_unprintable(path)} is not below {escape_unprintable(root)}", LIST_FORMAT_HINT
+            )
+        if not path.isascii() and (place := resolve_unicode_path(root / path)):
             path = os.path.relpath(place, root)
-        line = lines.setdefault(path, Line(path, int(label), where))
+        line = lines.setdefault(path, ListedImage(path, int(label), where))
         if line.label != int(label):
             stated = f"of class {label}, but of {line.label} in {line.where}"
-            raise DataError(f"{where}: {printable(path)} is {stated}", "keep one of them")
+            raise DataError(f"{where}: {escape_unprintable(path)} is {stated}", "keep one of them")
     if not lines and not held_out:
-        raise DataError(f"{source} lists no image", EXPECTED)
+        raise DataError(f"{source} lists no image", LIST_FORMAT_HINT)
     return list(lines.values())
 
 
-def paths_without_labels(root: Path, lines: list[str]) -> list[str]:
+def read_unlabelled_paths(root: Path, lines: list[str]) -> list[str]:
     """The distinct lines of a list of which every line is the path of a file; none for any other list."""
     paths = [os.path.normpath(line.strip()) for line in lines if line.strip()]
     inside = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
     return list(dict.fromkeys(paths)) if inside and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
 
-def check_agreement(parts: dict[str, list[Line]], whole: list[Line]) -> None:
+def check_lists_agree(parts: dict[str, list[ListedImage]], whole: list[ListedImage]) -> None:
     """Raise DataError where the list of all training images is not what the lists of its parts are together."""
     together = {line.path: line for split in ("train", "val") for line in parts.get(split, [])}
     known = {line.path: line for line in whole}
@@ -120,15 +132,20 @@ def check_agreement(parts: dict[str, list[Line]], whole: list[Line]) -> None:
         other = (together if known.get(line.path) is line else known).get(line.path)
         if other is None or other.label != line.label:
             stated = f"of class {other.label} in {other.where}" if other else "not in the others"
-            hint = f"{ALL}.txt lists the images of train800.txt and val200.txt; without it, they are read by themselves"
-            raise DataError(f"{line.where}: {printable(line.path)} is of class {line.label}, but {stated}", hint)
+            hint = (
+                f"{FULL_TRAIN_LIST}.txt lists the images of train800.txt and val200.txt; "
+                f"without it, they are read by themselves"
+            )
+            raise DataError(
+                f"{line.where}: {escape_unprintable(line.path)} is of class {line.label}, but {stated}", hint
+            )
 
 
-def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str, ...]:
+def read_listed_classes(root: Path, numbers: list[int], lines: list[ListedImage]) -> tuple[str, ...]:
     """The names of the classes: their lines in `classes.txt`, counted from 0, or their numbers. Raises DataError, with
     the line."""
     if len(numbers) < 2:
-        raise too_few_classes(printable(root), list(map(str, numbers)), EXPECTED)
+        raise too_few_classes_error(escape_unprintable(root), list(map(str, numbers)), LIST_FORMAT_HINT)
     file = root / "classes.txt"
     if not file.is_file():
         return tuple(map(str, numbers))
@@ -138,13 +155,15 @@ def class_names(root: Path, numbers: list[int], lines: list[Line]) -> tuple[str,
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
     classes = tuple(names[number] for number in numbers)
     if not all(classes) or len(set(classes)) < len(classes):
-        raise DataError(f"{printable(file)}: a name is empty or there twice", "give every class a name of its own")
+        raise DataError(
+            f"{escape_unprintable(file)}: a name is empty or there twice", "give every class a name of its own"
+        )
     return classes
 
 
-def files(root: Path, lines: list[Line], numbers: list[int]) -> Files:
+def build_listed_split(root: Path, lines: list[ListedImage], numbers: list[int]) -> FileSplit:
     """The images of a list, in its order; without labels if it has paths alone."""
     if not lines or lines[0].label == NO_LABEL:
-        return Files([os.path.join(root, line.path) for line in lines], no_labels(len(lines)))
+        return FileSplit([os.path.join(root, line.path) for line in lines], create_empty_labels(len(lines)))
     labels = np.searchsorted(numbers, [line.label for line in lines]).astype(np.int64)
-    return Files([os.path.join(root, line.path) for line in lines], labels)
+    return FileSplit([os.path.join(root, line.path) for line in lines], labels)

@@ -23,36 +23,36 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import read_regular, reason
+from vitreous.data.decoding.decode import describe_exception, read_input_file
 from vitreous.data.decoding.gate import MAX_PIXELS
-from vitreous.data.holdout import hold_out
-from vitreous.data.split import Arrays, Data, Files, Split, Stored, no_labels, with_val
-from vitreous.errors import DataError, UsageError, closest, printable
-from vitreous.system.disk import cache
+from vitreous.data.holdout import draw_stratified_splits
+from vitreous.data.split import ArraySplit, Data, FileSplit, Split, StoreSplit, create_empty_labels, ensure_val_split
+from vitreous.errors import DataError, UsageError, escape_unprintable, find_closest_match
+from vitreous.system.disk import get_cache_folder
 
-DIGITS = tuple("0123456789")
-Read = Callable[[Any], Split]
+DIGIT_CLASSES = tuple("0123456789")
+SplitReader = Callable[[Any], Split]
 
 
 @dataclass(frozen=True)
-class Named:
+class TorchvisionSpec:
     """How to ask for the splits of a set, how to read one, its class names where torchvision has none (or others than
     people use), and the words that its class takes besides, each with the values there are, the usual one first."""
 
     splits: dict[str, dict[str, Any]]
-    read: Read
+    read: SplitReader
     classes: tuple[str, ...] = ()
     words: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Portables(Files):
+class PpmFiles(FileSplit):
     """Files of 8-bit colours as plain pixels (PPM, P6), which is no format of photographs."""
 
     def raw(self, sample: int) -> np.ndarray:
         """(H, W, 3) uint8. Raises DataError for anything but such a file, whole."""
         try:
-            with Image.open(io.BytesIO(read_regular(self.path(sample))), formats=("PPM",)) as image:
+            with Image.open(io.BytesIO(read_input_file(self.path(sample))), formats=("PPM",)) as image:
                 if image.mode != "RGB" or image.width * image.height > MAX_PIXELS:
                     raise ValueError("other pixels, or too many")
                 return np.asarray(image)
@@ -61,7 +61,7 @@ class Portables(Files):
 
 
 @dataclass(frozen=True, eq=False)
-class Patches:
+class Hdf5Images:
     """Images of one array (n, H, W, C) uint8 in an HDF5 file."""
 
     path: str
@@ -79,7 +79,9 @@ class Patches:
             try:
                 self._open[os.getpid()] = h5py.File(self.path, "r")[self.key]
             except (OSError, KeyError) as error:
-                raise DataError(f"{self.path}: cannot be read as HDF5 ({reason(error)})", "fetch it again") from None
+                raise DataError(
+                    f"{self.path}: cannot be read as HDF5 ({describe_exception(error)})", "fetch it again"
+                ) from None
         return self._open[os.getpid()]
 
     def read(self, row: int) -> np.ndarray:
@@ -87,7 +89,9 @@ class Patches:
         try:
             return np.asarray(self.pixels()[row])
         except (OSError, ValueError, IndexError) as error:
-            raise DataError(f"{self.name(row)}: cannot be read ({reason(error)})", "fetch the file again") from None
+            raise DataError(
+                f"{self.name(row)}: cannot be read ({describe_exception(error)})", "fetch the file again"
+            ) from None
 
     def name(self, row: int) -> str:
         return f"{self.path}, row {row}"
@@ -98,146 +102,168 @@ class Patches:
         digest.update(rows.astype(np.int64).tobytes())
 
 
-def numbers(labels: Any) -> np.ndarray:
+def labels_to_int64(labels: Any) -> np.ndarray:
     """Labels of any kind as (n,) int64; -1 for None."""
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
 
 
-def files(samples: Iterable[tuple[Any, Any]], kind: type[Files] = Files) -> Split:
+def build_file_split(samples: Iterable[tuple[Any, Any]], kind: type[FileSplit] = FileSplit) -> Split:
     """Pairs of a path and a label as a split."""
     samples = list(samples)
-    return kind([path for path, _ in samples], numbers(label for _, label in samples))
+    return kind([path for path, _ in samples], labels_to_int64(label for _, label in samples))
 
 
-def arrays(dataset: Any) -> Split:
+def read_array_split(dataset: Any) -> Split:
     """Pixels (n, H, W[, C]) in memory."""
-    return Arrays(np.asarray(dataset.data), numbers(dataset.targets if hasattr(dataset, "targets") else dataset.labels))
+    return ArraySplit(
+        np.asarray(dataset.data), labels_to_int64(dataset.targets if hasattr(dataset, "targets") else dataset.labels)
+    )
 
 
-def channels_first(dataset: Any) -> Split:
+def read_channels_first_split(dataset: Any) -> Split:
     """Pixels (n, C, H, W) in memory."""
-    return Arrays(np.asarray(dataset.data).transpose(0, 2, 3, 1), numbers(dataset.labels))
+    return ArraySplit(np.asarray(dataset.data).transpose(0, 2, 3, 1), labels_to_int64(dataset.labels))
 
 
-def first_column(dataset: Any) -> Split:
+def read_qmnist_split(dataset: Any) -> Split:
     """QMNIST: the class is the first number in the row of a digit."""
-    return Arrays(np.asarray(dataset.data), numbers(dataset.targets[:, 0]))
+    return ArraySplit(np.asarray(dataset.data), labels_to_int64(dataset.targets[:, 0]))
 
 
-def tensors(dataset: Any) -> Split:
+def read_fer2013_split(dataset: Any) -> Split:
     """FER2013: pairs of an image and a label."""
     images, labels = zip(*dataset._samples, strict=True)
-    return Arrays(np.stack(list(map(np.asarray, images))), numbers(labels))
+    return ArraySplit(np.stack(list(map(np.asarray, images))), labels_to_int64(labels))
 
 
-def lists(dataset: Any) -> Split:
+def read_path_lists(dataset: Any) -> Split:
     """Paths and labels in two lists."""
     paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
-    return files(zip(paths, dataset._labels, strict=True))
+    return build_file_split(zip(paths, dataset._labels, strict=True))
 
 
-def pairs(dataset: Any, kind: type[Files] = Files) -> Split:
+def read_path_pairs(dataset: Any, kind: type[FileSplit] = FileSplit) -> Split:
     """Pairs of a path and a label in one list."""
-    return files(next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), kind)
+    return build_file_split(
+        next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), kind
+    )
 
 
-def portable(dataset: Any) -> Split:
+def read_ppm_pairs(dataset: Any) -> Split:
     """The same, of files that are plain pixels behind a header."""
-    return pairs(dataset, Portables)
+    return read_path_pairs(dataset, PpmFiles)
 
 
-def scattered(dataset: Any) -> Split:
+def read_sun397_split(dataset: Any) -> Split:
     """SUN397: lists in the order of the file system, which is no order."""
-    return files(sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True)))
+    return build_file_split(sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True)))
 
 
-def caltech(dataset: Any, home: str, name: str) -> Split:
+def read_caltech_split(dataset: Any, home: str, name: str) -> Split:
     """Names made of the numbers of the category and of an image in it."""
     home, names = os.path.join(dataset.root, home), dataset.categories
     rows = zip(dataset.y, dataset.index, strict=True)
-    return files((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in rows)
+    return build_file_split((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in rows)
 
 
-def inaturalist(dataset: Any) -> Split:
+def read_inaturalist_split(dataset: Any) -> Split:
     """Pairs of a category and a file name, in the order of the file system, which is no order."""
     names = dataset.all_categories
-    return files((os.path.join(dataset.root, names[y], name), y) for y, name in sorted(dataset.index))
+    return build_file_split((os.path.join(dataset.root, names[y], name), y) for y, name in sorted(dataset.index))
 
 
-def patches(dataset: Any) -> Split:
+def read_pcam_split(dataset: Any) -> Split:
     """PCAM: pixels and labels in HDF5 files."""
     parts = dataset._FILES[dataset._split]
     images, labels = (os.fspath(dataset._base_folder / parts[kind][0]) for kind in ("images", "targets"))
     with dataset.h5py.File(labels) as file:
-        return Stored(Patches(images, "x"), np.arange(len(file["y"])), numbers(np.asarray(file["y"]).reshape(-1)))
+        return StoreSplit(
+            Hdf5Images(images, "x"), np.arange(len(file["y"])), labels_to_int64(np.asarray(file["y"]).reshape(-1))
+        )
 
 
-ONCE = {"train": {}}
-BY_TRAIN = {"train": {"train": True}, "test": {"train": False}}
-TWO, LAST_TWO = ({name: {"split": name} for name in names} for names in (("train", "test"), ("train", "val")))
-THREE = {name: {"split": name} for name in ("train", "val", "test")}
-FACES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
-VERSIONS = ("2021_train", "2021_train_mini", "2019", "2018", "2017")
-SETS = {
-    "Caltech101": Named(ONCE, partial(caltech, home="101_ObjectCategories", name="image_{1:04d}.jpg")),
-    "Caltech256": Named(ONCE, partial(caltech, home="256_ObjectCategories", name="{0:03d}_{1:04d}.jpg")),
-    "CIFAR10": Named(BY_TRAIN, arrays),
-    "CIFAR100": Named(BY_TRAIN, arrays),
-    "Country211": Named({"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, pairs),
-    "DTD": Named(THREE, lists, words={"partition": tuple(map(str, range(1, 11)))}),
-    "EMNIST": Named(
-        BY_TRAIN, arrays, words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")}
+TRAIN_ONLY_SPLITS = {"train": {}}
+TRAIN_FLAG_SPLITS = {"train": {"train": True}, "test": {"train": False}}
+TRAIN_TEST_SPLITS, TRAIN_VAL_SPLITS = (
+    {name: {"split": name} for name in names} for names in (("train", "test"), ("train", "val"))
+)
+TRAIN_VAL_TEST_SPLITS = {name: {"split": name} for name in ("train", "val", "test")}
+FER2013_CLASSES = ("angry", "disgust", "fear", "happy", "sad", "surprise", "neutral")
+INATURALIST_VERSIONS = ("2021_train", "2021_train_mini", "2019", "2018", "2017")
+TORCHVISION_SPECS = {
+    "Caltech101": TorchvisionSpec(
+        TRAIN_ONLY_SPLITS, partial(read_caltech_split, home="101_ObjectCategories", name="image_{1:04d}.jpg")
     ),
-    "EuroSAT": Named(ONCE, pairs),
-    "FashionMNIST": Named(BY_TRAIN, arrays),
-    "FER2013": Named(TWO, tensors, FACES),
-    "FGVCAircraft": Named(THREE, lists, words={"annotation_level": ("variant", "family", "manufacturer")}),
-    "Flowers102": Named(THREE, lists),
-    "Food101": Named(TWO, lists),
-    "GTSRB": Named(TWO, portable, tuple(map(str, range(43)))),
-    "ImageNet": Named(LAST_TWO, pairs),
-    "Imagenette": Named(LAST_TWO, pairs, words={"size": ("full", "320px", "160px")}),
-    "INaturalist": Named({"train": {}, "val": {"version": "2021_valid"}}, inaturalist, words={"version": VERSIONS}),
-    "KMNIST": Named(BY_TRAIN, arrays),
-    "MNIST": Named(BY_TRAIN, arrays, DIGITS),
-    "OxfordIIITPet": Named({"train": {"split": "trainval"}, "test": {"split": "test"}}, lists),
-    "PCAM": Named(THREE, patches, ("normal", "tumor")),
-    "Places365": Named(
-        {"train": {"split": "train-standard"}, "val": {"split": "val"}}, pairs, words={"small": ("False", "True")}
+    "Caltech256": TorchvisionSpec(
+        TRAIN_ONLY_SPLITS, partial(read_caltech_split, home="256_ObjectCategories", name="{0:03d}_{1:04d}.jpg")
     ),
-    "QMNIST": Named(BY_TRAIN, first_column, DIGITS),
-    "RenderedSST2": Named(THREE, pairs),
-    "SEMEION": Named(ONCE, arrays, DIGITS),
-    "StanfordCars": Named(TWO, pairs),
-    "STL10": Named(TWO, channels_first),
-    "SUN397": Named(ONCE, scattered),
-    "SVHN": Named(TWO, channels_first, DIGITS),
-    "USPS": Named(BY_TRAIN, arrays, DIGITS),
+    "CIFAR10": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
+    "CIFAR100": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
+    "Country211": TorchvisionSpec(
+        {"train": {"split": "train"}, "val": {"split": "valid"}, "test": {"split": "test"}}, read_path_pairs
+    ),
+    "DTD": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_lists, words={"partition": tuple(map(str, range(1, 11)))}),
+    "EMNIST": TorchvisionSpec(
+        TRAIN_FLAG_SPLITS,
+        read_array_split,
+        words={"split": ("balanced", "byclass", "bymerge", "letters", "digits", "mnist")},
+    ),
+    "EuroSAT": TorchvisionSpec(TRAIN_ONLY_SPLITS, read_path_pairs),
+    "FashionMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
+    "FER2013": TorchvisionSpec(TRAIN_TEST_SPLITS, read_fer2013_split, FER2013_CLASSES),
+    "FGVCAircraft": TorchvisionSpec(
+        TRAIN_VAL_TEST_SPLITS, read_path_lists, words={"annotation_level": ("variant", "family", "manufacturer")}
+    ),
+    "Flowers102": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_lists),
+    "Food101": TorchvisionSpec(TRAIN_TEST_SPLITS, read_path_lists),
+    "GTSRB": TorchvisionSpec(TRAIN_TEST_SPLITS, read_ppm_pairs, tuple(map(str, range(43)))),
+    "ImageNet": TorchvisionSpec(TRAIN_VAL_SPLITS, read_path_pairs),
+    "Imagenette": TorchvisionSpec(TRAIN_VAL_SPLITS, read_path_pairs, words={"size": ("full", "320px", "160px")}),
+    "INaturalist": TorchvisionSpec(
+        {"train": {}, "val": {"version": "2021_valid"}}, read_inaturalist_split, words={"version": INATURALIST_VERSIONS}
+    ),
+    "KMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split),
+    "MNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split, DIGIT_CLASSES),
+    "OxfordIIITPet": TorchvisionSpec({"train": {"split": "trainval"}, "test": {"split": "test"}}, read_path_lists),
+    "PCAM": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_pcam_split, ("normal", "tumor")),
+    "Places365": TorchvisionSpec(
+        {"train": {"split": "train-standard"}, "val": {"split": "val"}},
+        read_path_pairs,
+        words={"small": ("False", "True")},
+    ),
+    "QMNIST": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_qmnist_split, DIGIT_CLASSES),
+    "RenderedSST2": TorchvisionSpec(TRAIN_VAL_TEST_SPLITS, read_path_pairs),
+    "SEMEION": TorchvisionSpec(TRAIN_ONLY_SPLITS, read_array_split, DIGIT_CLASSES),
+    "StanfordCars": TorchvisionSpec(TRAIN_TEST_SPLITS, read_path_pairs),
+    "STL10": TorchvisionSpec(TRAIN_TEST_SPLITS, read_channels_first_split),
+    "SUN397": TorchvisionSpec(TRAIN_ONLY_SPLITS, read_sun397_split),
+    "SVHN": TorchvisionSpec(TRAIN_TEST_SPLITS, read_channels_first_split, DIGIT_CLASSES),
+    "USPS": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split, DIGIT_CLASSES),
 }
-BY_HAND = ("FER2013", "ImageNet", "StanfordCars")  # sets that torchvision cannot fetch
+MANUAL_DOWNLOADS = ("FER2013", "ImageNet", "StanfordCars")  # sets that torchvision cannot fetch
 
 
-def named(source: str, split_seed: int = 0) -> Data:
+def open_torchvision(source: str, split_seed: int = 0) -> Data:
     """Open a data set of torchvision, fetched where it is missing. Its own order of classes and images is kept.
 
     A set's own `val` is that; without one, a tenth of its training images is held out. `root` is
     `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown set or word, DataError where a
     set cannot be fetched or read.
     """
-    name, known, root, words = parse_source(source)
+    name, known, root, words = parse_torchvision_source(source)
     parts: dict[str, Split] = {}
-    notes = [f"{name} in {printable(root)}"]
+    notes = [f"{name} in {escape_unprintable(root)}"]
     classes: tuple[str, ...] = ()
     titles: dict[str, str] = {}
     for split, part in known.splits.items():
         if split != "train" and words.get("version", "").isdigit():
             continue  # INaturalist before 2021 has one part only
-        dataset = load_dataset(name, root, {**words, **part})
+        dataset = load_torchvision_dataset(name, root, {**words, **part})
         part = known.read(dataset)
         if split == "train":
-            classes, titles = named_classes(known, dataset, part)
+            classes, titles = get_torchvision_classes(known, dataset, part)
         if len(part) and (part.labels < 0).all():
-            part = part.take(np.arange(len(part)), no_labels(len(part)))
+            part = part.take(np.arange(len(part)), create_empty_labels(len(part)))
         parts[split] = part
     if "N/A" in classes[:1]:  # its letters count from 1
         classes = classes[1:]
@@ -246,38 +272,38 @@ def named(source: str, split_seed: int = 0) -> Data:
     if not fits or len(set(classes)) < len(classes):
         problem = f"{source}: labels and class names of {name} do not fit each other"
         raise DataError(problem, f"fetch it again: remove it from {root}")
-    parts, whole = with_val(parts, split_seed, notes)
+    parts, whole = ensure_val_split(parts, split_seed, notes)
     return Data(source, classes, splits=parts, notes=notes, unsplit=len(known.splits) == 1, whole=whole, titles=titles)
 
 
-def parse_source(source: str) -> tuple[str, Named, Path, dict[str, Any]]:
+def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, dict[str, Any]]:
     """A source -> the set's name, how to ask for it, its root, and the words for its class. Raises UsageError."""
     name, _, query = source.removeprefix("torchvision:").partition("?")
-    same = {known.lower(): known for known in SETS}
+    same = {known.lower(): known for known in TORCHVISION_SPECS}
     if name.lower() not in same:
-        near = same.get(closest(name.lower(), same))
-        hint = f"did you mean torchvision:{near}?" if near else f"there are {', '.join(SETS)}"
-        raise UsageError(f"torchvision has no classification data set {printable(name)}", hint)
+        near = same.get(find_closest_match(name.lower(), same))
+        hint = f"did you mean torchvision:{near}?" if near else f"there are {', '.join(TORCHVISION_SPECS)}"
+        raise UsageError(f"torchvision has no classification data set {escape_unprintable(name)}", hint)
     name = same[name.lower()]
-    known = SETS[name]
+    known = TORCHVISION_SPECS[name]
     words: dict[str, Any] = {word: values[0] for word, values in known.words.items()}
-    root = cache("torchvision")
+    root = get_cache_folder("torchvision")
     for word, value in urllib.parse.parse_qsl(query.replace("+", "%2B"), keep_blank_values=True):
         if word == "root" and value:
             root = Path(value).expanduser()
         elif word not in words:
             hint = f"it takes {', '.join(['root', *words])}"
-            raise UsageError(f"torchvision:{name} takes no {printable(word)}", hint)
+            raise UsageError(f"torchvision:{name} takes no {escape_unprintable(word)}", hint)
         elif value not in known.words[word]:
             hint = f"there are {', '.join(known.words[word])}"
-            raise UsageError(f"torchvision:{name} has no {word} {printable(value)}", hint)
+            raise UsageError(f"torchvision:{name} has no {word} {escape_unprintable(value)}", hint)
         else:
             words[word] = value
     plain = {"True": True, "False": False}
     return name, known, root, {w: int(v) if w == "partition" else plain.get(v, v) for w, v in words.items()}
 
 
-def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
+def load_torchvision_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
     """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be fetched or
     read, UsageError where a library is missing."""
     import torchvision.datasets
@@ -293,37 +319,39 @@ def load_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
             raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
         problem = str(error)
     except Exception as error:  # what damaged files raise depends on the set
-        raise damaged(name, root, error) from None
-    lacking = f"torchvision:{name} is not whole in {printable(root)}"
-    if name in BY_HAND:
+        raise damaged_files_error(name, root, error) from None
+    lacking = f"torchvision:{name} is not whole in {escape_unprintable(root)}"
+    if name in MANUAL_DOWNLOADS:
         hint = f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} ({one_line(problem)})", hint)
+        raise DataError(f"{lacking} ({shorten_to_one_line(problem)})", hint)
     try:
         os.makedirs(root, exist_ok=True)
         with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is for its document
             return make(os.fspath(root), **words, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
         if str(error) == problem:  # nothing was lacking, so nothing was fetched
-            raise damaged(name, root, error) from None
+            raise damaged_files_error(name, root, error) from None
         hint = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
-        raise DataError(f"{lacking} and could not be downloaded ({one_line(str(error))})", hint) from None
+        raise DataError(f"{lacking} and could not be downloaded ({shorten_to_one_line(str(error))})", hint) from None
     except Exception as error:
-        raise damaged(name, root, error) from None
+        raise damaged_files_error(name, root, error) from None
 
 
-def damaged(name: str, root: Path, error: Exception) -> DataError:
+def damaged_files_error(name: str, root: Path, error: Exception) -> DataError:
     """The refusal of files that cannot be read."""
-    problem = one_line(f"{type(error).__name__}: {error}")
-    message = f"torchvision:{name}: its files in {printable(root)} cannot be read ({problem})"
+    problem = shorten_to_one_line(f"{type(error).__name__}: {error}")
+    message = f"torchvision:{name}: its files in {escape_unprintable(root)} cannot be read ({problem})"
     return DataError(message, "remove them, and they are fetched again")
 
 
-def one_line(text: str) -> str:
+def shorten_to_one_line(text: str) -> str:
     """The beginning of a text on one line."""
     return re.sub(r"\s+", " ", text)[:200]
 
 
-def named_classes(known: Named, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
+def get_torchvision_classes(
+    known: TorchvisionSpec, dataset: Any, part: Split
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """The classes of a set in the order of its labels, and their titles where the classes are synsets."""
     if hasattr(dataset, "wnids"):
         return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
@@ -332,18 +360,18 @@ def named_classes(known: Named, dataset: Any, part: Split) -> tuple[tuple[str, .
     return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}
 
 
-def digits(split_seed: int = 0) -> Data:
+def open_digits(split_seed: int = 0) -> Data:
     """scikit-learn's handwritten digits (1,797 greys of 8 x 8), split 80/10/10 within each class."""
-    table = digits_table()
+    table = load_digits_table()
     pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
-    parts = hold_out(labels, split_seed, {"val": 0.1, "test": 0.1})
-    splits: dict[str, Split] = {name: Arrays(pixels[rows], labels[rows]) for name, rows in parts.items()}
+    parts = draw_stratified_splits(labels, split_seed, {"val": 0.1, "test": 0.1})
+    splits: dict[str, Split] = {name: ArraySplit(pixels[rows], labels[rows]) for name, rows in parts.items()}
     rest = np.sort(np.concatenate([parts["train"], parts["val"]]))
-    return Data("digits", tuple(map(str, range(10))), splits, whole=Arrays(pixels[rest], labels[rest]))
+    return Data("digits", tuple(map(str, range(10))), splits, whole=ArraySplit(pixels[rest], labels[rest]))
 
 
-def digits_table() -> np.ndarray:
+def load_digits_table() -> np.ndarray:
     """(1797, 65) float64: 64 pixels from 0 to 16, then the label. Read from scikit-learn's own file, since importing
     its data sets takes longer than an epoch; through its function where the file is not found."""
     spec = find_spec("sklearn")

@@ -16,27 +16,27 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import read_regular
+from vitreous.data.decoding.decode import read_input_file
 from vitreous.data.latents import latents_from_json
 from vitreous.data.layouts.split_names import SPLIT_NAMES
-from vitreous.data.layouts.tars import tars
-from vitreous.data.split import Data, Split, Stored, with_val
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.data.layouts.tars import open_webdataset
+from vitreous.data.split import Data, Split, StoreSplit, ensure_val_split
+from vitreous.errors import DataError, UsageError, escape_unprintable
 
-VERSION = 1
-DOCUMENT, UNFINISHED = "pack.json", ".unfinished"
-MAPPED = 64  # files that a process has mapped
-ROW = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
-ANEW = "pack it anew into another folder"
+PACK_VERSION = 1
+PACK_DOCUMENT, UNFINISHED_FOLDER = "pack.json", ".unfinished"
+MAX_MAPPED_FILES = 64  # files that a process has mapped
+PACK_INDEX_DTYPE = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
+REPACK_HINT = "pack it anew into another folder"
 #: form of a pack of arrays -> the type of their numbers, and how many channels an image may have
-ARRAYS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
     "uint8": (np.dtype(np.uint8), (1, 3)),
     "latents": (np.dtype(np.float16), tuple(range(1, 129))),
 }
 
 
 @dataclass(frozen=True, eq=False)
-class Pixels:
+class PackedImages:
     """The images of a split of a pack: its shards, of one type of numbers, and `table`, (n,) of ROW. `ids`: the text of
     all names, a line each, uint8; `ends`, (n,) int64: where the lines end."""
 
@@ -51,9 +51,9 @@ class Pixels:
         """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched, or latents (h, w, C) float32.
         Raises DataError."""
         shard, offset, height, width, channels, _ = self.table[row].tolist()
-        flat = map_numbers(self.shards[shard], self.dtype)
+        flat = map_npy_file(self.shards[shard], self.dtype)
         if offset + height * width * channels > len(flat):
-            raise DataError(f"{printable(self.shards[shard])}: has changed since it was packed", ANEW)
+            raise DataError(f"{escape_unprintable(self.shards[shard])}: has changed since it was packed", REPACK_HINT)
         shape = (height, width) if channels == 1 else (height, width, channels)
         numbers = flat[offset : offset + height * width * channels].reshape(shape)
         return numbers if self.dtype == np.uint8 else numbers.astype(np.float32)
@@ -62,12 +62,14 @@ class Pixels:
         line = self.ids[self.ends[row - 1] + 1 if row else 0 : self.ends[row]]
         return line.tobytes().decode("utf-8", "replace")
 
-    def joined(self, other: Pixels) -> Pixels:
+    def joined(self, other: PackedImages) -> PackedImages:
         """These images, and then those of another split."""
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
-        return Pixels(self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, dtype=self.dtype)
+        return PackedImages(
+            self.shards + other.shards, table, np.concatenate([self.ids, other.ids]), ends, dtype=self.dtype
+        )
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
         """Feed the names and sizes of rows (n,)."""
@@ -76,103 +78,107 @@ class Pixels:
         digest.update(self.table[rows][["height", "width", "channels"]].tobytes())
 
 
-@lru_cache(maxsize=MAPPED)
-def map_numbers(path: str, dtype: np.dtype[Any]) -> np.ndarray:
+@lru_cache(maxsize=MAX_MAPPED_FILES)
+def map_npy_file(path: str, dtype: np.dtype[Any]) -> np.ndarray:
     """All numbers of a .npy file of this type, (n,), mapped into memory. Raises DataError where they cannot be."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{printable(path)}: cannot be mapped ({error})", ANEW) from None
+        raise DataError(f"{escape_unprintable(path)}: cannot be mapped ({error})", REPACK_HINT) from None
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        raise DataError(f"{printable(path)}: not numbers of {dtype.name}", ANEW)
+        raise DataError(f"{escape_unprintable(path)}: not numbers of {dtype.name}", REPACK_HINT)
     return array.reshape(-1)
 
 
 def is_pack(folder: Path) -> bool:
     """Whether a folder is a pack, finished or not."""
-    file = folder / DOCUMENT
-    if (folder / UNFINISHED).is_dir() and not file.exists():
+    file = folder / PACK_DOCUMENT
+    if (folder / UNFINISHED_FOLDER).is_dir() and not file.exists():
         return True
     return file.is_file() and file.stat().st_size < 2**28 and b'"vitreous_pack"' in file.read_bytes()[:4096]
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def read_pack_document(folder: Path) -> dict[str, Any]:
     """A pack's document. Raises DataError for an unfinished pack, a damaged document, and one of a later version."""
-    if not (folder / DOCUMENT).exists():
+    if not (folder / PACK_DOCUMENT).exists():
         hint = "give the same `vitreous data pack` again: it continues"
-        raise DataError(f"{printable(folder)} is an unfinished pack", hint)
-    file = folder / DOCUMENT
+        raise DataError(f"{escape_unprintable(folder)} is an unfinished pack", hint)
+    file = folder / PACK_DOCUMENT
     try:
-        document = json.loads(read_regular(file))
+        document = json.loads(read_input_file(file))
         version, form, classes, splits = (document[name] for name in ("vitreous_pack", "form", "classes", "splits"))
         names = [record["file"] for split in splits.values() for record in (*split["shards"], *split["files"].values())]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise DataError(f"{printable(file)} is damaged", ANEW) from None
-    if not isinstance(version, int) or version > VERSION:
-        problem = f"was written by a later vitreous (format {version}, this one reads {VERSION})"
-        raise DataError(f"{printable(file)} {problem}", "update")
+        raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT) from None
+    if not isinstance(version, int) or version > PACK_VERSION:
+        problem = f"was written by a later vitreous (format {version}, this one reads {PACK_VERSION})"
+        raise DataError(f"{escape_unprintable(file)} {problem}", "update")
     plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
     known = (
-        form in ("tar", *ARRAYS) and all(isinstance(name, str) for name in classes) and set(splits) <= set(SPLIT_NAMES)
+        form in ("tar", *ARRAY_PACK_FORMS)
+        and all(isinstance(name, str) for name in classes)
+        and set(splits) <= set(SPLIT_NAMES)
     )
     if not plain or not known:
-        raise DataError(f"{printable(file)} is damaged", ANEW)
+        raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT)
     return document
 
 
-def packed(folder: Path, split_seed: int = 0) -> Data:
+def open_pack(folder: Path, split_seed: int = 0) -> Data:
     """Open the data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that
     is not whole."""
-    document = describe(folder)
+    document = read_pack_document(folder)
     for split in document["splits"].values():
         for record in (*split["shards"], *split["files"].values()):
             path = folder / record["file"]
             if not path.is_file() or path.stat().st_size != record["bytes"]:
-                raise DataError(f"{printable(path)}: not there as it was written ({record['bytes']:,} bytes)", ANEW)
+                raise DataError(
+                    f"{escape_unprintable(path)}: not there as it was written ({record['bytes']:,} bytes)", REPACK_HINT
+                )
     if document["form"] == "tar":
-        data = tars(folder, split_seed)
+        data = open_webdataset(folder, split_seed)
     else:
         classes, parts = tuple(document["classes"]), document["splits"]
-        splits: dict[str, Split] = {n: read_arrays(folder, document, n) for n in SPLIT_NAMES if n in parts}
+        splits: dict[str, Split] = {n: read_pack_split(folder, document, n) for n in SPLIT_NAMES if n in parts}
         if "train" not in splits:
-            problem = f"{printable(folder)} has {', '.join(splits)} but no images to train on"
+            problem = f"{escape_unprintable(folder)} has {', '.join(splits)} but no images to train on"
             raise DataError(problem, "pack data with a train split")
         notes: list[str] = []
-        splits, whole = with_val(splits, split_seed, notes)
-        data = Data(printable(folder), classes, splits, notes, whole=whole)
+        splits, whole = ensure_val_split(splits, split_seed, notes)
+        data = Data(escape_unprintable(folder), classes, splits, notes, whole=whole)
     train, val = data.splits["train"], data.splits.get("val")
     if document.get("mirror"):  # an image and its mirrored one are never drawn apart
         data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
-    elif document.get("drawn") and isinstance(train, Stored) and isinstance(val, Stored):
+    elif document.get("drawn") and isinstance(train, StoreSplit) and isinstance(val, StoreSplit):
         store, start = train.store, 0
-        if isinstance(store, Pixels):
+        if isinstance(store, PackedImages):
             store, start = store.joined(val.store), len(store.table)
         rows, labels = np.concatenate([train.rows, start + val.rows]), np.concatenate([train.labels, val.labels])
-        data = replace(data, whole=Stored(store, rows, labels))
+        data = replace(data, whole=StoreSplit(store, rows, labels))
     try:
         latents = latents_from_json(document.get("latents"))
     except UsageError as error:
-        raise DataError(f"{printable(folder / DOCUMENT)}: {error.message}", ANEW) from None
+        raise DataError(f"{escape_unprintable(folder / PACK_DOCUMENT)}: {error.message}", REPACK_HINT) from None
     return replace(data, titles=dict(document.get("titles", {})), latents=latents)
 
 
-def read_arrays(folder: Path, document: dict[str, Any], split: str) -> Stored[Pixels]:
+def read_pack_split(folder: Path, document: dict[str, Any], split: str) -> StoreSplit[PackedImages]:
     """One split of a pack of pixels or latents. Raises DataError for an index that does not fit its shards."""
     record, classes = document["splits"][split], len(document["classes"])
-    dtype, channels = ARRAYS[document["form"]]
+    dtype, channels = ARRAY_PACK_FORMS[document["form"]]
     file = folder / record["files"]["index"]["file"]
     try:
         rows = np.load(file, allow_pickle=False)
         labels = rows["label"].astype(np.int64)
         if "labels" in record["files"]:
             labels = np.load(folder / record["files"]["labels"]["file"], allow_pickle=False).astype(np.float32)
-        ids = np.frombuffer(read_regular(folder / record["files"]["ids"]["file"]), dtype=np.uint8)
+        ids = np.frombuffer(read_input_file(folder / record["files"]["ids"]["file"]), dtype=np.uint8)
     except (OSError, ValueError, EOFError, IndexError, KeyError):
-        raise DataError(f"{printable(file)} is damaged", ANEW) from None
+        raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT) from None
     ends = np.flatnonzero(ids == ord("\n"))
     numbers = np.array([shard["bytes"] for shard in record["shards"]], dtype=np.int64) // dtype.itemsize
     fits = (
-        rows.dtype == ROW
+        rows.dtype == PACK_INDEX_DTYPE
         and len(rows) == len(labels) == len(ends) > 0
         and np.isin(rows["channels"], channels).all()
         and all(((rows[side] > 0) & (rows[side] < 2**20)).all() for side in ("height", "width"))
@@ -181,6 +187,6 @@ def read_arrays(folder: Path, document: dict[str, Any], split: str) -> Stored[Pi
         and (labels.shape[1:] == (classes,) if labels.ndim == 2 else ((labels >= 0) & (labels < classes)).all())
     )
     if not fits:
-        raise DataError(f"{printable(file)} does not fit its shards", ANEW)
+        raise DataError(f"{escape_unprintable(file)} does not fit its shards", REPACK_HINT)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
-    return Stored(Pixels(shards, rows, ids, ends, dtype=dtype), np.arange(len(rows)), labels)
+    return StoreSplit(PackedImages(shards, rows, ids, ends, dtype=dtype), np.arange(len(rows)), labels)

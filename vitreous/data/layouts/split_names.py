@@ -1,6 +1,6 @@
 """Names of splits: one table for folders, files, columns and keys of all layouts, in any case.
 
-Use `split_of_name` for a whole name (`Training`), `split_in_text` for a word inside a name (`train-0001`), and
+Use `parse_split_name` for a whole name (`Training`), `find_split_word` for a word inside a name (`train-0001`), and
 `find_split_folders` for the folders of a data set. `role_names_note` warns of classes that are named like splits,
 images or annotations, `is_system_name` is true of folders that file servers and archivers add.
 """
@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from vitreous.errors import DataError, first_names, printable
+from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 SPLIT_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 SPLIT_OF_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
@@ -32,28 +32,28 @@ SYSTEM_NAMES = frozenset(
 )
 
 
-def split_of_name(name: str) -> str | None:
+def parse_split_name(name: str) -> str | None:
     """Return the split that a whole name stands for, in any case: `Testing` is test; None for other names."""
     return SPLIT_OF_NAME.get(name.strip().lower())
 
 
-def split_in_text(text: str) -> str | None:
+def find_split_word(text: str) -> str | None:
     """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None without
     one. Raises DataError for a name that contains two."""
-    splits = dict.fromkeys(filter(None, map(split_of_name, re.findall(r"[a-z]+", text.lower()))))
+    splits = dict.fromkeys(filter(None, map(parse_split_name, re.findall(r"[a-z]+", text.lower()))))
     if len(splits) > 1:
-        raise DataError(f"{printable(text)} names two splits, {' and '.join(splits)}", "rename it")
+        raise DataError(f"{escape_unprintable(text)} names two splits, {' and '.join(splits)}", "rename it")
     return next(iter(splits), None)
 
 
-def split_entries(names: Iterable[str], where: str) -> dict[str, str]:
+def match_split_names(names: Iterable[str], where: str) -> dict[str, str]:
     """Return {split: name} for the names that are split names, in the order train, val, test. Raises DataError where
     two names mean one split; `where` is the place that contains them."""
     name_of_split: dict[str, str] = {}
     for name in sorted(names):
-        split = split_of_name(name)
+        split = parse_split_name(name)
         if split and name_of_split.setdefault(split, name) != name:
-            both = f"{printable(name_of_split[split])} and {printable(name)}"
+            both = f"{escape_unprintable(name_of_split[split])} and {escape_unprintable(name)}"
             raise DataError(f"{where} has two {split} splits, {both}", "merge them, or rename one")
     return {split: name_of_split[split] for split in SPLIT_NAMES if split in name_of_split}
 
@@ -63,10 +63,10 @@ def find_split_folders(root: Path) -> dict[str, Path]:
     it is no folder. Raises DataError where two folders mean one split."""
     try:
         with os.scandir(root) as entries:
-            names = [entry.name for entry in entries if split_of_name(entry.name) and entry.is_dir()]
+            names = [entry.name for entry in entries if parse_split_name(entry.name) and entry.is_dir()]
     except OSError:
         return {}
-    return {split: root / name for split, name in split_entries(names, printable(root)).items()}
+    return {split: root / name for split, name in match_split_names(names, escape_unprintable(root)).items()}
 
 
 def is_system_name(name: str) -> bool:
@@ -87,5 +87,5 @@ def role_names_note(classes: Iterable[str]) -> list[str]:
     names = [name for name in classes if has_role_name(name, ROLE_WORDS | WEAK_ROLE_WORDS)]
     if not names or (len(names) == 1 and not has_role_name(names[0])):
         return []
-    problem = f"folders named like splits, images or annotations are read as classes: {first_names(names, 5)}"
+    problem = f"folders named like splits, images or annotations are read as classes: {format_first_names(names, 5)}"
     return [f"{problem}; if they are none, arrange the folder as docs/data.md describes"]

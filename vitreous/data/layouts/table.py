@@ -34,25 +34,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vitreous.data.layouts.classes import class_order, label_array, one_class_note, too_few_classes
-from vitreous.data.layouts.file_names import find_file, normalise_name
-from vitreous.data.layouts.split_names import SPLIT_OF_NAME, split_of_name
+from vitreous.data.layouts.classes import build_label_array, one_class_note, sort_class_names, too_few_classes_error
+from vitreous.data.layouts.file_names import normalise_name, resolve_unicode_path
+from vitreous.data.layouts.split_names import SPLIT_OF_NAME, parse_split_name
 from vitreous.data.layouts.video import ClipFiles, are_clip_files, clips_note
-from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, axes_of_files, no_arrays
-from vitreous.data.split import Data, Files, Split, no_labels, with_val
+from vitreous.data.layouts.volumes import ArrayFiles, arrays_note, detect_array_axes, no_arrays_error
+from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split
 from vitreous.data.text_files import read_text
-from vitreous.data.values import is_number, is_value, parse_value
-from vitreous.errors import DataError, first_lines, first_names, nearest, printable
+from vitreous.data.values import is_numeric_text, is_value, parse_value
+from vitreous.errors import DataError, escape_unprintable, format_first_lines, format_first_names, suggest_nearest
 
-CLIPS = -1  # in place of the axes of volumes and signals
-COLUMNS = ("path", "label", "split", "group", "start", "end")
-GROUP = "group"
-SHOWN = 12  # columns that a note names
-MISSPELT = 0.85  # likeness from which a column is taken for a known one that is misspelt: `splits`, not `site`
-EXPECTED = "expected a header path,label[,split][,group][,start,end] and one image or clip a row; several labels as a|b"
+CLIP_FILES_KIND = -1  # in place of the axes of volumes and signals
+KNOWN_COLUMNS = ("path", "label", "split", "group", "start", "end")
+DEFAULT_GROUP_COLUMN = "group"
+MAX_LISTED_COLUMNS = 12  # columns that a note names
+MISSPELLING_SIMILARITY = (
+    0.85  # likeness from which a column is taken for a known one that is misspelt: `splits`, not `site`
+)
+TABLE_FORMAT_HINT = (
+    "expected a header path,label[,split][,group][,start,end] and one image or clip a row; several labels as a|b"
+)
 
 
-class Header(NamedTuple):
+class TableHeader(NamedTuple):
     """The columns of a file in their order, the one that names groups, which there may not be, and those of values."""
 
     columns: list[str]
@@ -62,12 +66,14 @@ class Header(NamedTuple):
     @property
     def unread(self) -> list[str]:
         """The columns that say nothing about the data set."""
-        read = {*COLUMNS, self.group, *self.targets} - ({GROUP} if self.group != GROUP else set())
+        read = {*KNOWN_COLUMNS, self.group, *self.targets} - (
+            {DEFAULT_GROUP_COLUMN} if self.group != DEFAULT_GROUP_COLUMN else set()
+        )
         read -= {"label"} if self.targets and "label" not in self.targets else set()
         return [column for column in self.columns if column not in read]
 
 
-class Row(NamedTuple):
+class SampleRow(NamedTuple):
     """One image: its path as the file has it, its labels (None where there is no such column), its split and group (""
     where there is no such column), its line from 1, the seconds from which to which a clip is cut out, and the
     values of the targets, NaN for none."""
@@ -86,18 +92,18 @@ class Row(NamedTuple):
         """What the row names: a file, or a part of it."""
         return os.path.normpath(self.path), self.start, self.end
 
-    def located(self, home: Path) -> Row:
+    def located(self, home: Path) -> SampleRow:
         """The row with its path in the Unicode form that the file below `home` has, if there is one."""
-        path = None if self.path.isascii() else find_file(os.path.join(home, self.path))
+        path = None if self.path.isascii() else resolve_unicode_path(os.path.join(home, self.path))
         return self if path is None else self._replace(path=os.path.relpath(path, home))
 
     @property
-    def is_part(self) -> bool:
+    def is_clip_segment(self) -> bool:
         """Whether it names a part of a file."""
         return (self.start, self.end) != (0.0, math.inf)
 
 
-def table(
+def open_table(
     source: Path,
     split_seed: int = 0,
     group_by: str | None = None,
@@ -119,32 +125,36 @@ def table(
     DataError, with the line, for invalid cells, columns, splits and classes, for one image with two answers or groups,
     and for missing files.
     """
-    name = printable(source)
-    header, rows = read_rows(source, group_by, targets, name)
+    name = escape_unprintable(source)
+    header, rows = read_table_rows(source, group_by, targets, name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
-    rows, notes = distinct([row.located(home) for row in rows], name)
+    rows, notes = drop_duplicate_rows([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
-        problem = f"{len(missing)} of {len(rows)} files are not there:{listing(missing)}"
-        raise DataError(f"{name}: {problem}", f"looked in {printable(home)}")
+        problem = f"{len(missing)} of {len(rows)} files are not there:{format_row_list(missing)}"
+        raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(home)}")
     parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
     unsplit = list(parts) == [""]
     if unsplit:
         parts = {"train": rows}
     if not parts.get("train"):
         problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
-        raise DataError(f"{name} has {problem}", EXPECTED)
+        raise DataError(f"{name} has {problem}", TABLE_FORMAT_HINT)
     if header.targets:
         classes, unlabelled = (), None
-        labels = {split: values_of(part, header.targets) for split, part in parts.items()}
+        labels = {split: collect_target_values(part, header.targets) for split, part in parts.items()}
         notes += values_notes(rows)
     else:
-        classes, labels, unlabelled = read_classes(parts, rows, name, notes)
-    kind = kind_of_files(rows, home, name, axes)
-    splits: dict[str, Split] = {split: files_of(part, home, labels[split], kind) for split, part in parts.items()}
-    notes[:0] = [clips_note(len(rows)) if kind == CLIPS else arrays_note(len(rows), kind)] if kind else []
-    notes += [f"columns that are not read: {first_names(header.unread, SHOWN)}"] if header.unread else []
-    groups = read_groups(parts, notes)
-    splits, whole = with_val(splits, split_seed, notes, groups)
+        classes, labels, unlabelled = encode_table_labels(parts, rows, name, notes)
+    kind = classify_table_files(rows, home, name, axes)
+    splits: dict[str, Split] = {
+        split: build_table_split(part, home, labels[split], kind) for split, part in parts.items()
+    }
+    notes[:0] = [clips_note(len(rows)) if kind == CLIP_FILES_KIND else arrays_note(len(rows), kind)] if kind else []
+    notes += (
+        [f"columns that are not read: {format_first_names(header.unread, MAX_LISTED_COLUMNS)}"] if header.unread else []
+    )
+    groups = encode_groups(parts, notes)
+    splits, whole = ensure_val_split(splits, split_seed, notes, groups)
     column = header.group if header.group in header.columns else None
     return Data(
         name,
@@ -160,117 +170,125 @@ def table(
     )
 
 
-def read_rows(source: Path, group_by: str | None, targets: tuple[str, ...], name: str) -> tuple[Header, list[Row]]:
+def read_table_rows(
+    source: Path, group_by: str | None, targets: tuple[str, ...], name: str
+) -> tuple[TableHeader, list[SampleRow]]:
     """The header of a file, with the columns of its values, and its rows, checked. Raises DataError with the line."""
-    lines = read(source, name)
+    lines = read_csv_lines(source, name)
     line, cells = next(lines)
-    header, rows = header_of(line, cells, group_by, name, targets), list(lines)
+    header, rows = parse_table_header(line, cells, group_by, name, targets), list(lines)
     if not header.targets and "label" not in header.columns:
-        header = header._replace(targets=columns_of_numbers(header, rows, f"{name}, line {line}"))
-    return header, [row_of(cells, header, name, line) for line, cells in rows]
+        header = header._replace(targets=find_numeric_columns(header, rows, f"{name}, line {line}"))
+    return header, [parse_table_row(cells, header, name, line) for line, cells in rows]
 
 
-def read_classes(
-    parts: dict[str, list[Row]], rows: list[Row], name: str, notes: list[str]
+def encode_table_labels(
+    parts: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
     """The classes of the training rows, the labels of each split, (n,) int64 or (n, K) float32, and why there are none,
     if so; adds to the notes."""
-    classes = class_order(list({label for row in parts["train"] for label in row.labels or ()}))
-    labelled = [row for split, part in parts.items() if split == "train" or has_labels(part) for row in part]
+    classes = sort_class_names(list({label for row in parts["train"] for label in row.labels or ()}))
+    labelled = [row for split, part in parts.items() if split == "train" or has_any_label(part) for row in part]
     multiple = sum(len(row.labels or ()) > 1 for row in labelled)
     none = sum(not row.labels for row in labelled)
     multilabel = multiple + none > 0
-    unlabelled = why_unlabelled(name, rows, classes, multilabel)
+    unlabelled = explain_missing_labels(name, rows, classes, multilabel)
     if unlabelled is not None:
         notes += one_class_note(classes)
         classes = []
     elif multilabel:
         notes.append(f"multi-label: {multiple} of {len(labelled)} images have several labels, {none} have none")
-    labels = {split: labels_of(part, split, classes, multilabel, name) for split, part in parts.items()}
+    labels = {split: encode_row_labels(part, split, classes, multilabel, name) for split, part in parts.items()}
     return tuple(classes), labels, unlabelled
 
 
-def columns_of_numbers(header: Header, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
+def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
     """The columns that are not read otherwise, of a file without labels, which are values. Raises DataError for a
     column of anything else."""
     numeric, others = [], []
     for column in header.unread:
         place = header.columns.index(column)
         cells = [cells[place] for _, cells in rows if len(cells) == len(header.columns)]
-        is_numeric = column and all(map(is_value, cells)) and any(map(is_number, cells))
+        is_numeric = column and all(map(is_value, cells)) and any(map(is_numeric_text, cells))
         (numeric if is_numeric else others).append(column)
     if others:
         separated = ";" in others[0] or "\t" in others[0]
-        hint = "separate cells with commas" if separated else nearest(others[0], COLUMNS) or EXPECTED
+        hint = (
+            "separate cells with commas"
+            if separated
+            else suggest_nearest(others[0], KNOWN_COLUMNS) or TABLE_FORMAT_HINT
+        )
         hint = (
             f"to learn values, name their columns for train, data check or data dedup: --targets {' '.join(numeric)}"
             if numeric
             else hint
         )
-        raise DataError(f"{where}: unknown column {printable(others[0]) or 'without a name'}", hint)
+        raise DataError(f"{where}: unknown column {escape_unprintable(others[0]) or 'without a name'}", hint)
     return tuple(numeric)
 
 
-def values_of(rows: list[Row], targets: tuple[str, ...]) -> np.ndarray:
+def collect_target_values(rows: list[SampleRow], targets: tuple[str, ...]) -> np.ndarray:
     """Rows -> (n, T) float64, NaN for an empty cell; (n, 0) where none has a value."""
     values = np.array([row.values for row in rows], np.float64).reshape(len(rows), len(targets))
-    return no_labels(len(rows)) if np.isnan(values).all() else values
+    return create_empty_labels(len(rows)) if np.isnan(values).all() else values
 
 
-def values_notes(rows: list[Row]) -> list[str]:
+def values_notes(rows: list[SampleRow]) -> list[str]:
     """The note on images without any value, if there are any."""
     empty = sum(all(map(math.isnan, row.values)) for row in rows)
     return [f"{empty:,} of {len(rows):,} images have no value"] if empty else []
 
 
-def kind_of_files(rows: list[Row], home: Path, name: str, axes: int | None) -> int:
+def classify_table_files(rows: list[SampleRow], home: Path, name: str, axes: int | None) -> int:
     """What the files of rows are: CLIPS, or volumes and signals by their axes, or pictures, 0. Raises DataError, with
     the line, for a part of a file that is no clip, and for files that cannot have these `axes`."""
     paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
     if axes is None and are_clip_files(paths):
-        return CLIPS
-    if cut := [row for row in rows if row.is_part]:
+        return CLIP_FILES_KIND
+    if cut := [row for row in rows if row.is_clip_segment]:
         problem = f"{name}, line {cut[0].line}: start and end cut clips, and not all files are clips"
         raise DataError(problem, "take the columns out, or list clips alone")
-    own = axes_of_files(paths, axes)
+    own = detect_array_axes(paths, axes)
     if axes in (1, 3) and own is None:
-        wrong = next(row for row, path in zip(rows, paths, strict=False) if axes_of_files([path], axes) is None)
-        raise DataError(f"{name}, line {wrong.line}: {no_arrays(wrong.path, axes).message}", no_arrays("", axes).hint)
+        wrong = next(row for row, path in zip(rows, paths, strict=False) if detect_array_axes([path], axes) is None)
+        raise DataError(
+            f"{name}, line {wrong.line}: {no_arrays_error(wrong.path, axes).message}", no_arrays_error("", axes).hint
+        )
     return own or 0
 
 
-def files_of(rows: list[Row], home: Path, labels: np.ndarray, kind: int) -> Files:
-    """The files of n rows, with labels (n,) int64 or (n, K) float32, as `kind_of_files` says."""
+def build_table_split(rows: list[SampleRow], home: Path, labels: np.ndarray, kind: int) -> FileSplit:
+    """The files of n rows, with labels (n,) int64 or (n, K) float32, as `classify_table_files` says."""
     paths = [home / row.path for row in rows]
-    if kind != CLIPS:
-        return ArrayFiles(paths, labels, kind) if kind else Files(paths, labels)
+    if kind != CLIP_FILES_KIND:
+        return ArrayFiles(paths, labels, kind) if kind else FileSplit(paths, labels)
     parts = np.array([(row.start, row.end) for row in rows], np.float64).reshape(-1, 2)
-    return ClipFiles(paths, labels, parts if any(row.is_part for row in rows) else None)
+    return ClipFiles(paths, labels, parts if any(row.is_clip_segment for row in rows) else None)
 
 
-def why_unlabelled(name: str, rows: list[Row], classes: list[str], multilabel: bool) -> DataError | None:
+def explain_missing_labels(name: str, rows: list[SampleRow], classes: list[str], multilabel: bool) -> DataError | None:
     """Why the images have no labels: no column of them, or fewer than two classes; None where they have some."""
     if rows[0].labels is None:
-        return DataError(f"{name}: no column label", EXPECTED)
-    return too_few_classes(name, classes, EXPECTED) if len(classes) < (1 if multilabel else 2) else None
+        return DataError(f"{name}: no column label", TABLE_FORMAT_HINT)
+    return too_few_classes_error(name, classes, TABLE_FORMAT_HINT) if len(classes) < (1 if multilabel else 2) else None
 
 
-def read_groups(parts: dict[str, list[Row]], notes: list[str]) -> np.ndarray | None:
+def encode_groups(parts: dict[str, list[SampleRow]], notes: list[str]) -> np.ndarray | None:
     """The groups of the training images, (n,) int64 or None; notes those that the file's own splits part. Parts of one
     file are a group where there is no such column."""
-    if not parts["train"][0].group and not any(row.is_part for rows in parts.values() for row in rows):
+    if not parts["train"][0].group and not any(row.is_clip_segment for rows in parts.values() for row in rows):
         return None
     homes: dict[str, set[str]] = {}
     for split, rows in parts.items():
         for row in rows:
             homes.setdefault(row.group or row.sample[0], set()).add(split)
     if parted := [group for group, splits in homes.items() if len(splits) > 1]:
-        notes.append(f"{len(parted)} groups are in more than one split; the first is {printable(min(parted))}")
+        notes.append(f"{len(parted)} groups are in more than one split; the first is {escape_unprintable(min(parted))}")
     place = {group: index for index, group in enumerate(sorted(homes))}
     return np.array([place[row.group or row.sample[0]] for row in parts["train"]], dtype=np.int64)
 
 
-def read(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
+def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
     """The line and the cells of the header, and of each row. Raises DataError with the line."""
     reader = csv.reader(io.StringIO(read_text(source), newline=""), strict=True)
     line, empty = 1, True
@@ -284,10 +302,12 @@ def read(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
         hint = "put cells with commas, quotes or line ends in double quotes"
         raise DataError(f"{name}, line {line}: not CSV ({error})", hint) from None
     if empty:
-        raise DataError(f"{name} is empty", EXPECTED)
+        raise DataError(f"{name} is empty", TABLE_FORMAT_HINT)
 
 
-def header_of(line: int, cells: list[str], group_by: str | None, name: str, targets: tuple[str, ...] = ()) -> Header:
+def parse_table_header(
+    line: int, cells: list[str], group_by: str | None, name: str, targets: tuple[str, ...] = ()
+) -> TableHeader:
     """The columns that a header names. Raises DataError for one that is missing or there twice, for one that is nearly
     a known one, and for unknown ones where there is no path.
 
@@ -295,31 +315,39 @@ def header_of(line: int, cells: list[str], group_by: str | None, name: str, targ
     """
     columns, where = [cell.strip() for cell in cells], f"{name}, line {line}"
     pattern = group_by is not None and "(" in group_by and group_by not in columns
-    header = Header(columns, GROUP if group_by is None or pattern else group_by, targets)
+    header = TableHeader(columns, DEFAULT_GROUP_COLUMN if group_by is None or pattern else group_by, targets)
     if missing := [target for target in targets if target not in columns]:
-        problem = f"{name} has no column {printable(missing[0])}"
-        raise DataError(problem, nearest(missing[0], columns) or f"there are {first_names(columns, SHOWN)}")
-    if taken := [target for target in targets if target in COLUMNS and target != "label"]:
+        problem = f"{name} has no column {escape_unprintable(missing[0])}"
+        raise DataError(
+            problem,
+            suggest_nearest(missing[0], columns) or f"there are {format_first_names(columns, MAX_LISTED_COLUMNS)}",
+        )
+    if taken := [target for target in targets if target in KNOWN_COLUMNS and target != "label"]:
         raise DataError(f"{name}: the column {taken[0]} is no target", "name columns with values")
     for column in columns:
-        if columns.count(column) > 1 and (column in (*COLUMNS, *targets) or column == header.group):
-            raise DataError(f"{where}: two columns {printable(column)}", "keep one of them")
-    absent = [column for column in COLUMNS if column not in columns]
+        if columns.count(column) > 1 and (column in (*KNOWN_COLUMNS, *targets) or column == header.group):
+            raise DataError(f"{where}: two columns {escape_unprintable(column)}", "keep one of them")
+    absent = [column for column in KNOWN_COLUMNS if column not in columns]
     for column in header.unread:
-        meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELT)
+        meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELLING_SIMILARITY)
         if meant or "path" not in columns:
             separated = ";" in column or "\t" in column
-            hint = "separate cells with commas" if separated else nearest(column, absent) or EXPECTED
-            raise DataError(f"{where}: unknown column {printable(column) or 'without a name'}", hint)
+            hint = "separate cells with commas" if separated else suggest_nearest(column, absent) or TABLE_FORMAT_HINT
+            raise DataError(f"{where}: unknown column {escape_unprintable(column) or 'without a name'}", hint)
     if "path" not in columns:
-        raise DataError(f"{where}: no column path", EXPECTED)
+        raise DataError(f"{where}: no column path", TABLE_FORMAT_HINT)
     if group_by is not None and not pattern and group_by not in columns:
-        known = f"there are {first_names(columns, SHOWN)}; a regular expression for paths has parentheses"
-        raise DataError(f"{name} has no column {printable(group_by)}", nearest(group_by, columns) or known)
+        known = (
+            f"there are {format_first_names(columns, MAX_LISTED_COLUMNS)}; a "
+            f"regular expression for paths has parentheses"
+        )
+        raise DataError(
+            f"{name} has no column {escape_unprintable(group_by)}", suggest_nearest(group_by, columns) or known
+        )
     return header
 
 
-def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
+def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int) -> SampleRow:
     """One row, checked. Raises DataError with the line."""
     where = f"{name}, line {line}"
     if len(cells) != len(header.columns):
@@ -327,53 +355,55 @@ def row_of(cells: list[str], header: Header, name: str, line: int) -> Row:
         raise DataError(f"{where}: {problem}", "put cells with commas in double quotes")
     row = dict(zip(header.columns, cells, strict=True))
     if not row["path"]:
-        raise DataError(f"{where}: no path", EXPECTED)
+        raise DataError(f"{where}: no path", TABLE_FORMAT_HINT)
     text = "" if header.targets else row.get("label", "").strip()
     labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
         hint = "take out the | that has nothing on one side"
-        raise DataError(f"{where}: an empty label in {printable(row['label'])}", hint)
+        raise DataError(f"{where}: an empty label in {escape_unprintable(row['label'])}", hint)
     word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
-    split = split_of_name(word)
+    split = parse_split_name(word)
     if "split" in row and not split:
-        problem = f"unknown split {printable(word)}" if word else "no split"
+        problem = f"unknown split {escape_unprintable(word)}" if word else "no split"
         raise DataError(
-            f"{where}: {problem}", nearest(word.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}"
+            f"{where}: {problem}", suggest_nearest(word.lower(), SPLIT_OF_NAME) or f"use {', '.join(SPLIT_OF_NAME)}"
         )
     if header.group in row and not group:
         raise DataError(
-            f"{where}: no {printable(header.group)}", "give an image that belongs to no other a name of its own"
+            f"{where}: no {escape_unprintable(header.group)}",
+            "give an image that belongs to no other a name of its own",
         )
     named = tuple(dict.fromkeys(labels)) if "label" in row else None
     values = tuple(parse_value(row[target], target, where) for target in header.targets)
     start, end = (
-        second(row.get(column, ""), column, usual, where) for column, usual in (("start", 0.0), ("end", math.inf))
+        parse_seconds(row.get(column, ""), column, usual, where)
+        for column, usual in (("start", 0.0), ("end", math.inf))
     )
     if end <= start:
         raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
-    return Row(row["path"], named, split=split or "", group=group, line=line, start=start, end=end, values=values)
+    return SampleRow(row["path"], named, split=split or "", group=group, line=line, start=start, end=end, values=values)
 
 
-def second(cell: str, column: str, usual: float, where: str) -> float:
+def parse_seconds(cell: str, column: str, usual: float, where: str) -> float:
     """The seconds in a cell; the usual ones where it is empty. Raises DataError for anything else."""
     try:
         value = float(cell) if cell.strip() else usual
     except ValueError:
         value = math.nan
     if not value >= 0 or (cell.strip() and not math.isfinite(value)):
-        raise DataError(f"{where}: {column} is {printable(cell)}, not seconds from 0 on", "write it as 2.5")
+        raise DataError(f"{where}: {column} is {escape_unprintable(cell)}, not seconds from 0 on", "write it as 2.5")
     return value
 
 
-def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
+def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRow], list[str]]:
     """The rows without repetitions, and notes on those.
 
     An image in two splits stays in both, with a note. Raises DataError for an image with two different answers or
     groups.
     """
-    first: dict[tuple[str, float, float], Row] = {}
-    unique: dict[tuple[tuple[str, float, float], str], Row] = {}
-    contrary: dict[str, list[Row]] = {"labels": [], "values": [], "groups": []}
+    first: dict[tuple[str, float, float], SampleRow] = {}
+    unique: dict[tuple[tuple[str, float, float], str], SampleRow] = {}
+    contrary: dict[str, list[SampleRow]] = {"labels": [], "values": [], "groups": []}
     shared = set()
     for row in rows:
         known = first.setdefault(row.sample, row)
@@ -388,31 +418,33 @@ def distinct(rows: list[Row], name: str) -> tuple[list[Row], list[str]]:
         unique.setdefault((row.sample, row.split), row)
     for field, faults in contrary.items():
         if faults:
-            problem = f"{len(faults)} rows give an image other {field} than an earlier row:{listing(faults)}"
+            problem = f"{len(faults)} rows give an image other {field} than an earlier row:{format_row_list(faults)}"
             raise DataError(f"{name}: {problem}", "keep one of them")
     notes = [f"{len(rows) - len(unique)} rows repeat another and are left out"] if len(unique) < len(rows) else []
     if shared:
-        notes.append(f"{len(shared)} images are in more than one split; the first is {printable(min(shared))}")
+        notes.append(f"{len(shared)} images are in more than one split; the first is {escape_unprintable(min(shared))}")
     return list(unique.values()), notes
 
 
-def has_labels(rows: list[Row]) -> bool:
+def has_any_label(rows: list[SampleRow]) -> bool:
     """Whether any row has a label."""
     return any(row.labels for row in rows)
 
 
-def listing(rows: list[Row]) -> str:
+def format_row_list(rows: list[SampleRow]) -> str:
     """The first rows by line and path, and how many more there are."""
-    return first_lines((f"line {row.line}: {printable(row.path)}" for row in rows), len(rows))
+    return format_first_lines((f"line {row.line}: {escape_unprintable(row.path)}" for row in rows), len(rows))
 
 
-def labels_of(rows: list[Row], split: str, classes: Sequence[str], multilabel: bool, name: str) -> np.ndarray:
+def encode_row_labels(
+    rows: list[SampleRow], split: str, classes: Sequence[str], multilabel: bool, name: str
+) -> np.ndarray:
     """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for a held-out split
     without labels. Raises DataError for classes that train lacks."""
-    if not classes or (split != "train" and not has_labels(rows)):
-        return no_labels(len(rows))
+    if not classes or (split != "train" and not has_any_label(rows)):
+        return create_empty_labels(len(rows))
     known = set(classes)
     line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}
     own = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
-    return label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)
+    return build_label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)

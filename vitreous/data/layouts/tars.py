@@ -20,32 +20,38 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.clips import GIF, VIDEOS, is_animated
-from vitreous.data.decoding.decode import is_image
-from vitreous.data.layouts.classes import class_order, label_array, natural, one_class_note, too_few_classes
+from vitreous.data.decoding.clips import GIF_SUFFIX, VIDEO_SUFFIXES, is_animated_gif
+from vitreous.data.decoding.decode import is_image_file
+from vitreous.data.layouts.classes import (
+    build_label_array,
+    natural_sort_key,
+    one_class_note,
+    sort_class_names,
+    too_few_classes_error,
+)
 from vitreous.data.layouts.split_names import (
     SPLIT_NAMES,
     find_split_folders,
+    find_split_word,
+    parse_split_name,
     role_names_note,
-    split_in_text,
-    split_of_name,
 )
-from vitreous.data.layouts.video import StoredClips, clips_note, probed
-from vitreous.data.split import Data, Split, Stored, no_labels, with_val
-from vitreous.data.stores.tarindex import ORPHANS, Index, Word, index
+from vitreous.data.layouts.video import StoredClips, choose_probe_indices, clips_note
+from vitreous.data.split import Data, Split, StoreSplit, create_empty_labels, ensure_val_split
+from vitreous.data.stores.tarindex import ORPHAN_LABELS_NOTE, ArchiveIndex, LabelWord, open_archive_index
 from vitreous.data.text_files import read_lines, read_text
-from vitreous.errors import DataError, first_lines, printable
+from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
-EXPECTED = (
+ARCHIVE_FORMAT_HINT = (
     "expected DIR/*.tar or DIR/{train,val,test}/*.tar with samples NAME.jpg (or .mp4) and NAME.cls, or CLASS/NAME.jpg"
 )
-COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
-NAMES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
-LONGEST = max(map(len, VIDEOS))  # of their suffixes
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
+CLASS_NAME_FILES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
+MAX_VIDEO_SUFFIX_LENGTH = max(map(len, VIDEO_SUFFIXES))  # of their suffixes
 MAX_ARCHIVES = 100_000  # that a pattern may stand for
 
 
-def tars(source: Path, split_seed: int = 0) -> Data:
+def open_webdataset(source: Path, split_seed: int = 0) -> Data:
     """Open the data set in a folder of archives, in the archives that a pattern stands for, or in one.
 
     Labels are (n,) int64 where every sample has one; else (n, K) float32, K = 0 without labels. A source without `val`
@@ -53,57 +59,63 @@ def tars(source: Path, split_seed: int = 0) -> Data:
     DataError for archives that are missing or damaged, samples without a label where others have one, and classes that
     only a held-out split has.
     """
-    name = printable(source)
-    archives = archives_of(source)
+    name = escape_unprintable(source)
+    archives = find_archives(source)
     paths = [path for part in archives.values() for path in part]
-    whole = index(paths)
+    whole = open_archive_index(paths)
     if not len(whole.samples):
-        raise DataError(f"no images in {len(paths)} archives of {name}", EXPECTED)
+        raise DataError(f"no images in {len(paths)} archives of {name}", ARCHIVE_FORMAT_HINT)
     ends = np.cumsum([len(part) for part in archives.values()])
     owner = np.searchsorted(ends, whole.samples["archive"], side="right")
-    words, codes, inside = labels_of(whole, name)
+    words, codes, inside = read_index_labels(whole, name)
     unsplit = "" in archives and not (inside >= 0).any()
     if "" in archives:
         owner = np.maximum(inside, 0)
     rows = {split: np.flatnonzero(owner == n) for n, split in enumerate(SPLIT_NAMES if "" in archives else archives)}
-    clips, videos = of_clips(whole)
+    clips, videos = detect_clips(whole)
     if not clips and videos.any():
         rows = {split: part[~videos[part]] for split, part in rows.items()}
     rows = {split: part for split, part in rows.items() if len(part) or "" not in archives}
     if "train" not in rows:
-        raise DataError(f"{name} has {', '.join(rows)} but no images to train on", EXPECTED)
-    without = unlabelled_splits(whole, name, codes, rows)
+        raise DataError(f"{name} has {', '.join(rows)} but no images to train on", ARCHIVE_FORMAT_HINT)
+    without = find_unlabelled_splits(whole, name, codes, rows)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     notes[:0] = [clips_note(len(whole.samples))] if clips else []
     notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
     labelled = {split: part for split, part in rows.items() if split not in without}
-    labels, classes, unlabelled = labels_of_splits(
-        name, words, codes=codes, rows=labelled, given=names_beside(source), notes=notes
+    labels, classes, unlabelled = encode_split_labels(
+        name, words, codes=codes, rows=labelled, given=read_nearby_class_names(source), notes=notes
     )
-    labels |= {split: no_labels(len(rows[split])) for split in without}
-    kind = StoredClips if clips else Stored
+    labels |= {split: create_empty_labels(len(rows[split])) for split in without}
+    kind = StoredClips if clips else StoreSplit
     splits: dict[str, Split] = {split: kind(whole, part, labels[split]) for split, part in rows.items()}
-    splits, undrawn = with_val(splits, split_seed, notes)
+    splits, undrawn = ensure_val_split(splits, split_seed, notes)
     return Data(name, classes, splits=splits, notes=notes, unsplit=unsplit, whole=undrawn, unlabelled=unlabelled)
 
 
-def of_clips(whole: Index) -> tuple[bool, np.ndarray]:
+def detect_clips(whole: ArchiveIndex) -> tuple[bool, np.ndarray]:
     """Whether all samples are clips, animated GIFs where they are GIFs alone; and (n,) bool: those that are videos.
     Raises DataError for a GIF that cannot be read."""
-    last = np.maximum(whole.samples["end"][:, None] + np.arange(-LONGEST, 0), 0)  # a name has a suffix and is longer
-    tails, which = np.unique((whole.names[last] | 0x20).view(f"S{LONGEST}").ravel(), return_inverse=True)
+    last = np.maximum(
+        whole.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0
+    )  # a name has a suffix and is longer
+    tails, which = np.unique(
+        (whole.names[last] | 0x20).view(f"S{MAX_VIDEO_SUFFIX_LENGTH}").ravel(), return_inverse=True
+    )
     videos, gifs = (
         np.array([tail.endswith(tuple(map(os.fsencode, kinds))) for tail in tails.tolist()])[which]
-        for kinds in (VIDEOS, [GIF])
+        for kinds in (VIDEO_SUFFIXES, [GIF_SUFFIX])
     )
     if not (videos | gifs).all():
         return False, videos
-    return bool(videos.any()) or all(is_animated(whole.read(row)) for row in probed(len(videos))), videos
+    return bool(videos.any()) or all(
+        is_animated_gif(whole.read(row)) for row in choose_probe_indices(len(videos))
+    ), videos
 
 
-def labels_of_splits(
+def encode_split_labels(
     name: str,
-    words: Sequence[tuple[Word, ...]],
+    words: Sequence[tuple[LabelWord, ...]],
     codes: np.ndarray,
     rows: dict[str, np.ndarray],
     given: Sequence[str],
@@ -115,20 +127,20 @@ def labels_of_splits(
     Raises DataError for classes that training does not have.
     """
     unlabelled, classes = None, tuple(given)
-    names = [tuple(class_name(word, given) for word in label) for label in words]
+    names = [tuple(resolve_class_name(word, given) for word in label) for label in words]
     if (codes < 0).all():
-        unlabelled = DataError(f"{name}: no sample has a label", EXPECTED)
+        unlabelled = DataError(f"{name}: no sample has a label", ARCHIVE_FORMAT_HINT)
     elif not given:
         used = np.unique(codes[rows["train"]]).tolist()
-        classes = tuple(class_order(list({word for label in used for word in names[label]})))
+        classes = tuple(sort_class_names(list({word for label in used for word in names[label]})))
     multilabel = any(len(words[code]) != 1 for code in np.unique(codes).tolist() if code >= 0)
     if unlabelled is None and len(classes) < (1 if multilabel else 2):
-        unlabelled = too_few_classes(name, classes, EXPECTED)
+        unlabelled = too_few_classes_error(name, classes, ARCHIVE_FORMAT_HINT)
         notes += one_class_note(classes)
     if unlabelled is not None:
-        return {split: no_labels(len(part)) for split, part in rows.items()}, (), unlabelled
+        return {split: create_empty_labels(len(part)) for split, part in rows.items()}, (), unlabelled
     labels = {
-        split: label_array(
+        split: build_label_array(
             f"{name}: {split}", names, own=codes[part], classes=classes, multilabel=multilabel, listed=len(given) > 0
         )
         for split, part in rows.items()
@@ -140,49 +152,51 @@ def labels_of_splits(
     return labels, classes, None
 
 
-def are_tars(folder: Path) -> bool:
+def has_tar_archives(folder: Path) -> bool:
     """Whether a folder has archives, rather than folders of images that an archive lies beside."""
     if homes := find_split_folders(folder):
         return any(map(list_archives, homes.values()))
     entries = list(os.scandir(folder))
-    if not list_archives(folder) and not any(entry.name.lower().endswith(COMPRESSED) for entry in entries):
+    if not list_archives(folder) and not any(entry.name.lower().endswith(COMPRESSED_SUFFIXES) for entry in entries):
         return False
     inner = [entry.path for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    return not any(is_image(Path(entry.path)) for home in inner for entry in os.scandir(home))
+    return not any(is_image_file(Path(entry.path)) for home in inner for entry in os.scandir(home))
 
 
 def list_archives(home: Path) -> list[Path]:
     """The archives in a folder, in natural order; compressed ones are none."""
-    names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural)
+    names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural_sort_key)
     return [home / name for name in names if name.lower().endswith(".tar")]
 
 
-def archives_of(source: Path) -> dict[str, list[Path]]:
+def find_archives(source: Path) -> dict[str, list[Path]]:
     """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
     if source.is_dir():
         if inside := {split: own for split, home in find_split_folders(source).items() if (own := list_archives(home))}:
             return inside
         paths = list_archives(source)
     else:
-        paths = [source] if os.path.lexists(source) else expand(os.fspath(source))
-    if not paths or any(path.name.lower().endswith(COMPRESSED) for path in paths):
-        problem = f"{printable(source)}: compressed archives cannot be read at any place"
+        paths = [source] if os.path.lexists(source) else expand_braces(os.fspath(source))
+    if not paths or any(path.name.lower().endswith(COMPRESSED_SUFFIXES) for path in paths):
+        problem = f"{escape_unprintable(source)}: compressed archives cannot be read at any place"
         raise DataError(problem, "unpack them to .tar (gunzip *.gz)")
     if missing := [path for path in paths if not os.path.lexists(path)]:
-        names = first_lines(map(printable, missing), len(missing))
-        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", EXPECTED)
+        names = format_first_lines(map(escape_unprintable, missing), len(missing))
+        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", ARCHIVE_FORMAT_HINT)
     archives: dict[str, list[Path]] = {}
     for path in paths:
-        archives.setdefault(split_in_text(path.stem) or "", []).append(path)
+        archives.setdefault(find_split_word(path.stem) or "", []).append(path)
     if "" in archives and len(archives) > 1:
-        stray = printable(archives[""][0])
+        stray = escape_unprintable(archives[""][0])
         raise DataError(f"{stray} names no split, as others do", "name it train-..., val-... or test-...")
     if "train" not in archives and len(paths) > 1 and "" not in archives:
-        raise DataError(f"{printable(source)} has {', '.join(archives)} but no archives to train on", EXPECTED)
+        raise DataError(
+            f"{escape_unprintable(source)} has {', '.join(archives)} but no archives to train on", ARCHIVE_FORMAT_HINT
+        )
     return archives if "" in archives or "train" in archives else {"": paths}
 
 
-def expand(pattern: str) -> list[Path]:
+def expand_braces(pattern: str) -> list[Path]:
     """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too
     many."""
     choices: list[Sequence[str]] = []
@@ -192,21 +206,21 @@ def expand(pattern: str) -> list[Path]:
             low, high = int(ends[1]), int(ends[2])
             if not low <= high < low + MAX_ARCHIVES:
                 problem = f"{{{piece}}} stands for no archive, or for more than {MAX_ARCHIVES:,}"
-                raise DataError(f"{printable(pattern)}: {problem}")
+                raise DataError(f"{escape_unprintable(pattern)}: {problem}")
             choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if number % 2 else [piece])
     if math.prod(map(len, choices)) > MAX_ARCHIVES:
-        raise DataError(f"{printable(pattern)} stands for more than {MAX_ARCHIVES:,} archives")
+        raise DataError(f"{escape_unprintable(pattern)} stands for more than {MAX_ARCHIVES:,} archives")
     return [Path("".join(parts)) for parts in itertools.product(*choices)]
 
 
-def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.ndarray, np.ndarray]:
+def read_index_labels(whole: ArchiveIndex, name: str) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
     """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLIT_NAMES by
     its folder, (n,) int64. -1 stands for none.
 
     """
-    split_at, class_at = split_and_class(whole.folders)
+    split_at, class_at = parse_archive_folders(whole.folders)
     words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
     if not (own >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
@@ -214,7 +228,7 @@ def labels_of(whole: Index, name: str) -> tuple[Sequence[tuple[Word, ...]], np.n
     return words, own, np.array(split_at, dtype=np.int64)[homes]
 
 
-def unlabelled_splits(whole: Index, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
+def find_unlabelled_splits(whole: ArchiveIndex, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
     """The held-out splits of which no sample has a label, where others have one. `codes`, (n,): positions of labels, -1
     for none; `rows`: the samples of each split, (m,).
 
@@ -222,18 +236,20 @@ def unlabelled_splits(whole: Index, name: str, codes: np.ndarray, rows: dict[str
     apart from the images.
     """
     without = codes < 0
-    if not without.any() or (without.all() and not whole.notes.get(ORPHANS)):
+    if not without.any() or (without.all() and not whole.notes.get(ORPHAN_LABELS_NOTE)):
         return []
     held_out = [split for split, part in rows.items() if split != "train" and without[part].all()]
     samples = np.concatenate([part for split, part in rows.items() if split not in held_out])
     missing = samples[without[samples]]
     if len(missing):
-        listing = first_lines((whole.name(int(row)) for row in missing), len(missing))
-        raise DataError(f"{name}: {len(missing)} of {len(samples)} samples have no label:{listing}", EXPECTED)
+        listing = format_first_lines((whole.name(int(row)) for row in missing), len(missing))
+        raise DataError(
+            f"{name}: {len(missing)} of {len(samples)} samples have no label:{listing}", ARCHIVE_FORMAT_HINT
+        )
     return held_out
 
 
-def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
+def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]:
     """Folders in archives -> for each the position of its split in SPLIT_NAMES, or -1, and its class, or "".
 
     A path is PREFIX/[SPLIT/]CLASS/...: the prefix is what all folders share, and there are splits where all have one.
@@ -242,42 +258,44 @@ def split_and_class(folders: Sequence[str]) -> tuple[list[int], list[str]]:
     levels = zip(*(own[:-1] for own in parts), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
     parts = [own[common:] or [""] for own in parts]
-    named = [split_of_name(own[0]) for own in parts]
+    named = [parse_split_name(own[0]) for own in parts]
     splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in named]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
         return [-1] * len(parts), [own[0] for own in parts]
     return splits, [own[1] if len(own) > 1 else "" for own in parts]
 
 
-def names_beside(source: Path) -> tuple[str, ...]:
+def read_nearby_class_names(source: Path) -> tuple[str, ...]:
     """The class names in a file beside the archives, or above the folder they are in; none where there is no such file.
 
     Raises DataError for a file that cannot be read, and for a name that stands there twice.
     """
     home = source if source.is_dir() else source.parent
-    near = [home, home.parent] if split_of_name(home.name) else [home]
-    for file in (place / name for place in near for name in NAMES):
+    near = [home, home.parent] if parse_split_name(home.name) else [home]
+    for file in (place / name for place in near for name in CLASS_NAME_FILES):
         if not file.is_file():
             continue
         try:
             listed: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
             hint = 'expected a name on each line, or {"classes": [...]}'
-            raise DataError(f"{printable(file)} cannot be read", hint) from None
+            raise DataError(f"{escape_unprintable(file)} cannot be read", hint) from None
         if file.suffix == ".json" and listed is None:
             continue
-        names = [listed[key] for key in sorted(listed, key=natural)] if isinstance(listed, dict) else listed
+        names = [listed[key] for key in sorted(listed, key=natural_sort_key)] if isinstance(listed, dict) else listed
         if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
-            raise DataError(f"{printable(file)} has a class without a name")
+            raise DataError(f"{escape_unprintable(file)} has a class without a name")
         names = [name.strip() for name in names]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
-            raise DataError(f"{printable(file)} has two classes {printable(twice)}", "rename one of them")
+            raise DataError(
+                f"{escape_unprintable(file)} has two classes {escape_unprintable(twice)}", "rename one of them"
+            )
         return tuple(names)
     return ()
 
 
-def class_name(word: Word, given: Sequence[str]) -> str:
+def resolve_class_name(word: LabelWord, given: Sequence[str]) -> str:
     """The class that a label names: with names given, a number counts them from 0."""
     if not given or isinstance(word, str):
         return str(word)

@@ -17,24 +17,37 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from vitreous.data.decoding.clip import Clip, Part
-from vitreous.data.decoding.clips import GIF, VIDEOS, Pictures, is_animated, open_clip, pictures_in
-from vitreous.data.decoding.decode import SUFFIXES, decode, read_regular, upright_size
-from vitreous.data.layouts.classes import natural
-from vitreous.data.layouts.folder import classified, entries, is_folder, list_classes, split_folders
+from vitreous.data.decoding.clip import Clip, ClipSegment
+from vitreous.data.decoding.clips import (
+    GIF_SUFFIX,
+    VIDEO_SUFFIXES,
+    ImageFilesClip,
+    is_animated_gif,
+    list_frame_images,
+    open_clip,
+)
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, decode_to_pillow, read_input_file, read_upright_size
+from vitreous.data.layouts.classes import natural_sort_key
+from vitreous.data.layouts.folder import (
+    build_classification_data,
+    is_folder,
+    list_class_files,
+    list_entries,
+    resolve_split_folders,
+)
 from vitreous.data.layouts.split_names import find_split_folders
-from vitreous.data.split import Data, Files, S, Split, Stored
-from vitreous.errors import DataError, printable
+from vitreous.data.split import Data, FileSplit, S, Split, StoreSplit
+from vitreous.errors import DataError, escape_unprintable
 
-NUMBERED = re.compile(r"(.*?)(\d+)(\.\w+)")
-COMPARED = 8  # pairs of pictures of a folder that are compared
-FRAMES_ALIKE = 0.6
-STILL = 2.0  # of 255, below which pictures are taken for the same
-PROBED = 16  # folders of frames, and GIFs, that are looked into: they stand for all
+NUMBERED_FILE_NAME = re.compile(r"(.*?)(\d+)(\.\w+)")
+MAX_COMPARED_PAIRS = 8  # pairs of pictures of a folder that are compared
+MAX_NEIGHBOUR_DIFFERENCE = 0.6
+MAX_STILL_DIFFERENCE = 2.0  # of 255, below which pictures are taken for the same
+MAX_PROBED_CLIPS = 16  # folders of frames, and GIFs, that are looked into: they stand for all
 
 
 @dataclass(frozen=True)
-class ClipFiles(Files):
+class ClipFiles(FileSplit):
     """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files, and of folders of frames. `parts`,
     (n, 2) float64: from which second to which each is cut out, 0 and infinity for all of it; None: all are whole."""
 
@@ -49,19 +62,19 @@ class ClipFiles(Files):
 
     def clip(self, sample: int) -> Clip:
         """A clip, opened; of a picture, a clip of one frame. Raises DataError."""
-        if is_still(self.path(sample)):
-            return Pictures([self.path(sample)], self.name(sample))
+        if is_still_image(self.path(sample)):
+            return ImageFilesClip([self.path(sample)], self.name(sample))
         return self.cut(sample, open_clip(self.path(sample), self.name(sample)))
 
     @property
     def stills(self) -> int:
         """How many samples are pictures."""
-        return sum(is_still(self.path(sample)) for sample in range(len(self)))
+        return sum(is_still_image(self.path(sample)) for sample in range(len(self)))
 
     def cut(self, sample: int, whole: Clip) -> Clip:
         """The part of a file, opened, that is a sample. Raises DataError."""
         part = self.part(sample)
-        return whole if part is None else Part(whole, *part)
+        return whole if part is None else ClipSegment(whole, *part)
 
     def name(self, sample: int) -> str:
         part = self.part(sample)
@@ -86,7 +99,7 @@ class ClipFiles(Files):
 
 
 @dataclass(frozen=True, eq=False)
-class StoredClips(Stored[S]):
+class StoredClips(StoreSplit[S]):
     """Clips of a store that holds many, such as tar archives; each is a video file or a GIF."""
 
     axes: ClassVar[int] = 3
@@ -101,10 +114,10 @@ class StoredClips(Stored[S]):
         return StoredClips(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
 
 
-def is_still(path: str) -> bool:
+def is_still_image(path: str) -> bool:
     """Whether a path is that of a picture file by its name, rather than of a clip."""
     suffix = os.path.splitext(path)[1].lower()
-    return suffix in SUFFIXES and suffix != GIF and not os.path.isdir(path)
+    return suffix in IMAGE_FILE_SUFFIXES and suffix != GIF_SUFFIX and not os.path.isdir(path)
 
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
@@ -113,49 +126,53 @@ def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
     return split.clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
 
 
-def are_clips(root: Path) -> bool:
+def has_only_clips(root: Path) -> bool:
     """Whether all that a folder, its splits and their classes hold is clips; where these are GIFs alone, animated
     ones."""
     clips = None
-    for home in split_folders(root).values() if "train" in find_split_folders(root) else (root,):
-        own = clips_below(os.fspath(home))
+    for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
+        own = list_clips(os.fspath(home))
         if own is None:
             return False
         clips = (clips or []) + own
-    return bool(clips) and are_moving(clips)
+    return bool(clips) and are_animated_clips(clips)
 
 
 def are_clip_files(paths: list[str]) -> bool:
     """Whether files, one at least, are all videos, GIFs and folders; where these are GIFs alone, animated ones."""
     endings = {os.path.splitext(path)[1].lower() for path in paths if not os.path.isdir(path)}
-    return bool(paths) and endings <= VIDEOS | {GIF} and are_moving(paths)
+    return bool(paths) and endings <= VIDEO_SUFFIXES | {GIF_SUFFIX} and are_animated_clips(paths)
 
 
-def are_moving(paths: list[str]) -> bool:
+def are_animated_clips(paths: list[str]) -> bool:
     """Whether there are others than GIFs among clips, or these are animated."""
-    if any(not path.lower().endswith(GIF) for path in paths):
+    if any(not path.lower().endswith(GIF_SUFFIX) for path in paths):
         return True
-    return all(is_animated(read_regular(paths[place])) for place in probed(len(paths)))
+    return all(is_animated_gif(read_input_file(paths[place])) for place in choose_probe_indices(len(paths)))
 
 
-def probed(count: int) -> list[int]:
+def choose_probe_indices(count: int) -> list[int]:
     """The places of the PROBED of `count` that stand for all."""
-    return np.linspace(0, count - 1, min(PROBED, count)).astype(int).tolist()
+    return np.linspace(0, count - 1, min(MAX_PROBED_CLIPS, count)).astype(int).tolist()
 
 
-def hold_clips(root: Path) -> bool:
+def has_clips(root: Path) -> bool:
     """Whether there are clips below a folder, whatever else there is: files of them, animated GIFs, folders of
     frames."""
-    homes = split_folders(root).values() if "train" in find_split_folders(root) else (root,)
-    clips = [path for home in homes for path in clips_below(os.fspath(home), stills=True) or [] if not is_still(path)]
-    return bool(clips) and (are_moving(clips) or any(is_animated(read_regular(path)) for path in clips[:PROBED]))
+    homes = resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,)
+    clips = [
+        path for home in homes for path in list_clips(os.fspath(home), stills=True) or [] if not is_still_image(path)
+    ]
+    return bool(clips) and (
+        are_animated_clips(clips) or any(is_animated_gif(read_input_file(path)) for path in clips[:MAX_PROBED_CLIPS])
+    )
 
 
-def clips_below(home: str, depth: int = 2, stills: bool = False) -> list[str] | None:
+def list_clips(home: str, depth: int = 2, stills: bool = False) -> list[str] | None:
     """The video files, GIFs and folders of frames below a folder, in natural order; None where there are pictures
     that are no frames, which lie at least `depth` folders down, or with `stills` these pictures too. A folder linked
     twice is visited once."""
-    clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], PROBED
+    clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], MAX_PROBED_CLIPS
     while waiting:
         place, level = waiting.pop()
         real = os.path.realpath(place)
@@ -163,31 +180,31 @@ def clips_below(home: str, depth: int = 2, stills: bool = False) -> list[str] | 
             continue
         seen.add(real)
         pictures = []
-        for entry in entries(place):
+        for entry in list_entries(place):
             suffix = os.path.splitext(entry.name)[1].lower()
             if is_folder(entry):
                 waiting.append((entry.path, level + 1))
-            elif suffix in VIDEOS or suffix == GIF:
+            elif suffix in VIDEO_SUFFIXES or suffix == GIF_SUFFIX:
                 clips.append(entry.path.removeprefix("./"))
-            elif suffix in SUFFIXES:
+            elif suffix in IMAGE_FILE_SUFFIXES:
                 pictures.append(entry.name)
-                if not stills and (level < depth or not NUMBERED.fullmatch(entry.name)):
+                if not stills and (level < depth or not NUMBERED_FILE_NAME.fullmatch(entry.name)):
                     return None
         if pictures:
-            if level >= depth and are_frames(pictures) and (looks <= 0 or of_one_size(place)):
+            if level >= depth and are_frame_names(pictures) and (looks <= 0 or has_uniform_size(place)):
                 looks -= 1
                 clips.append(place.removeprefix("./"))
             elif stills:
                 clips += [os.path.join(place, name).removeprefix("./") for name in pictures]
             else:
                 return None
-    return sorted(clips, key=natural)
+    return sorted(clips, key=natural_sort_key)
 
 
-def are_frames(names: list[str]) -> bool:
+def are_frame_names(names: list[str]) -> bool:
     """Whether names of pictures are those of frames: numbers of one length, from 0 or 1 on without a gap, with a zero
     in front, the same before and after them."""
-    parts = [match.groups() for name in names if (match := NUMBERED.fullmatch(name))]
+    parts = [match.groups() for name in names if (match := NUMBERED_FILE_NAME.fullmatch(name))]
     alike = len({(before, len(number), after) for before, number, after in parts}) == 1
     if len(parts) < len(names) or len(names) < 2 or not alike or len(parts[0][1]) < 2:
         return False
@@ -195,30 +212,30 @@ def are_frames(names: list[str]) -> bool:
     return first < 2 and others == list(range(first + 1, first + len(names)))
 
 
-def of_one_size(folder: str) -> bool:
+def has_uniform_size(folder: str) -> bool:
     """Whether the first, the middle and the last picture of a folder are of one size, by their headers."""
-    paths = pictures_in(folder)
+    paths = list_frame_images(folder)
     try:
         ends = [paths[place] for place in (0, len(paths) // 2, -1)]
-        return len({upright_size(read_regular(path), printable(path)) for path in ends}) == 1
+        return len({read_upright_size(read_input_file(path), escape_unprintable(path)) for path in ends}) == 1
     except DataError:
         return True  # reading it says what is wrong
 
 
-def videos(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
+def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
     """Open a folder of classes of clips, with or without folders of splits around them, as `folder` opens pictures; a
     tenth of the clips is `val` where there is none. With `stills` pictures among them are clips of one frame.
 
     Raises DataError as `folder` does.
     """
-    homes = split_folders(root)
-    walk = partial(walk_clips, stills=stills)
-    listed = {name: list_classes(home, walk) for name, home in homes.items()}
-    data = classified(root, homes, listed, split_seed, walk)
-    splits: dict[str, Split] = {name: clips_of(split) for name, split in data.splits.items()}
-    pictures = sum(clips_of(split).stills for split in splits.values())
+    homes = resolve_split_folders(root)
+    walk = partial(list_class_clips, stills=stills)
+    listed = {name: list_class_files(home, walk) for name, home in homes.items()}
+    data = build_classification_data(root, homes, listed, split_seed, walk)
+    splits: dict[str, Split] = {name: to_clip_files(split) for name, split in data.splits.items()}
+    pictures = sum(to_clip_files(split).stills for split in splits.values())
     notes = [clips_note(sum(map(len, splits.values())), pictures), *data.notes]
-    return replace(data, splits=splits, notes=notes, whole=data.whole and clips_of(data.whole))
+    return replace(data, splits=splits, notes=notes, whole=data.whole and to_clip_files(data.whole))
 
 
 def frames_note(data: Data) -> list[str]:
@@ -226,10 +243,10 @@ def frames_note(data: Data) -> list[str]:
     size: they may be clips without classes. Of a name that several splits have nothing is noted: it is a class."""
     homes: dict[str, list[str]] = {}
     for split in data.splits.values():
-        if type(split) is not Files or not data.labelled:
+        if type(split) is not FileSplit or not data.labelled:
             return []
-        if not homes and not are_frames(
-            [os.path.basename(path) for path in pictures_in(os.path.dirname(split.path(0)))]
+        if not homes and not are_frame_names(
+            [os.path.basename(path) for path in list_frame_images(os.path.dirname(split.path(0)))]
         ):
             return []
         for sample in range(len(split)):
@@ -237,9 +254,9 @@ def frames_note(data: Data) -> list[str]:
             homes.setdefault(home, []).append(name)
     if len({os.path.basename(home) for home in homes}) < len(homes):
         return []
-    if not all(map(are_frames, homes.values())) or not all(map(of_one_size, list(homes)[:PROBED])):
+    if not all(map(are_frame_names, homes.values())) or not all(map(has_uniform_size, list(homes)[:MAX_PROBED_CLIPS])):
         return []
-    if not all(map(is_sequence, [list(homes)[place] for place in probed(len(homes))])):
+    if not all(map(is_frame_sequence, [list(homes)[place] for place in choose_probe_indices(len(homes))])):
         return []
     note = (
         "the pictures of each class are numbered as the frames of a clip are: if the folders are clips, put them into"
@@ -247,14 +264,16 @@ def frames_note(data: Data) -> list[str]:
     return [f"{note} one more folder, DIR/CLASS/CLIP/0001.jpg, of one class where there are none"]
 
 
-def is_sequence(folder: str) -> bool:
+def is_frame_sequence(folder: str) -> bool:
     """Whether neighbours among the pictures of a folder are more alike than others, as frames of a clip are: their mean
     absolute difference, in 16 x 16 greys, is less than FRAMES_ALIKE of that of pictures half the folder apart."""
-    paths = pictures_in(folder)
-    places = np.linspace(0, len(paths) - 2, min(COMPARED, len(paths) - 1)).astype(int)
+    paths = list_frame_images(folder)
+    places = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
 
     def grey(place: int) -> np.ndarray:
-        picture = decode(read_regular(paths[place % len(paths)]), 1, printable(paths[place % len(paths)]))
+        picture = decode_to_pillow(
+            read_input_file(paths[place % len(paths)]), 1, escape_unprintable(paths[place % len(paths)])
+        )
         return np.asarray(picture.resize((16, 16)), np.float32)
 
     try:
@@ -262,7 +281,7 @@ def is_sequence(folder: str) -> bool:
         others = np.mean([np.abs(grey(place) - grey(place + len(paths) // 2)).mean() for place in places])
     except DataError:
         return False
-    return len(paths) < 4 or bool(neighbours <= STILL or neighbours < FRAMES_ALIKE * others)
+    return len(paths) < 4 or bool(neighbours <= MAX_STILL_DIFFERENCE or neighbours < MAX_NEIGHBOUR_DIFFERENCE * others)
 
 
 def clips_note(count: int, pictures: int = 0) -> str:
@@ -271,12 +290,12 @@ def clips_note(count: int, pictures: int = 0) -> str:
     return f"the data are {count:,} clips{others}; `--frames` and `--stride` say which frames of them are read"
 
 
-def walk_clips(home: str, stills: bool = False) -> list[str]:
+def list_class_clips(home: str, stills: bool = False) -> list[str]:
     """The clips below a folder, and with `stills` the pictures."""
-    return clips_below(home, 1, stills) or []
+    return list_clips(home, 1, stills) or []
 
 
-def clips_of(split: Split) -> ClipFiles:
+def to_clip_files(split: Split) -> ClipFiles:
     """Files as clips."""
-    assert isinstance(split, Files)
+    assert isinstance(split, FileSplit)
     return ClipFiles(split.paths, split.labels)

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.spectral import Bands, channel_form, read_bands, read_channels
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
+from vitreous.data.decoding.spectral import Bands, detect_channel_form, read_bands, read_channels
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.modalities.planar import StillPreprocess
 from vitreous.errors import DataError
 
-PEAKS = {"uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
+PEAK_VALUES = {"uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1.0}
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,17 @@ class BandPreprocess(StillPreprocess):
     name: Literal["bands"] = "bands"
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """The form of an image that is read band by band. Raises DataError, also for one that is not."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split gives bytes or pixels"
-        if (form := find_bands(raw, name, asked.get("numbers"))) is None:
+        if (form := find_band_form(raw, name, asked.get("numbers"))) is None:
             raise DataError(f"{name}: an image in colours", "leave --preprocess.name out")
         return form
 
     @property
     def peak(self) -> float:
         """The largest number of the type, 1 for floats."""
-        return PEAKS[self.numbers]
+        return PEAK_VALUES[self.numbers]
 
     @property
     def array_dtype(self) -> np.dtype:
@@ -71,20 +71,20 @@ class BandPreprocess(StillPreprocess):
         """Pixels (B, H, W[, C]) of any type -> float32, if `numbers` are; else the same."""
         return pixels.astype(np.float32) if self.numbers == "float32" else pixels
 
-    def decode(self, raw: Raw, name: str | None = None) -> Bands:
+    def decode(self, raw: RawSample, name: str | None = None) -> Bands:
         """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image for each channel. Raises DataError."""
         pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         fill = [value * self.peak for value in self.mean] if len(self.mean) == self.channels else None
         return read_bands(pixels, self.channels, self.numbers, name, fill)  # type: ignore[arg-type]
 
 
-def find_bands(raw: bytes | np.ndarray, name: str, numbers: str | None = None) -> SampleForm | None:
+def find_band_form(raw: bytes | np.ndarray, name: str, numbers: str | None = None) -> SampleForm | None:
     """The form of an image, a file's bytes or pixels (H, W[, C]), that has to be read band by band, or is asked to be,
     as `numbers`; None for one in colours. Raises DataError."""
-    info = channel_form(raw, name) if numbers is None else (len(read_channels(raw, name)), numbers)
+    info = detect_channel_form(raw, name) if numbers is None else (len(read_channels(raw, name)), numbers)
     if info is None:
         return None
     count, dtype = info
     band = read_bands(raw, count, dtype, name)[0]
-    size, moments = (band.height, band.width), BandPreprocess.usual_moments(count)
+    size, moments = (band.height, band.width), BandPreprocess.default_moments(count)
     return SampleForm(size, count, BandPreprocess(size, count, *moments, numbers=dtype))  # type: ignore[arg-type]

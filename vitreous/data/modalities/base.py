@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.layouts.folder import SampleFiles, open_class_folders, walk
+from vitreous.data.layouts.folder import SampleFiles, list_files_by_suffix, open_class_folders
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-HALF = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
+IMAGENET_MOMENTS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HALF_MOMENTS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
 
 #: what a sample is decoded from: a path, a file's bytes, pixels, a Pillow image, or an opened clip
-Raw = bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip
+RawSample = bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip
 
 
 class SampleForm(NamedTuple):
@@ -56,7 +56,7 @@ class Preprocess(ABC):
     """
 
     name: ClassVar[str]  # a field of each subclass
-    #: what samples are called, in the plural: in messages, and by a split (`data.annotations.target.kind_of`)
+    #: what samples are called, in the plural: in messages, and by a split (`data.annotations.target.get_sample_noun`)
     noun: ClassVar[str] = "images"
     #: how many axes `image` has, their names in messages, and what its numbers are called
     axes: ClassVar[int] = 2
@@ -88,8 +88,8 @@ class Preprocess(ABC):
 
     image: tuple[int, ...]
     channels: int = 3
-    mean: tuple[float, ...] = HALF[0]
-    std: tuple[float, ...] = HALF[1]
+    mean: tuple[float, ...] = HALF_MOMENTS[0]
+    std: tuple[float, ...] = HALF_MOMENTS[1]
 
     def __post_init__(self) -> None:
         if len(self.image) != self.axes:
@@ -101,14 +101,14 @@ class Preprocess(ABC):
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
         """The paths of the samples below a folder, in natural order."""
-        return walk(folder, cls.suffixes)
+        return list_files_by_suffix(folder, cls.suffixes)
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
         """The data set in a folder of classes of such files, with or without folders of splits around them; None for a
         folder without such files, or with files of others that are likelier, unless `is_asked`. Raises DataError as
         `layouts.folder.folder`, and where it `is_asked` and has no such files."""
-        if not walk(os.fspath(folder), cls.suffixes):
+        if not list_files_by_suffix(os.fspath(folder), cls.suffixes):
             return None
         return open_class_folders(
             folder, split_seed, cls.suffixes, lambda files: SampleFiles(files.paths, files.labels, cls.noun, cls.axes)
@@ -121,7 +121,7 @@ class Preprocess(ABC):
 
     @classmethod
     @abstractmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """The form of a sample, from its header where that tells. Raises DataError for a file that cannot be read.
 
         `channels`: those to which colours are converted; None for their own. `asked`: fields of the preprocessing that
@@ -129,7 +129,7 @@ class Preprocess(ABC):
         """
 
     @abstractmethod
-    def decode(self, raw: Raw, name: str | None = None) -> Any:
+    def decode(self, raw: RawSample, name: str | None = None) -> Any:
         """A file, its bytes, or pixels -> the sample, decoded, of its own size: what `to_array` takes. Raises
         DataError, with `name` or the path."""
 
@@ -142,11 +142,11 @@ class Preprocess(ABC):
         `max_pixels`."""
         return self.decode(content, name)
 
-    def stored_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
+    def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
         """(width, height) of an upload, upright; (0, 0) where nothing is drawn on it."""
         return 0, 0
 
-    def open_view(self, raw: Raw, name: str, exact: bool, as_region: bool) -> Any:
+    def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> Any:
         """What augmentation draws a view from: the decoded sample, or, where it takes those (`as_region`), a picture of
         which only the part that is needed is decoded, unless `exact` at a lower resolution. Raises DataError."""
         return self.decode(raw, name)
@@ -212,7 +212,7 @@ class Preprocess(ABC):
 
         return torch.from_numpy(self.to_array(decoded))
 
-    def transform(self, raw: Raw) -> Tensor:
+    def transform(self, raw: RawSample) -> Tensor:
         """A Pillow image, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input. It can be
         pickled, as the transform of a Dataset. Raises DataError."""
         return self.normalise(self.to_tensor(self.decode(raw))[None])[0]
@@ -341,13 +341,13 @@ class Preprocess(ABC):
     def for_model(self, image: tuple[int, ...], channels: int) -> Self:
         """The same for inputs of that size and so many channels, with the `mean` and `std` that are usual before any
         are measured."""
-        mean, std = self.usual_moments(channels)
+        mean, std = self.default_moments(channels)
         return replace(self, image=image, channels=channels, mean=mean, std=std)
 
     @classmethod
-    def usual_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def default_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean and standard deviation of each channel, where nothing else is known."""
-        return HALF[0][:1] * channels, HALF[1][:1] * channels
+        return HALF_MOMENTS[0][:1] * channels, HALF_MOMENTS[1][:1] * channels
 
     def with_moments(self, weights: Preprocess) -> Self:
         """The same with the `mean` and `std` that weights were trained with, and what goes with these."""
@@ -396,7 +396,7 @@ class Preprocess(ABC):
         """Whether each sample is brought to mean 0 and standard deviation 1 by itself."""
         return False
 
-    def for_reduced_reading(self) -> Any:
+    def for_reduced_decoding(self) -> Any:
         """The same as a `PlanarPreprocess`, if a large JPEG may be decoded at a lower resolution, of which a box is
         then resampled (`inference.reading`); else None."""
         return None

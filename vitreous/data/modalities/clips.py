@@ -10,17 +10,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.clip import Clip, evenly, spaced
-from vitreous.data.decoding.clips import GIF, VIDEOS, open_clip
-from vitreous.data.decoding.decode import MODES
-from vitreous.data.layouts.video import clips_below
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm, image_to_array
-from vitreous.data.modalities.planar import ColourPixels, SizedPreprocess
+from vitreous.data.decoding.clip import Clip, sample_frames_by_stride, sample_frames_evenly
+from vitreous.data.decoding.clips import GIF_SUFFIX, VIDEO_SUFFIXES, open_clip
+from vitreous.data.decoding.decode import PILLOW_MODES
+from vitreous.data.layouts.video import list_clips
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm, image_to_array
+from vitreous.data.modalities.planar import ColourMixin, SizedPreprocess
 from vitreous.errors import DataError, UsageError
 
 
 @dataclass(frozen=True)
-class ClipPreprocess(ColourPixels, SizedPreprocess):
+class ClipPreprocess(ColourMixin, SizedPreprocess):
     """Clips, (C, frames, height, width) uint8, of which each frame is fitted as an image is.
 
     `stride`: frames of a clip from one that is read to the next, in its middle; 0: they are spread evenly over all of
@@ -31,7 +31,7 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
     form: ClassVar[Literal["images", "clips", "arrays"]] = "clips"
     axes: ClassVar[int] = 3
     axis_names: ClassVar[str] = "T, H, W"
-    suffixes: ClassVar[frozenset[str]] = VIDEOS | {GIF}
+    suffixes: ClassVar[frozenset[str]] = VIDEO_SUFFIXES | {GIF_SUFFIX}
     folder_hint: ClassVar[str] = (
         "a folder of clips holds video files, GIFs or folders of numbered frames, and no other pictures"
     )
@@ -51,14 +51,14 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
         """The video files, GIFs and folders of frames below a folder; none where there are other pictures."""
-        return clips_below(folder, 0) or []
+        return list_clips(folder, 0) or []
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """Frames, height and width of a clip. Raises DataError."""
         clip = open_as_clip(raw, name)
         size, count = (len(clip), *clip.size), channels or 3
-        return SampleForm(size, count, cls(size, count, *cls.usual_moments(count)))
+        return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     @property
     def frames(self) -> int:
@@ -70,11 +70,11 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
         """2: the frames."""
         return 2
 
-    def decode(self, raw: Raw, name: str | None = None) -> np.ndarray:
+    def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
         """A file, its bytes, a folder of frames, or pixels -> the frames that a model sees, (T, H, W, 3) uint8. Raises
         DataError."""
         clip = open_as_clip(raw, name)
-        return clip.read(self.frame_numbers(len(clip)))
+        return clip.read(self.choose_frame_numbers(len(clip)))
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> np.ndarray:
         """`decode` for the bytes of an upload. Raises DataError for frames of more than `max_pixels`."""
@@ -84,11 +84,11 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
             raise DataError(f"{name}: frames of {wide} x {high} pixels", f"at most {max_pixels:,}: scale it down")
         return self.decode(clip)
 
-    def stored_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
+    def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
         """(0, 0): nothing is drawn on clips."""
         return 0, 0
 
-    def open_view(self, raw: Raw, name: str, exact: bool, as_region: bool) -> Clip:
+    def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> Clip:
         """The clip, opened, of which augmentation draws the frames."""
         return open_as_clip(raw, name)
 
@@ -97,12 +97,12 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
         DataError."""
         return self.quantise(pixels[..., None] if pixels.ndim == self.axes else pixels, name)
 
-    def frame_numbers(self, count: int, draws: np.ndarray | None = None) -> np.ndarray:
+    def choose_frame_numbers(self, count: int, draws: np.ndarray | None = None) -> np.ndarray:
         """Numbers of the frames (T,) int64 that are read of a clip of `count` frames: without chance, or at random by
         `draws` (T,) in [0, 1): one frame of each of T equal parts, or, with a stride, from a random start."""
         if self.stride:
-            return spaced(count, self.image[0], self.stride, 0.5 if draws is None else float(draws[0]))
-        return evenly(count, self.image[0], 0.5 if draws is None else draws)
+            return sample_frames_by_stride(count, self.image[0], self.stride, 0.5 if draws is None else float(draws[0]))
+        return sample_frames_evenly(count, self.image[0], 0.5 if draws is None else draws)
 
     def to_array(self, decoded: Any) -> np.ndarray:
         """(T, H, W, 3) uint8 -> (C, *image) uint8."""
@@ -110,7 +110,7 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
 
     def fit_frames(self, clip: np.ndarray, along: float = 0.5) -> np.ndarray:
         """(T, H, W, 3) uint8 -> (C, *image) uint8, each frame fitted by itself; `along` is that of `crop_box`."""
-        pictures = [Image.fromarray(frame).convert(MODES[self.channels]) for frame in clip]
+        pictures = [Image.fromarray(frame).convert(PILLOW_MODES[self.channels]) for frame in clip]
         return np.stack([image_to_array(self.fit_image(picture, along)) for picture in pictures], 1)
 
     def with_moments(self, weights: Preprocess) -> ClipPreprocess:
@@ -125,7 +125,7 @@ class ClipPreprocess(ColourPixels, SizedPreprocess):
             raise UsageError(f"--clip-views {views}: the model sees whole frames, not crops", f"use {times}x1")
 
 
-def open_as_clip(raw: Raw, name: str | None = None) -> Clip:
+def open_as_clip(raw: RawSample, name: str | None = None) -> Clip:
     """A file, its bytes, pixels (T, H, W, 3), an open clip, or a picture as a clip of one frame -> an open clip. Raises
     DataError."""
     return open_clip(np.asarray(raw)[None] if isinstance(raw, Image.Image) else raw, name)

@@ -8,29 +8,29 @@ from typing import Literal
 
 import numpy as np
 
-from vitreous.data.decoding.decode import decode
-from vitreous.data.modalities.bands import find_bands
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
-from vitreous.data.modalities.planar import ColourStill, StillPreprocess
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.modalities.bands import find_band_form
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
+from vitreous.data.modalities.planar import ColourImageMixin, StillPreprocess
 
 
 @dataclass(frozen=True)
-class ImagePreprocess(ColourStill, StillPreprocess):
+class ImagePreprocess(ColourImageMixin, StillPreprocess):
     """RGB or grey images, (C, height, width) uint8; whatever else Pillow reads at 8 bits is converted to these."""
 
     _: KW_ONLY
     name: Literal["images"] = "images"
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """The form of an image, which is one of bands where it has to be read band by band, or is `asked` to be. Raises
         DataError."""
         assert isinstance(raw, (bytes, np.ndarray)), "a split gives bytes or pixels"
-        if asked.get("name") != "images" and (form := find_bands(raw, name, asked.get("numbers"))) is not None:
+        if asked.get("name") != "images" and (form := find_band_form(raw, name, asked.get("numbers"))) is not None:
             return form
-        picture = decode(raw, 3, name)
+        picture = decode_to_pillow(raw, 3, name)
         size, count = (picture.height, picture.width), channels or 3
-        return SampleForm(size, count, cls(size, count, *cls.usual_moments(count)))
+        return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     def continue_from(self, weights: Preprocess) -> Preprocess:
         """The preprocessing of weights, also that of images at their own aspect, for images of this size."""

@@ -7,18 +7,18 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.modalities.images import ImagePreprocess
-from vitreous.data.modalities.planar import Box, ColourStill, PlanarPreprocess
+from vitreous.data.modalities.planar import Box, ColourImageMixin, PlanarPreprocess
 from vitreous.errors import UsageError
-from vitreous.nn.sizes import native_size
+from vitreous.nn.sizes import fit_size_to_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class NativePreprocess(ColourStill, PlanarPreprocess):
+class NativePreprocess(ColourImageMixin, PlanarPreprocess):
     """Images that keep their aspect ratio, scaled to at most `tokens` patches of `patch` pixels, whatever `image`
     says."""
 
@@ -45,7 +45,7 @@ class NativePreprocess(ColourStill, PlanarPreprocess):
         return cls(**own, tokens=tokens, patch=patch)
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """The form of an image, as `ImagePreprocess` has it. Raises DataError."""
         return ImagePreprocess.read_form(raw, name, channels, asked)
 
@@ -72,9 +72,9 @@ class NativePreprocess(ColourStill, PlanarPreprocess):
         """`tokens` along each axis: an image may be one row of patches."""
         return (self.tokens,) * 2
 
-    def plane_of(self, size: tuple[float, float]) -> tuple[int, int]:
+    def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
         """(height, width) of an image of (width, height) pixels, by its aspect ratio."""
-        height, width = native_size((size[1], size[0]), self.patch, self.tokens)
+        height, width = fit_size_to_tokens((size[1], size[0]), self.patch, self.tokens)
         return height, width
 
     def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:

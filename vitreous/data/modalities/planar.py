@@ -10,19 +10,19 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.decode import MODES, SUFFIXES, decode, upright_size
-from vitreous.data.decoding.regions import Regions, open_picture
-from vitreous.data.decoding.spectral import bands_of
-from vitreous.data.decoding.volumes import OWN
-from vitreous.data.layouts.folder import walk
-from vitreous.data.layouts.video import clips_below
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES, PILLOW_MODES, decode_to_pillow, read_upright_size
+from vitreous.data.decoding.regions import LazyImage, open_lazy_image
+from vitreous.data.decoding.spectral import list_bands
+from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES
+from vitreous.data.layouts.folder import list_files_by_suffix
+from vitreous.data.layouts.video import list_clips
 from vitreous.data.modalities.base import Preprocess, image_to_array, quantise_floats
 from vitreous.data.split import Data
 from vitreous.errors import UsageError
 from vitreous.nn.sizes import format_size
 
 Box = tuple[float, float, float, float]  # left, top, right and bottom, in pixels
-RESAMPLING = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
+PILLOW_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PlanarPreprocess(Preprocess):
 
     form: ClassVar[Literal["images", "clips", "arrays"]] = "images"
     is_browsable: ClassVar[bool] = True
-    suffixes: ClassVar[frozenset[str]] = SUFFIXES
+    suffixes: ClassVar[frozenset[str]] = IMAGE_FILE_SUFFIXES
 
     _: KW_ONLY
     filter: Literal["bilinear", "bicubic"] = "bicubic"
@@ -39,9 +39,9 @@ class PlanarPreprocess(Preprocess):
     @property
     def resampling(self) -> Image.Resampling:
         """`filter`, as Pillow has it."""
-        return RESAMPLING[self.filter]
+        return PILLOW_FILTERS[self.filter]
 
-    def plane_of(self, size: tuple[float, float]) -> tuple[int, int]:
+    def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
         """(height, width) that an image of (width, height) pixels is brought to."""
         return self.plane
 
@@ -53,7 +53,7 @@ class PlanarPreprocess(Preprocess):
     def fit_image(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
         """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
         image."""
-        plane = self.plane_of(picture.size)
+        plane = self.choose_plane(picture.size)
         if picture.size == plane[::-1]:
             return picture
         return self.resample(picture, self.crop_box(picture.size, along), plane)
@@ -76,16 +76,21 @@ class PlanarPreprocess(Preprocess):
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
         """The images below a folder; volumes where there are none; else clips, of which the first frame is taken."""
-        return walk(folder) or walk(folder, OWN) or clips_below(folder, 0) or []
+        return (
+            list_files_by_suffix(folder)
+            or list_files_by_suffix(folder, VOLUME_ONLY_SUFFIXES)
+            or list_clips(folder, 0)
+            or []
+        )
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """`decode` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
-        upright_size(content, name, max_pixels)
+        """`decode_to_pillow` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
+        read_upright_size(content, name, max_pixels)
         return self.decode(content, name)
 
-    def stored_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
+    def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
         """(width, height) of an image file, upright. Raises DataError for more than `max_pixels`."""
-        return upright_size(content, name, max_pixels)
+        return read_upright_size(content, name, max_pixels)
 
 
 @dataclass(frozen=True)
@@ -149,7 +154,7 @@ class StillPreprocess(SizedPreprocess):
 
     def is_within(self, decoded: Any) -> bool:
         """Whether a Pillow image, or one for each channel, is no larger than the model's input."""
-        (width, height), (rows, columns) = bands_of(decoded)[0].size, self.plane
+        (width, height), (rows, columns) = list_bands(decoded)[0].size, self.plane
         return height <= rows and width <= columns
 
     def visible_box(self, width: int, height: int) -> Box:
@@ -162,7 +167,7 @@ class StillPreprocess(SizedPreprocess):
         return 0.5 - across, 0.5 - down, 0.5 + across, 0.5 + down
 
 
-class ColourPixels:
+class ColourMixin:
     """RGB or grey at 8 bits, however they are stored: what images, clips and images at their own aspect share."""
 
     has_colours: ClassVar[bool] = True
@@ -189,21 +194,21 @@ class ColourPixels:
         return quantise_floats(pixels, name) if pixels.dtype.kind == "f" else np.ascontiguousarray(pixels)
 
 
-class ColourStill(ColourPixels):
+class ColourImageMixin(ColourMixin):
     """Colours of images: what images of one size and at their own aspect share."""
 
     def decode(self, raw: Any, name: str | None = None) -> Image.Image:
         """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image, RGB or L. Raises DataError."""
-        return decode(raw, self.channels, name)
+        return decode_to_pillow(raw, self.channels, name)
 
-    def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | Regions:
+    def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | LazyImage:
         """What augmentation draws a view from: a picture whose pixels are decoded later, if `as_region`."""
-        return open_picture(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
+        return open_lazy_image(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
 
     def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
         """An array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1 -> the same, uint8. Raises DataError."""
         return self.quantise(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels, name)
 
-    def for_reduced_reading(self) -> Self | None:
+    def for_reduced_decoding(self) -> Self | None:
         """The same, as files are decoded as grey or RGB."""
-        return self if self.channels in MODES else None
+        return self if self.channels in PILLOW_MODES else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar, Literal
 
-from vitreous.data.layouts.volumes import ENDINGS
+from vitreous.data.layouts.volumes import SUFFIXES_BY_AXES
 from vitreous.data.modalities.volumes import VolumePreprocess
 
 
@@ -17,7 +17,7 @@ class SignalPreprocess(VolumePreprocess):
     axes: ClassVar[int] = 1
     axis_names: ClassVar[str] = "L"
     unit: ClassVar[str] = "numbers"
-    suffixes: ClassVar[frozenset[str]] = ENDINGS[1]
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES_BY_AXES[1]
     array_axes: ClassVar[int | None] = 1
 
     _: KW_ONLY

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from vitreous.config import Tagged
-from vitreous.data.annotations.target import kind_of
+from vitreous.config import TaggedUnion
+from vitreous.data.annotations.target import get_sample_noun
 from vitreous.data.modalities.bands import BandPreprocess
 from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess
@@ -26,10 +26,10 @@ MODALITIES: dict[str, type[Preprocess]] = {
 }
 
 #: a field of a dataclass that is the preprocessing of any modality
-AnyPreprocess = Annotated[Preprocess, Tagged(MODALITIES)]
+AnyPreprocess = Annotated[Preprocess, TaggedUnion(MODALITIES)]
 
 
-def modality_of(split: Split) -> type[Preprocess]:
+def find_modality(split: Split) -> type[Preprocess]:
     """The modality that tells the form of a split's samples (`Preprocess.read_form`)."""
-    noun = kind_of(split)
+    noun = get_sample_noun(split)
     return next(modality for modality in MODALITIES.values() if modality.noun == noun)

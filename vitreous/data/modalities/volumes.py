@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from PIL import Image
 
-from vitreous.data.decoding.volumes import read_volume, volume_form
-from vitreous.data.layouts.volumes import ENDINGS, array_folder_axes, arrays, no_arrays
-from vitreous.data.modalities.base import Preprocess, Raw, SampleForm
+from vitreous.data.decoding.volumes import read_volume, read_volume_form
+from vitreous.data.layouts.volumes import SUFFIXES_BY_AXES, detect_folder_axes, no_arrays_error, open_array_folder
+from vitreous.data.modalities.base import Preprocess, RawSample, SampleForm
 from vitreous.data.split import Data
 
 
@@ -30,7 +30,7 @@ class VolumePreprocess(Preprocess):
     axes: ClassVar[int] = 3
     axis_names: ClassVar[str] = "D, H, W"
     unit: ClassVar[str] = "voxels"
-    suffixes: ClassVar[frozenset[str]] = ENDINGS[3]
+    suffixes: ClassVar[frozenset[str]] = SUFFIXES_BY_AXES[3]
     array_axes: ClassVar[int | None] = 3
 
     _: KW_ONLY
@@ -42,18 +42,22 @@ class VolumePreprocess(Preprocess):
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
         """The classes of volumes in a folder that holds such alone, or, if `is_asked`, beside others; None for any
         other folder. Raises DataError as `layouts.volumes.arrays`, and where it `is_asked` and has no such files."""
-        if is_asked and not array_folder_axes(folder, cls.axes):
-            raise no_arrays(str(folder), cls.axes)
-        return arrays(folder, split_seed, cls.axes) if is_asked or array_folder_axes(folder) == cls.axes else None
+        if is_asked and not detect_folder_axes(folder, cls.axes):
+            raise no_arrays_error(str(folder), cls.axes)
+        return (
+            open_array_folder(folder, split_seed, cls.axes)
+            if is_asked or detect_folder_axes(folder) == cls.axes
+            else None
+        )
 
     @classmethod
-    def read_form(cls, raw: Raw, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
+    def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
         """Channels and sides, from the header. Raises DataError."""
-        count, size = volume_form(raw, name, cls.axes)  # type: ignore[arg-type]
-        return SampleForm(size, count, cls(size, count, *cls.usual_moments(count)))
+        count, size = read_volume_form(raw, name, cls.axes)  # type: ignore[arg-type]
+        return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     @classmethod
-    def usual_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def default_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Mean 0 and standard deviation 1."""
         return (0.0,) * channels, (1.0,) * channels
 
@@ -82,12 +86,12 @@ class VolumePreprocess(Preprocess):
         own = super().with_moments(weights)
         return replace(own, standardise=weights.standardise) if isinstance(weights, VolumePreprocess) else own
 
-    def decode(self, raw: Raw, name: str | None = None) -> np.ndarray:
+    def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
         """A file, its bytes, or values (*sides[, C]) -> (C, *sides) float32. Raises DataError."""
         values: Any = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         return read_volume(values, self.channels, name, self.axes, self.standardise == "each")
 
-    def open_view(self, raw: Raw, name: str, exact: bool, as_region: bool) -> np.ndarray:
+    def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> np.ndarray:
         """What augmentation draws a view from: the decoded sample, scaled to `image` where `fit` is `squash`."""
         decoded = self.decode(raw, name)
         return self.to_array(decoded) if self.fit == "squash" else decoded

@@ -19,21 +19,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import MAX_BYTES, read_regular, reason
-from vitreous.data.layouts.file_names import find_file
-from vitreous.errors import DataError, ResourceError, UsageError, install_hint, printable
-from vitreous.system.disk import atomic, cache
+from vitreous.data.decoding.decode import MAX_FILE_BYTES, describe_exception, read_input_file
+from vitreous.data.layouts.file_names import resolve_unicode_path
+from vitreous.errors import DataError, ResourceError, UsageError, escape_unprintable, install_hint
+from vitreous.system.disk import get_cache_folder, open_atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 256  # of one batch of an Arrow stream
-SAMPLED = 16  # images whose content identifies all
-BUFFER = 2**20  # bytes that are read of a Parquet file at a time
+STREAM_BATCH_ROWS = 256  # of one batch of an Arrow stream
+FINGERPRINT_SAMPLES = 16  # images whose content identifies all
+PARQUET_BUFFER_BYTES = 2**20  # bytes that are read of a Parquet file at a time
 
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class ImageColumn:
     """A column of images in Arrow streams, rows counted through all of them: the bytes of an image file, or a struct of
     {bytes, path}. `home`: the folder that stored paths start from."""
 
@@ -48,7 +48,7 @@ class Column:
     @cached_property
     def chunks(self) -> tuple[list[Any], np.ndarray]:
         """The column's chunks, mapped into memory, and the row at which each of them ends, (chunks,) int64."""
-        chunks = [chunk for stream in self.streams for chunk in map_stream(stream).column(self.column).chunks]
+        chunks = [chunk for stream in self.streams for chunk in map_arrow_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
     def read(self, row: int) -> bytes:
@@ -59,9 +59,9 @@ class Column:
         content, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
         if content is None and path:
             place = os.path.join(self.home, path)
-            return read_regular(find_file(place) or place)
-        if not content or len(content) > MAX_BYTES:
-            raise DataError(f"{self.name(row)}: {f'larger than {MAX_BYTES >> 20} MiB' if content else 'no image'}")
+            return read_input_file(resolve_unicode_path(place) or place)
+        if not content or len(content) > MAX_FILE_BYTES:
+            raise DataError(f"{self.name(row)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if content else 'no image'}")
         return content
 
     def name(self, row: int) -> str:
@@ -76,13 +76,13 @@ class Column:
         contents = [pc.struct_field(chunk, "bytes") if pa.types.is_struct(chunk.type) else chunk for chunk in chunks]
         sizes = [np.asarray(pc.fill_null(pc.binary_length(content), -1), dtype=np.int64) for content in contents]
         digest.update(np.concatenate(sizes)[rows].tobytes() if sizes else b"")
-        for sample in np.linspace(0, len(rows) - 1, min(SAMPLED, len(rows))).astype(int):
+        for sample in np.linspace(0, len(rows) - 1, min(FINGERPRINT_SAMPLES, len(rows))).astype(int):
             with suppress(DataError):
                 digest.update(self.read(int(rows[sample])))
 
 
 @dataclass(frozen=True)
-class Streams:
+class ArrowStreams:
     """The rows of one split as Arrow streams, which the `datasets` library keeps. Every method raises DataError for a
     damaged file."""
 
@@ -91,12 +91,12 @@ class Streams:
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the columns, as the first stream has them."""
-        return map_stream(self.files[0]).schema
+        return map_arrow_stream(self.files[0]).schema
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
         """The values of a column, a piece at a time."""
         for file in self.files:
-            yield from map_stream(file).column(column).chunks
+            yield from map_arrow_stream(file).column(column).chunks
 
     def values(self, column: str) -> pa.ChunkedArray:
         """A whole column, for those that are small."""
@@ -113,7 +113,7 @@ class Streams:
         return tuple(map(os.fspath, self.files))
 
 
-class Parquet(Streams):
+class ParquetFiles(ArrowStreams):
     """The rows of one split as Parquet files of the same columns."""
 
     @property
@@ -121,27 +121,27 @@ class Parquet(Streams):
         """Names and types of the columns. Raises DataError for files that differ in them."""
         schemas = []
         for file in self.files:
-            with open_parquet(file) as parquet:
+            with open_parquet_file(file) as parquet:
                 schemas.append(parquet.schema_arrow)
             if not schemas[0].equals(schemas[-1]):
-                problem = f"{printable(file)} has other columns than {printable(self.files[0])}"
+                problem = f"{escape_unprintable(file)} has other columns than {escape_unprintable(self.files[0])}"
                 raise DataError(problem, "keep files of the same columns together")
         return schemas[0]
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
         """The values of a column, a piece at a time."""
         for file in self.files:
-            with open_parquet(file) as parquet:
-                for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
+            with open_parquet_file(file) as parquet:
+                for batch in parquet.iter_batches(STREAM_BATCH_ROWS, columns=[column], use_threads=False):
                     yield batch.column(0)
 
     def streams(self, column: str) -> tuple[str, ...]:
         """Arrow streams that have the column, written into the cache where missing. Raises ResourceError."""
-        return tuple(os.fspath(unpack_column(file, column)) for file in self.files)
+        return tuple(os.fspath(cache_parquet_column(file, column)) for file in self.files)
 
 
 @contextmanager
-def open_parquet(file: Path) -> Iterator[Any]:
+def open_parquet_file(file: Path) -> Iterator[Any]:
     """Open a `pyarrow.parquet.ParquetFile`, read a buffer at a time.
 
     Raises DataError for a file that is no Parquet or damaged, also while the block reads it; UsageError without
@@ -152,25 +152,25 @@ def open_parquet(file: Path) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(file, buffer_size=BUFFER, pre_buffer=False) as parquet:
+        with pq.ParquetFile(file, buffer_size=PARQUET_BUFFER_BYTES, pre_buffer=False) as parquet:
             yield parquet
     except (pa.ArrowException, OSError) as error:
-        problem = f"{printable(file)}: cannot be read as Parquet ({reason(error)})"
+        problem = f"{escape_unprintable(file)}: cannot be read as Parquet ({describe_exception(error)})"
         raise DataError(problem, "fetch it again, or leave it out") from None
 
 
-def map_stream(stream: str | Path) -> pa.Table:
+def map_arrow_stream(stream: str | Path) -> pa.Table:
     """An Arrow stream as a table whose contents are mapped into memory. Raises DataError for a damaged one."""
     import pyarrow as pa
 
     try:
         return pa.ipc.open_stream(pa.memory_map(os.fspath(stream))).read_all()
     except (pa.ArrowException, OSError) as error:
-        problem = f"{printable(stream)}: cannot be read as an Arrow stream ({reason(error)})"
+        problem = f"{escape_unprintable(stream)}: cannot be read as an Arrow stream ({describe_exception(error)})"
         raise DataError(problem, "remove it, and it is made again") from None
 
 
-def unpack_column(file: Path, column: str) -> Path:
+def cache_parquet_column(file: Path, column: str) -> Path:
     """Write one column of a Parquet file as an Arrow stream into the cache, again when the file changes.
 
     Raises ResourceError where the disk has no room for it; XDG_CACHE_HOME says on which it is.
@@ -180,37 +180,37 @@ def unpack_column(file: Path, column: str) -> Path:
     status = file.stat()
     identity = repr((os.path.abspath(file), status.st_size, status.st_mtime_ns, column))
     digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()
-    stream = cache("arrow") / f"{digest[:32]}.arrow"
-    with open_parquet(file) as parquet:
+    stream = get_cache_folder("arrow") / f"{digest[:32]}.arrow"
+    with open_parquet_file(file) as parquet:
         if stream.is_file():
             with suppress(DataError):
-                if map_stream(stream).num_rows == parquet.metadata.num_rows:
+                if map_arrow_stream(stream).num_rows == parquet.metadata.num_rows:
                     return stream
-        require_room(stream.parent, file, unpacked_bytes(parquet, column))
+        require_cache_space(stream.parent, file, count_unpacked_bytes(parquet, column))
         schema = pa.schema([parquet.schema_arrow.field(column)])
-        with atomic(stream, shared=True) as sink, pa.ipc.new_stream(sink, schema) as writer:
-            for batch in parquet.iter_batches(ROWS, columns=[column], use_threads=False):
+        with open_atomic(stream, shared=True) as sink, pa.ipc.new_stream(sink, schema) as writer:
+            for batch in parquet.iter_batches(STREAM_BATCH_ROWS, columns=[column], use_threads=False):
                 writer.write_batch(batch)
     return stream
 
 
-def unpacked_bytes(parquet: Any, column: str) -> int:
+def count_unpacked_bytes(parquet: Any, column: str) -> int:
     """The bytes that a column of an open Parquet file takes uncompressed."""
     groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
     parts = (group.column(number) for group in groups for number in range(group.num_columns))
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
 
 
-def require_room(home: Path, file: Path, size: int) -> None:
+def require_cache_space(home: Path, file: Path, size: int) -> None:
     """Make a folder of the cache for `size` bytes of `file`. Raises ResourceError where they do not fit."""
     hint = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
     try:
         home.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(home).free
     except OSError as error:
-        raise ResourceError(f"nothing can be stored in {home} ({reason(error)})", hint) from None
+        raise ResourceError(f"nothing can be stored in {home} ({describe_exception(error)})", hint) from None
     if free < size:
-        raise ResourceError(f"{printable(file)} unpacks to {size:,} bytes, {home} has room for {free:,}", hint)
+        raise ResourceError(f"{escape_unprintable(file)} unpacks to {size:,} bytes, {home} has room for {free:,}", hint)
 
 
 def require_pyarrow() -> None:

@@ -9,20 +9,20 @@ from typing import Any, ClassVar, Literal
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import Level, ModelConfig
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.configs.wrapped import WithBackbone
+from vitreous.models.configs.wrapped import BackboneWrapperConfig
 
 #: heads of deformable attention, and channels of its values for one of the width, by the width of the ViT (the paper's
 #: Table 10)
-PUBLISHED = {192: (6, 1.0), 384: (6, 1.0), 768: (12, 0.5), 1024: (16, 0.5)}
-STRIDES = (4, 8, 16, 32)
+PUBLISHED_ADAPTERS = {192: (6, 1.0), 384: (6, 1.0), 768: (12, 0.5), 1024: (16, 0.5)}
+ADAPTER_STRIDES = (4, 8, 16, 32)
 
-Norm = Literal["group", "batch"]
+AdapterNorm = Literal["group", "batch"]
 TokenSource = Literal["last", "interaction"]
-Adapter = Literal["none", "group", "batch"]  # of an objective: the norm of the adapter that a ViT gets, or none
+AdapterChoice = Literal["none", "group", "batch"]  # of an objective: the norm of the adapter that a ViT gets, or none
 
 
 @dataclass(frozen=True)
-class AdapterConfig(WithBackbone):
+class AdapterConfig(BackboneWrapperConfig):
     """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
     with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
     with values of `ratio` times the width.
@@ -44,7 +44,7 @@ class AdapterConfig(WithBackbone):
     points: int = 4
     interactions: int = 4
     prior: int = 64
-    norm: Norm = "group"
+    norm: AdapterNorm = "group"
     token_source: TokenSource = "last"
 
     module: ClassVar[str] = "vitreous.models.adapter:ViTAdapter"
@@ -84,7 +84,7 @@ class AdapterConfig(WithBackbone):
         With four interactions and `token_source="interaction"`: 0, 1, 2, 3. Other numbers of interactions are spread
         evenly over the maps.
         """
-        count, last = len(STRIDES), self.interactions - 1
+        count, last = len(ADAPTER_STRIDES), self.interactions - 1
         if self.token_source == "last":
             return (last,) * count
         return tuple(-(-(number + 1) * self.interactions // count) - 1 for number in range(count))
@@ -92,12 +92,12 @@ class AdapterConfig(WithBackbone):
     @property
     def levels(self) -> tuple[Level, ...]:
         """The maps that `features_at` gives."""
-        return tuple(Level((stride, stride), self.backbone.width) for stride in STRIDES)
+        return tuple(Level((stride, stride), self.backbone.width) for stride in ADAPTER_STRIDES)
 
     def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
         """The norms of other maps, and what makes the finest of all."""
-        norms = (f"norms.{number}" for number, stride in enumerate(STRIDES) if stride not in strides)
-        return (*norms, *(() if STRIDES[0] in strides else ("prior.reduce.0", "up")))
+        norms = (f"norms.{number}" for number, stride in enumerate(ADAPTER_STRIDES) if stride not in strides)
+        return (*norms, *(() if ADAPTER_STRIDES[0] in strides else ("prior.reduce.0", "up")))
 
     @property
     def patch(self) -> tuple[int, ...]:
@@ -114,7 +114,7 @@ class AdapterConfig(WithBackbone):
         return self.backbone.width
 
 
-def add_adapter(backbone: Any, adapter: Adapter = "group", token_source: TokenSource = "last") -> Any:
+def add_adapter(backbone: Any, adapter: AdapterChoice = "group", token_source: TokenSource = "last") -> Any:
     """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
     ViT, else one with the heads of the ViT. `token_source` is that of `AdapterConfig`. Raises UsageError as
     `AdapterConfig`, and for what has stages of its own.
@@ -123,7 +123,7 @@ def add_adapter(backbone: Any, adapter: Adapter = "group", token_source: TokenSo
         return backbone
     if backbone.has_stages:
         raise UsageError("an adapter is for a ViT, and this backbone has stages of its own", "use adapter=none")
-    heads, ratio = PUBLISHED.get(backbone.width, (backbone.heads, 0.5 if backbone.width > 384 else 1.0))
+    heads, ratio = PUBLISHED_ADAPTERS.get(backbone.width, (backbone.heads, 0.5 if backbone.width > 384 else 1.0))
     interactions = min(4, backbone.depth)
     return AdapterConfig(
         backbone=backbone, heads=heads, ratio=ratio, interactions=interactions, norm=adapter, token_source=token_source

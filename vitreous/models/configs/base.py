@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from vitreous.config import Tagged, change_fields, import_object
+from vitreous.config import TaggedUnion, change_fields, import_object
 from vitreous.models.configs.groups import AttentionGroup, ConfigGroup, PositionGroup, RegularizationConfig
 from vitreous.models.families import FAMILIES
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
 
-Image = tuple[int, ...] | None
+ImageSize = tuple[int, ...] | None
 #: whose mean and standard deviation of each channel images are normalised with; half: 0.5 and 0.5
-Pixels = Literal["half", "imagenet", "clip"]
+PixelScaling = Literal["half", "imagenet", "clip"]
 #: rules of positions that are tables, resized to other grids
-LEARNED = ("learned", "axes", "factorised")
+LEARNED_POSITIONS = ("learned", "axes", "factorised")
 #: fields that weights files of others' formats have no place for, which are noted beside the tensors
-NOTED = (
+METADATA_FIELDS = (
     *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
     *("norm.final", "norm.eps", "eps"),
 )
 #: fields that change outputs slightly, and no shape
-NUMERICAL = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
+NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
 
 
 class Level(NamedTuple):
@@ -64,7 +64,7 @@ class PreprocessDefaults(NamedTuple):
     """How images were prepared for published weights, where no file beside them tells: mean and standard deviation, and
     the filter that resizes them."""
 
-    pixels: Pixels = "half"
+    pixels: PixelScaling = "half"
     filter: Literal["bilinear", "bicubic"] = "bicubic"
 
 
@@ -92,7 +92,7 @@ class ExportRules:
 class ModelConfig:
     """What a model is, as frozen values; the base class of the configs of all families."""
 
-    tagged: ClassVar[Tagged] = Tagged(FAMILIES, key="family", default="vit")
+    tagged: ClassVar[TaggedUnion] = TaggedUnion(FAMILIES, key="family", default="vit")
     module: ClassVar[str]  # the class of its models, as "package.module:Class"
     preset_names: ClassVar[tuple[str, ...]] = ()  # what `vitreous models` lists
     recipe_family: ClassVar[str] = ""  # the models whose training recipes fit: vit, bit, swin
@@ -169,13 +169,13 @@ class ModelConfig:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Any config for this class, which `from_plain` has made one before; the fields of a subclass."""
+        """Any config for this class, which `from_dict` has made one before; the fields of a subclass."""
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls) if cls is ModelConfig else handler(source)
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ModelConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> ModelConfig | None:
         """The config of a model's name, at an image size in pixels, None: its own. None for names of other families.
         Raises UsageError for a name of this family that cannot be."""
         return None
@@ -251,7 +251,7 @@ class ModelConfig:
     @property
     def has_position_tables(self) -> bool:
         """Whether there are learned positions that are resized to other image sizes."""
-        return self.positions.kind in LEARNED
+        return self.positions.kind in LEARNED_POSITIONS
 
     @property
     def projected_cell(self) -> tuple[int, ...]:
@@ -286,12 +286,12 @@ class ModelConfig:
         if not strides or not set(strides) <= set(self.strides):
             raise ValueError(f"strides {tuple(strides)} are not among {self.strides}, those of the model's maps")
 
-    def layer_of(self, parameter: str) -> int:
+    def parameter_layer(self, parameter: str) -> int:
         """The layer of a parameter, for layer decay (arXiv:2106.08254): 0 for what comes before the blocks, 1 to L for
         the blocks, L + 1 for what follows them, and for what stands on or beside a backbone."""
         if self.backbone is not None:
             _, inside, inner = parameter.partition("backbone.")
-            return self.backbone.layer_of(inner) if inside else self.depth + 1
+            return self.backbone.parameter_layer(inner) if inside else self.depth + 1
         groups = self.layer_groups
         match = re.search(groups.block, parameter)
         if match:
@@ -303,23 +303,23 @@ class ModelConfig:
         """The number of a block, from 0, by those in the names of its parameters."""
         return numbers[0] - self.first_block
 
-    def macs(self, image: Image = None) -> int:
+    def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image of these sides, in pixels, None: the native size. FLOPs are
         twice this; a training step costs three forward passes. By default PyTorch counts them on a model without
         values."""
         return self.model_class().count_macs(self, tuple(image or self.image))
 
-    def computed_macs(self, image: Image = None, patches: int | None = None) -> int:
+    def computed_macs(self, image: ImageSize = None, patches: int | None = None) -> int:
         """Multiply-adds that a forward pass carries out: `macs` without what of the last block is not read. Blocks
         compute only so many `patches` of the image, where they drop the others; all are projected."""
         return self.macs(image)
 
-    def count_activations(self, image: Image = None, device: str = "cuda") -> int | None:
+    def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
         """Numbers that the blocks keep of one image for the backward pass, two or four bytes each; None where nobody
         has counted them."""
         return None
 
-    def windows_text(self, before: ModelConfig) -> str:
+    def describe_window_change(self, before: ModelConfig) -> str:
         """A note on windows that weights of the config `before` were not trained with; "" where there are none."""
         return ""
 
@@ -332,15 +332,15 @@ class ModelConfig:
         """How images were prepared for published weights, where no file beside them tells."""
         return PreprocessDefaults()
 
-    def noted_fields(self) -> dict[str, Any]:
+    def metadata_fields(self) -> dict[str, Any]:
         """Fields that no tensor tells, which are written beside tensors in others' formats."""
-        return self.values_at(sorted(NOTED))
+        return self.values_at(sorted(METADATA_FIELDS))
 
     def numerical_choices(self) -> dict[str, Any]:
         """Choices that change outputs slightly, and no shape."""
-        return self.values_at(NUMERICAL)
+        return self.values_at(NUMERICAL_FIELDS)
 
-    def head_count(self) -> dict[str, Any]:
+    def head_count_field(self) -> dict[str, Any]:
         """The field `heads` where no tensor tells the number of heads."""
         return {}
 

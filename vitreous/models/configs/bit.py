@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
-from vitreous.errors import UsageError, nearest
-from vitreous.models.configs.base import ExportRules, Image, LayerGroups, Level, ModelConfig
+from vitreous.errors import UsageError, suggest_nearest
+from vitreous.models.configs.base import ExportRules, ImageSize, LayerGroups, Level, ModelConfig
 from vitreous.models.cost import resnet_macs
-from vitreous.models.presets import BITS, RESNETS
+from vitreous.models.presets import BIT_NAMES, RESNET_BLOCKS
 
 # whose ResNet: the rows of nn.resnet.NUMERICS
-Numerics = Literal["google", "bit", "big-vision", "timm", "transformers"]
+NumericsName = Literal["google", "bit", "big-vision", "timm", "transformers"]
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 
@@ -31,7 +31,7 @@ class BiTConfig(ModelConfig):
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     factor: int = 1
     width: int = 64  # of the root, before `factor`
-    numerics: Numerics = "bit"
+    numerics: NumericsName = "bit"
     axial: bool = False  # attention in rows and columns for every 3x3 of the units; `image` sizes its positions
 
     def __post_init__(self) -> None:
@@ -45,10 +45,11 @@ class BiTConfig(ModelConfig):
             raise UsageError(
                 "blocks must name at least one stage, each of at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
             )
-        known = get_args(Numerics)
+        known = get_args(NumericsName)
         if self.numerics not in known:
             raise UsageError(
-                f"unknown numerics {self.numerics}", nearest(self.numerics, known) or f"use one of {', '.join(known)}"
+                f"unknown numerics {self.numerics}",
+                suggest_nearest(self.numerics, known) or f"use one of {', '.join(known)}",
             )
         if self.axial and self.width * self.factor % 16:
             raise UsageError(
@@ -56,7 +57,7 @@ class BiTConfig(ModelConfig):
             )
 
     module: ClassVar[str] = "vitreous.models.bit:BiT"
-    preset_names: ClassVar[tuple[str, ...]] = (*(f"BiT-R{name}" for name in BITS), "AxialResNet-50")
+    preset_names: ClassVar[tuple[str, ...]] = (*(f"BiT-R{name}" for name in BIT_NAMES), "AxialResNet-50")
     recipe_family: ClassVar[str] = "bit"
     layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bbody\.stages\.(\d+)\.units\.(\d+)\.", ("body.root",))
     has_stages: ClassVar[bool] = True
@@ -64,19 +65,19 @@ class BiTConfig(ModelConfig):
     foreign_formats: ClassVar[bool] = True
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> BiTConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> BiTConfig | None:
         """`BiT-R50x1`, `R50x1` or `AxialResNet-50`."""
         size: Any = image or (224, 224)
         if name == "AxialResNet-50":
             return cls(image=size, axial=True)
         resnet = _RESNET.fullmatch(name)
-        if resnet is None or resnet["depth"] not in RESNETS:
+        if resnet is None or resnet["depth"] not in RESNET_BLOCKS:
             return None
-        return cls(image=size, blocks=RESNETS[resnet["depth"]], factor=int(resnet["factor"]))
+        return cls(image=size, blocks=RESNET_BLOCKS[resnet["depth"]], factor=int(resnet["factor"]))
 
     def name(self) -> str:
         """`BiT-R50x1`."""
-        depth = next((key for key, row in RESNETS.items() if row == self.blocks), "-".join(map(str, self.blocks)))
+        depth = next((key for key, row in RESNET_BLOCKS.items() if row == self.blocks), "-".join(map(str, self.blocks)))
         return f"AxialResNet-{depth}" if self.axial else f"BiT-R{depth}x{self.factor}"
 
     @property
@@ -105,7 +106,7 @@ class BiTConfig(ModelConfig):
         stage, unit = numbers
         return sum(self.blocks[:stage]) + unit
 
-    def macs(self, image: Image = None) -> int:
+    def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image: every convolution, axial attention and the head.
 
         Norms, ReLU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.

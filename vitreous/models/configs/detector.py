@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, ModelConfig, PreprocessDefaults
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.configs.wrapped import OnBackbone
+from vitreous.models.configs.wrapped import BackboneWithHeadConfig
 
 DetectionHeads = Literal["vitdet", "light"]
-Scores = Literal["softmax", "sigmoid"]
+ScoreActivation = Literal["softmax", "sigmoid"]
 
 
 class HeadSizes(NamedTuple):
@@ -34,18 +34,18 @@ class HeadSizes(NamedTuple):
 
 
 #: ViTDet's heads (arXiv:2203.16527, appendix A.2), and some of a tenth of their cost
-HEADS: dict[str, HeadSizes] = {
+HEAD_SIZES: dict[str, HeadSizes] = {
     "vitdet": HeadSizes(2, 4, layers=1, masks=4, norm=True, anchors=256, regions=512, sampling=0),
     "light": HeadSizes(1, 0, layers=2, masks=2, norm=True, anchors=256, regions=128, sampling=2),
 }
-LEVELS = 5  # of a feature pyramid
-OUTPUTS = ("boxes", "scores", "labels", "masks")
+PYRAMID_LEVELS = 5  # of a feature pyramid
+DETECTOR_OUTPUTS = ("boxes", "scores", "labels", "masks")
 #: fields that no tensor tells
-UNTOLD = ("agnostic", "round_anchors", "proposals", "detections", "nms", "threshold", "scores")
+DETECTOR_METADATA_FIELDS = ("agnostic", "round_anchors", "proposals", "detections", "nms", "threshold", "scores")
 
 
 @dataclass(frozen=True)
-class DetectorConfig(OnBackbone):
+class DetectorConfig(BackboneWithHeadConfig):
     """A backbone without a head of its own, a feature pyramid, a region proposal network and heads for regions
     (arXiv:1506.01497, arXiv:1703.06870).
 
@@ -71,7 +71,7 @@ class DetectorConfig(OnBackbone):
     anchor: float = 8.0
     round_anchors: bool = True
     agnostic: bool = False
-    scores: Scores = "softmax"
+    scores: ScoreActivation = "softmax"
     proposals: int = 1000
     detections: int = 100
     nms: float = 0.5
@@ -102,7 +102,7 @@ class DetectorConfig(OnBackbone):
     @property
     def sizes(self) -> HeadSizes:
         """The row of `heads`."""
-        return HEADS[self.heads]
+        return HEAD_SIZES[self.heads]
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -118,21 +118,21 @@ class DetectorConfig(OnBackbone):
             stride = self.backbone.strides[0]
             return tuple(s for s in (stride // 4, stride // 2, stride, stride * 2, stride * 4) if s >= self.finest)
         own = self.taps
-        return (*own, *(own[-1] * 2**step for step in range(1, LEVELS + 1 - len(own))))
+        return (*own, *(own[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(own))))
 
     def export_rules(self) -> ExportRules:
         """One image at a time: which of its objects are one is asked image by image."""
         hint = "leave it out: images of any size are scaled to one, or answered by tiles of it"
-        outputs = OUTPUTS if self.masks else OUTPUTS[:3]
+        outputs = DETECTOR_OUTPUTS if self.masks else DETECTOR_OUTPUTS[:3]
         return ExportRules(outputs, fixed_size="objects", hint=hint, fixed_batch=True)
 
     def default_preprocess(self) -> PreprocessDefaults:
         """Scaled bilinearly, as detectors are."""
         return PreprocessDefaults(filter="bilinear")
 
-    def noted_fields(self) -> dict[str, Any]:
+    def metadata_fields(self) -> dict[str, Any]:
         """Those of the backbone, and the detector's own."""
-        return self.backbone.noted_fields() | {name: getattr(self, name) for name in UNTOLD}
+        return self.backbone.metadata_fields() | {name: getattr(self, name) for name in DETECTOR_METADATA_FIELDS}
 
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image, LayerGroups, ModelConfig
+from vitreous.models.configs.base import ImageSize, LayerGroups, ModelConfig
 from vitreous.models.configs.groups import AttentionConfig, PositionConfig
 from vitreous.models.cost import block_macs
-from vitreous.nn.sizes import format_size, grid_of, nearby
+from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 
 #: width, depth, heads (arXiv:2212.09748, Table 1)
-DITS = {"S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "XL": (1152, 28, 16)}
+DIT_SHAPES = {"S": (384, 12, 6), "B": (768, 12, 12), "L": (1024, 24, 16), "XL": (1152, 28, 16)}
 _DIT = re.compile(
     r"dit-(?P<size>[a-z]+|(?P<width>\d+)x(?P<depth>\d+))/(?P<patch>\d+(?:x\d+){0,2})(?P<alternating>-alternating)?",
     re.IGNORECASE,
@@ -36,7 +36,7 @@ class DiTConfig(ModelConfig):
     """
 
     module: ClassVar[str] = "vitreous.models.dit:DiT"
-    preset_names: ClassVar[tuple[str, ...]] = tuple(f"DiT-{size}/{patch}" for size in DITS for patch in (2, 4, 8))
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"DiT-{size}/{patch}" for size in DIT_SHAPES for patch in (2, 4, 8))
     recipe_family: ClassVar[str] = "dit"
     layer_groups: ClassVar[LayerGroups] = LayerGroups(entry=("projection", "time", "classes"))
     positions: ClassVar[PositionConfig] = PositionConfig(kind="sincos")
@@ -79,7 +79,7 @@ class DiTConfig(ModelConfig):
     @property
     def grid(self) -> tuple[int, ...]:
         """Tokens per axis at the native image size."""
-        return grid_of(self.image, self.patch)
+        return patch_grid(self.image, self.patch)
 
     @property
     def out_channels(self) -> int:
@@ -94,12 +94,14 @@ class DiTConfig(ModelConfig):
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size that the patch does not divide, naming one that would do."""
         try:
-            grid_of(image, self.patch)
+            patch_grid(image, self.patch)
         except ValueError as error:
-            raise UsageError(str(error), f"use --image-size {format_size(nearby(image, self.patch))}") from None
+            raise UsageError(
+                str(error), f"use --image-size {format_size(nearest_divisible_size(image, self.patch))}"
+            ) from None
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> DiTConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> DiTConfig | None:
         """`DiT-XL/2`, for latents of 4 channels, or `DiT-128x6/2` for a width of 128 and a depth of 6 with heads of 32
         channels; `DiT-96x6/2x4x4-alternating` for clips.
 
@@ -111,29 +113,29 @@ class DiTConfig(ModelConfig):
         if match["width"]:
             width, depth = int(match["width"]), int(match["depth"])
             heads = max(1, width // 32)
-        elif match["size"].upper() in DITS:
-            width, depth, heads = DITS[match["size"].upper()]
+        elif match["size"].upper() in DIT_SHAPES:
+            width, depth, heads = DIT_SHAPES[match["size"].upper()]
         else:
             return None
         patch = tuple(map(int, match["patch"].lower().split("x")))
         patch = patch * 2 if len(patch) == 1 else patch
         if min(patch) < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
-        side = image or nearby((32,) * len(patch), patch)
+        side = image or nearest_divisible_size((32,) * len(patch), patch)
         sizes: dict[str, Any] = {"width": width, "depth": depth, "heads": heads, "hidden": 4 * width}
         return cls(image=side, patch=patch, arrangement="alternating" if match["alternating"] else "joint", **sizes)
 
     def name(self) -> str:
         """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
         own = (self.width, self.depth, self.heads)
-        size = next((key for key, row in DITS.items() if row == own), f"{self.width}x{self.depth}")
+        size = next((key for key, row in DIT_SHAPES.items() if row == own), f"{self.width}x{self.depth}")
         patch = self.patch[:1] if len(self.patch) == 2 and len(set(self.patch)) == 1 else self.patch
         alternating = "-alternating" if self.arrangement == "alternating" else ""
         return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
 
-    def macs(self, image: Image = None) -> int:
+    def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one answer, what is worked out once for the condition included."""
-        grid = grid_of(image or self.image, self.patch)
+        grid = patch_grid(image or self.image, self.patch)
         pixels, tokens = math.prod(self.patch), math.prod(grid)
         blocks = self.depth * block_macs(tokens, self.width, self.hidden)
         if self.arrangement == "alternating":
@@ -143,7 +145,7 @@ class DiTConfig(ModelConfig):
         condition = self.depth * 6 * self.width**2 + 256 * self.width + self.width**2 + 2 * self.width**2
         return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 
-    def head_count(self) -> dict[str, Any]:
+    def head_count_field(self) -> dict[str, Any]:
         """The number of heads, which no tensor tells."""
         return {"heads": self.heads}
 

@@ -7,16 +7,16 @@ from typing import ClassVar, Literal
 
 from vitreous.config import import_object
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image, LayerGroups, Level, ModelConfig
+from vitreous.models.configs.base import ImageSize, LayerGroups, Level, ModelConfig
 from vitreous.models.configs.groups import RegularizationConfig
-from vitreous.nn.sizes import format_size, nearby
+from vitreous.nn.sizes import format_size, nearest_divisible_size
 
 #: how an encoder gives its features: tokens (B, N, D), or maps (B, D, H, W) or (B, H, W, D)
-Layout = Literal["tokens", "channels-first", "channels-last"]
+FeatureLayout = Literal["tokens", "channels-first", "channels-last"]
 #: where a block's number is in the name of its parameter, in timm and transformers: the first that matches
-BLOCK = r"^encoder\.module\.(?:\w+\.)*?(?:blocks|layers?|stages)[._]?(\d+)(?:\.|$)"
+BLOCK_PATTERN = r"^encoder\.module\.(?:\w+\.)*?(?:blocks|layers?|stages)[._]?(\d+)(?:\.|$)"
 #: what stands before the blocks, by its name there
-ENTRY = tuple(
+ENTRY_MODULES = tuple(
     f"encoder.module.{name}"
     for name in ("patch_embed", "cls_token", "pos_embed", "reg_token", "norm_pre", "embeddings", "embedder", "stem")
     + ("conv1", "bn1", "conv_stem")
@@ -35,7 +35,7 @@ class ForeignConfig(ModelConfig):
     """
 
     module: ClassVar[str] = "vitreous.models.foreign:ForeignModel"
-    layer_groups: ClassVar[LayerGroups] = LayerGroups(BLOCK, ENTRY)
+    layer_groups: ClassVar[LayerGroups] = LayerGroups(BLOCK_PATTERN, ENTRY_MODULES)
     pool: ClassVar[str] = "library"
 
     full_name: str  # `timm:NAME`, or the class of a module
@@ -49,7 +49,7 @@ class ForeignConfig(ModelConfig):
     library: Literal["", "timm", "transformers"] = ""
     arguments: str = "{}"
     sized_by: str = ""  # the argument that takes the image size; "": images of any size
-    layout: Layout = "tokens"
+    layout: FeatureLayout = "tokens"
     pooled: int = 0  # channels of what the head reads; 0: `width`
     depth: int = 0  # blocks, or stages
     first_block: int = 0  # the number of the first of them in the names of parameters
@@ -58,7 +58,7 @@ class ForeignConfig(ModelConfig):
     draws: bool = False  # dropout or stochastic depth
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ForeignConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> ForeignConfig | None:
         """`timm:resnet18` or `hf:FOLDER`, for which the library is asked (`models.libraries`)."""
         if not name.startswith(("timm:", "hf:")):
             return None
@@ -81,7 +81,7 @@ class ForeignConfig(ModelConfig):
         if self.sized_by and any(side % patch for side, patch in zip(image, self.patch, strict=True)):
             problem = f"image size {format_size(image)} is not divisible by patch size {format_size(self.patch)}"
             problem += f" ({self.full_name})"
-            raise UsageError(problem, f"use --image-size {format_size(nearby(image, self.patch))}")
+            raise UsageError(problem, f"use --image-size {format_size(nearest_divisible_size(image, self.patch))}")
 
     @property
     def can_be_stored(self) -> bool:

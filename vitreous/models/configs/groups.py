@@ -8,7 +8,9 @@ from typing import Literal
 from vitreous.errors import UsageError
 
 #: how positions are resized to another grid: the rows of nn.grid.RESIZE
-Resize = Literal["bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"]
+PositionResize = Literal[
+    "bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"
+]
 #: what is added to tokens; space-time and sinusoid are those of a video model
 PositionKind = Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]
 #: what attention itself knows of places; decomposed is SAM's
@@ -55,7 +57,7 @@ class PositionConfig(PositionGroup):
     kind: PositionKind = "learned"
     at: Literal["input", "each", "shared"] = "input"
     slots: int = 1
-    resize: Resize = "bicubic-antialias"
+    resize: PositionResize = "bicubic-antialias"
 
 
 @dataclass(frozen=True)

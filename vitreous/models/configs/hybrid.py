@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image, Level
-from vitreous.models.configs.bit import Numerics
-from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
+from vitreous.models.configs.base import ImageSize, Level
+from vitreous.models.configs.bit import NumericsName
+from vitreous.models.configs.vit import ViTConfig, change_config, parse_plain_vit
 from vitreous.models.cost import convolution_macs, resnet_macs
-from vitreous.models.presets import CONVS, HYBRIDS, RESNETS
-from vitreous.nn.sizes import format_size, grid_of
+from vitreous.models.presets import CONV_HYBRID_NAMES, HYBRID_PRESETS, RESNET_BLOCKS
+from vitreous.nn.sizes import format_size, patch_grid
 
 _HYBRID = re.compile(r"r(?P<depth>\d+)(?:x(?P<factor>\d+))?\+(?:vit-)?(?P<rest>\w+/(?P<patch>16|32))", re.IGNORECASE)
 _CONV = re.compile(r"conv(?P<stages>\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)?\+(?:vit-)?(?P<rest>\w+/\d+)", re.IGNORECASE)
@@ -26,7 +26,7 @@ class StemConfig:
 
     blocks: tuple[int, ...] = (3, 4, 9)
     width: int = 64
-    numerics: Numerics = "google"
+    numerics: NumericsName = "google"
     family: Literal["resnet"] = "resnet"
 
     @property
@@ -99,38 +99,40 @@ class HybridConfig(ViTConfig):
 
     family: Literal["hybrid"] = "hybrid"  # pyright: ignore[reportIncompatibleVariableOverride]
     module: ClassVar[str] = "vitreous.models.vit_variants:Hybrid"
-    preset_names: ClassVar[tuple[str, ...]] = (*HYBRIDS, *CONVS)
+    preset_names: ClassVar[tuple[str, ...]] = (*HYBRID_PRESETS, *CONV_HYBRID_NAMES)
     stem: StemConfig | ConvStemConfig = StemConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
         """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage
         `Conv16-32-64+ViT-S/16`, and the residual units in it `Conv16-32x1-64x2+ViT-S/16`; without them, one in the
         last."""
         conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
         if conv:
-            return with_changes(plain_config(conv["rest"]), {"stem": conv_stem(conv["stages"])}, image)
+            return change_config(parse_plain_vit(conv["rest"]), {"stem": parse_conv_stem(conv["stages"])}, image)
         options = {"positions.resize": "zoom", "mlp.gelu": "tanh"}
-        if name in HYBRIDS:
-            blocks, pixels = HYBRIDS[name]
-            return with_changes(
-                plain_config(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), **options}, image
+        if name in HYBRID_PRESETS:
+            blocks, pixels = HYBRID_PRESETS[name]
+            return change_config(
+                parse_plain_vit(name.partition("+")[2], pixels), {"stem": StemConfig(blocks), **options}, image
             )
-        if resnet is None or resnet["depth"] not in RESNETS:
+        if resnet is None or resnet["depth"] not in RESNET_BLOCKS:
             return None
-        stem = StemConfig(stage_units(resnet["depth"], int(resnet["patch"])), 64 * int(resnet["factor"] or 1))
-        return with_changes(plain_config(resnet["rest"]), {"stem": stem, **options}, image)
+        stem = StemConfig(hybrid_stage_units(resnet["depth"], int(resnet["patch"])), 64 * int(resnet["factor"] or 1))
+        return change_config(parse_plain_vit(resnet["rest"]), {"stem": stem, **options}, image)
 
     def name(self) -> str:
         """`R50+ViT-B/16`, `Conv+ViT-S/16`, or `Conv16-32x1-64x2+ViT-S/16`."""
         stem, name = self.stem, self.size_name()
         if isinstance(stem, ConvStemConfig):
-            return f"Conv{conv_stem_name(stem)}+ViT-{name}"
+            return f"Conv{format_conv_stem(stem)}+ViT-{name}"
         size = name.partition("/")[0]
-        for hybrid, (blocks, _) in HYBRIDS.items():
+        for hybrid, (blocks, _) in HYBRID_PRESETS.items():
             if (blocks, 64) == (stem.blocks, stem.width) and f"+ViT-{size}/" in hybrid:
                 return hybrid
-        depth = next((depth for depth in RESNETS if stage_units(depth, self.patch[0]) == stem.blocks), None)
+        depth = next(
+            (depth for depth in RESNET_BLOCKS if hybrid_stage_units(depth, self.patch[0]) == stem.blocks), None
+        )
         return f"R{depth or '-'.join(map(str, stem.blocks))}x{stem.width / 64:g}+ViT-{name}"
 
     def __post_init__(self) -> None:
@@ -171,7 +173,7 @@ class HybridConfig(ViTConfig):
 
     def embedding_macs(self, image: tuple[int, ...]) -> int:
         """Multiply-adds of the stem, and of the projection of its map."""
-        patches = math.prod(grid_of(image, self.patch))
+        patches = math.prod(patch_grid(image, self.patch))
         projection = patches * math.prod(self.cell) * self.stem.width_out * self.width
         return self.stem.macs((image[0], image[1]), self.channels) + projection
 
@@ -186,7 +188,7 @@ class HybridConfig(ViTConfig):
         return super().structure() | {"stem": stem}
 
 
-def conv_stem(stages: str | None) -> ConvStemConfig:
+def parse_conv_stem(stages: str | None) -> ConvStemConfig:
     """The stem of `16-32x1-64x2`, the usual one of None."""
     if stages is None:
         return ConvStemConfig()
@@ -196,8 +198,8 @@ def conv_stem(stages: str | None) -> ConvStemConfig:
     return ConvStemConfig(widths=tuple(int(width) for width, *_ in sizes), blocks=tuple(counts))
 
 
-def conv_stem_name(stem: ConvStemConfig) -> str:
-    """`16-32x1-64x2`, the shortest text that `conv_stem` reads as this stem."""
+def format_conv_stem(stem: ConvStemConfig) -> str:
+    """`16-32x1-64x2`, the shortest text that `parse_conv_stem` reads as this stem."""
     if stem == ConvStemConfig():
         return ""
     if stem.blocks == (*(0,) * (len(stem.blocks) - 1), 1):
@@ -206,8 +208,8 @@ def conv_stem_name(stem: ConvStemConfig) -> str:
     return text if any(stem.blocks) else f"{text}x0"
 
 
-def stage_units(depth: str, patch: int) -> tuple[int, ...]:
+def hybrid_stage_units(depth: str, patch: int) -> tuple[int, ...]:
     """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section
     4.1)."""
-    first, second, third, fourth = RESNETS[depth]
+    first, second, third, fourth = RESNET_BLOCKS[depth]
     return (first, second, third + fourth) if patch == 16 else (first, second, third, fourth)

@@ -9,13 +9,13 @@ from typing import ClassVar, Literal
 from vitreous.errors import UsageError
 from vitreous.models.configs.base import ExportRules, ModelConfig
 from vitreous.models.configs.vit import ViTConfig
-from vitreous.models.configs.wrapped import OnBackbone
+from vitreous.models.configs.wrapped import BackboneWithHeadConfig
 
 DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 
 
 @dataclass(frozen=True)
-class SegmenterConfig(OnBackbone):
+class SegmenterConfig(BackboneWithHeadConfig):
     """A backbone without a head of its own, and a dense head.
 
     `head`: `linear`, one layer on the last tokens, and `multiscale`, on those of four depths side by side, both read

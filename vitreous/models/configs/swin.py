@@ -8,20 +8,20 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import ExportRules, Image, LayerGroups, Level, ModelConfig, PreprocessDefaults
+from vitreous.models.configs.base import ExportRules, ImageSize, LayerGroups, Level, ModelConfig, PreprocessDefaults
 from vitreous.models.configs.groups import (
     AttentionGroup,
     ConfigGroup,
     PositionGroup,
+    PositionResize,
     RegularizationConfig,
-    Resize,
     check_groups,
 )
-from vitreous.models.presets import SWIN_NAMES, SWIN_WINDOWS, SWINS, WORDS
-from vitreous.nn.sizes import format_size, nearby
+from vitreous.models.presets import SIZE_WORDS, SWIN_NAMES, SWIN_SIZES, SWIN_WINDOWS
+from vitreous.nn.sizes import format_size, nearest_divisible_size
 
 # what becomes of the zeros that fill up a grid that windows do not divide: those of nn.layout.Windows
-Pad = Literal["mask", "zeros", "zeros-after-shift"]
+WindowPadding = Literal["mask", "zeros", "zeros-after-shift"]
 _SWIN = re.compile(
     r"swin(?P<second>v2)?-(?P<size>[a-z]+|(?P<width>\d+)x(?P<blocks>\d+(?:-\d+)*))/(?P<patch>\d+)"
     r"(?:-window(?:(?P<from>\d+)to)?(?P<window>\d+))?",
@@ -33,7 +33,7 @@ _SWIN = re.compile(
 class SwinPositionConfig(PositionGroup):
     """The tables of relative positions: how they are read at another window."""
 
-    resize: Resize = "bicubic"
+    resize: PositionResize = "bicubic"
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SwinAttentionConfig(AttentionGroup):
     kind: ClassVar[str] = "windows"
     window: int = 7
     pretrained_window: tuple[int, ...] = ()
-    pad: Pad = "mask"
+    pad: WindowPadding = "mask"
     qkv_bias: bool = True
 
 
@@ -132,10 +132,10 @@ class SwinConfig(ModelConfig):
                 "version 2",
                 "use (12, 12, 12, 6) for four stages, or leave it out",
             )
-        if self.attention.pad not in get_args(Pad):
+        if self.attention.pad not in get_args(WindowPadding):
             raise UsageError(
                 f"attention.pad={self.attention.pad} is no way to fill windows",
-                f"use one of {', '.join(get_args(Pad))}",
+                f"use one of {', '.join(get_args(WindowPadding))}",
             )
         for width, heads in zip(self.widths, self.heads, strict=True):
             if width % heads:
@@ -144,7 +144,7 @@ class SwinConfig(ModelConfig):
                 raise UsageError(f"mlp.ratio {self.mlp.ratio} leaves no hidden channel", "use mlp.ratio=4")
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> SwinConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> SwinConfig | None:
         """`Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels, `SwinV2-B/4-window12to16` with positions from
         windows of 12, or `Swin-32x2-2/2`: a width of 32 and two stages of two blocks on patches of 2, with heads of 32
         channels.
@@ -154,12 +154,12 @@ class SwinConfig(ModelConfig):
         match = _SWIN.fullmatch(name)
         if match is None:
             return None
-        size = WORDS.get(match["size"].lower(), match["size"]).upper().replace("TI", "T")
+        size = SIZE_WORDS.get(match["size"].lower(), match["size"]).upper().replace("TI", "T")
         if match["width"]:
             width, blocks = int(match["width"]), tuple(map(int, match["blocks"].split("-")))
             heads = tuple(max(1, width // 32) * 2**stage for stage in range(len(blocks)))
-        elif size in SWINS:
-            width, blocks, heads = SWINS[size]
+        elif size in SWIN_SIZES:
+            width, blocks, heads = SWIN_SIZES[size]
         else:
             return None
         version = 2 if match["second"] else 1
@@ -169,7 +169,9 @@ class SwinConfig(ModelConfig):
         scale = patch * 2 ** (len(blocks) - 1)
         # windows divide the grids of the published models, the last of which is one window, or half of one
         side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
-        pixels: Any = image or ((side, side) if match["width"] is None else nearby((224, 224), (scale, scale)))
+        pixels: Any = image or (
+            (side, side) if match["width"] is None else nearest_divisible_size((224, 224), (scale, scale))
+        )
         trained = ()
         if match["from"]:  # at images of which the last grid was half a window
             trained = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
@@ -187,7 +189,7 @@ class SwinConfig(ModelConfig):
         """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
         own = (self.width, self.blocks, self.heads)
         free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
-        size = next((key for key, row in SWINS.items() if row == own), free)
+        size = next((key for key, row in SWIN_SIZES.items() if row == own), free)
         attention = self.attention
         trained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
         window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{trained}{attention.window}"
@@ -262,7 +264,7 @@ class SwinConfig(ModelConfig):
         stage, block = numbers
         return sum(self.blocks[:stage]) + block
 
-    def macs(self, image: Image = None) -> int:
+    def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
 
         Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
@@ -289,10 +291,10 @@ class SwinConfig(ModelConfig):
         """As ImageNet's images."""
         return PreprocessDefaults("imagenet")
 
-    def noted_fields(self) -> dict[str, Any]:
+    def metadata_fields(self) -> dict[str, Any]:
         """Without heads, which the tensors of each stage tell; with windows, which no tensor of a Swin V2 tells."""
         windows = ("attention.window", "attention.pretrained_window") if self.version == 2 else ()
-        noted = super().noted_fields() | self.values_at(windows)
+        noted = super().metadata_fields() | self.values_at(windows)
         return {name: noted[name] for name in sorted(noted) if name != "heads"}
 
     def structure(self) -> dict[str, Any]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image
-from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
+from vitreous.models.configs.base import ImageSize
+from vitreous.models.configs.vit import ViTConfig, change_config, parse_plain_vit
 from vitreous.models.cost import block_macs
 from vitreous.models.presets import NO_TOKENS
-from vitreous.nn.sizes import format_size, nearby
+from vitreous.nn.sizes import format_size, nearest_divisible_size
 
 #: models 1 to 4 of ViViT, section 3.3
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
@@ -59,21 +59,21 @@ class VideoConfig(ViTConfig):
     inflate: Literal["central", "average"] = "central"  # how weights of pictures start the projection
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
         """`ViViT-B/16x2`, of patches of 16 x 16 pixels in 2 frames, with the arrangement after it where it is not
         joint, `ViViT-B/16x2-factorised-encoder`; or `VideoMAE-B/16x2`. Raises UsageError for a patch of no frame."""
         match = _VIDEO.fullmatch(name)
         arrangement = ((match and match["arrangement"]) or "joint").lower()
         if match is None or arrangement not in ARRANGEMENTS:
             return None
-        flat, time = plain_config(match["rest"]), int(match["time"])
+        flat, time = parse_plain_vit(match["rest"]), int(match["time"])
         if time < 1:
             raise UsageError(f"unknown model {name}", "a patch is at least one frame")
         videomae = match["kind"].lower() == "videomae"
         apart: dict[str, Any] = {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
         options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": (time, *flat.patch)}
         clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
-        return with_changes(flat, options, clip if image else nearby(clip, options["patch"]))
+        return change_config(flat, options, clip if image else nearest_divisible_size(clip, options["patch"]))
 
     def name(self) -> str:
         """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or `VideoMAE-B/16x2`, which has its fixed positions."""
@@ -150,7 +150,7 @@ class VideoConfig(ViTConfig):
             return space + time
         return (space + time) // 2 if self.arrangement == "factorised-dot-product" and slots > 1 else space
 
-    def further_macs(self, grid: tuple[int, ...]) -> int:
+    def extra_macs(self, grid: tuple[int, ...]) -> int:
         """Multiply-adds of the blocks over time of a factorised encoder."""
         if self.arrangement != "factorised-encoder":
             return 0
@@ -158,14 +158,14 @@ class VideoConfig(ViTConfig):
         mlp = self.mlp_macs(grid) * grid[0] // tokens
         return self.temporal_depth * (block_macs(grid[0], self.width, 0) + mlp)
 
-    def unread_attention(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
+    def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
         """Multiply-adds that attention of the last block need not carry out, for each slot."""
         others = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
             return others * (self.width**2 + (tokens + slots) * self.width)
         if not self.factorised or self.attention.kind != "plain":
-            return super().unread_attention(grid, slots, tokens)
-        unread = self.unread_plain(block_macs(tokens, self.width, 0), tokens)
+            return super().skipped_attention_macs(grid, slots, tokens)
+        unread = self.skipped_plain_attention_macs(block_macs(tokens, self.width, 0), tokens)
         if self.arrangement == "factorised-attention":
             unread += others * block_macs(slots, self.width, 0) // slots
         return unread

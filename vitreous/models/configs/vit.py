@@ -9,8 +9,8 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 from vitreous.config import change_fields, nest_paths
-from vitreous.errors import UsageError, nearest
-from vitreous.models.configs.base import ExportRules, Image, Level
+from vitreous.errors import UsageError, suggest_nearest
+from vitreous.models.configs.base import ExportRules, ImageSize, Level
 from vitreous.models.configs.groups import (
     AttentionConfig,
     HeadConfig,
@@ -22,11 +22,11 @@ from vitreous.models.configs.groups import (
 )
 from vitreous.models.configs.vit_cost import ViTCost
 from vitreous.models.families import FAMILIES, config_type
-from vitreous.models.presets import KIN, PATCHES, SIZES, WORDS
-from vitreous.nn.sizes import format_size, grid_of, nearby
+from vitreous.models.presets import PRESET_PATCHES, SIZE_WORDS, VIT_SIZES, VIT_VARIANTS
+from vitreous.nn.sizes import format_size, nearest_divisible_size, patch_grid
 
 #: option that not all families have -> the family that has it
-FAMILY_OF = {
+FAMILY_BY_OPTION = {
     "stem": "hybrid",
     "axial": "axial",
     "neck": "sam",
@@ -36,12 +36,12 @@ FAMILY_OF = {
     "arrangement": "video",
 }
 #: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's
-DEFINING = (
+DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
     "norm.layer_scale",
 )
 #: fields that names and shapes of tensors do not depend on
-UNTOLD = (
+NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
     *("mlp.gelu", "norm.eps", "family"),
 )
@@ -64,8 +64,12 @@ class ViTConfig(ViTCost):
 
     module: ClassVar[str] = "vitreous.models.vit:ViT"
     preset_names: ClassVar[tuple[str, ...]] = (
-        *(f"ViT-{size}/{patch}" for size in SIZES if size not in ("mu", "e") for patch in PATCHES),
-        *(f"{prefix}-{name}" for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE") for name in KIN[prefix]),
+        *(f"ViT-{size}/{patch}" for size in VIT_SIZES if size not in ("mu", "e") for patch in PRESET_PATCHES),
+        *(
+            f"{prefix}-{name}"
+            for prefix in ("DeiT", "DeiT-III", "DINO", "DINOv2", "MAE")
+            for name in VIT_VARIANTS[prefix]
+        ),
     )
     recipe_family: ClassVar[str] = "vit"
     SETTABLE: ClassVar[dict[str, Any]] = {  # options that change the family
@@ -106,24 +110,27 @@ class ViTConfig(ViTCost):
     regularization: RegularizationConfig = RegularizationConfig()
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
-        """A row of `KIN`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a pixel."""
-        return parse_kin(name, image) or (with_changes(plain_config(name), {}, image) if is_plain(name) else None)
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
+        """A row of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a
+        pixel."""
+        return parse_variant(name, image) or (
+            change_config(parse_plain_vit(name), {}, image) if is_plain_vit_name(name) else None
+        )
 
     def name(self) -> str:
-        """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `KIN` that has what the config has."""
+        """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `VIT_VARIANTS` that has what the config has."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
-        if defining_values(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING), False):
-            for prefix, members in KIN.items():
+        if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), False):
+            for prefix, members in VIT_VARIANTS.items():
                 for member in members:
-                    if defining_values(parse_kin(f"{prefix}-{member}", None)) == defining_values(self):
+                    if family_signature(parse_variant(f"{prefix}-{member}", None)) == family_signature(self):
                         return f"{prefix}-{member}"
         return f"ViT-{self.size_name()}"
 
     def size_name(self) -> str:
         """`B/16`, or `128x6/4`."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden)
-        size = next((key for key, row in SIZES.items() if row == shape), f"{self.width}x{self.depth}")
+        size = next((key for key, row in VIT_SIZES.items() if row == shape), f"{self.width}x{self.depth}")
         patch = format_size(self.patch) if len(self.patch) == 2 else "x".join(map(str, self.patch))
         return f"{size}/{patch}"
 
@@ -137,7 +144,7 @@ class ViTConfig(ViTCost):
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """The fields of a ViT, and the options of its kin."""
-        return tuple(dict.fromkeys((*super().option_names(), *FAMILY_OF)))
+        return tuple(dict.fromkeys((*super().option_names(), *FAMILY_BY_OPTION)))
 
     def __post_init__(self) -> None:
         check_groups(self)
@@ -197,7 +204,7 @@ class ViTConfig(ViTCost):
     @property
     def grid(self) -> tuple[int, ...]:
         """Tokens per axis at the native image size."""
-        return grid_of(self.image, self.patch)
+        return patch_grid(self.image, self.patch)
 
     @property
     def prefix(self) -> int:
@@ -210,7 +217,7 @@ class ViTConfig(ViTCost):
         return {"class": 1, "distilled": 2}.get(self.pool)
 
     @property
-    def positioned(self) -> int:
+    def prefix_position_count(self) -> int:
         """Prefix tokens with a learned position of their own: at most `positions.slots`, and none where there is no
         class token."""
         learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
@@ -220,9 +227,9 @@ class ViTConfig(ViTCost):
         """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
         would do."""
         try:
-            grid_of(image, self.patch)
+            patch_grid(image, self.patch)
         except ValueError as error:
-            ways = [f"--image-size {format_size(nearby(image, self.patch))}"]
+            ways = [f"--image-size {format_size(nearest_divisible_size(image, self.patch))}"]
             dividing = [p for p in range(2, min(image) + 1) if all(i % p == 0 for i in image)]
             patch = min(dividing, key=lambda p: abs(p - max(self.patch)), default=1)
             if self.front == "patches":
@@ -283,14 +290,16 @@ class ViTConfig(ViTCost):
         windows = bool(self.attention.window)
         return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=windows)
 
-    def head_count(self) -> dict[str, Any]:
+    def head_count_field(self) -> dict[str, Any]:
         """The number of heads, which no tensor tells."""
         return {"heads": self.heads}
 
     def structure(self) -> dict[str, Any]:
         """What the model's tensors depend on."""
-        values = {path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in UNTOLD}
-        values |= {"position_grid": self.table_grid, "positions.slots": self.positioned}
+        values = {
+            path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
+        }
+        values |= {"position_grid": self.table_grid, "positions.slots": self.prefix_position_count}
         return values | {"norm.layer_scale": self.norm.layer_scale is None}
 
     def of_clips(self, frames: int) -> Any:
@@ -332,7 +341,7 @@ def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
     ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
-    used = {name: family for name, family in FAMILY_OF.items() if settings.get(name)}
+    used = {name: family for name, family in FAMILY_BY_OPTION.items() if settings.get(name)}
     if kind_of_attention(settings) == "decomposed":
         used["attention.kind=decomposed"] = "sam"
     families = set(used.values())
@@ -340,7 +349,7 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
         raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
     own = settings["family"]
     if own not in FAMILIES:
-        raise UsageError(f"there is no family {own}", nearest(str(own), FAMILIES) or "leave it out")
+        raise UsageError(f"there is no family {own}", suggest_nearest(str(own), FAMILIES) or "leave it out")
     # a family stays what it is until what makes it one is taken away
     makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
     stays = kind_of_attention(settings) in (None, "decomposed") if own == "sam" else settings.get(makes or "", True)
@@ -348,46 +357,48 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     if family == "sam" != own and kind_of_attention(settings) is None:  # which a SAM refuses: it has to be said
         settings = dict(settings) | {"attention": {"kind": "plain"} | settings.get("attention", {})}
     known = {field.name for field in fields(config_type(family))}
-    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_OF} | {
+    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_BY_OPTION} | {
         "family": family
     }
 
 
-def parse_kin(name: str, image: Image) -> ViTConfig | None:
-    """A row of `KIN`, `DeiT-S/16-distilled`."""
-    for prefix, members in KIN.items():
+def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
+    """A row of `VIT_VARIANTS`, `DeiT-S/16-distilled`."""
+    for prefix, members in VIT_VARIANTS.items():
         row = members.get(name.removeprefix(f"{prefix}-"))
         if row is not None and name.startswith(f"{prefix}-"):
-            return with_changes(plain_config(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
+            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
     return None
 
 
-def with_changes(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
+def change_config(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
     """A config with changes by their dotted paths, at an image size if one is said."""
     patch = changes.get("patch", config.patch)
-    size = image or changes.get("image") or (config.image if not changes else nearby(config.image, patch))
+    size = (
+        image or changes.get("image") or (config.image if not changes else nearest_divisible_size(config.image, patch))
+    )
     return config.with_options(**nest_paths(changes | {"image": size}))
 
 
-def is_plain(name: str) -> bool:
+def is_plain_vit_name(name: str) -> bool:
     """Whether a name is that of a plain ViT of a known size, or of a width and a depth."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
-    return match is not None and (sizes_of(match["size"]) is not None or match["size"][0].isdigit())
+    return match is not None and (find_vit_size(match["size"]) is not None or match["size"][0].isdigit())
 
 
-def sizes_of(size: str) -> tuple[int, int, int, int] | None:
+def find_vit_size(size: str) -> tuple[int, int, int, int] | None:
     """Width, depth, heads and hidden channels of a size by its name; None for others. Only g and G differ by case."""
-    sizes = {key.lower(): key for key in SIZES if key not in ("g", "G")} | WORDS
-    return SIZES.get(size if size in SIZES else sizes.get(size.lower(), ""))
+    sizes = {key.lower(): key for key in VIT_SIZES if key not in ("g", "G")} | SIZE_WORDS
+    return VIT_SIZES.get(size if size in VIT_SIZES else sizes.get(size.lower(), ""))
 
 
-def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
+def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
     """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that. Raises UsageError
     for an unknown name, and a patch of less than a pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
-    if match is None or not is_plain(name):
+    if match is None or not is_plain_vit_name(name):
         raise UsageError(f"unknown model {name}", "`vitreous models` lists them")
-    if (sizes := sizes_of(match["size"])) is not None:
+    if (sizes := find_vit_size(match["size"])) is not None:
         width, depth, heads, hidden = sizes
     else:
         width, depth = map(int, match["size"].split("x"))
@@ -398,7 +409,9 @@ def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
         raise UsageError(f"unknown model {name}", "a patch is at least one pixel")
     image = int(match.groupdict().get("image") or 0)
     return ViTConfig(
-        image=(image, image) if image else nearby((224, 224) if len(patch) == 2 else (64, 64, 64), patch),
+        image=(image, image)
+        if image
+        else nearest_divisible_size((224, 224) if len(patch) == 2 else (64, 64, 64), patch),
         patch=patch,
         width=width,
         depth=depth,
@@ -407,7 +420,7 @@ def plain_config(name: str, pixels: int | None = None) -> ViTConfig:
     )
 
 
-def defining_values(config: Any) -> tuple[Any, ...]:
+def family_signature(config: Any) -> tuple[Any, ...]:
     """The values that tell families apart."""
     shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
-    return (*shape, *(attrgetter(path)(config) for path in DEFINING), config.pool == "distilled")
+    return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), config.pool == "distilled")

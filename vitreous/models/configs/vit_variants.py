@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from vitreous.errors import UsageError
-from vitreous.models.configs.base import Image, LayerGroups
+from vitreous.models.configs.base import ImageSize, LayerGroups
 from vitreous.models.configs.groups import AttentionConfig, check_groups
-from vitreous.models.configs.vit import ViTConfig, plain_config, with_changes
-from vitreous.models.presets import KIN, NO_TOKENS
+from vitreous.models.configs.vit import ViTConfig, change_config, parse_plain_vit
+from vitreous.models.presets import NO_TOKENS, VIT_VARIANTS
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,18 @@ class AxialConfig(ViTConfig):
 
     family: Literal["axial"] = "axial"  # pyright: ignore[reportIncompatibleVariableOverride]
     module: ClassVar[str] = "vitreous.models.vit_variants:AxialViT"
-    preset_names: ClassVar[tuple[str, ...]] = tuple(f"Axial-ViT-{name}" for name in KIN["Axial-ViT"])
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"Axial-ViT-{name}" for name in VIT_VARIANTS["Axial-ViT"])
     axial = True
     on_grid: ClassVar[bool] = True
     sees_whole_image: ClassVar[bool] = False  # a block sees rows, then columns
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
         """`Axial-ViT-B/16`."""
         rest = name.lower().removeprefix("axial-vit-")
         if rest == name.lower():
             return None
-        return with_changes(plain_config(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
+        return change_config(parse_plain_vit(name[-len(rest) :]), NO_TOKENS | {"axial": True}, image)
 
     def name(self) -> str:
         """`Axial-ViT-B/16`."""
@@ -61,12 +61,12 @@ class CLIPConfig(ViTConfig):
 
     family: Literal["clip"] = "clip"  # pyright: ignore[reportIncompatibleVariableOverride]
     module: ClassVar[str] = "vitreous.models.vit_variants:CLIP"
-    preset_names: ClassVar[tuple[str, ...]] = tuple(f"CLIP-{name}" for name in KIN["CLIP"])
+    preset_names: ClassVar[tuple[str, ...]] = tuple(f"CLIP-{name}" for name in VIT_VARIANTS["CLIP"])
     first_norm = True
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
-        """None: `ViTConfig` reads the rows of `KIN`."""
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
+        """None: `ViTConfig` reads the rows of `VIT_VARIANTS`."""
         return None
 
 
@@ -83,7 +83,7 @@ class SAMConfig(ViTConfig):
     family: Literal["sam"] = "sam"  # pyright: ignore[reportIncompatibleVariableOverride]
     module: ClassVar[str] = "vitreous.models.vit_variants:SAM"
     preset_names: ClassVar[tuple[str, ...]] = tuple(
-        f"{prefix}-{name}" for prefix in ("SAM", "ViTDet") for name in KIN[prefix]
+        f"{prefix}-{name}" for prefix in ("SAM", "ViTDet") for name in VIT_VARIANTS[prefix]
     )
     # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
     layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bencoder\.blocks\.(\d+)\.(?!after\.)")
@@ -94,8 +94,8 @@ class SAMConfig(ViTConfig):
     position_grid: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # (): the native grid
 
     @classmethod
-    def parse_name(cls, name: str, image: Image) -> ViTConfig | None:
-        """None: `ViTConfig` reads the rows of `KIN`."""
+    def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
+        """None: `ViTConfig` reads the rows of `VIT_VARIANTS`."""
         return None
 
     def check_attention(self) -> None:
@@ -137,7 +137,7 @@ class SAMConfig(ViTConfig):
         tokens = math.prod(grid)
         return tokens * (4 * width**2 + 2 * tokens * width + sum(grid) * width)
 
-    def further_macs(self, grid: tuple[int, ...]) -> int:
+    def extra_macs(self, grid: tuple[int, ...]) -> int:
         """Multiply-adds of the neck, and of the convolutions after blocks."""
         patches, half = math.prod(grid), self.width // 2
         neck = patches * (self.width * self.neck + 9 * self.neck**2)

@@ -6,7 +6,7 @@ from vitreous.models.configs.base import ModelConfig
 from vitreous.models.configs.groups import AttentionGroup, PositionGroup, RegularizationConfig
 
 
-class WithBackbone(ModelConfig):
+class BackboneWrapperConfig(ModelConfig):
     """What can be asked of a model as of its backbone, whose config is `backbone`."""
 
     backbone: ModelConfig
@@ -56,7 +56,7 @@ class WithBackbone(ModelConfig):
         self.backbone.check_image(image)
 
 
-class OnBackbone(WithBackbone):
+class BackboneWithHeadConfig(BackboneWrapperConfig):
     """What can be asked of a model that is a backbone with a head: as of the backbone, whose config is `backbone`."""
 
     classes: int

@@ -9,38 +9,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitreous.errors import UsageError, nearest
-from vitreous.inspection.attention import attention, segments
-from vitreous.inspection.distance import Distances, distances
-from vitreous.inspection.gradient import gradient
-from vitreous.inspection.rollout import Mixing, rollout
+from vitreous.errors import UsageError, suggest_nearest
+from vitreous.inspection.attention import compute_attention_maps, threshold_attention_mass
+from vitreous.inspection.distance import AttentionDistances, compute_attention_distances
+from vitreous.inspection.gradient import compute_relevance
+from vitreous.inspection.rollout import RolloutOptions, compute_rollout
 from vitreous.reports.figures.drawing import (
+    ATTENTION_COLORMAP,
     BLUE,
-    HEAT,
+    DEFAULT_IMAGE_COUNT,
+    FONT_SIZE,
     ORANGE,
-    PICTURES,
-    SIZE,
+    add_colour_bar,
     choose_heads,
-    depth_of,
-    heat,
+    count_attention_blocks,
+    draw_heat_map,
+    draw_weighted_image,
+    format_dimensions,
     label_panel,
-    multiply,
+    make_image_rows,
+    make_panels,
     new_figure,
-    panels,
-    picture_rows,
-    scale,
-    times,
 )
-from vitreous.reports.figures.subject import FigureResult, Picture, Scene
+from vitreous.reports.figures.subject import FigureContext, FigureResult, InputImage
 from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
-from vitreous.reports.pages.thumbnails import scale_map
+from vitreous.reports.pages.thumbnails import scale_attention_map
 
-COLUMNS = 12  # blocks shown side by side
-TINT, DIM = np.array([214, 84, 32]), 0.35  # colour of edges of kept patches, and light left to the others
-FINE = 320  # least pixels of the longer side that edges are drawn on
+MAX_BLOCK_COLUMNS = 12  # blocks shown side by side
+EDGE_COLOUR, DIMMED_LIGHT = (
+    np.array([214, 84, 32]),
+    0.35,
+)  # colour of edges of kept patches, and light left to the others
+MIN_EDGE_SIDE = 320  # least pixels of the longer side that edges are drawn on
 #: span of a query -> its name, and colour and shape of its dots
-KINDS = {
+SPAN_STYLES = {
     "all": ("heads", BLUE, "o"),
     "row": ("heads along rows", BLUE, "o"),
     "column": ("heads along columns", ORANGE, "s"),
@@ -50,19 +53,20 @@ KINDS = {
 }
 
 
-def make_attention(scene: Scene) -> list[FigureResult]:
+def make_attention(scene: FigureContext) -> list[FigureResult]:
     """Draw the attention of each block of --layers, by default the last: a column for each head, and their mean."""
     figures, prefix = [], scene.model.config.prefix
-    for of in attention_rows(scene):
+    for of in iterate_head_attention(scene):
         pictures, rows, heads = of.pictures, of.rows, of.heads
         maps = rows[..., prefix:].unflatten(-1, scene.grid)
-        figure, axes = head_panels(scene, pictures, heads, "mean")
+        figure, axes = make_head_panels(scene, pictures, heads, "mean")
         for row, picture, head_maps in zip(axes, pictures, maps, strict=True):
             for place, values in zip(row[1:], [*head_maps[heads], head_maps.mean(0)], strict=True):
-                image = heat(place, picture, values)
-        scale(figure, image, axes, "attention")
+                image = draw_heat_map(place, picture, values)
+        add_colour_bar(figure, image, axes, "attention")
         caption = (
-            f"Attention of {block_of(of.layer, scene)} from {reader(scene)} to the patches, head by head, and the mean "
+            f"Attention of {format_block_name(of.layer, scene)} from {describe_readout(scene)} to the patches, "
+            f"head by head, and the mean "
             f"over all {rows.shape[1]} heads. Prefix tokens are left out; each map is shown relative to its largest "
             "value."
         )
@@ -71,19 +75,21 @@ def make_attention(scene: Scene) -> list[FigureResult]:
     return figures
 
 
-def make_segments(scene: Scene) -> list[FigureResult]:
+def make_segments(scene: FigureContext) -> list[FigureResult]:
     """Draw the patches with most attention in each block of --layers, by default the last: a column for each head."""
     figures, mass = [], scene.options.mass
-    for of in attention_rows(scene):
+    for of in iterate_head_attention(scene):
         pictures, heads = of.pictures, of.heads
-        masks = segments(of.rows[:, heads, scene.model.config.prefix :], mass).unflatten(-1, scene.grid)
-        figure, axes = head_panels(scene, pictures, heads)
+        masks = threshold_attention_mass(of.rows[:, heads, scene.model.config.prefix :], mass).unflatten(-1, scene.grid)
+        figure, axes = make_head_panels(scene, pictures, heads)
         for row, picture, head_masks in zip(axes, pictures, masks, strict=True):
             for place, mask in zip(row[1:], head_masks.numpy(), strict=True):
-                place.imshow(masked(np.asarray(picture.shown), mask), interpolation="nearest")
+                place.imshow(draw_kept_patches(np.asarray(picture.shown), mask), interpolation="nearest")
         caption = (
-            f"The fewest patches that hold {mass:.0%} of the attention of {reader(scene)} to patches, in each head of "
-            f"{block_of(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before the share is "
+            f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(scene)} to patches, "
+            f"in each head of "
+            f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before "
+            f"the share is "
             "taken."
         )
         numbers = {"kept": masks.numpy(), "mass": np.array(mass)}
@@ -91,13 +97,13 @@ def make_segments(scene: Scene) -> list[FigureResult]:
     return figures
 
 
-class HeadRows(NamedTuple):
+class HeadAttention(NamedTuple):
     """Attention `rows` (n, h, T) of n images in block `layer` to all tokens, and the heads shown.
 
     `suffix` tells figures of several blocks apart.
     """
 
-    pictures: list[Picture]
+    pictures: list[InputImage]
     layer: int
     suffix: str
     rows: Tensor
@@ -111,33 +117,35 @@ class HeadRows(NamedTuple):
         )
 
 
-def attention_rows(scene: Scene) -> Iterator[HeadRows]:
+def iterate_head_attention(scene: FigureContext) -> Iterator[HeadAttention]:
     """Yield the attention of each block asked for, by default of the last.
 
     Raises UsageError for a model without attention, and a head or block that it does not have.
     """
-    depth = depth_of(scene)
+    depth = count_attention_blocks(scene)
     layers = scene.layers(depth) if scene.options.layers else [depth - 1]
-    pictures = scene.some(PICTURES)
-    results = [attention(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
+    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
+    results = [compute_attention_maps(scene.model, scene.input(one.pixels[None]), layers) for one in pictures]
     for layer in layers:
         rows = torch.cat([one[layer] for one in results]).cpu()
         heads = choose_heads(scene.options.heads, rows.shape[1])
-        yield HeadRows(pictures, layer, "" if len(layers) == 1 else f"-{layer}", rows, heads)
+        yield HeadAttention(pictures, layer, "" if len(layers) == 1 else f"-{layer}", rows, heads)
 
 
-def head_panels(scene: Scene, pictures: Sequence[Picture], heads: list[int], *more: str) -> tuple[Any, np.ndarray]:
+def make_head_panels(
+    scene: FigureContext, pictures: Sequence[InputImage], heads: list[int], *more: str
+) -> tuple[Any, np.ndarray]:
     """Return panels and their (n, columns) axes: a column for the image, for each head and each of `more`."""
     words = ["input", *(f"head {head + 1}" for head in heads), *more]
-    return picture_rows(scene, pictures, words, 1.4 if len(words) <= 6 else 1.0)
+    return make_image_rows(scene, pictures, words, 1.4 if len(words) <= 6 else 1.0)
 
 
-def masked(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """(H, W, 3) uint8 and the (h, w) patches kept -> (kH, kW, 3) uint8, dark but for those, which have an edge.
 
     Small images are scaled up by an integer k, so that edges are thin.
     """
-    factor = max(1, FINE // max(pixels.shape))
+    factor = max(1, MIN_EDGE_SIDE // max(pixels.shape))
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
     whole = np.repeat(np.repeat(mask, pixels.shape[0] // mask.shape[0], 0), pixels.shape[1] // mask.shape[1], 1)
     width = max(1, max(pixels.shape) // 160)
@@ -146,21 +154,24 @@ def masked(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
         padded = np.pad(whole, [(width, width) if a == axis else (0, 0) for a in (0, 1)])
         for start in range(2 * width + 1):
             edge |= whole & ~padded.take(range(start, start + whole.shape[axis]), axis)
-    shown = np.where(whole[..., None], pixels, pixels * DIM)
-    return np.where(edge[..., None], TINT, shown).astype(np.uint8)
+    shown = np.where(whole[..., None], pixels, pixels * DIMMED_LIGHT)
+    return np.where(edge[..., None], EDGE_COLOUR, shown).astype(np.uint8)
 
 
-def make_gradient(scene: Scene) -> list[FigureResult]:
+def make_gradient(scene: FigureContext) -> list[FigureResult]:
     """Draw gradient-weighted rollout of each image, for --of-class or the predicted class."""
-    depth_of(scene)
+    count_attention_blocks(scene)
     known = scene.bundle.classes
-    number = None if scene.options.of_class is None else torch.tensor([place_of(scene.options.of_class, known)])
-    pictures = scene.some(PICTURES)
-    gradients = [gradient(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
+    number = None if scene.options.of_class is None else torch.tensor([get_class_index(scene.options.of_class, known)])
+    pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
+    gradients = [compute_relevance(scene.model, scene.input(one.pixels[None]), number) for one in pictures]
     maps = torch.cat([one.maps for one in gradients]).cpu()
     words = [known[int(one.classes[0])] for one in gradients]
     caption = (
-        f"Gradient-weighted rollout (arXiv:2103.15679), seen from {reader(scene)}: attention that raises the logit of "
+        (
+            f"Gradient-weighted rollout (arXiv:2103.15679), seen from {describe_readout(scene)}: "
+            f"attention that raises the logit of "
+        )
         + ("the predicted class" if number is None else f"the class {words[0]}")
         + ", through all blocks. Colours span the 1st to the 99th percentile of a map; right: the image times the map."
     )
@@ -170,38 +181,43 @@ def make_gradient(scene: Scene) -> list[FigureResult]:
         "logits": torch.cat([one.logits for one in gradients]).cpu().numpy(),
         "images": np.array([one.name for one in pictures]),
     }
-    figure, axes = map_rows(scene, pictures, maps, "relevance", "relevance")
+    figure, axes = draw_map_rows(scene, pictures, maps, "relevance", "relevance")
     for place, word in zip(axes[:, 1], words, strict=True):
         label_panel(place, f"for {word}")
     return [FigureResult("gradient", "Gradient-weighted rollout", caption, figure, numbers=numbers)]
 
 
-def place_of(name: str, known: tuple[str, ...]) -> int:
+def get_class_index(name: str, known: tuple[str, ...]) -> int:
     """Return the index of a class. Raises UsageError for one that the model does not know."""
     if name not in known:
         some = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-        hint = nearest(name, known) or (f"it knows {some}" if known else "")
+        hint = suggest_nearest(name, known) or (f"it knows {some}" if known else "")
         raise UsageError(f"the model knows no class {name}", hint)
     return known.index(name)
 
 
-def map_rows(scene: Scene, pictures: list[Picture], maps: Tensor, name: str, unit: str) -> tuple[Any, np.ndarray]:
+def draw_map_rows(
+    scene: FigureContext, pictures: list[InputImage], maps: Tensor, name: str, unit: str
+) -> tuple[Any, np.ndarray]:
     """(n, h, w) maps: draw a row for each image, with the map over it and the image times the map."""
-    figure, axes = picture_rows(scene, pictures, ("input", name, f"input × {name}"))
+    figure, axes = make_image_rows(scene, pictures, ("input", name, f"input × {name}"))
     for row, picture, values in zip(axes, pictures, maps, strict=True):
-        scaled = scale_map(values.numpy())
-        image = heat(row[1], picture, scaled, 1.0)
-        multiply(row[2], picture, scaled)
-    scale(figure, image, axes, unit, "1st to\n99th percentile of a map")
+        scaled = scale_attention_map(values.numpy())
+        image = draw_heat_map(row[1], picture, scaled, 1.0)
+        draw_weighted_image(row[2], picture, scaled)
+    add_colour_bar(figure, image, axes, unit, "1st to\n99th percentile of a map")
     return figure, axes
 
 
-def make_rollout(scene: Scene) -> list[FigureResult]:
+def make_rollout(scene: FigureContext) -> list[FigureResult]:
     """Draw attention rollout: a row for each image, and the first image with a column for each block."""
-    options, layers = scene.options, scene.layers(depth_of(scene))
-    pictures, mixing = scene.some(PICTURES), Mixing(options.residual, options.fusion, options.discard)
+    options, layers = scene.options, scene.layers(count_attention_blocks(scene))
+    pictures, mixing = (
+        scene.take_images(DEFAULT_IMAGE_COUNT),
+        RolloutOptions(options.residual, options.fusion, options.discard),
+    )
     # one by one: an image can be large
-    rollouts = [rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
+    rollouts = [compute_rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
     maps = torch.cat([one.maps for one in rollouts]).cpu()
     alone = torch.cat([one.single_maps for one in rollouts]).cpu()
     discarded = f", {mixing.discard:.0%} discarded" if mixing.discard else ""
@@ -212,7 +228,8 @@ def make_rollout(scene: Scene) -> list[FigureResult]:
         "images": np.array([one.name for one in pictures]),
     }
     caption = (
-        f"Attention rollout through all {maps.shape[1]} blocks, seen from {reader(scene)} ({mixing.fusion} over heads, "
+        f"Attention rollout through all {maps.shape[1]} blocks, seen from {describe_readout(scene)} "
+        f"({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
         "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the answer as far as attention "
         "mixes tokens. Prefix tokens are left out; colours span the 1st to the 99th percentile of each map. "
@@ -222,38 +239,41 @@ def make_rollout(scene: Scene) -> list[FigureResult]:
         f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "
         "this block alone. Each map is shown relative to its largest value."
     )
-    if len(layers) > COLUMNS:
-        layers = [layers[round(i * (len(layers) - 1) / (COLUMNS - 1))] for i in range(COLUMNS)]
+    if len(layers) > MAX_BLOCK_COLUMNS:
+        layers = [layers[round(i * (len(layers) - 1) / (MAX_BLOCK_COLUMNS - 1))] for i in range(MAX_BLOCK_COLUMNS)]
     of_blocks = {"maps": maps[:1, layers].numpy(), "single": alone[:1, layers].numpy(), "layers": np.array(layers)}
-    figure = map_rows(scene, pictures, maps[:, -1], "rollout", "share of the answer")[0]
-    depths = rollout_by_block(scene, maps[0], alone[0], layers)
+    figure = draw_map_rows(scene, pictures, maps[:, -1], "rollout", "share of the answer")[0]
+    depths = draw_rollout_by_block(scene, maps[0], alone[0], layers)
     return [
         FigureResult("rollout", "Attention rollout", caption, figure, numbers=numbers),
         FigureResult("rollout-blocks", "Attention rollout by depth", below, depths, numbers=of_blocks),
     ]
 
 
-def rollout_by_block(scene: Scene, maps: Tensor, alone: Tensor, layers: list[int]) -> Any:
+def draw_rollout_by_block(scene: FigureContext, maps: Tensor, alone: Tensor, layers: list[int]) -> Any:
     """(L, h, w) maps: draw two rows with a column for each of `layers`."""
-    figure, axes = panels(scene, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
+    figure, axes = make_panels(scene, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
     for row, values, word in zip(axes, (maps, alone), ("up to here", "alone"), strict=True):
         for place, layer in zip(row, layers, strict=True):
-            place.imshow(values[layer].numpy(), cmap=HEAT, vmin=0)
-        row[0].text(-0.06, 0.5, word, transform=row[0].transAxes, rotation=90, ha="right", va="center", fontsize=SIZE)
+            place.imshow(values[layer].numpy(), cmap=ATTENTION_COLORMAP, vmin=0)
+        row[0].text(
+            -0.06, 0.5, word, transform=row[0].transAxes, rotation=90, ha="right", va="center", fontsize=FONT_SIZE
+        )
     return figure
 
 
-def make_distance(scene: Scene) -> list[FigureResult]:
+def make_distance(scene: FigureContext) -> list[FigureResult]:
     """Draw mean attention distance of each head against depth, over --count images of the data or those named."""
-    layers, pictures = scene.layers(depth_of(scene)), scene.some(scene.options.count)
-    measured = distances(scene.model, scene.batches(pictures, "attention distance"))
+    layers, pictures = scene.layers(count_attention_blocks(scene)), scene.take_images(scene.options.count)
+    measured = compute_attention_distances(scene.model, scene.batches(pictures, "attention distance"))
     shown = [row for row, layer in enumerate(measured.layers) if layer in layers]
     mean, std = measured.mean.numpy()[shown], measured.std.numpy()[shown]
     blocks, spans = np.array(measured.layers)[shown], [measured.spans[row] for row in shown]
     uniform = np.array(measured.uniform)[shown]
     caption = (
         f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
-        f"{times(scene.preprocess.image)} (arXiv:2010.11929, Fig. 7 right): from the query's patch to all others, "
+        f"{format_dimensions(scene.preprocess.image)} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
+        f"all others, "
         "weighted by attention. Prefix tokens are left out and the rest is not renormalised. The dashed line is a head "
         "that looks everywhere alike."
     )
@@ -274,7 +294,7 @@ def make_distance(scene: Scene) -> list[FigureResult]:
     ]
 
 
-def draw_distances(measured: Distances, shown: list[int]) -> Any:
+def draw_distances(measured: AttentionDistances, shown: list[int]) -> Any:
     """Draw a dot for each head, a line through their mean, and the distance of uniform attention."""
     from matplotlib.ticker import MaxNLocator
 
@@ -283,7 +303,7 @@ def draw_distances(measured: Distances, shown: list[int]) -> Any:
     lines: dict[float, str] = {}
     highest = np.nanmax(mean[shown])
     for span in dict.fromkeys(measured.spans[row] for row in shown):
-        word, colour, marker = KINDS[span]
+        word, colour, marker = SPAN_STYLES[span]
         rows = [row for row in shown if measured.spans[row] == span]
         depth = [measured.layers[row] + 1 for row in rows]
         pixels = measured.uniform[rows[0]]
@@ -299,22 +319,22 @@ def draw_distances(measured: Distances, shown: list[int]) -> Any:
         axes.scatter(places, mean[rows].ravel(), s=16, color=colour, marker=marker, alpha=0.8, linewidths=0, label=word)
     for pixels, colour in lines.items():
         axes.axhline(pixels, color=colour, linewidth=1, linestyle="--", label=f"uniform attention, {pixels:.1f} px")
-    axes.set_xlabel("block", fontsize=SIZE)
-    axes.set_ylabel("mean attention distance (pixels)", fontsize=SIZE)
+    axes.set_xlabel("block", fontsize=FONT_SIZE)
+    axes.set_ylabel("mean attention distance (pixels)", fontsize=FONT_SIZE)
     axes.set_ylim(0, 1.12 * max([highest, *lines]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(labelsize=SIZE)
+    axes.tick_params(labelsize=FONT_SIZE)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=SIZE - 1, frameon=False, loc="lower right")
+    axes.legend(fontsize=FONT_SIZE - 1, frameon=False, loc="lower right")
     return figure
 
 
-def block_of(layer: int, scene: Scene) -> str:
+def format_block_name(layer: int, scene: FigureContext) -> str:
     """Name a block by its index for captions: counted from 1, with the option that asks for it."""
-    return f"block {layer + 1} of {depth_of(scene)} (--layers {layer})"
+    return f"block {layer + 1} of {count_attention_blocks(scene)} (--layers {layer})"
 
 
-def reader(scene: Scene) -> str:
+def describe_readout(scene: FigureContext) -> str:
     """Name what the answer is read from, for captions."""
     classed = scene.model.config.pool in ("class", "distilled")
     return "the class token" if classed else "the mean over the patches"

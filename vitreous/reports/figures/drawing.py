@@ -11,16 +11,16 @@ import numpy as np
 from torch import Tensor
 
 from vitreous.errors import UsageError
-from vitreous.inspection.hooks import has_attention
-from vitreous.reports.figures.subject import Picture, Scene
-from vitreous.reports.pages.thumbnails import ENLARGED, HEAT, enlarge, heat_map
+from vitreous.inspection.hooks import require_attention
+from vitreous.reports.figures.subject import FigureContext, InputImage
+from vitreous.reports.pages.thumbnails import ATTENTION_COLORMAP, MIN_MAP_SIDE, enlarge_pixels, overlay_heat_map
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 #: matplotlib's settings for the figures that `inspect` draws as charts
-LOOK: dict[Any, Any] = {
+CHART_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
     "axes.linewidth": 0.6,
@@ -32,8 +32,8 @@ LOOK: dict[Any, Any] = {
     "legend.fontsize": 8,
 }
 BLUE, ORANGE = "#2f80c4", "#e08a3c"  # legible on white and on black, and differ in grey too
-SIZE = 9  # font size in points
-PICTURES = 4  # shown where none are named
+FONT_SIZE = 9  # font size in points
+DEFAULT_IMAGE_COUNT = 4  # shown where none are named
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -44,8 +44,8 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def panels(
-    scene: Scene, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
+def make_panels(
+    scene: FigureContext, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure of empty panels with the images' aspect, `heads` above, and its axes of shape (rows, columns).
 
@@ -56,22 +56,22 @@ def panels(
     for place in axes.flat:
         place.set_axis_off()
     for place, head in zip(axes[0], heads, strict=False):
-        place.set_title(head, fontsize=SIZE)
+        place.set_title(head, fontsize=FONT_SIZE)
     return figure, axes
 
 
-def picture_rows(
-    scene: Scene, pictures: Sequence[Picture], heads: Sequence[str], side: float = 1.6
+def make_image_rows(
+    scene: FigureContext, pictures: Sequence[InputImage], heads: Sequence[str], side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
     """Return panels with a row for each image, shown with its name in the first column, and their (n, columns) axes."""
-    figure, axes = panels(scene, len(pictures), len(heads), heads, side)
+    figure, axes = make_panels(scene, len(pictures), len(heads), heads, side)
     for place, picture in zip(axes[:, 0], pictures, strict=True):
         place.imshow(np.asarray(picture.shown), interpolation="nearest")
         label_panel(place, picture.name)
     return figure, axes
 
 
-def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float | None = None) -> Any:
+def draw_heat_map(axes: Axes, picture: InputImage, values: Tensor | np.ndarray, most: float | None = None) -> Any:
     """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return
     what a colour bar is made of."""
     from matplotlib.cm import ScalarMappable
@@ -80,12 +80,12 @@ def heat(axes: Axes, picture: Picture, values: Tensor | np.ndarray, most: float 
     weights = np.asarray(values, dtype=np.float64)
     weights = (weights / (most or max(weights.max(), 1e-30))).clip(0, 1)
     width, height = picture.shown.size
-    overlay = heat_map(enlarge(picture.shown, ENLARGED), weights)
+    overlay = overlay_heat_map(enlarge_pixels(picture.shown, MIN_MAP_SIDE), weights)
     axes.imshow(np.asarray(overlay), extent=(-0.5, width - 0.5, height - 0.5, -0.5), interpolation="nearest")
-    return ScalarMappable(Normalize(0, 1), HEAT)
+    return ScalarMappable(Normalize(0, 1), ATTENTION_COLORMAP)
 
 
-def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
+def draw_weighted_image(axes: Axes, picture: InputImage, values: Tensor | np.ndarray) -> None:
     """Draw the image times a (h, w) map in [0, 1], scaled up bilinearly (arXiv:2010.11929, Fig. 6), at 0 with 15 % of
     its light."""
     from PIL import Image
@@ -95,11 +95,13 @@ def multiply(axes: Axes, picture: Picture, values: Tensor | np.ndarray) -> None:
     axes.imshow((pixels * (0.15 + 0.85 * light[..., None])).astype(np.uint8), interpolation="nearest")
 
 
-def scale(figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest") -> None:
+def add_colour_bar(
+    figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest"
+) -> None:
     """Add a colour bar beside (rows, columns) axes for maps of which each has its own scale, which `span` names."""
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
-    bar.set_label(f"{words}, {span}", fontsize=SIZE)
-    bar.ax.tick_params(labelsize=SIZE)
+    bar.set_label(f"{words}, {span}", fontsize=FONT_SIZE)
+    bar.ax.tick_params(labelsize=FONT_SIZE)
 
 
 def label_panel(axes: Axes, text: str, most: int = 20) -> None:
@@ -107,7 +109,7 @@ def label_panel(axes: Axes, text: str, most: int = 20) -> None:
     text = Path(text).name
     text = text if len(text) <= most else text[: most - 1] + "…"
     place = {"transform": axes.transAxes, "ha": "center", "va": "top"}
-    axes.text(0.5, -0.03, text, **place, fontsize=SIZE - 2, parse_math=False)  # a file may be called $x$
+    axes.text(0.5, -0.03, text, **place, fontsize=FONT_SIZE - 2, parse_math=False)  # a file may be called $x$
 
 
 def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
@@ -119,14 +121,15 @@ def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
     return list(dict.fromkeys(numbers)) or list(range(heads))
 
 
-def depth_of(scene: Scene) -> int:
+def count_attention_blocks(scene: FigureContext) -> int:
     """Return the number of blocks. Raises UsageError for a model without attention."""
-    has_attention(scene.model)
+    require_attention(scene.model)
     return scene.model.config.depth
 
 
-def mosaic(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
-    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `between` apart."""
+def tile_images(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
+    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `interpolate_noise`
+    apart."""
     rows, columns, height, width = tiles.shape[:4]
     size = rows * (height + gap) - gap, columns * (width + gap) - gap
     whole = np.full((*size, *tiles.shape[4:]), between, dtype=np.float32)
@@ -147,6 +150,6 @@ def count_from_one(name: str) -> str:
     return re.sub(r"\d+", lambda match: str(int(match[0]) + 1), name)
 
 
-def times(lengths: Any) -> str:
+def format_dimensions(lengths: Any) -> str:
     """Format a size: (14, 14) -> `14 × 14`."""
     return " × ".join(map(str, lengths))

@@ -14,34 +14,40 @@ from torch import Tensor
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Data, Split
 from vitreous.errors import UsageError
-from vitreous.evaluation.knn import neighbours
-from vitreous.inspection.features import colours, filters, patches, pooled
-from vitreous.reports.figures.drawing import BLUE, hide_axes, mosaic, new_figure, times
-from vitreous.reports.figures.subject import SEEN, FigureResult, Picture, Scene, see_picture
+from vitreous.evaluation.knn import find_nearest_neighbours
+from vitreous.inspection.features import (
+    colour_patch_tokens,
+    compute_filter_components,
+    extract_patch_tokens,
+    extract_pooled_features,
+)
+from vitreous.reports.figures.drawing import BLUE, format_dimensions, hide_axes, new_figure, tile_images
+from vitreous.reports.figures.subject import MAX_SHOWN_IMAGES, FigureContext, FigureResult, InputImage, load_input_image
 from vitreous.reports.pages.formats import format_share
 
-COLUMNS, GAP = 7, 0.5  # filters in a row, and the grey between them
-NEIGHBOURS, POOL = 6, 8  # neighbours shown; training images looked at for each of --count
-LETTERS = 18  # of a class that fit over an image
+FILTER_COLUMNS, FILTER_GAP_GREY = 7, 0.5  # filters in a row, and the grey between them
+SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; training images looked at for each of --count
+MAX_TITLE_LETTERS = 18  # of a class that fit over an image
 
 
-def make_filters(scene: Scene) -> list[FigureResult]:
+def make_filters(scene: FigureContext) -> list[FigureResult]:
     """Draw the first principal components of the filters, and the share of variance that each explains
     (arXiv:2010.11929, Fig. 7 left)."""
-    result = filters(scene.model)
+    result = compute_filter_components(scene.model)
     components, share = result.components.numpy(), result.share.numpy()
     count = len(components)
-    pictures, description = shown(components)
+    pictures, description = filters_to_images(components)
     figure, ((tiles, axes),) = new_figure(7.2, 2.5, 1, 2, width_ratios=(1.8, 1))
     hide_axes(tiles)
     tiles.set_anchor("N")
-    tiles.imshow(together_of(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    tiles.imshow(arrange_filters(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.plot(np.arange(1, count + 1), 100 * share.cumsum(), color=BLUE, marker="o", markersize=2.5, linewidth=1)
     axes.set(xlabel="components", ylabel="variance explained, together (%)", ylim=(0, 102), xlim=(0, count + 1))
     axes.grid(alpha=0.25, linewidth=0.5)
     caption = (
         f"The first {count} principal components of the {result.count} filters of the {result.layer}, "
-        f"{times(components.shape[2:])} pixels, {description}; each is stretched to its own range, and its sign is "
+        f"{format_dimensions(components.shape[2:])} pixels, {description}; each is stretched to its own range, "
+        f"and its sign is "
         f"arbitrary. Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
         f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
     )
@@ -58,20 +64,20 @@ def make_filters(scene: Scene) -> list[FigureResult]:
     ]
 
 
-def together_of(pictures: np.ndarray) -> np.ndarray:
+def arrange_filters(pictures: np.ndarray) -> np.ndarray:
     """(K, h, w[, 3]) -> one (H, W[, 3]) image, seven in a row, with grey around them: filters have white
     and black corners."""
     large = -(-16 // max(pictures.shape[1:3]))
     pictures = pictures.repeat(large, 1).repeat(large, 2)
-    columns = min(COLUMNS, len(pictures))
-    missing = np.full((-len(pictures) % columns, *pictures.shape[1:]), GAP, dtype=pictures.dtype)
+    columns = min(FILTER_COLUMNS, len(pictures))
+    missing = np.full((-len(pictures) % columns, *pictures.shape[1:]), FILTER_GAP_GREY, dtype=pictures.dtype)
     tiles = np.concatenate([pictures, missing])
     gap = max(1, pictures.shape[1] // 8)
-    whole = mosaic(tiles.reshape(-1, columns, *tiles.shape[1:]), gap, GAP)
-    return np.pad(whole, [(gap, gap)] * 2 + [(0, 0)] * (whole.ndim - 2), constant_values=GAP)
+    whole = tile_images(tiles.reshape(-1, columns, *tiles.shape[1:]), gap, FILTER_GAP_GREY)
+    return np.pad(whole, [(gap, gap)] * 2 + [(0, 0)] * (whole.ndim - 2), constant_values=FILTER_GAP_GREY)
 
 
-def shown(components: np.ndarray) -> tuple[np.ndarray, str]:
+def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
     """(K, C, h, w) -> (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range, and what the colours are."""
     channels = components.shape[1]
     visible = components[:, :3] if channels >= 3 else components[:, :1]
@@ -83,12 +89,14 @@ def shown(components: np.ndarray) -> tuple[np.ndarray, str]:
     return even[:, 0], "in grey" if channels == 1 else f"the first of {channels} channels in grey"
 
 
-def make_features(scene: Scene) -> list[FigureResult]:
+def make_features(scene: FigureContext) -> list[FigureResult]:
     """Draw images, the first three principal components of their patch tokens as colours, and those of the foreground
     alone (arXiv:2304.07193, Fig. 1)."""
-    pictures = scene.some(4)[:SEEN]
-    maps = torch.cat([patches(scene.model, images).cpu() for images in scene.batches(pictures, "features")])
-    coloured = colours(maps)
+    pictures = scene.take_images(4)[:MAX_SHOWN_IMAGES]
+    maps = torch.cat(
+        [extract_patch_tokens(scene.model, images).cpu() for images in scene.batches(pictures, "features")]
+    )
+    coloured = colour_patch_tokens(maps)
     height, width = scene.preprocess.image
     tile = 7.0 / max(4, len(pictures))
     figure, grid = new_figure(tile * len(pictures) + 0.3, 3 * tile * height / width + 0.2, 3, len(pictures))
@@ -112,7 +120,7 @@ def make_features(scene: Scene) -> list[FigureResult]:
     return [FigureResult("features", "Features as colours", caption, figure, numbers=numbers)]
 
 
-def make_nearest(scene: Scene) -> list[FigureResult]:
+def make_nearest(scene: FigureContext) -> list[FigureResult]:
     """Draw images with the training images of most similar features. Raises UsageError without training images."""
     data = scene.data[1]
     if "train" not in data.splits:
@@ -121,23 +129,30 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
         )
     train = data.splits["train"]
     if scene.pictures:
-        queries = list(scene.pictures[:SEEN])
+        queries = list(scene.pictures[:MAX_SHOWN_IMAGES])
         titles = [PurePath(one.name).name for one in queries]
     else:
-        chosen = list(islice(scene.readable(scene.split), SEEN))
-        queries, titles = [one for _, one in chosen], [class_of(data, scene.split, sample) for sample, _ in chosen]
+        chosen = list(islice(scene.readable(scene.split), MAX_SHOWN_IMAGES))
+        queries, titles = (
+            [one for _, one in chosen],
+            [get_class_title(data, scene.split, sample) for sample, _ in chosen],
+        )
     overlap = not scene.pictures and scene.split is train
-    samples, known = training_features(scene, train, len(queries) if overlap else 0)
-    features = torch.cat([pooled(scene.model, images).cpu() for images in scene.batches(queries, "pictures")]).numpy()
-    values, places = neighbours(known.numpy(), features, min(NEIGHBOURS, len(known)))
+    samples, known = compute_candidate_features(scene, train, len(queries) if overlap else 0)
+    features = torch.cat(
+        [extract_pooled_features(scene.model, images).cpu() for images in scene.batches(queries, "pictures")]
+    ).numpy()
+    values, places = find_nearest_neighbours(known.numpy(), features, min(SHOWN_NEIGHBOURS, len(known)))
     near = np.array(samples)[places]
     table, rows = [], []
     for query, title, similar, line in zip(queries, titles, values.tolist(), near.tolist(), strict=True):
         rows.append([(query, title)])
         for rank, (sample, value) in enumerate(zip(line, similar, strict=True), 1):
-            name, label = train.name(sample), class_of(data, train, sample)
+            name, label = train.name(sample), get_class_title(data, train, sample)
             table.append([query.name, rank, f"{value:.5f}", name, label])
-            rows[-1].append((see_picture(open_sample(train, sample), name, scene.preprocess), f"{value:.2f} {label}"))
+            rows[-1].append(
+                (load_input_image(open_sample(train, sample), name, scene.preprocess), f"{value:.2f} {label}")
+            )
     caption = (
         f"Images (first column), each with the most similar of {len(samples)} training images of {data.name}, drawn "
         "at random: cosine similarity of the pooled features before the head, and the class."
@@ -156,25 +171,27 @@ def make_nearest(scene: Scene) -> list[FigureResult]:
     ]
 
 
-def training_features(scene: Scene, train: Split, skipped: int) -> tuple[list[int], Tensor]:
+def compute_candidate_features(scene: FigureContext, train: Split, skipped: int) -> tuple[list[int], Tensor]:
     """Return the indices of the training images looked at, without the first few, and their (n, D) features.
 
     Raises UsageError where there are none.
     """
     samples: list[int] = []
     rows: list[Tensor] = []
-    count = min(scene.options.count * POOL, len(train) - skipped)
+    count = min(scene.options.count * CANDIDATES_PER_COUNT, len(train) - skipped)
     pool = islice(scene.readable(train), skipped, skipped + count)
     while part := list(islice(pool, scene.options.batch_size)):
         samples += [sample for sample, _ in part]
-        rows.append(pooled(scene.model, scene.input(torch.stack([one.pixels for _, one in part]))).cpu())
+        rows.append(
+            extract_pooled_features(scene.model, scene.input(torch.stack([one.pixels for _, one in part]))).cpu()
+        )
         scene.listener.progress("training images", len(samples), count)
     if not samples:
         raise UsageError("there are no training images other than these images", "use another --split")
     return samples, torch.cat(rows)
 
 
-def class_of(data: Data, split: Split, sample: int) -> str:
+def get_class_title(data: Data, split: Split, sample: int) -> str:
     """Return the title of a sample's class, or of its classes."""
     label = split.labels[sample]
     if data.targets:
@@ -183,7 +200,7 @@ def class_of(data: Data, split: Split, sample: int) -> str:
     return ", ".join(data.titles.get(name, name).split(",")[0] for name in names)
 
 
-def draw_strips(rows: list[list[tuple[Picture, str]]]) -> Any:
+def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
     """Draw rows of images with a line of text over each, the first of a row apart from the others."""
     from matplotlib.figure import Figure
 
@@ -198,5 +215,9 @@ def draw_strips(rows: list[list[tuple[Picture, str]]]) -> Any:
             place = figure.add_axes((left / across, (top - tall) / down, side / across, tall / down))
             hide_axes(place)
             place.imshow(one.shown, interpolation="nearest")
-            place.set_title(textwrap.shorten(words, LETTERS, placeholder="…") or words[:LETTERS], fontsize=7.5, pad=2)
+            place.set_title(
+                textwrap.shorten(words, MAX_TITLE_LETTERS, placeholder="…") or words[:MAX_TITLE_LETTERS],
+                fontsize=7.5,
+                pad=2,
+            )
     return figure

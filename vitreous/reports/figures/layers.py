@@ -13,37 +13,45 @@ from torch import Tensor
 
 from vitreous.errors import UsageError
 from vitreous.inference.open_model import open_bundle
-from vitreous.inspection.cost import MOST, SIZES, SPARE, Cost, costs, sizes
-from vitreous.inspection.fourier import Spectra
-from vitreous.inspection.similarity import LEAST, cka, layers
-from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, new_figure, times
-from vitreous.reports.figures.subject import FigureResult, Picture, Scene, see_picture
+from vitreous.inspection.cost import (
+    CPU_MEMORY_SHARE,
+    DEFAULT_IMAGE_SIZES,
+    MAX_TRIED_BATCH_SIZE,
+    InferenceCost,
+    measure_inference_costs,
+    round_image_sizes,
+)
+from vitreous.inspection.fourier import FourierSpectra
+from vitreous.inspection.similarity import MIN_CKA_IMAGES, compute_linear_cka, extract_layer_features
+from vitreous.reports.figures.drawing import BLUE, ORANGE, count_from_one, format_dimensions, new_figure
+from vitreous.reports.figures.subject import FigureContext, FigureResult, InputImage, load_input_image
 from vitreous.reports.pages.formats import format_count
 from vitreous.reports.pages.plots import INK
-from vitreous.system.machine import DTYPES, processor
+from vitreous.system.machine import DTYPES, get_processor_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TICKS = 12  # layers named along an axis
-SECONDS = 45.0  # that measuring costs may take
+MAX_TICKS = 12  # layers named along an axis
+COST_SECONDS = 45.0  # that measuring costs may take
 
 
-def make_fourier(scene: Scene) -> list[FigureResult]:
+def make_fourier(scene: FigureContext) -> list[FigureResult]:
     """Draw relative log amplitudes of features against frequency, and the highest of them against depth
     (arXiv:2202.06709, Figs. 2a and 8)."""
-    spectra = Spectra(scene.model)
-    for images in scene.batches(scene.some(scene.options.count), "fourier"):
+    spectra = FourierSpectra(scene.model)
+    for images in scene.batches(scene.take_images(scene.options.count), "fourier"):
         spectra.add(images)
     relative, frequency = spectra.relative, spectra.frequency
     figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
     draw_spectra(figure, left, relative[:-1], frequency)
-    draw_highest(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
+    draw_highest_frequency(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
     oblong = " On this oblong grid, the diagonal of the shorter side, with the nearest frequency of the longer."
     caption = (
         f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
-        f"channels, along the diagonal of the spectrum of the {times(scene.grid)} patches, less that of the constant "
+        f"channels, along the diagonal of the spectrum of the {format_dimensions(scene.grid)} patches, less that "
+        f"of the constant "
         f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: all but the last place, by depth. "
         "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the part makes "
         "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
@@ -84,7 +92,7 @@ def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.nd
     figure.colorbar(ScalarMappable(Normalize(0, 1), colours), ax=axes, label="depth, as a share", pad=0.02)
 
 
-def draw_highest(axes: Axes, highest: np.ndarray, after: list[str], frequency: float) -> None:
+def draw_highest_frequency(axes: Axes, highest: np.ndarray, after: list[str], frequency: float) -> None:
     """(places,): draw the highest frequency against depth, attention shaded."""
     depth = np.linspace(0, 1, len(highest))
     for number in range(1, len(highest)):
@@ -99,24 +107,28 @@ def draw_highest(axes: Axes, highest: np.ndarray, after: list[str], frequency: f
     axes.legend()
 
 
-def make_similarity(scene: Scene) -> list[FigureResult]:
+def make_similarity(scene: FigureContext) -> list[FigureResult]:
     """Draw linear CKA of all layers with all, of the model or of it and --other, on the same images.
 
     Raises UsageError for too few images.
     """
-    pictures = scene.some(scene.options.count)
-    if len(pictures) < LEAST:
+    pictures = scene.take_images(scene.options.count)
+    if len(pictures) < MIN_CKA_IMAGES:
         raise UsageError(
             f"too few images to compare layers: {len(pictures)}",
-            f"name at least {LEAST}, or none for those of the data",
+            f"name at least {MIN_CKA_IMAGES}, or none for those of the data",
         )
-    one, name = layer_means(scene, pictures), scene.options.other
+    one, name = compute_layer_means(scene, pictures), scene.options.other
     other = one
     if name is not None:
         bundle = open_bundle(name, headless=True)
         second = replace(scene, bundle=bundle, preprocess=bundle.preprocess)
-        other = layer_means(second, [see_picture(shown.raw, shown.name, bundle.preprocess) for shown in pictures])
-    similarities, biased = (cka(list(one.values()), list(other.values()), kind).numpy() for kind in (True, False))
+        other = compute_layer_means(
+            second, [load_input_image(shown.raw, shown.name, bundle.preprocess) for shown in pictures]
+        )
+    similarities, biased = (
+        compute_linear_cka(list(one.values()), list(other.values()), kind).numpy() for kind in (True, False)
+    )
     figure, ((axes,),) = new_figure(4.6, 3.9)
     look: dict[str, Any] = {"cmap": "magma", "origin": "lower", "interpolation": "nearest"}
     image = axes.imshow(similarities, vmin=0, vmax=1, aspect="auto" if name else "equal", **look)
@@ -151,22 +163,22 @@ def make_similarity(scene: Scene) -> list[FigureResult]:
     ]
 
 
-def layer_means(scene: Scene, pictures: list[Picture]) -> dict[str, Tensor]:
+def compute_layer_means(scene: FigureContext, pictures: list[InputImage]) -> dict[str, Tensor]:
     """Return the (n, D) features of each layer of the scene's model."""
-    parts = [layers(scene.model, images) for images in scene.batches(pictures, "similarity")]
+    parts = [extract_layer_features(scene.model, images) for images in scene.batches(pictures, "similarity")]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
     """Name some layers along an axis, evenly."""
-    step = -(-len(names) // TICKS)
+    step = -(-len(names) // MAX_TICKS)
     set_ticks(range(0, len(names), step), [count_from_one(name) for name in names[::step]], fontsize=8)
 
 
-def make_cost(scene: Scene) -> list[FigureResult]:
+def make_cost(scene: FigureContext) -> list[FigureResult]:
     """Draw throughput, largest batch, memory and operations against the input size (arXiv:2010.11929, Fig. 12)."""
-    wanted, measured = sizes(scene.model, (*SIZES, max(scene.preprocess.image))), []
-    for cost in costs(scene.model, wanted, scene.options.batch_sizes, SECONDS):
+    wanted, measured = round_image_sizes(scene.model, (*DEFAULT_IMAGE_SIZES, max(scene.preprocess.image))), []
+    for cost in measure_inference_costs(scene.model, wanted, scene.options.batch_sizes, COST_SECONDS):
         measured.append(cost)
         scene.listener.progress("cost", len(measured), len(wanted))
     columns: dict[str, list[Any]] = {
@@ -179,13 +191,13 @@ def make_cost(scene: Scene) -> list[FigureResult]:
         "largest_batch": [cost.largest for cost in measured],
     }
     rows = [
-        [times(cost.image), cost.tokens, 2 * cost.macs, cost.memory, size, f"{rate:.2f}", cost.largest]
+        [format_dimensions(cost.image), cost.tokens, 2 * cost.macs, cost.memory, size, f"{rate:.2f}", cost.largest]
         for cost in measured
         for size, rate in cost.rate.items()
     ]
     head = ["image", "tokens", "flops", "memory_bytes", "batch", "images_per_second", "largest_batch"]
     caption, numbers = (
-        caption_of_cost(scene, measured, wanted),
+        format_cost_caption(scene, measured, wanted),
         {key: np.array(value) for key, value in columns.items()},
     )
     return [
@@ -204,12 +216,12 @@ def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     """Draw four panels, all axes logarithmic; dashed: in proportion to the tokens."""
     figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
     side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "input size (pixels a side)"
-    draw_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images per second", colour=BLUE)
-    draw_curve(batch, side, y=columns["largest_batch"], across=pixels, up="largest batch (images)", colour=BLUE)
+    draw_log_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images per second", colour=BLUE)
+    draw_log_curve(batch, side, y=columns["largest_batch"], across=pixels, up="largest batch (images)", colour=BLUE)
     mebibytes = [size / 2**20 for size in columns["memory_bytes"]]
-    draw_curve(memory, tokens, y=mebibytes, across="tokens", up="memory of an image (MiB)", colour=ORANGE)
+    draw_log_curve(memory, tokens, y=mebibytes, across="tokens", up="memory of an image (MiB)", colour=ORANGE)
     flops = [2 * macs / 1e9 for macs in columns["macs"]]
-    draw_curve(operations, tokens, y=flops, across="tokens", up="operations of an image (GFLOP)", colour=ORANGE)
+    draw_log_curve(operations, tokens, y=flops, across="tokens", up="operations of an image (GFLOP)", colour=ORANGE)
     for axes, values in ((memory, mebibytes), (operations, flops)):
         high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
         axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="in proportion to tokens")
@@ -218,7 +230,7 @@ def draw_costs(columns: dict[str, list[Any]]) -> Figure:
     return figure
 
 
-def draw_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:
+def draw_log_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:
     """Draw one quantity against another, both on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
@@ -235,21 +247,24 @@ def draw_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, c
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
-def caption_of_cost(scene: Scene, measured: list[Cost], wanted: list[tuple[int, ...]]) -> str:
+def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wanted: list[tuple[int, ...]]) -> str:
     """Say what is seen, and what of it is an estimate."""
     own = next(scene.model.parameters()).dtype
     precision = next(name for name, dtype in DTYPES.items() if dtype == own)
-    where = f"{processor()}, {format_count(torch.get_num_threads(), 'thread')}"
+    where = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
     if scene.device.startswith("cuda"):
         where = torch.cuda.get_device_name(scene.device)
     if measured[0].tried:
-        batches = f"The largest batch is the largest that ran, of those named or of the powers of two up to {MOST}"
+        batches = (
+            f"The largest batch is the largest that ran, of those named or of the "
+            f"powers of two up to {MAX_TRIED_BATCH_SIZE}"
+        )
     else:
         batches = (
-            f"The largest batch is an estimate, {100 * SPARE:.0f} % of the memory now free over that of an "
-            f"image, at most {MOST}"
+            f"The largest batch is an estimate, {100 * CPU_MEMORY_SHARE:.0f} % of the memory now free over that of an "
+            f"image, at most {MAX_TRIED_BATCH_SIZE}"
         )
-    left = [times(image) for image in wanted[len(measured) :]]
+    left = [format_dimensions(image) for image in wanted[len(measured) :]]
     out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
     return (
         f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images per second of the fastest "

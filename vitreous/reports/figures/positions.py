@@ -12,65 +12,69 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitreous.inspection import positions as room
-from vitreous.inspection.positions import NARROW, Structure
-from vitreous.reports.figures.drawing import choose_heads, count_from_one, mosaic, new_figure, times
-from vitreous.reports.figures.subject import FigureResult, Scene
+from vitreous.inspection.positions import MIN_COLOUR_RANGE, SimilarityStructure
+from vitreous.reports.figures.drawing import choose_heads, count_from_one, format_dimensions, new_figure, tile_images
+from vitreous.reports.figures.subject import FigureContext, FigureResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACROSS = 4  # panels in a row
-HEAD = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
+MAX_PANEL_COLUMNS = 4  # panels in a row
+STRUCTURE_COLUMNS = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
 
 
-def make_positions(scene: Scene) -> list[FigureResult]:
+def make_positions(scene: FigureContext) -> list[FigureResult]:
     """Draw what is added to tokens, again at --image-size, and what attention itself knows of places."""
     model, grid = scene.model, scene.grid
-    room.has_positions(model)
+    room.require_positions(model)
     native = model.config.grid
-    own = room.embeddings(model, native)
-    figures = [draw_added(own, native, "positions", "Position embeddings", "")] if own else []
+    own = room.get_position_embeddings(model, native)
+    figures = [draw_embeddings(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
         note = ", of the same formula as at any other"
         if model.config.positions.kind in ("learned", "axes", "factorised"):
-            note = f", read from those of {times(native)} as the model resizes them"
-        title = f"Position embeddings at {times(grid)}"
-        figures.append(draw_added(room.embeddings(model, grid), grid, "positions-resized", title, note))
-    if room.tables(model):
+            note = f", read from those of {format_dimensions(native)} as the model resizes them"
+        title = f"Position embeddings at {format_dimensions(grid)}"
+        figures.append(
+            draw_embeddings(room.get_position_embeddings(model, grid), grid, "positions-resized", title, note)
+        )
+    if room.get_relative_position_tables(model):
         figures.append(draw_relative(scene))
-    if room.biases(model):
+    if room.get_relative_position_biases(model):
         figures.append(draw_biases(scene))
-    if room.kernel(model, grid) is not None:
+    if room.compute_rotary_kernel(model, grid) is not None:
         figures.append(draw_rotary(scene))
     return figures
 
 
-def draw_added(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, note: str) -> FigureResult:
+def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, note: str) -> FigureResult:
     """Draw tiles of cosine similarity of (*grid, D) tables, a panel for each place where positions are added."""
-    step, alone = room.stride(grid), len(tables) == 1
-    across = min(ACROSS, len(tables))
+    step, alone = room.choose_tile_stride(grid), len(tables) == 1
+    across = min(MAX_PANEL_COLUMNS, len(tables))
     down = -(-len(tables) // across)
     side = 4.6 if alone else 8.0 / across
     height = down * (0.88 * side * grid[0] / grid[1] + 0.25) + 0.4
     figure, panels = new_figure(side * across + 0.6, height, down, across)
-    similarities = {where: room.similarity(table) for where, table in tables.items()}
-    scores = {where: room.structure(similar) for where, similar in similarities.items()}
-    ends = common_range(similarities.values())
+    similarities = {where: room.compute_position_cosines(table) for where, table in tables.items()}
+    scores = {where: room.summarise_similarity(similar) for where, similar in similarities.items()}
+    ends = compute_common_range(similarities.values())
     numbers: dict[str, np.ndarray] = {}
     for axes, (where, similar) in zip(panels.flat, similarities.items(), strict=False):
         some = similar[::step, ::step].contiguous().numpy()
-        tiles(axes, some, step, ends, labels=alone)
+        draw_similarity_tiles(axes, some, step, ends, labels=alone)
         axes.set_title("" if alone else count_from_one(where))
         numbers[f"similarity_{where.replace(' ', '_')}"] = some
     for axes in panels.flat[len(tables) :]:
         axes.set_axis_off()
-    bar(figure, panels, ends, "cosine similarity")
-    every = "" if step == 1 else f" Every {ordinal(step)} row and column of positions has a tile."
-    first, last = (summed(list(scores.values())[place]) for place in (0, -1))
+    add_similarity_bar(figure, panels, ends, "cosine similarity")
+    every = "" if step == 1 else f" Every {format_ordinal(step)} row and column of positions has a tile."
+    first, last = (describe_structure(list(scores.values())[place]) for place in (0, -1))
     caption = (
-        f"Cosine similarity of each position of the {times(grid)} grid (its place among the tiles) with all others "
-        f"(within the tile){note}; prefix tokens left out.{every} Colours span {spanned(ends)}, the range of two "
+        f"Cosine similarity of each position of the {format_dimensions(grid)} grid (its place among the tiles) "
+        f"with all others "
+        f"(within the tile){note}; prefix tokens left out.{every} Colours span {format_colour_range(ends)}, the "
+        f"range of two "
         f"different positions. Structure: {first if alone else f'in the first block, {first}; in the last, {last}'}. "
         "As in arXiv:2010.11929, Figs. 7 and 10."
     )
@@ -79,22 +83,22 @@ def draw_added(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, titl
         "grid": np.array(grid),
         "step": np.array(step),
     }
-    rows = [[where, times(grid), *format_structure(score)] for where, score in scores.items()]
-    return FigureResult(name, title, caption=caption, figure=figure, numbers=numbers, table=(HEAD, rows))
+    rows = [[where, format_dimensions(grid), *format_structure(score)] for where, score in scores.items()]
+    return FigureResult(name, title, caption=caption, figure=figure, numbers=numbers, table=(STRUCTURE_COLUMNS, rows))
 
 
-def common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
+def compute_common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
     """Return the ends of one colour scale for several (N, N) or (h, w, h, w) tables of similarity."""
     ranges = [room.similarity_range(similar) for similar in similarities]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
-def spanned(ends: tuple[float, float]) -> str:
+def format_colour_range(ends: tuple[float, float]) -> str:
     """Format the ends of a colour scale with the decimals that tell them apart."""
     return " to ".join(f"{end:.{3 if ends[1] - ends[0] < 0.1 else 2}f}" for end in ends)
 
 
-def bar(figure: Figure, panels: Any, ends: tuple[float, float], label: str) -> None:
+def add_similarity_bar(figure: Figure, panels: Any, ends: tuple[float, float], label: str) -> None:
     """Add a colour bar with both ends labelled; its point shows that equal positions lie above."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -107,11 +111,11 @@ def bar(figure: Figure, panels: Any, ends: tuple[float, float], label: str) -> N
     drawn.set_ticks([low, *between, high], labels=[f"{tick:.{decimals}f}" for tick in (low, *between, high)])
 
 
-def tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float], labels: bool) -> None:
+def draw_similarity_tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float], labels: bool) -> None:
     """Draw (rows, columns, h, w) similarities as tiles, labelled by row and column; `ends` are of the colours."""
     rows, columns, height, width = similar.shape
     gap = max(1, round(max(rows * height, columns * width) / 120))
-    whole = mosaic(similar, gap)
+    whole = tile_images(similar, gap)
     sharp = max(whole.shape) <= 300  # larger ones have more numbers than the figure has dots
     axes.imshow(whole, cmap="viridis", vmin=ends[0], vmax=ends[1], interpolation="nearest" if sharp else "auto")
     axes.spines[:].set_visible(False)
@@ -126,14 +130,14 @@ def tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float],
     axes.set(xlabel="column of the patch", ylabel="row of the patch")
 
 
-def draw_relative(scene: Scene) -> FigureResult:
+def draw_relative(scene: FigureContext) -> FigureResult:
     """Draw the similarity of offsets, a panel for each table of the blocks asked for: mean over heads, or each head of
     --heads."""
     from matplotlib.ticker import MaxNLocator
 
     layers = scene.layers(scene.model.config.depth)
     shown: list[tuple[str, Tensor, int]] = []
-    for table in room.tables(scene.model):
+    for table in room.get_relative_position_tables(scene.model):
         if table.layer not in layers:
             continue
         unit = F.normalize(table.vectors, dim=-1)
@@ -144,12 +148,12 @@ def draw_relative(scene: Scene) -> FigureResult:
             shown += [(f"{name}, head {head}", similar[head], table.zero) for head in heads]
         else:
             shown.append((name, similar.mean(0), table.zero))
-    across = min(ACROSS, len(shown))
+    across = min(MAX_PANEL_COLUMNS, len(shown))
     down = -(-len(shown) // across)
     figure, panels = new_figure(1.9 * across + 0.6, 2.0 * down + 0.3, down, across)
-    ends = common_range(similar for _, similar, _ in shown)
+    ends = compute_common_range(similar for _, similar, _ in shown)
     for axes, (name, similar, zero) in zip(panels.flat, shown, strict=False):
-        show_offsets(axes, similar, zero + 0.5, zero + 0.5, ends)
+        draw_offsets(axes, similar, zero + 0.5, zero + 0.5, ends)
         axes.set_title(count_from_one(name))
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
@@ -157,37 +161,37 @@ def draw_relative(scene: Scene) -> FigureResult:
         axes.set_axis_off()
     figure.supxlabel("offset of the query from the key (patches)", fontsize=9)
     figure.supylabel("offset", fontsize=9)
-    bar(figure, panels, ends, "cosine similarity")
+    add_similarity_bar(figure, panels, ends, "cosine similarity")
     kind = "offsets in rows and in columns, shared by the heads"
     if scene.model.config.attention.kind == "relative":
         mean = "" if scene.options.heads else ", mean over heads"
         kind = f"1-D offsets, of tokens numbered in raster order, prefix tokens first{mean}"
     caption = (
         f"Cosine similarity of the vectors that attention has for each {kind}, with each other, at the size the tables "
-        f"were made for. Colours span {spanned(ends)}, the range of two different offsets. "
+        f"were made for. Colours span {format_colour_range(ends)}, the range of two different offsets. "
         "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
     return FigureResult("positions-relative", "Relative positions", caption, figure, numbers=numbers)
 
 
-def draw_biases(scene: Scene) -> FigureResult:
+def draw_biases(scene: FigureContext) -> FigureResult:
     """Draw the bias of windows by offset, a panel for each block asked for: mean over heads, or each head of
     --heads."""
     from matplotlib.ticker import MaxNLocator
 
     layers = scene.layers(scene.model.config.depth)
     shown: list[tuple[str, Tensor]] = []
-    for layer, bias in room.biases(scene.model).items():
+    for layer, bias in room.get_relative_position_biases(scene.model).items():
         if layer in layers and scene.options.heads:
             heads = choose_heads(scene.options.heads, len(bias))
             shown += [(f"block {layer}, head {head}", bias[head]) for head in heads]
         elif layer in layers:
             shown.append((f"block {layer}", bias.mean(0)))
-    across = min(ACROSS, len(shown))
+    across = min(MAX_PANEL_COLUMNS, len(shown))
     down = -(-len(shown) // across)
     figure, panels = new_figure(1.9 * across + 0.6, 1.9 * down + 0.4, down, across)
-    most = max(NARROW, *(float(bias.abs().max()) for _, bias in shown))
+    most = max(MIN_COLOUR_RANGE, *(float(bias.abs().max()) for _, bias in shown))
     for axes, (name, bias) in zip(panels.flat, shown, strict=False):
         rows, columns = (length / 2 for length in bias.shape)
         extent = (-columns, columns, rows, -rows)
@@ -210,44 +214,45 @@ def draw_biases(scene: Scene) -> FigureResult:
     return FigureResult("positions-bias", "Relative position bias", caption, figure, numbers=numbers)
 
 
-def show_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: tuple[float, float]) -> None:
+def draw_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: tuple[float, float]) -> None:
     """Draw (2 h - 1, 2 w - 1) similarities by offset, from -across to across and from -down to down."""
     (low, high), extent = ends, (-across, across, down, -down)
     axes.imshow(similar.numpy(), cmap="viridis", vmin=low, vmax=high, extent=extent, interpolation="nearest")
 
 
-def draw_rotary(scene: Scene) -> FigureResult:
+def draw_rotary(scene: FigureContext) -> FigureResult:
     """Draw what rotation by position leaves of a logit, by offset."""
     grid = height, width = scene.grid
-    similar = room.kernel(scene.model, grid)
+    similar = room.compute_rotary_kernel(scene.model, grid)
     assert similar is not None
     places = torch.cartesian_prod(torch.arange(height), torch.arange(width))
     offsets = places[:, None] - places + torch.tensor([height - 1, width - 1])
-    score = room.structure(similar[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
+    score = room.summarise_similarity(similar[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
     figure, ((axes,),) = new_figure(4.4, 3.2 * height / width + 0.5)
     others = similar.flatten()[torch.arange(similar.numel()) != similar.numel() // 2]  # offset 0 has 1
     ends = (float(others.min()), float(others.max())) if len(others) else (-1.0, 1.0)
-    show_offsets(axes, similar, height - 0.5, width - 0.5, ends)
-    bar(figure, axes, ends, "share of the logit")
+    draw_offsets(axes, similar, height - 0.5, width - 0.5, ends)
+    add_similarity_bar(figure, axes, ends, "share of the logit")
     axes.set(xlabel="offset in columns (patches)", ylabel="offset in rows (patches)")
     caption = (
         "Rotary positions: the logit of a query and a key that would be equal at one place, every pair of channels of "
         "one length, by how far they lie apart, as a share of that at one place; the same in every block and head. "
-        f"Colours span {spanned(ends)}. Structure on the {times(grid)} grid: {summed(score)}. arXiv:2104.09864."
+        f"Colours span {format_colour_range(ends)}. Structure on the {format_dimensions(grid)} grid: "
+        f"{describe_structure(score)}. arXiv:2104.09864."
     )
     numbers = {"kernel": similar.numpy(), "structure": np.array([*score, score.contrast])}
-    table = HEAD, [["rotary", times(grid), *format_structure(score)]]
+    table = STRUCTURE_COLUMNS, [["rotary", format_dimensions(grid), *format_structure(score)]]
     return FigureResult(
         "positions-rotary", "Rotary positions", caption=caption, figure=figure, numbers=numbers, table=table
     )
 
 
-def format_structure(score: Structure) -> list[str]:
+def format_structure(score: SimilarityStructure) -> list[str]:
     """Format a structure for a table, empty where there are no such pairs."""
     return ["" if math.isnan(value) else f"{value:.4f}" for value in (*score, score.contrast)]
 
 
-def summed(score: Structure) -> str:
+def describe_structure(score: SimilarityStructure) -> str:
     """Describe a structure in words."""
     row, column, other, contrast = (
         f"{value:.2f}" if not math.isnan(value) else "none" for value in (*score, score.contrast)
@@ -255,6 +260,6 @@ def summed(score: Structure) -> str:
     return f"mean similarity in one row {row}, in one column {column}, elsewhere {other}, contrast {contrast}"
 
 
-def ordinal(number: int) -> str:
+def format_ordinal(number: int) -> str:
     """Format an ordinal: 2 -> `second`."""
     return {2: "second", 3: "third"}.get(number, f"{number}th")

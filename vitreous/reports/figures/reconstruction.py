@@ -11,53 +11,56 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitreous.config import from_plain
-from vitreous.data.keys import key
+from vitreous.config import from_builtins
+from vitreous.data.keys import derive_keys
 from vitreous.data.modalities.base import Preprocess
-from vitreous.data.rgb_images import rgb_image
+from vitreous.data.rgb_images import to_rgb_image
 from vitreous.errors import UsageError, WeightsError
-from vitreous.objectives.base import Objective, Setting
+from vitreous.objectives.base import Objective, ObjectiveSetting
 from vitreous.objectives.table import OBJECTIVES
-from vitreous.reports.figures.drawing import picture_rows, times
-from vitreous.reports.figures.subject import SEEN, FigureResult, Picture, Scene
-from vitreous.weights.adopt import open_weights, parts_of
-from vitreous.weights.objective_parts import adopt_parts
+from vitreous.reports.figures.drawing import format_dimensions, make_image_rows
+from vitreous.reports.figures.subject import MAX_SHOWN_IMAGES, FigureContext, FigureResult, InputImage
+from vitreous.weights.adopt import open_objective_state, open_weights
+from vitreous.weights.objective_parts import load_into_objective
 
-ABLE = "mae and masked-patches restore images"
+RESTORING_RECIPES_HINT = "mae and masked-patches restore images"
 
-GREY = 128  # of patches that the encoder does not see
-HEADS = ("image", "what is seen", "restored")
+HIDDEN_PATCH_GREY = 128  # of patches that the encoder does not see
+PANEL_TITLES = ("image", "what is seen", "restored")
 
 
-def load_objective(source: str | os.PathLike[str]) -> Objective:
+def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     """Return the objective of a run, a bundle or others' MAE that restores images, in float32, in evaluation mode.
 
     Raises UsageError for weights without the parts of an objective, and for an objective that restores nothing;
     WeightsError where parts are damaged or of another model.
     """
-    parts = parts_of(source)
+    parts = open_objective_state(source)
     if parts is None:
-        hint = f"name a run, its bundle, or MAE's weights with their decoder; of vitreous's recipes {ABLE}"
+        hint = (
+            f"name a run, its bundle, or MAE's weights with their decoder; of "
+            f"vitreous's recipes {RESTORING_RECIPES_HINT}"
+        )
         raise UsageError(f"{source} has no decoder to restore images with", hint)
     name = parts.config.get("name", "")
     if name not in OBJECTIVES:
         raise WeightsError(
             f"{source} learned by {name!r}, which this version does not know", "install a newer vitreous"
         )
-    config = from_plain(OBJECTIVES[name], parts.config)
-    if not config.restoration():
-        hint = f"{ABLE}: vitreous train DATA --recipe mae"
+    config = from_builtins(OBJECTIVES[name], parts.config)
+    if not config.describe_restoration():
+        hint = f"{RESTORING_RECIPES_HINT}: vitreous train DATA --recipe mae"
         raise UsageError(f"{source} learned by {name}, which restores no image", hint)
     bundle = open_weights(source).bundle()
-    setting = Setting(normalisation=(bundle.preprocess.mean, bundle.preprocess.std))
+    setting = ObjectiveSetting(normalisation=(bundle.preprocess.mean, bundle.preprocess.std))
     with torch.random.fork_rng(devices=[]):
         objective = config.build(bundle.model, setting)
-    if left := adopt_parts(objective, parts.config, parts).left:
+    if left := load_into_objective(objective, parts.config, parts).left:
         raise WeightsError(f"{source}: {', '.join(left)} does not fit the model", "restore the bundle from a copy")
     return objective.eval()
 
 
-class Restored(NamedTuple):
+class RestoredImage(NamedTuple):
     """An image as the encoder sees it and as it is restored, RGB, of a clip four frames; (*grid) bool: the patches to
     restore."""
 
@@ -66,21 +69,21 @@ class Restored(NamedTuple):
     predicted: np.ndarray
 
 
-def make_reconstruction(scene: Scene) -> list[FigureResult]:
+def make_reconstruction(scene: FigureContext) -> list[FigureResult]:
     """Draw images, what the encoder sees of them when patches are hidden, and what is restored of these.
 
     Raises UsageError for a model without a decoder, and at another size than that of the run.
     """
-    objective = load_objective(scene.run).to(scene.device)
-    config = objective.deployed().config
+    objective = load_restoring_objective(scene.run).to(scene.device)
+    config = objective.deployed_model().config
     if scene.preprocess.image != config.image:
-        asked = times(scene.preprocess.image)
+        asked = format_dimensions(scene.preprocess.image)
         raise UsageError(
-            f"images of {asked} pixels cannot be restored", f"leave out --image-size: {times(config.image)}"
+            f"images of {asked} pixels cannot be restored", f"leave out --image-size: {format_dimensions(config.image)}"
         )
-    pictures = scene.some(SEEN)
-    results = restore(objective, scene.preprocess, pictures, scene.options.seed)
-    figure, axes = picture_rows(scene, pictures, HEADS)
+    pictures = scene.take_images(MAX_SHOWN_IMAGES)
+    results = restore_images(objective, scene.preprocess, pictures, scene.options.seed)
+    figure, axes = make_image_rows(scene, pictures, PANEL_TITLES)
     for row, result in zip(axes, results, strict=True):
         for place, image in zip(row[1:], (result.seen, result.restored), strict=True):
             place.imshow(np.asarray(image), interpolation="nearest")
@@ -91,24 +94,30 @@ def make_reconstruction(scene: Scene) -> list[FigureResult]:
         "predicted": np.stack([one.predicted for one in results]),
         "images": np.array([one.name for one in pictures]),
     }
-    return [FigureResult("reconstruction", "Restored images", objective.config.restoration(), figure, numbers=numbers)]
+    return [
+        FigureResult(
+            "reconstruction", "Restored images", objective.config.describe_restoration(), figure, numbers=numbers
+        )
+    ]
 
 
-def restore(objective: Objective, preprocess: Preprocess, pictures: Sequence[Picture], seed: int = 0) -> list[Restored]:
+def restore_images(
+    objective: Objective, preprocess: Preprocess, pictures: Sequence[InputImage], seed: int = 0
+) -> list[RestoredImage]:
     """Hide patches of images, drawn by the seed, and restore them, one image at a time."""
     images_restored, device = [], next(objective.parameters()).device
     for number, picture in enumerate(pictures):
         images = preprocess.normalise(picture.pixels[None].to(device)).float()
         with torch.no_grad():
-            result = objective.reconstruct(images, key(seed, np.array([number])))
-        hidden = rgb_image(enlarge(result.hidden[0], picture.pixels.shape[1:]).to(torch.uint8)[None])
-        seen, restored = (pixels_of(part[0], preprocess, picture) for part in (result.seen, result.restored))
-        shown = np.where(np.asarray(hidden) > 0, np.uint8(GREY), np.asarray(seen))
-        images_restored.append(Restored(Image.fromarray(shown), restored, result.predicted[0].cpu().numpy()))
+            result = objective.reconstruct(images, derive_keys(seed, np.array([number])))
+        hidden = to_rgb_image(expand_patch_mask(result.hidden[0], picture.pixels.shape[1:]).to(torch.uint8)[None])
+        seen, restored = (to_shown_image(part[0], preprocess, picture) for part in (result.seen, result.restored))
+        shown = np.where(np.asarray(hidden) > 0, np.uint8(HIDDEN_PATCH_GREY), np.asarray(seen))
+        images_restored.append(RestoredImage(Image.fromarray(shown), restored, result.predicted[0].cpu().numpy()))
     return images_restored
 
 
-def enlarge(patches: Tensor, image: Sequence[int]) -> Tensor:
+def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
     """(h, w) or (t, h, w) bool, of patches -> (H, W) or (T, H, W) bool, of the pixels of an image."""
     result = patches.cpu()
     for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
@@ -116,9 +125,9 @@ def enlarge(patches: Tensor, image: Sequence[int]) -> Tensor:
     return result
 
 
-def pixels_of(image: Tensor, preprocess: Preprocess, picture: Picture) -> Image.Image:
+def to_shown_image(image: Tensor, preprocess: Preprocess, picture: InputImage) -> Image.Image:
     """(C, *image) normalised -> RGB, with colours as the picture is shown in."""
     values = preprocess.denormalise(image[None].cpu())[0]
     if picture.pixels.dtype == torch.uint8:
-        return rgb_image(values.round().clamp(0, 255).to(torch.uint8))
-    return rgb_image(values, picture.pixels)
+        return to_rgb_image(values.round().clamp(0, 255).to(torch.uint8))
+    return to_rgb_image(values, picture.pixels)

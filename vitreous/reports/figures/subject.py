@@ -16,15 +16,15 @@ from PIL import Image
 from torch import Tensor
 
 from vitreous.data.decoding.clip import Clip
-from vitreous.data.keys import permutation
+from vitreous.data.keys import draw_permutation
 from vitreous.data.layouts.video import open_sample
 from vitreous.data.modalities.base import Preprocess
-from vitreous.data.rgb_images import rgb_image
+from vitreous.data.rgb_images import to_rgb_image
 from vitreous.data.run_data import open_run_data
 from vitreous.data.split import Data, Split
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.models.zoo import Model
-from vitreous.progress import Listener
+from vitreous.progress import ProgressListener
 from vitreous.reports.options import InspectOptions
 from vitreous.system.machine import DTYPES, pick_precision
 from vitreous.weights.bundle import Bundle
@@ -32,11 +32,11 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SEEN = 8  # images shown where only some of a data set can be
+MAX_SHOWN_IMAGES = 8  # images shown where only some of a data set can be
 
 
 @dataclass(frozen=True)
-class Picture:
+class InputImage:
     """An image as the model sees it: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
 
     name: str
@@ -61,7 +61,7 @@ class FigureResult:
 
 
 @dataclass(frozen=True)
-class Scene:
+class FigureContext:
     """A model, the images named and the data set: what figures are made from."""
 
     run: str
@@ -70,8 +70,8 @@ class Scene:
     preprocess: Preprocess  # the bundle's, at --image-size
     _: KW_ONLY
     device: str
-    pictures: tuple[Picture, ...]
-    listener: Listener
+    pictures: tuple[InputImage, ...]
+    listener: ProgressListener
 
     @cached_property
     def model(self) -> Model:
@@ -101,7 +101,7 @@ class Scene:
         own = next(self.model.parameters())
         return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
 
-    def some(self, count: int) -> list[Picture]:
+    def take_images(self, count: int) -> list[InputImage]:
         """Return the images named or, without any, `count` readable ones of the split, the same for the same seed.
 
         Raises DataError where none can be read.
@@ -111,15 +111,15 @@ class Scene:
             raise DataError("no image can be read", "`vitreous data check` tells why")
         return pictures
 
-    def readable(self, split: Split) -> Iterator[tuple[int, Picture]]:
+    def readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
         """Yield the readable samples of a split with their indices, in an order drawn by the seed."""
-        for sample in permutation(len(split), self.options.seed, 0).tolist():
+        for sample in draw_permutation(len(split), self.options.seed, 0).tolist():
             try:
-                yield sample, see_picture(open_sample(split, sample), split.name(sample), self.preprocess)
+                yield sample, load_input_image(open_sample(split, sample), split.name(sample), self.preprocess)
             except DataError:
                 continue
 
-    def batches(self, pictures: Sequence[Picture], label: str = "look") -> Iterator[Tensor]:
+    def batches(self, pictures: Sequence[InputImage], label: str = "look") -> Iterator[Tensor]:
         """Yield the model's input (B, C, *image) for images, `batch_size` at a time."""
         for low in range(0, len(pictures), self.options.batch_size):
             part = pictures[low : low + self.options.batch_size]
@@ -138,20 +138,20 @@ class Scene:
         return sorted({layer % depth for layer in self.options.layers}) or list(range(depth))
 
 
-def open_pictures(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[Picture]:
+def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[InputImage]:
     """Open the images named, and all below folders. Raises DataError for unreadable ones and empty folders."""
     for name in images:
         path = Path(name)
         if path.is_dir():
             places = preprocess.find_files(os.fspath(path))
             if not places:
-                raise DataError(f"no {preprocess.noun} in {printable(path)}", preprocess.folder_hint)
-            yield from (see_picture(Path(place), printable(place), preprocess) for place in places)
+                raise DataError(f"no {preprocess.noun} in {escape_unprintable(path)}", preprocess.folder_hint)
+            yield from (load_input_image(Path(place), escape_unprintable(place), preprocess) for place in places)
         else:
-            yield see_picture(path, printable(path), preprocess)
+            yield load_input_image(path, escape_unprintable(path), preprocess)
 
 
-def see_picture(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> Picture:
+def load_input_image(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> InputImage:
     """Decode stored bytes, (H, W, C) pixels, a file or a clip as the model sees it. Raises DataError if it cannot."""
     pixels = preprocess.to_tensor(preprocess.decode(raw, name))
-    return Picture(name, rgb_image(pixels), pixels, raw)
+    return InputImage(name, to_rgb_image(pixels), pixels, raw)

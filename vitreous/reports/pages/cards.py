@@ -9,21 +9,31 @@ import torch
 from torch import Tensor
 
 from vitreous.data.layouts.video import open_sample
-from vitreous.data.rgb_images import rgb_image
+from vitreous.data.rgb_images import to_rgb_image
 from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
-from vitreous.reports.pages.thumbnails import ENLARGED, SMALL, data_uri, enlarge, heat_map, scale_map, shrink
+from vitreous.reports.pages.thumbnails import (
+    MIN_MAP_SIDE,
+    MIN_SMOOTH_SIDE,
+    encode_data_uri,
+    enlarge_pixels,
+    overlay_heat_map,
+    scale_attention_map,
+    shrink_image,
+)
 from vitreous.weights.bundle import Bundle
 
-SHOWN = 8  # images of a kind
+MAX_CARD_IMAGES = 8  # images of a kind
 
 
-def cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
+def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
     """Return the images that the task chooses of n with outputs (n, K), such as the worst ones: each with label,
     prediction, and its picture as a data URI."""
     readable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
-    kinds = bundle.task.choose_examples(outputs, split, readable, SHOWN)
-    shown = pictures(bundle, split, list(dict.fromkeys(one.sample for some in kinds.values() for one in some)))
+    kinds = bundle.task.choose_examples(outputs, split, readable, MAX_CARD_IMAGES)
+    shown = encode_card_images(
+        bundle, split, list(dict.fromkeys(one.sample for some in kinds.values() for one in some))
+    )
     rows = {
         kind: [
             {"name": split.name(one.sample), "label": one.label, "answer": one.prediction, "p": one.probability}
@@ -33,10 +43,10 @@ def cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]
         ]
         for kind, some in kinds.items()
     }
-    return {**rows, "notes": bundle.task.example_notes, "small": max(bundle.preprocess.image) < SMALL}
+    return {**rows, "notes": bundle.task.example_notes, "small": max(bundle.preprocess.image) < MIN_SMOOTH_SIDE}
 
 
-def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
+def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
     """Return samples as data URIs: as the model sees them, and with attention where the model has any."""
     pixels: dict[int, Tensor] = {}
     for sample in samples:
@@ -49,26 +59,26 @@ def pictures(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict
         return {}
     batch = bundle.preprocess.collate(list(pixels.values()))
     parts = [one[None] for one in batch] if isinstance(batch, list) else [batch]
-    rollouts = [attention(bundle, part) for part in parts]
+    rollouts = [compute_card_attention(bundle, part) for part in parts]
     maps = [one for part in rollouts if part is not None for one in part]
     uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
-        image = shrink(rgb_image(own))
-        large = enlarge(image, ENLARGED)  # so that the map over it is smooth
+        image = shrink_image(to_rgb_image(own))
+        large = enlarge_pixels(image, MIN_MAP_SIDE)  # so that the map over it is smooth
         uris[sample] = {
-            "picture": data_uri(image),
-            "attention": data_uri(heat_map(large, scale_map(maps[place]))) if maps else None,
+            "picture": encode_data_uri(image),
+            "attention": encode_data_uri(overlay_heat_map(large, scale_attention_map(maps[place]))) if maps else None,
         }
     return uris
 
 
-def attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
+def compute_card_attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
     """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its maximum 1; None for models without it."""
-    from vitreous.inspection.rollout import rollout
+    from vitreous.inspection.rollout import compute_rollout
 
     model, device = bundle.model, next(bundle.model.parameters()).device
     try:
-        rollouts = [rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
+        rollouts = [compute_rollout(model, bundle.preprocess.normalise(part.to(device))) for part in pixels.split(4)]
     except UsageError:
         return None
     grid, prefix = rollouts[0].grid, rollouts[0].prefix

@@ -8,54 +8,73 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from vitreous.data.annotations.boxes_drawing import lay_objects, outline, write_label
-from vitreous.data.annotations.drawing import class_colours, lay_over, middle_planes
-from vitreous.data.annotations.shapes import mask_of_runs, runs_of_mask
-from vitreous.data.annotations.target import IGNORE, AnnotatedSplit, Target
-from vitreous.data.rgb_images import rgb_image
+from vitreous.data.annotations.boxes_drawing import draw_label, draw_objects, round_box
+from vitreous.data.annotations.drawing import create_class_colours, overlay_class_map, tile_middle_planes
+from vitreous.data.annotations.shapes import mask_to_rle, rle_to_mask
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedSplit, Target
+from vitreous.data.rgb_images import to_rgb_image
 from vitreous.errors import DataError
-from vitreous.evaluation.coco import objects_function
+from vitreous.evaluation.coco import make_detection_function
 from vitreous.evaluation.evaluator import Ragged
-from vitreous.evaluation.matching import Column, Error, Part, columns_of, counted, match_image, true_runs
-from vitreous.evaluation.pixels import figures_of, logits_function, matrices_of
+from vitreous.evaluation.matching import (
+    DetectionError,
+    MatchColumn,
+    RegionColumn,
+    get_true_mask_runs,
+    match_image,
+    select_counted_detections,
+    select_region_columns,
+)
+from vitreous.evaluation.pixels import compute_segmentation_metrics, extract_confusion_matrices, make_logits_function
 from vitreous.inference.engine import make_engine
-from vitreous.reports.answers import Answered
+from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.pages.formats import format_percent
-from vitreous.reports.pages.plots import COLOURS, INK, confusion, markup, strip_axes, style
-from vitreous.reports.pages.thumbnails import data_uri, shrink
-from vitreous.tasks.detections import Detections, detect
-from vitreous.tasks.metrics import BOXES, ERRORS, SIZES
+from vitreous.reports.pages.plots import (
+    INK,
+    LINE_COLOURS,
+    draw_confusion_plot,
+    figure_to_svg_markup,
+    strip_axes,
+    use_page_style,
+)
+from vitreous.reports.pages.thumbnails import encode_data_uri, shrink_image
+from vitreous.tasks.detections import Detections, detect_objects
+from vitreous.tasks.metrics import BOX_PREFIX, DETECTION_ERRORS, OBJECT_SIZES
 from vitreous.tasks.report import Report
-from vitreous.tasks.tiles import class_map, native_pixels
+from vitreous.tasks.tiles import predict_class_map, to_native_array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-SHOWN = 6  # images
-SIDE = 448  # pixels of a picture with boxes, at most
-NAMED = 8  # errors of an image whose kind is written on it: those of the highest scores
-LETTERS = 18  # height of letters on it
-LINES, CELLS = 8, 30  # classes with a curve of their own, classes of a confusion matrix
+MAX_OBJECT_IMAGES = 6  # images
+OBJECT_IMAGE_SIDE = 448  # pixels of a picture with boxes, at most
+MAX_NAMED_ERRORS = 8  # errors of an image whose kind is written on it: those of the highest scores
+LABEL_HEIGHT = 18  # height of letters on it
+MAX_CLASS_CURVES, MAX_OBJECT_MATRIX_CLASSES = 8, 30  # classes with a curve of their own, classes of a confusion matrix
 
-SHOWN_MAPS = 6  # images
+MAX_MAP_IMAGES = 6  # images
 
 
-def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
+def build_object_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return what the page shows of objects: pictures as data URIs, and drawings."""
     details = report.details["objects"]
-    kinds = [("", ""), (BOXES, "boxes")] if any(name.startswith(BOXES) for name in details["errors"]) else [("", "")]
+    kinds = (
+        [("", ""), (BOX_PREFIX, "boxes")]
+        if any(name.startswith(BOX_PREFIX) for name in details["errors"])
+        else [("", "")]
+    )
     return {
         "threshold": details["threshold"],
-        "sizes": sizes_table(report),
-        "scenes": worst_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
+        "sizes": build_sizes_table(report),
+        "scenes": find_worst_object_images(answers, details["threshold"], details["tiles"], bool(kinds[1:])),
         "panels": [
             *(
                 {
                     "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
                     "key": "tide",
                     "text": "",
-                    "drawing": error_bars(details["errors"], start, title),
+                    "drawing": draw_error_bars(details["errors"], start, title),
                 }
                 for start, title in kinds
             ),
@@ -63,126 +82,134 @@ def object_parts(answers: Answered, report: Report) -> dict[str, Any]:
                 "title": "precision and recall, IoU 0.5",
                 "key": "precision",
                 "text": "",
-                "drawing": precision_curves(details["curves"], report),
+                "drawing": draw_precision_curves(details["curves"], report),
             },
         ],
-        "confusion": object_confusion(details["confusion"], answers.bundle.task.classes),
+        "confusion": draw_object_confusion(details["confusion"], answers.bundle.task.classes),
     }
 
 
-def sizes_table(report: Report) -> list[list[str]]:
+def build_sizes_table(report: Report) -> list[list[str]]:
     """Return head and rows of a table of AP and AR of objects of each size, of masks and boxes where there are both."""
-    starts = [("", "mask "), (BOXES, "box ")] if f"{BOXES}ap" in report.figures else [("", "")]
+    starts = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.figures else [("", "")]
     keys = [(start + name, f"{kind}{name.upper()}") for start, kind in starts for name in ("ap", "ar")]
     rows = [["objects", *(name for _, name in keys)]]
-    for size in ("", *SIZES):
+    for size in ("", *OBJECT_SIZES):
         cells = [f"{key}_{size}" if size else f"{key}100" if key.endswith("ar") else key for key, _ in keys]
-        rows.append([size or "all", *(figure_text(report, cell) for cell in cells)])
+        rows.append([size or "all", *(format_metric_with_interval(report, cell) for cell in cells)])
     return rows
 
 
-def figure_text(report: Report, name: str) -> str:
+def format_metric_with_interval(report: Report, name: str) -> str:
     """A figure with its interval, in per cent."""
     ends, value = report.ends.get(name), report.figures[name]
     return format_percent(value, 1) + (f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else "")
 
 
-def image_scores(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def score_object_images(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """F1 of each image at an IoU of 0.5 of answers from a score on, and how many answers and objects are wrong: (n,)
     each; F1 is nan for an image with neither."""
     table, images, count = rows.table, rows.images, len(rows)
-    truth, part = table[:, Column.TRUTH] == 1, columns_of(table, 0)
-    counted = part[:, Part.IGNORED] % 2 == 0
-    shown = ~truth & counted & (table[:, Column.SCORE] >= threshold)
-    right = np.bincount(images[shown & (part[:, Part.MATCHED] % 2 == 1)], minlength=count)
+    truth, part = table[:, MatchColumn.TRUTH] == 1, select_region_columns(table, 0)
+    counted = part[:, RegionColumn.IGNORED] % 2 == 0
+    shown = ~truth & counted & (table[:, MatchColumn.SCORE] >= threshold)
+    right = np.bincount(images[shown & (part[:, RegionColumn.MATCHED] % 2 == 1)], minlength=count)
     both = np.bincount(images[shown | (truth & counted)], minlength=count)
     return np.divide(2 * right, both, out=np.full(count, np.nan), where=both > 0), both - 2 * right
 
 
-def worst_images(answers: Answered, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
+def find_worst_object_images(answers: SplitPredictions, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
     """Return the images of the lowest F1, those with most errors first: what is there and what is answered from the
     `threshold` on, by `tiles` if it was judged so, both drawn over the image; and the classes with their colours."""
     classes, split = answers.bundle.task.classes, answers.split
     assert isinstance(split, AnnotatedSplit), "objects are judged on annotated data"
-    f1, wrong = image_scores(answers.raw, threshold)  # type: ignore[arg-type]
+    f1, wrong = score_object_images(answers.raw, threshold)  # type: ignore[arg-type]
     order = [int(one) for one in np.lexsort((-wrong, f1)) if wrong[one] and int(one) not in answers.bad]
-    engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
-    for sample in order[:SHOWN]:
+    engine, colours, rows = (
+        make_engine(answers.bundle.model, answers.bundle.preprocess),
+        create_class_colours(classes),
+        [],
+    )
+    for sample in order[:MAX_OBJECT_IMAGES]:
         try:
-            pixels = native_pixels(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
+            pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample)
         except DataError:  # gone since it was judged
             continue
-        image = rgb_image(torch.from_numpy(pixels))
-        answer = detect(objects_function(engine), pixels, answers.bundle.preprocess, tiles, threshold)
-        answer = answer.take(counted(answer, truth))
-        pictures = drawn_pair(image, answer, truth=truth, classes=classes, colours=colours, masks=masks)
+        image = to_rgb_image(torch.from_numpy(pixels))
+        answer = detect_objects(make_detection_function(engine), pixels, answers.bundle.preprocess, tiles, threshold)
+        answer = answer.take(select_counted_detections(answer, truth))
+        pictures = draw_truth_and_prediction(image, answer, truth=truth, classes=classes, colours=colours, masks=masks)
         facts = {"name": split.name(sample), "f1": float(f1[sample]), "wrong": int(wrong[sample])}
-        rows.append(facts | {"pictures": [data_uri(shrink(picture, SIDE)) for picture in pictures]})
+        rows.append(
+            facts | {"pictures": [encode_data_uri(shrink_image(picture, OBJECT_IMAGE_SIDE)) for picture in pictures]}
+        )
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}
         for name, colour in zip(classes, colours, strict=True)
     ]
-    return {"rows": rows, "classes": names if len(names) <= CELLS else []}
+    return {"rows": rows, "classes": names if len(names) <= MAX_OBJECT_MATRIX_CLASSES else []}
 
 
-def drawn_pair(
+def draw_truth_and_prediction(
     image: Image.Image, answer: Detections, truth: Target, classes: tuple[str, ...], colours: np.ndarray, masks: bool
 ) -> tuple[Image.Image, Image.Image]:
     """Draw what is there and what is answered over an image, in the colours (K, 3) of the classes; what is missed and
     what is wrong is crossed out, and named. A small image is enlarged."""
     table = match_image(answer, truth, masks)
-    factor = max(1, SIDE // max(image.size))
+    factor = max(1, OBJECT_IMAGE_SIDE // max(image.size))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    rows = columns_of(table, 0)
-    answered = [int(code) for code in rows[: len(table) - len(truth), Part.ERROR]]
-    alone = (rows[len(table) - len(truth) :, Part.MATCHED] == 0) & ~truth.crowd
+    rows = select_region_columns(table, 0)
+    answered = [int(code) for code in rows[: len(table) - len(truth), RegionColumn.ERROR]]
+    alone = (rows[len(table) - len(truth) :, RegionColumn.MATCHED] == 0) & ~truth.crowd
     missed = ["missed" if one else "" for one in alone]
-    wrong = [ERRORS[Error(code).name.lower()] if code else "" for code in answered]
-    shapes = (true_runs(truth), answer.masks) if masks else (None, None)
-    runs = [None if part is None else [enlarged(one, answer.size, factor) for one in part] for part in shapes]
+    wrong = [DETECTION_ERRORS[DetectionError(code).name.lower()] if code else "" for code in answered]
+    shapes = (get_true_mask_runs(truth), answer.masks) if masks else (None, None)
+    runs = [None if part is None else [scale_mask_runs(one, answer.size, factor) for one in part] for part in shapes]
     return (
-        drawn(image, truth.boxes * factor, colours[truth.labels], runs[0], missed),
-        drawn(image, answer.boxes * factor, colours[answer.labels], runs[1], wrong),
+        draw_marked_objects(image, truth.boxes * factor, colours[truth.labels], runs[0], missed),
+        draw_marked_objects(image, answer.boxes * factor, colours[answer.labels], runs[1], wrong),
     )
 
 
-def enlarged(runs: list[int], size: tuple[int, int], factor: int) -> list[int]:
+def scale_mask_runs(runs: list[int], size: tuple[int, int], factor: int) -> list[int]:
     """Run lengths of a mask on an image (H, W) -> those on one `factor` times as large."""
     if factor == 1:
         return runs
-    return runs_of_mask(mask_of_runs(runs, size).repeat(factor, 0).repeat(factor, 1))
+    return mask_to_rle(rle_to_mask(runs, size).repeat(factor, 0).repeat(factor, 1))
 
 
-def drawn(image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]) -> Image.Image:
+def draw_marked_objects(
+    image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]
+) -> Image.Image:
     """Draw objects with boxes (n, 4) and colours (n, 3); those with an error are crossed out, and the
     first of them named."""
     shades = [(int(r), int(g), int(b)) for r, g, b in colours]
-    picture = lay_objects(image, boxes, shades, [""] * len(boxes), masks)
+    picture = draw_objects(image, boxes, shades, [""] * len(boxes), masks)
     pen, width = ImageDraw.Draw(picture), max(1, round(min(image.size) / 250))
-    marked = [(outline(boxes[row]), shades[row], error) for row, error in enumerate(errors) if error]
+    marked = [(round_box(boxes[row]), shades[row], error) for row, error in enumerate(errors) if error]
     for (left, top, right, bottom), colour, _ in marked:
         for line in ((left, top, right, bottom), (left, bottom, right, top)):
             pen.line(line, fill=(0, 0, 0), width=width + 2)
             pen.line(line, fill=colour, width=width)
-    font = ImageFont.load_default(LETTERS * max(image.size) / SIDE)
-    for box, colour, error in reversed(marked[:NAMED]):
-        write_label(pen, picture.size, box=box, text=error, colour=colour, font=font)
+    font = ImageFont.load_default(LABEL_HEIGHT * max(image.size) / OBJECT_IMAGE_SIDE)
+    for box, colour, error in reversed(marked[:MAX_NAMED_ERRORS]):
+        draw_label(pen, picture.size, box=box, text=error, colour=colour, font=font)
     return picture
 
 
-def error_bars(errors: dict[str, float], start: str, title: str) -> Any:
+def draw_error_bars(errors: dict[str, float], start: str, title: str) -> Any:
     """Draw what each kind of error costs, in points of AP50."""
     from matplotlib.figure import Figure
 
-    values = [100 * errors[start + name] for name in ERRORS]
-    with style():
+    values = [100 * errors[start + name] for name in DETECTION_ERRORS]
+    with use_page_style():
         figure = Figure(figsize=(4.6, 2.6))
         figure.subplots_adjust(left=0.32, right=0.9, bottom=0.17, top=0.9)
         axes: Axes = figure.subplots()
         places = np.arange(len(values))[::-1]
-        axes.barh(places, values, color=COLOURS[1], alpha=0.7, height=0.65)
-        axes.set_yticks(places, list(ERRORS.values()))
+        axes.barh(places, values, color=LINE_COLOURS[1], alpha=0.7, height=0.65)
+        axes.set_yticks(places, list(DETECTION_ERRORS.values()))
         spare = max(1.0, *values) * 0.02
         for place, value in zip(places, values, strict=True):
             axes.text(max(value, 0) + spare, place, f"{value:.1f}", va="center", fontsize=8)
@@ -190,21 +217,21 @@ def error_bars(errors: dict[str, float], start: str, title: str) -> Any:
         axes.set_xlabel("AP50 points lost")
         axes.tick_params(axis="y", length=0)
         strip_axes(axes)
-        return markup(figure, f"AP50 points lost by kind of error {title}".strip())
+        return figure_to_svg_markup(figure, f"AP50 points lost by kind of error {title}".strip())
 
 
-def precision_curves(curves: dict[str, Any], report: Report) -> Any:
+def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
     """Draw precision against recall at an IoU of 0.5: the mean of the classes, and those with most objects."""
     from matplotlib.figure import Figure
 
     objects = {row["class"]: row["objects"] for row in report.per_class}
-    named = sorted(curves["classes"], key=lambda name: -objects[name])[:LINES]
-    with style():
+    named = sorted(curves["classes"], key=lambda name: -objects[name])[:MAX_CLASS_CURVES]
+    with use_page_style():
         figure = Figure(figsize=(4.6, 3.4))
         figure.subplots_adjust(left=0.13, right=0.98, bottom=0.14, top=0.91)
         axes: Axes = figure.subplots()
         for number, name in enumerate(named):
-            axes.plot(curves["recall"], curves["classes"][name], color=COLOURS[number], linewidth=1.2, label=name)
+            axes.plot(curves["recall"], curves["classes"][name], color=LINE_COLOURS[number], linewidth=1.2, label=name)
         if len(curves["classes"]) > 1:
             axes.plot(curves["recall"], curves["mean"], color=INK, linewidth=2, label="mean over classes")
         axes.set_xlim(0, 1)
@@ -216,45 +243,51 @@ def precision_curves(curves: dict[str, Any], report: Report) -> Any:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class may be called $x$
-        return markup(figure, "precision and recall")
+        return figure_to_svg_markup(figure, "precision and recall")
 
 
-def object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
+def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
     """Draw the confusion of classes; the last row and column are `nothing`. Of many classes those most often wrong."""
     if matrix is None:
         return None
     counts = np.array(matrix)
     wrong = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
-    chosen = np.sort(np.argsort(-wrong[:-1], kind="stable")[:CELLS])
+    chosen = np.sort(np.argsort(-wrong[:-1], kind="stable")[:MAX_OBJECT_MATRIX_CLASSES])
     names = [*(classes[place] for place in chosen), "nothing"]
     rows = np.append(chosen, len(classes))
-    return confusion(counts[np.ix_(rows, rows)], names)
+    return draw_confusion_plot(counts[np.ix_(rows, rows)], names)
 
 
-def worst_scenes(answers: Answered) -> dict[str, Any]:
+def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
     """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
     answered class map over it, of volumes their middle planes; and the classes with their colours."""
     classes, split = answers.bundle.task.classes, answers.split
     assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
-    figures = [figures_of(matrix)["miou"] for matrix in matrices_of(answers.raw, len(classes))]
+    figures = [
+        compute_segmentation_metrics(matrix)["miou"] for matrix in extract_confusion_matrices(answers.raw, len(classes))
+    ]
     order = sorted(
         (sample for sample in range(len(split)) if figures[sample] is not None and sample not in answers.bad),
         key=lambda sample: figures[sample] or 0.0,
     )
-    engine, colours, rows = make_engine(answers.bundle.model, answers.bundle.preprocess), class_colours(classes), []
-    for sample in order[:SHOWN_MAPS]:
+    engine, colours, rows = (
+        make_engine(answers.bundle.model, answers.bundle.preprocess),
+        create_class_colours(classes),
+        [],
+    )
+    for sample in order[:MAX_MAP_IMAGES]:
         try:
-            pixels = native_pixels(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
+            pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample).class_map()
         except DataError:  # gone since it was judged
             continue
-        answer = class_map(logits_function(engine), pixels, answers.bundle.preprocess.image)
+        answer = predict_class_map(make_logits_function(engine), pixels, answers.bundle.preprocess.image)
         if answer.ndim == 3:
-            pixels = middle_planes(pixels, pixels.min())
-            truth, answer = (middle_planes(classes, IGNORE) for classes in (truth, answer))
-        image = rgb_image(torch.from_numpy(pixels))
-        pictures = [image, lay_over(image, truth, colours), lay_over(image, answer, colours)]
-        uris = [data_uri(shrink(picture)) for picture in pictures]
+            pixels = tile_middle_planes(pixels, pixels.min())
+            truth, answer = (tile_middle_planes(classes, IGNORE_INDEX) for classes in (truth, answer))
+        image = to_rgb_image(torch.from_numpy(pixels))
+        pictures = [image, overlay_class_map(image, truth, colours), overlay_class_map(image, answer, colours)]
+        uris = [encode_data_uri(shrink_image(picture)) for picture in pictures]
         rows.append({"name": split.name(sample), "miou": figures[sample], "pictures": uris})
     names = [
         {"name": name, "colour": "#{:02x}{:02x}{:02x}".format(*colour)}

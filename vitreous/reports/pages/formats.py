@@ -18,7 +18,7 @@ from vitreous.tasks.metrics import METRICS
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-SHARES = (
+PERCENT_METRICS = (
     *(key for key, metric in METRICS.items() if metric.is_share),
     "fewshot_top1",
     "merged_top1",
@@ -44,7 +44,7 @@ def format_share(share: float) -> str:
     return next(text for places in range(1, 6) if float(text := f"{value:.{places}f}") < 100) + " %"
 
 
-def share_markup(share: float) -> str:
+def format_share_markup(share: float) -> str:
     """Format a share for a line that may not break before the sign."""
     return format_share(share).replace(" ", "\u00a0")
 
@@ -54,17 +54,21 @@ def format_percent(value: float | None, decimals: int = 2) -> str:
     return "–" if value is None else f"{100 * value:.{decimals}f} %"
 
 
-def format_figure(name: str, value: float, decimals: int = 2) -> str:
+def format_metric_value(name: str, value: float, decimals: int = 2) -> str:
     """Format a figure of an evaluation by its name: in per cent where it is a share, else as its row of metrics has
     it, or with three decimals."""
-    if name in SHARES:
+    if name in PERCENT_METRICS:
         return format_percent(value, decimals)
     return format(value, METRICS[name].form if name in METRICS else ".3f")
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:
     """Format the interval of a figure; empty for None."""
-    return "" if interval is None else f"{format_figure(name, interval[0], 1)} to {format_figure(name, interval[1], 1)}"
+    return (
+        ""
+        if interval is None
+        else f"{format_metric_value(name, interval[0], 1)} to {format_metric_value(name, interval[1], 1)}"
+    )
 
 
 def format_number(value: float | None) -> str:
@@ -97,33 +101,38 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
-def break_name(name: str) -> Any:
+def format_breakable_name(name: str) -> Any:
     """Escape a name as markup in which a browser may break a line after slashes and `- _ . :`."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
 
 
-def file_name(name: str) -> Any:
+def format_file_name(name: str) -> Any:
     """Return the last part of an image's name as markup, whole in its title."""
     from markupsafe import Markup
 
-    return Markup('<span title="{}">{}</span>').format(name, break_name(PurePath(name).name))
+    return Markup('<span title="{}">{}</span>').format(name, format_breakable_name(PurePath(name).name))
 
 
-def render(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Render a template of this folder, with these formats as filters."""
-    return template_environment().get_template(template).render(term=MetricTerms(), **values)
+    return get_template_environment().get_template(template).render(term=MetricTerms(), **values)
 
 
 @cache
-def template_environment() -> Environment:
+def get_template_environment() -> Environment:
     """The environment of the templates, which compiles each of them once."""
     from jinja2 import Environment, PackageLoader
 
     loader = PackageLoader("vitreous", "reports/pages")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=loader)
-    environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": share_markup}
-    environment.filters |= {"number": format_number, "bytes": format_bytes, "name": break_name, "counted": format_count}
-    environment.filters |= {"flops": format_flops, "file": file_name, "explained": explain_metric}
+    environment.filters |= {"seconds": format_seconds, "percent": format_percent, "share": format_share_markup}
+    environment.filters |= {
+        "number": format_number,
+        "bytes": format_bytes,
+        "name": format_breakable_name,
+        "counted": format_count,
+    }
+    environment.filters |= {"flops": format_flops, "file": format_file_name, "explained": explain_metric}
     return environment

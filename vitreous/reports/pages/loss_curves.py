@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
+from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 
-TRAIN, VALIDATION = "train/loss", "val/nll"
-RISE = 0.05  # above its minimum, as a share, from which validation loss counts as risen; as much for the fall
-LAST = 2  # evaluations at the end that all have to be above
+TRAIN_LOSS_KEY, VALIDATION_LOSS_KEY = "train/loss", "val/nll"
+OVERFITTING_RISE = (
+    0.05  # above its minimum, as a share, from which validation loss counts as risen; as much for the fall
+)
+OVERFITTING_EVALUATIONS = 2  # evaluations at the end that all have to be above
 
 
-def loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
+def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Draw the losses of a run in one chart; None where neither was logged."""
     series = [
-        Curve("training loss", COLOURS[0], lines, TRAIN),
-        Curve("validation loss (NLL)", COLOURS[1], lines, VALIDATION),
+        Curve("training loss", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
+        Curve("validation loss (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
     ]
     series = [one for one in series if one.points()]
     if not series:
@@ -25,7 +27,7 @@ def loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     return {
         "title": title,
         "key": key,
-        "drawing": draw_curves(label, series),
+        "drawing": draw_metric_curves(label, series),
         "overfitting": describe_overfitting(lines),
     }
 
@@ -37,13 +39,15 @@ def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     training loss of the last evaluation is at least 5 % below that of the minimum. The training loss of an evaluation
     is the mean of the lines since the one before.
     """
-    measured = mean_losses(lines)
-    if len(measured) <= LAST:
+    measured = compute_mean_losses(lines)
+    if len(measured) <= OVERFITTING_EVALUATIONS:
         return ""
     best = min(range(len(measured)), key=lambda place: measured[place][2])
     (epoch, train_then, lowest), (last_epoch, train_now, last) = measured[best], measured[-1]
-    risen = lowest > 0 and all(loss >= (1 + RISE) * lowest for _, _, loss in measured[-LAST:])
-    if not risen or train_now > (1 - RISE) * train_then:
+    risen = lowest > 0 and all(
+        loss >= (1 + OVERFITTING_RISE) * lowest for _, _, loss in measured[-OVERFITTING_EVALUATIONS:]
+    )
+    if not risen or train_now > (1 - OVERFITTING_RISE) * train_then:
         return ""
     return (
         f"validation loss was lowest at epoch {epoch:.3g} ({lowest:.3g}) and rose by "
@@ -52,13 +56,13 @@ def describe_overfitting(lines: list[dict[str, Any]]) -> str:
     ).replace("%", " %")
 
 
-def mean_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
+def compute_mean_losses(lines: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
     """Return (epoch, mean training loss since the previous evaluation, validation loss) of each evaluation."""
     measured, since = [], list[float]()
     for line in lines:
-        if line.get(TRAIN) is not None:
-            since.append(line[TRAIN])
-        if line.get(VALIDATION) is not None and since:
-            measured.append((line["epoch"], sum(since) / len(since), line[VALIDATION]))
+        if line.get(TRAIN_LOSS_KEY) is not None:
+            since.append(line[TRAIN_LOSS_KEY])
+        if line.get(VALIDATION_LOSS_KEY) is not None and since:
+            measured.append((line["epoch"], sum(since) / len(since), line[VALIDATION_LOSS_KEY]))
             since = []
     return measured

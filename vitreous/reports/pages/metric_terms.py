@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from vitreous.tasks.metrics import BOXES, ERRORS, F1, METRICS
+from vitreous.tasks.metrics import BOX_PREFIX, DETECTION_ERRORS, F1, METRICS
 
 #: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it; those of
 #: `METRICS` are in its rows
@@ -41,8 +41,8 @@ EXPLANATIONS = {
 
 def explain_metric(name: str) -> str:
     """Return the explanation of a metric by its key, prefixes included; empty if there is none."""
-    key = re.sub(r"^(train|val|training_images)/", "", name).removeprefix(BOXES)
-    if key in ERRORS:
+    key = re.sub(r"^(train|val|training_images)/", "", name).removeprefix(BOX_PREFIX)
+    if key in DETECTION_ERRORS:
         return EXPLANATIONS["tide"]
     return EXPLANATIONS.get(key, "")
 

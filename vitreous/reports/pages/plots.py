@@ -12,24 +12,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from vitreous.reports.pages.formats import SHARES
-from vitreous.tasks.base import Scatter
+from vitreous.reports.pages.formats import PERCENT_METRICS
+from vitreous.tasks.base import ScatterChart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#010203"  # stands for the colour of the page's text
 #: matplotlib's settings of drawings whose text and axes have that colour, and whose text is text
-INKED: dict[Any, Any] = {
+INK_STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
     "svg.hashsalt": "vitreous",
 }
 # legible on white and on black
-COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")
+LINE_COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321", "#2fa3a8", "#b65c4a")
 
-CELL, FINE_CELL = 0.36, 0.24  # inches of a cell of a confusion matrix; from FINE_FROM classes on the second
-FINE_FROM = 20
+CELL_INCHES, FINE_CELL_INCHES = (
+    0.36,
+    0.24,
+)  # inches of a cell of a confusion matrix; from FINE_FROM classes on the second
+FINE_CELL_CLASSES = 20
 DIGIT_WIDTH = 0.65  # of the font's size, in the widest of the usual sans-serif fonts
 CELL_FONTS = (4.5, 8.0)  # points: below the first a count is left out of its cell
 
@@ -49,15 +52,15 @@ class Curve(NamedTuple):
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def use_page_style() -> Iterator[None]:
     """Apply matplotlib's settings for a drawing of the page, while it is made and saved."""
     from matplotlib import rc_context
 
-    with rc_context({**INKED, "font.size": 9, "font.family": "sans-serif"}):
+    with rc_context({**INK_STYLE, "font.size": 9, "font.family": "sans-serif"}):
         yield
 
 
-def markup(figure: Figure, label: str, **options: Any) -> Any:
+def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
     """Return a figure as SVG markup with a label for screen readers and its width in CSS, `--side`; `options` of
     `savefig`."""
     from markupsafe import Markup, escape
@@ -73,14 +76,14 @@ def markup(figure: Figure, label: str, **options: Any) -> Any:
     return Markup(text.replace("<svg", head, 1))
 
 
-def raster(figure: Figure, label: str) -> Image.Image:
+def figure_to_image(figure: Figure, label: str) -> Image.Image:
     """Return a figure as a picture on white."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120, facecolor="white", metadata={"Title": label})
     return Image.open(file).convert("RGB")
 
 
-def draw_curves(
+def draw_metric_curves(
     label: str,
     series: Sequence[Curve],
     legend: str | None = None,
@@ -92,7 +95,7 @@ def draw_curves(
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(4.6, 2.9))
         # finding the room takes as long as drawing
         figure.subplots_adjust(left=0.14, right=0.98, bottom=0.155, top=0.93)
@@ -110,7 +113,7 @@ def draw_curves(
         axes.set_xlim(left=0)
         if limits is not None:
             axes.set_ylim(*limits)
-        if all(one.key.rpartition("/")[2] in SHARES for one in series):
+        if all(one.key.rpartition("/")[2] in PERCENT_METRICS for one in series):
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, symbol=" %"))
         else:
             axes.ticklabel_format(axis="y", style="sci", scilimits=(-3, 5), useMathText=False)
@@ -118,14 +121,14 @@ def draw_curves(
         names = [text for text in axes.get_legend_handles_labels()[1] if text]
         if names and (legend is not None or len(names) > 1):
             axes.legend(frameon=False, title=legend, fontsize=8)
-        return markup(figure, label)
+        return figure_to_svg_markup(figure, label)
 
 
-def draw_scatter(chart: Scatter) -> Any:
+def draw_scatter(chart: ScatterChart) -> Any:
     """Draw a chart of points, with its line y = x or y = 0; more points are paler."""
     from matplotlib.figure import Figure
 
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(4.6, 3.4))
         figure.subplots_adjust(left=0.17, right=0.97, bottom=0.15, top=0.96)
         axes = figure.subplots()
@@ -134,26 +137,26 @@ def draw_scatter(chart: Scatter) -> Any:
         if chart.diagonal or chart.level:
             axes.plot(*ends, color=INK, alpha=0.5, linewidth=1, linestyle="--")
         opacity = float(np.clip(40 / np.sqrt(len(chart.x)) / 4, 0.15, 0.8))
-        axes.plot(chart.x, chart.y, "o", color=COLOURS[0], markersize=3.5, markeredgewidth=0, alpha=opacity)
+        axes.plot(chart.x, chart.y, "o", color=LINE_COLOURS[0], markersize=3.5, markeredgewidth=0, alpha=opacity)
         axes.set_xlabel(chart.x_label)
         axes.set_ylabel(chart.y_label)
         axes.ticklabel_format(style="sci", scilimits=(-3, 5), useMathText=False)
         strip_axes(axes)
-        return markup(figure, chart.title)
+        return figure_to_svg_markup(figure, chart.title)
 
 
-def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
+def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
     """Draw accuracy of each bin of confidence (nan where empty) against mean confidence, and counts; all (bins,)."""
     from matplotlib.figure import Figure
 
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(4.8, 4.4))
         figure.subplots_adjust(left=0.12, right=0.97, bottom=0.11, top=0.97, hspace=0.08)
         upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         width, full = edges[1] - edges[0], counts > 0
         upper.plot([0, 1], [0, 1], color=INK, alpha=0.4, linewidth=1, linestyle="--")
-        upper.bar(edges[:-1][full] + width / 2, accuracy[full], width * 0.92, color=COLOURS[0], alpha=0.55)
-        upper.plot(confidence[full], accuracy[full], "o", color=COLOURS[1], markersize=4)
+        upper.bar(edges[:-1][full] + width / 2, accuracy[full], width * 0.92, color=LINE_COLOURS[0], alpha=0.55)
+        upper.plot(confidence[full], accuracy[full], "o", color=LINE_COLOURS[1], markersize=4)
         upper.set_ylabel("accuracy")
         upper.set_ylim(0, 1)
         upper.set_xlim(0, 1)
@@ -162,24 +165,26 @@ def reliability(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray,
         lower.set_xlabel("confidence")
         for axes in (upper, lower):
             strip_axes(axes)
-        return markup(figure, "reliability diagram")
+        return figure_to_svg_markup(figure, "reliability diagram")
 
 
-def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = markup) -> Any:
+def draw_confusion_plot(
+    matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = figure_to_svg_markup
+) -> Any:
     """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit, and
     each cell of the markup has a title with its classes and its count."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     count = len(names)
-    cell = CELL if count < FINE_FROM else FINE_CELL
+    cell = CELL_INCHES if count < FINE_CELL_CLASSES else FINE_CELL_INCHES
     room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches: of names, and of what the axis shows
     side = room + max(2.1, cell * count)
     points = 72 * (side - room) / count  # of a side of a cell
     rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    digits = max(len(compact_count(int(value))) for value in matrix.flat)
+    digits = max(len(format_compact_count(int(value))) for value in matrix.flat)
     size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * digits))
-    with style():
+    with use_page_style():
         figure = Figure(figsize=(side, side))
         figure.subplots_adjust(left=room / side, right=1 - 0.05 / side, bottom=room / side, top=1 - 0.05 / side)
         axes = figure.subplots()
@@ -187,27 +192,27 @@ def confusion(matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure
         # squares, not an image: what is not there stays the page's own colour
         for (row, column), value in np.ndenumerate(rows):
             if value:
-                look = {"facecolor": COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
+                look = {"facecolor": LINE_COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
                 axes.add_artist(Rectangle((column - 0.5, row - 0.5), 1, 1, gid=f"cell-{row}-{column}", **look))
                 if size >= CELL_FONTS[0]:
                     place: dict[str, Any] = {"ha": "center", "va": "center", "gid": f"count-{row}-{column}"}
-                    axes.text(column, row, compact_count(int(matrix[row, column])), fontsize=size, **place)
+                    axes.text(column, row, format_compact_count(int(matrix[row, column])), fontsize=size, **place)
         shorter = [name if len(name) <= 18 else name[:17] + "…" for name in names]
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)
         for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
             text.set_parse_math(False)  # a class may be called $x$
-        axes.tick_params(length=0, labelsize=9 if count < FINE_FROM else 7)
+        axes.tick_params(length=0, labelsize=9 if count < FINE_CELL_CLASSES else 7)
         axes.set_xlim(-0.5, count - 0.5)
         axes.set_ylim(count - 0.5, -0.5)
         axes.set_xlabel("predicted")
         axes.set_ylabel("label")
         axes.spines[:].set_visible(False)
         drawn = render(figure, "confusion matrix")
-    return title_cells(drawn, matrix, names) if render is markup else drawn
+    return add_cell_titles(drawn, matrix, names) if render is figure_to_svg_markup else drawn
 
 
-def compact_count(count: int) -> str:
+def format_compact_count(count: int) -> str:
     """Format a count in at most four characters: 9999, `12k`, `340k`, `1.2M`."""
     if count < 10_000:
         return str(count)
@@ -217,7 +222,7 @@ def compact_count(count: int) -> str:
     return f"{millions:.1f}M" if millions < 9.95 else f"{millions:.0f}M"
 
 
-def title_cells(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> Any:
+def add_cell_titles(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> Any:
     """Return the markup of a (K, K) confusion matrix with a title on each cell."""
     from markupsafe import Markup, escape
 

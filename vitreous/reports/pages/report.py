@@ -1,7 +1,7 @@
 """`report.html`: what a run is and how well it does, on one page that needs no other file.
 
-Large data are sampled: a page has at most `ROWS` classes in full, `CELLS` in its confusion matrix and `cards.SHOWN`
-images of a kind.
+Large data are sampled: a page has at most `MAX_CLASS_ROWS` classes in full, `MAX_CLASS_MATRIX_SIZE` in its confusion
+matrix and `cards.MAX_CARD_IMAGES` images of a kind.
 """
 
 from __future__ import annotations
@@ -15,32 +15,44 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.clip_views import ONE
+from vitreous.data.clip_views import SINGLE_VIEW
 from vitreous.inference.image_grid import SAMPLES_FILE
-from vitreous.reports.answers import Answered
-from vitreous.reports.learned import read_learned
-from vitreous.reports.pages.cards import cards
-from vitreous.reports.pages.dense import object_parts, worst_scenes
-from vitreous.reports.pages.formats import format_figure, format_interval, render
-from vitreous.reports.pages.loss_curves import loss_panel
-from vitreous.reports.pages.plots import COLOURS, INK, Curve, confusion, draw_curves, draw_scatter, reliability
-from vitreous.reports.pages.unlabelled import alarms, headline, measured_curves
-from vitreous.system.disk import write_text
-from vitreous.tasks.calibration import BINS, confidence_bins
+from vitreous.reports.answers import SplitPredictions
+from vitreous.reports.learned import read_learned_images
+from vitreous.reports.pages.cards import build_image_cards
+from vitreous.reports.pages.dense import build_object_section, find_worst_map_images
+from vitreous.reports.pages.formats import format_interval, format_metric_value, render_template
+from vitreous.reports.pages.loss_curves import build_loss_panel
+from vitreous.reports.pages.plots import (
+    INK,
+    LINE_COLOURS,
+    Curve,
+    draw_confusion_plot,
+    draw_metric_curves,
+    draw_reliability_plot,
+    draw_scatter,
+)
+from vitreous.reports.pages.unlabelled import build_headline_metrics, draw_logged_curves, read_alarms
+from vitreous.system.disk import write_text_atomic
+from vitreous.tasks.calibration import CALIBRATION_BINS, confidence_bins
 from vitreous.tasks.detection import Detection
-from vitreous.tasks.metrics import METRICS, label_metric
-from vitreous.tasks.report import Report, leading_of
+from vitreous.tasks.metrics import METRICS, get_metric_label
+from vitreous.tasks.report import Report, get_leading_key
 from vitreous.tasks.segmentation import Segmentation
-from vitreous.training.folder import Folder, read_lines
+from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 
-ROWS = 60  # classes shown in full; of more, the worst and the best
-CELLS = 40  # classes in the confusion matrix; of more, those most often wrong
-READ = 50  # readings shown, the latest
+MAX_CLASS_ROWS = 60  # classes shown in full; of more, the worst and the best
+MAX_CLASS_MATRIX_SIZE = 40  # classes in the confusion matrix; of more, those most often wrong
+MAX_LISTED_EVALUATIONS = 50  # readings shown, the latest
 
 
 def write_report(
-    path: Path, folder: Folder | None, answers: Answered | None = None, report: Report | None = None, command: str = ""
+    path: Path,
+    folder: RunFolder | None,
+    answers: SplitPredictions | None = None,
+    report: Report | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it.
 
@@ -48,46 +60,51 @@ def write_report(
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
     parts["samples"] = None
     if folder is not None and folder.config.is_file():
-        parts |= trained(folder)
+        parts |= build_training_section(folder)
     if answers is not None and report is not None:
-        parts |= {"judged": evaluated(answers, report), "model": answers.bundle.model.config.name()}
+        parts |= {"judged": build_evaluation_section(answers, report), "model": answers.bundle.model.config.name()}
         parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
-    write_text(path, render("report.html", **parts))
+    write_text_atomic(path, render_template("report.html", **parts))
     return parts
 
 
-def trained(folder: Folder) -> dict[str, Any]:
+def build_training_section(folder: RunFolder) -> dict[str, Any]:
     """Read what the files of a run's folder say of its training."""
-    run, summary = folder.run(), document(folder.summary)
-    table, lines = document(folder.path / "trials.json"), read_lines(folder.metrics)
+    run, summary = folder.run(), read_json_or_empty(folder.summary)
+    table, lines = read_json_or_empty(folder.path / "trials.json"), read_json_lines(folder.metrics)
     drawn, unlabelled = [], None
     if run.objective.ships_features:
-        unlabelled = {"curves": measured_curves(lines, run), "figures": headline(summary, run)}
+        unlabelled = {"curves": draw_logged_curves(lines, run), "figures": build_headline_metrics(summary, run)}
     else:
-        drawn = training_panels(lines)
+        drawn = draw_training_panels(lines)
     return {
         "model": run.model.name(),
         "data": Path(run.data.source).name or run.data.source,
         "trained": {"run": run, "summary": summary, "curves": drawn},
         "unlabelled": unlabelled,
-        "learned": read_learned(folder.path) if unlabelled else {},
-        "samples": samples_of(folder, run) if run.objective.generates else None,
-        "alarms": alarms(folder),
-        "classes_of": data_facts(folder, run),
-        "readings": [reading(line) for line in read_lines(folder.path / "evaluations.jsonl")[-READ:]],
-        "grid": grid(folder, run, table, summary) if table else None,
-        "environment": {name: value for name, value in document(folder.path / "environment.json").items() if value},
-        "commands": commands(folder, run, table),
+        "learned": read_learned_images(folder.path) if unlabelled else {},
+        "samples": build_samples_section(folder, run) if run.objective.generates else None,
+        "alarms": read_alarms(folder),
+        "classes_of": list_dataset_properties(folder, run),
+        "readings": [
+            format_evaluation_line(line)
+            for line in read_json_lines(folder.path / "evaluations.jsonl")[-MAX_LISTED_EVALUATIONS:]
+        ],
+        "grid": build_lr_grid_section(folder, run, table, summary) if table else None,
+        "environment": {
+            name: value for name, value in read_json_or_empty(folder.path / "environment.json").items() if value
+        },
+        "commands": list_run_commands(folder, run, table),
     }
 
 
-def samples_of(folder: Folder, run: Run) -> dict[str, Any]:
+def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
     """Return the images that a generator made when its run ended, the classes of the rows, the frames of clips, 0 of
     images, and the error of the last evaluation."""
-    path, classes = folder.path / SAMPLES_FILE, document(folder.path / "data.json").get("classes", [])
+    path, classes = folder.path / SAMPLES_FILE, read_json_or_empty(folder.path / "data.json").get("classes", [])
     picture = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
-    val = document(folder.summary).get("val") or {}
+    val = read_json_or_empty(folder.summary).get("val") or {}
     return {
         "picture": picture,
         "classes": len(classes),
@@ -97,77 +114,89 @@ def samples_of(folder: Folder, run: Run) -> dict[str, Any]:
     }
 
 
-def validation_figure(lines: list[dict[str, Any]]) -> str:
+def find_leading_metric(lines: list[dict[str, Any]]) -> str:
     """Return the leading figure of the evaluations in lines of metrics."""
-    return next((name for name, metric in METRICS.items() if metric.leads and has(lines, f"val/{name}")), "top1")
+    return next(
+        (name for name, metric in METRICS.items() if metric.is_leading and has_metric(lines, f"val/{name}")), "top1"
+    )
 
 
-def has(lines: list[dict[str, Any]], key: str) -> bool:
+def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
     """Tell whether a key of the metrics was ever measured."""
     return any(line.get(key) is not None for line in lines)
 
 
-def training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Draw the losses of a run in one chart, the leading metric of its evaluations, and the learning rate."""
-    measure = validation_figure(lines)
-    panels = [panel] if (panel := loss_panel(lines)) else []
+    measure = find_leading_metric(lines)
+    panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
-        (f"validation {label_metric(measure)}", f"val/{measure}", 2),
+        (f"validation {get_metric_label(measure)}", f"val/{measure}", 2),
         ("learning rate", "lr", 3),
     ):
-        if has(lines, key):
-            drawing = draw_curves(title, [Curve("", COLOURS[colour], lines, key)])
+        if has_metric(lines, key):
+            drawing = draw_metric_curves(title, [Curve("", LINE_COLOURS[colour], lines, key)])
             panels.append({"title": title, "key": key, "drawing": drawing, "text": ""})
     return panels
 
 
-def grid(folder: Folder, run: Run, table: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+def build_lr_grid_section(
+    folder: RunFolder, run: Run, table: dict[str, Any], summary: dict[str, Any]
+) -> dict[str, Any]:
     """Return the trials of a learning-rate grid, and their curves."""
     trials = [
-        (f"{row['lr']:g}", COLOURS[count % len(COLOURS)], read_lines(folder.path / row["folder"] / "metrics.jsonl"))
+        (
+            f"{row['lr']:g}",
+            LINE_COLOURS[count % len(LINE_COLOURS)],
+            read_json_lines(folder.path / row["folder"] / "metrics.jsonl"),
+        )
         for count, row in enumerate(table["trials"])
     ]
-    last = [(f"{run.optimizer.lr:g}, all images", INK, read_lines(folder.metrics))] if summary else []
-    measure = validation_figure([line for _, _, lines in [*trials, *last] for line in lines])
+    last = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
+    measure = find_leading_metric([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
         ("training loss", "train/loss", [*trials, *last]),
         ("held-out loss (NLL)", "val/nll", trials),
-        (f"held-out {label_metric(measure)}", f"val/{measure}", trials),
+        (f"held-out {get_metric_label(measure)}", f"val/{measure}", trials),
     ]
     curves = [
-        {"title": title, "key": key, "drawing": draw_curves(title, [Curve(*one, key) for one in rows], "learning rate")}
+        {
+            "title": title,
+            "key": key,
+            "drawing": draw_metric_curves(title, [Curve(*one, key) for one in rows], "learning rate"),
+        }
         for title, key, rows in panels
         if trials
     ]
     rows = [
-        {**row, "score_text": "–" if row.get("score") is None else format_figure(measure, row["score"])}
+        {**row, "score_text": "–" if row.get("score") is None else format_metric_value(measure, row["score"])}
         for row in table["trials"]
     ]
-    return {**table, "trials": rows, "measure": label_metric(measure), "measure_key": measure, "curves": curves}
+    return {**table, "trials": rows, "measure": get_metric_label(measure), "measure_key": measure, "curves": curves}
 
 
-def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
+def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return what an evaluation found, for the page."""
-    task, (rank, _) = answers.bundle.task, METRICS[report.figure].class_rank
+    task, (rank, _) = answers.bundle.task, METRICS[report.figure].ranking_metric
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
-    if len(rows) > ROWS:
-        worst, best = rows[: ROWS * 2 // 3], [row for row in rows if row["images"]][-ROWS // 3 :]
+    if len(rows) > MAX_CLASS_ROWS:
+        worst, best = rows[: MAX_CLASS_ROWS * 2 // 3], [row for row in rows if row["images"]][-MAX_CLASS_ROWS // 3 :]
     figures = [
         {
-            "title": label_metric(name),
+            "title": get_metric_label(name),
             "key": name,
-            "value": format_figure(name, value),
+            "value": format_metric_value(name, value),
             "range": format_interval(name, report.ends.get(name)),
         }
-        for name, value in task.select_figures(report.figures).items()
+        for name, value in task.select_headline_metrics(report.figures).items()
         if name in METRICS and value is not None
     ]
     return {
         "source": answers.source,
         "name": answers.name,
         "images": report.images,
-        "views": answers.clip_views if answers.clip_views != ONE else None,
+        "views": answers.clip_views if answers.clip_views != SINGLE_VIEW else None,
         "unreadable": report.unreadable,
         "figures": figures,
         "worst": worst,
@@ -175,66 +204,66 @@ def evaluated(answers: Answered, report: Report) -> dict[str, Any]:
         "left": len(rows) - len(worst) - len(best),
         "columns": METRICS[report.figure].class_columns(rows),
         "confusable": any("taken_for" in row for row in rows),
-        **matrix(report, tuple(row["class"] for row in report.per_class)),
-        "targets": target_rows(report),
+        **draw_confusion_section(report, tuple(row["class"] for row in report.per_class)),
+        "targets": format_target_rows(report),
         "target_columns": [METRICS[key] for row in report.details.get("targets", [])[:1] for key in row["interval"]],
         **{"scenes": None, "objects": None, "reliability": None, "cards": {}, "charts": []},
-        **SECTIONS.get(task.name, image_section)(answers, report),
+        **TASK_SECTIONS.get(task.name, build_image_section)(answers, report),
     }
 
 
-def image_section(answers: Answered, report: Report) -> dict[str, Any]:
+def build_image_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
     """Return the section of a task with outputs for whole images."""
     return {
-        "reliability": None if report.cells is None else diagram(answers),
-        "cards": cards(answers.bundle, answers.split, answers.raw, answers.bad),
-        "charts": task_charts(answers),
+        "reliability": None if report.cells is None else draw_reliability_diagram(answers),
+        "cards": build_image_cards(answers.bundle, answers.split, answers.raw, answers.bad),
+        "charts": draw_task_charts(answers),
     }
 
 
 #: sections of other tasks
-SECTIONS: dict[str, Callable[[Answered, Report], dict[str, Any]]] = {
-    Segmentation.name: lambda answers, report: {"scenes": worst_scenes(answers)},
-    Detection.name: lambda answers, report: {"objects": object_parts(answers, report)},
+TASK_SECTIONS: dict[str, Callable[[SplitPredictions, Report], dict[str, Any]]] = {
+    Segmentation.name: lambda answers, report: {"scenes": find_worst_map_images(answers)},
+    Detection.name: lambda answers, report: {"objects": build_object_section(answers, report)},
 }
 
 
-def target_rows(report: Report) -> list[dict[str, Any]]:
+def format_target_rows(report: Report) -> list[dict[str, Any]]:
     """Return the metrics of each target of a regression, with their intervals, as text; none of other tasks."""
     rows = []
     for row in report.details.get("targets", []):
         texts = {}
         for name, interval in row["interval"].items():
-            value = "–" if row[name] is None else format_figure(name, row[name])
+            value = "–" if row[name] is None else format_metric_value(name, row[name])
             texts[name] = f"{value} ({format_interval(name, interval)})" if interval else value
         rows.append({"target": row["target"], "images": row["images"], **texts})
     return rows
 
 
-def task_charts(answers: Answered) -> list[dict[str, Any]]:
+def draw_task_charts(answers: SplitPredictions) -> list[dict[str, Any]]:
     """Draw the charts that the task has of its outputs."""
     charts = answers.bundle.task.draw_charts(answers.raw, answers.split.labels, answers.readable)
     return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
-def matrix(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
+def draw_confusion_section(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
     """Draw the confusion matrix: whole, or of the classes most often wrong."""
-    cells = confusion_cells(report, classes)
+    cells = select_confusion_matrix(report, classes)
     if cells is None:
         return {"confusion": None, "chosen": 0}
-    return {"confusion": confusion(*cells), "chosen": len(cells[1]) if len(cells[1]) < len(classes) else 0}
+    return {"confusion": draw_confusion_plot(*cells), "chosen": len(cells[1]) if len(cells[1]) < len(classes) else 0}
 
 
-def confusion_cells(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
+def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
     """Return counts (K, K) int64, rows are labels, and the K class names; None where a report has no such matrix."""
     if report.cells is None or len(classes) < 2:
         return None
     label, answer, count = report.cells.T
     chosen = np.arange(len(classes))
-    if len(chosen) > CELLS:
+    if len(chosen) > MAX_CLASS_MATRIX_SIZE:
         mistakes = count * (label != answer)
         wrong = sum(np.bincount(side, weights=mistakes, minlength=len(classes)) for side in (label, answer))
-        chosen = np.sort(np.argsort(-wrong, kind="stable")[:CELLS])
+        chosen = np.sort(np.argsort(-wrong, kind="stable")[:MAX_CLASS_MATRIX_SIZE])
     places = [np.searchsorted(chosen, side).clip(max=len(chosen) - 1) for side in (label, answer)]
     shown = (chosen[places[0]] == label) & (chosen[places[1]] == answer)
     counts = np.zeros((len(chosen), len(chosen)), np.int64)
@@ -242,38 +271,38 @@ def confusion_cells(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarra
     return counts, [classes[place] for place in chosen]
 
 
-def diagram(answers: Answered) -> Any:
+def draw_reliability_diagram(answers: SplitPredictions) -> Any:
     """Draw the reliability diagram over the readable images."""
     confidence, right = answers.confidence[answers.readable], answers.right[answers.readable]
     if not len(confidence):
         return None
     bins = confidence_bins(confidence)
-    counts = np.bincount(bins, minlength=BINS)
-    sums = (np.bincount(bins, weights=values, minlength=BINS) for values in (right, confidence))
+    counts = np.bincount(bins, minlength=CALIBRATION_BINS)
+    sums = (np.bincount(bins, weights=values, minlength=CALIBRATION_BINS) for values in (right, confidence))
     accuracy, mean = (values / np.maximum(counts, 1) for values in sums)
-    return reliability(np.linspace(0, 1, BINS + 1), accuracy, mean, counts)
+    return draw_reliability_plot(np.linspace(0, 1, CALIBRATION_BINS + 1), accuracy, mean, counts)
 
 
-def reading(line: dict[str, Any]) -> dict[str, str]:
+def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
     """Format a line of `evaluations.jsonl`: when, on what, by which protocol, and the leading figure."""
-    name = leading_of(line)
+    name = get_leading_key(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
-    settings += [f"{views} views"] if (views := line.get("clip_views", ONE)) != ONE else []
+    settings += [f"{views} views"] if (views := line.get("clip_views", SINGLE_VIEW)) != SINGLE_VIEW else []
     settings += ["without crops"] if line.get("augmented") is False else []
     return {
         "time": line["time"][:16].replace("T", " "),
         "on": f"{line['data']}, {line['split']}",
         "how": ", ".join([how, *settings]),
         "images": f"{line['images']:,}",
-        "figure": "–" if value is None else f"{label_metric(name)} {format_figure(name, value)}",
+        "figure": "–" if value is None else f"{get_metric_label(name)} {format_metric_value(name, value)}",
         "range": format_interval(name, (line.get("interval") or {}).get(name)),
     }
 
 
-def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
+def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]]:
     """Return what the page says of a run's data."""
-    facts = document(folder.path / "data.json")
+    facts = read_json_or_empty(folder.path / "data.json")
     if not facts:
         return []
     splits = ", ".join(f"{name} {count:,}" for name, count in facts.get("splits", {}).items())
@@ -285,7 +314,7 @@ def data_facts(folder: Folder, run: Run) -> list[tuple[str, Any]]:
     return [*answers, ("fingerprint", facts["fingerprint"])]
 
 
-def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
+def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> list[str]:
     """Return the commands that repeat the run and each trial of its grid, and that evaluate it."""
     place, data = str(folder.path), shlex.quote(run.data.source)
     first = folder.path / "command.txt"
@@ -305,6 +334,6 @@ def commands(folder: Folder, run: Run, table: dict[str, Any]) -> list[str]:
     return [*lines, f"vitreous embed {shlex.quote(place)} {data} --out vectors.npz"]
 
 
-def document(path: Path) -> dict[str, Any]:
+def read_json_or_empty(path: Path) -> dict[str, Any]:
     """Read a JSON document; empty where there is no file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}

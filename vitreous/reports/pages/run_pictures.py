@@ -9,17 +9,18 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from vitreous.inference.image_grid import SAMPLES_FILE, grid_of
-from vitreous.reports.pages.plots import confusion, raster
-from vitreous.reports.pages.report import confusion_cells
-from vitreous.reports.pages.thumbnails import SMALL, enlarge
+from vitreous.inference.image_grid import SAMPLES_FILE, arrange_image_grid
+from vitreous.reports.pages.plots import draw_confusion_plot, figure_to_image
+from vitreous.reports.pages.report import select_confusion_matrix
+from vitreous.reports.pages.thumbnails import MIN_SMOOTH_SIDE, enlarge_pixels
 from vitreous.tasks.report import Report
-from vitreous.training.folder import Folder
+from vitreous.training.folder import RunFolder
 
 
-def run_pictures(folder: Folder, page: dict[str, Any], report: Report | None) -> dict[str, Image.Image]:
-    """Return the pictures of a run that has ended, by name, those that there are: `confusion`, `worst` and `unsure`
-    (images, and where the model looked), `reconstructions`, `attention` (a column for each head), `nearest`, `samples`.
+def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report | None) -> dict[str, Image.Image]:
+    """Return the pictures of a run that has ended, by name, those that there are: `draw_confusion_plot`, `worst` and
+    `unsure` (images, and where the model looked), `reconstructions`, `attention` (a column for each head), `nearest`,
+    `samples`.
 
     `page` is what `write_report` returned.
     """
@@ -32,26 +33,26 @@ def run_pictures(folder: Folder, page: dict[str, Any], report: Report | None) ->
     for name in ("worst", "unsure"):
         some = cards.get(name, [])
         rows[name] = [[one[kind] for one in some] for kind in ("picture", "attention") if some and some[0][kind]]
-    pictures = {name: grid_of_uris(some) for name, some in rows.items() if some}
-    cells = confusion_cells(report, tuple(row["class"] for row in report.per_class)) if report else None
+    pictures = {name: make_uri_grid(some) for name, some in rows.items() if some}
+    cells = select_confusion_matrix(report, tuple(row["class"] for row in report.per_class)) if report else None
     if cells is not None:
-        pictures["confusion"] = confusion(*cells, render=raster)
+        pictures["confusion"] = draw_confusion_plot(*cells, render=figure_to_image)
     if (path := folder.path / SAMPLES_FILE).is_file():
         with Image.open(path) as image:
             pictures["samples"] = image.convert("RGB")
     return pictures
 
 
-def grid_of_uris(rows: Sequence[Sequence[str | None]]) -> Image.Image:
+def make_uri_grid(rows: Sequence[Sequence[str | None]]) -> Image.Image:
     """Return rows of images as one image, each in a cell as large as the largest; None is no image."""
-    images = [[enlarge(image_of(uri), SMALL) for uri in row if uri is not None] for row in rows]
+    images = [[enlarge_pixels(decode_data_uri(uri), MIN_SMOOTH_SIDE) for uri in row if uri is not None] for row in rows]
     flat = [image for row in images for image in row]
     cell = max(image.width for image in flat), max(image.height for image in flat)
     columns, blank = max(map(len, images)), Image.new("RGB", cell, "white")
     fitted = [[ImageOps.pad(image, cell, color="white") for image in row] for row in images]
-    return grid_of([image for row in fitted for image in [*row, *[blank] * (columns - len(row))]], columns)
+    return arrange_image_grid([image for row in fitted for image in [*row, *[blank] * (columns - len(row))]], columns)
 
 
-def image_of(uri: str) -> Image.Image:
+def decode_data_uri(uri: str) -> Image.Image:
     """Return the RGB image of a data URI."""
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")

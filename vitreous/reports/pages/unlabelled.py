@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.reports.pages.formats import SHARES, format_figure, format_interval, format_number
+from vitreous.reports.pages.formats import PERCENT_METRICS, format_interval, format_metric_value, format_number
 from vitreous.reports.pages.metric_terms import explain_metric
-from vitreous.reports.pages.plots import COLOURS, Curve, draw_curves
-from vitreous.tasks.metrics import label_metric
-from vitreous.tasks.report import leading_of
-from vitreous.training.folder import Folder, read_lines
+from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
+from vitreous.tasks.metrics import get_metric_label
+from vitreous.tasks.report import get_leading_key
+from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
-from vitreous.training.validation import TRAINING_IMAGES
+from vitreous.training.validation import TRAINING_IMAGES_PREFIX
 
 #: a column of the metrics -> its title
-CURVES = {
+CURVE_TITLES = {
     "train/loss": "training loss",
-    **{f"val/{key}": f"validation {label_metric(key)}" for key in ("knn_top1", "knn_map", "rankme")},
+    **{f"val/{key}": f"validation {get_metric_label(key)}" for key in ("knn_top1", "knn_map", "rankme")},
     "train/dino": "loss of whole views (DINO)",
     "train/ibot": "loss of masked patches (iBOT)",
     "train/koleo": "loss of near features (KoLeo)",
@@ -26,27 +26,27 @@ CURVES = {
     "train/feature_deviation": "standard deviation of training features",
     "lr": "learning rate",
 }
-FIGURES = ("knn_top1", "knn_map", "rankme", "feature_deviation")
+HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_deviation")
 
 
-def measured_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
+def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
     """Draw every metric that was logged, the terms of the loss too, each with its explanation."""
     logged = {name for line in lines for name, value in line.items() if value is not None}
-    titles = dict(CURVES)
+    titles = dict(CURVE_TITLES)
     for name in ("rankme", "feature_deviation"):
-        titles[TRAINING_IMAGES + name] = titles[f"val/{name}"].replace("validation", "training", 1)
+        titles[TRAINING_IMAGES_PREFIX + name] = titles[f"val/{name}"].replace("validation", "training", 1)
     unknown = sorted(name for name in logged if name.startswith("train/") and name not in titles)
     titles |= {name: name.removeprefix("train/").replace("_", " ") for name in unknown}
     panels = []
     for number, name in enumerate(name for name in titles if name in logged):
-        series = [Curve("", COLOURS[number % len(COLOURS)], lines, name)]
-        scale = rank_scale(lines, name, run) if name.endswith("rankme") else {}
-        drawing = draw_curves(titles[name], series, **scale)
+        series = [Curve("", LINE_COLOURS[number % len(LINE_COLOURS)], lines, name)]
+        scale = get_rankme_scale(lines, name, run) if name.endswith("rankme") else {}
+        drawing = draw_metric_curves(titles[name], series, **scale)
         panels.append({"title": titles[name], "drawing": drawing, "text": explain_metric(name)})
     return panels
 
 
-def rank_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
+def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
     """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
     encoder where it was logged (at step 0)."""
     width = run.model.features
@@ -57,32 +57,32 @@ def rank_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, An
     return {"limits": (0.0, 1.04 * width), "references": references}
 
 
-def headline(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
+def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
     """Return the last figures of the features for the top of the page; None where nothing was measured."""
     val = summary.get("val")
     source = val or summary.get("train") or {}
     figures = [
         {
-            "title": label_metric(name),
+            "title": get_metric_label(name),
             "key": name,
-            "value": format_figure(name, value) if name in SHARES else format_number(value),
+            "value": format_metric_value(name, value) if name in PERCENT_METRICS else format_number(value),
             "range": f"of {run.model.features}"
             if name == "rankme"
             else format_interval(name, (source.get("interval") or {}).get(name)),
             "share": value / run.model.features if name == "rankme" else None,
         }
-        for name in FIGURES
+        for name in HEADLINE_METRICS
         if (value := source.get(name)) is not None
     ]
     if not figures:
         return None
-    knn = val is not None and leading_of(val) != "rankme"
+    knn = val is not None and get_leading_key(val) != "rankme"
     return {"figures": figures, "images": val["images"] if val else None, "knn": knn}
 
 
-def alarms(folder: Folder) -> list[dict[str, Any]]:
+def read_alarms(folder: RunFolder) -> list[dict[str, Any]]:
     """Read what looked wrong as the run went, each once."""
     by_name: dict[str, dict[str, Any]] = {}
-    for line in read_lines(folder.warnings):
+    for line in read_json_lines(folder.warnings):
         by_name.setdefault(line["name"], line)
     return list(by_name.values())

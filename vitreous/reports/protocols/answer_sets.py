@@ -1,4 +1,5 @@
-"""The protocols `real` and `objectnet`: a model with ImageNet's head, judged by files of right answers."""
+"""The protocols `evaluate_imagenet_real` and `evaluate_objectnet`: a model with ImageNet's head, judged by files of
+right answers."""
 
 from __future__ import annotations
 
@@ -14,73 +15,77 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.decoding.decode import decode, read_regular
-from vitreous.data.layouts.imagenet import is_ilsvrc2012, torchvision_names
+from vitreous.data.decoding.decode import decode_to_pillow, read_input_file
+from vitreous.data.layouts.imagenet import get_torchvision_names, is_ilsvrc2012
 from vitreous.data.loader import EvalLoader
-from vitreous.data.screen import readable, stop_at_unreadable
+from vitreous.data.screen import check_unreadable_images, find_readable_samples
 from vitreous.data.split import Split
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.inference.engine import logits_of, make_engine, readable_mask
-from vitreous.reports.answers import progress_counter
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.inference.engine import build_readable_mask, compute_split_logits, make_engine
+from vitreous.reports.answers import make_progress_counter
 from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask
-from vitreous.system.cores import default_workers
-from vitreous.tasks.classification_metrics import judge_answer_sets
+from vitreous.system.cores import default_worker_count
+from vitreous.tasks.classification_metrics import evaluate_label_sets
 
-IMAGENET = 1_000
-NUMBER = re.compile(r"ILSVRC2012_val_(\d{8})")
-AGREE = 0.9  # share of names that a head's have to share with torchvision's, in their order
-RED = (255, 0, 0)
-REAL = "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
-MAP = (
+IMAGENET_CLASSES = 1_000
+VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
+MIN_NAME_AGREEMENT = 0.9  # share of names that a head's have to share with torchvision's, in their order
+FRAME_COLOUR = (255, 0, 0)
+REAL_FORMAT_HINT = (
+    "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
+)
+OBJECTNET_FORMAT_HINT = (
     'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; '
     "numbers are ImageNet's, below 1,000"
 )
 
 
-def real(task: ProtocolTask) -> ProtocolResult:
+def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
     """Judge by ImageNet ReaL's label sets, one or more of the 1,000 classes an image; images without any are left out.
 
     Raises DataError for images that are not ImageNet's validation images, or that no label fits.
     """
-    path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
-    answers, split = read_real(path), task.judged
-    matches = [NUMBER.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
+    path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
+    answers, split = read_real_labels(path), task.judged
+    matches = [VALIDATION_NAME.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
     if not all(matches):
         hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
         raise DataError(f"{split.name(matches.index(None))} is no validation image of ImageNet", hint)
     numbers = [int(match[1]) for match in matches if match]
     if not 0 < min(numbers) <= max(numbers) <= len(answers):
         images = f"images {min(numbers)} to {max(numbers)}"
-        raise DataError(f"{images} are not all among the {len(answers)} of {printable(path)}", REAL)
-    right = answer_table([answers[number - 1] for number in numbers], order)
+        raise DataError(
+            f"{images} are not all among the {len(answers)} of {escape_unprintable(path)}", REAL_FORMAT_HINT
+        )
+    right = build_label_mask([answers[number - 1] for number in numbers], order)
     if not right.any():
-        raise DataError(f"no image of {task.source} has a label in {printable(path)}", REAL)
-    scores, right, good = answer_images(task, split, right)
-    report, extra = judge_answer_sets(scores, right, good), {"images_without_label": len(split) - len(right)}
+        raise DataError(f"no image of {task.source} has a label in {escape_unprintable(path)}", REAL_FORMAT_HINT)
+    scores, right, good = compute_labelled_logits(task, split, right)
+    report, extra = evaluate_label_sets(scores, right, good), {"images_without_label": len(split) - len(right)}
     return ProtocolResult(report, [report.summary()], {"labels": os.fspath(path), **extra})
 
 
-def objectnet(task: ProtocolTask) -> ProtocolResult:
+def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     """Judge by ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each one or several of the 1,000.
 
     The headline takes the answer among all 1,000 classes, as the data set's authors, BiT and the paper do; the figures
     `mapped` choose among mapped classes alone. The red frame of the published images is cut off. Raises UsageError for
     several labels an image, DataError where the map names none of the classes.
     """
-    path, order = labels_file(task), imagenet_order(task.run, task.bundle.classes)
-    task.require_one_label("", "ObjectNet has one")
-    known = {normalise_name(name): numbers for name, numbers in read_map(path).items()}
-    of_class = [known.get(normalise_name(name), []) for name in task.data.classes]
-    right = answer_table(of_class, order)[task.judged.labels]
+    path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
+    task.require_single_label("", "ObjectNet has one")
+    known = {normalise_class_name(name): numbers for name, numbers in read_objectnet_map(path).items()}
+    of_class = [known.get(normalise_class_name(name), []) for name in task.data.classes]
+    right = build_label_mask(of_class, order)[task.judged.labels]
     if not right.any():
         hint = f"they are called {', '.join(task.data.classes[:5])}, …"
-        raise DataError(f"{printable(path)} names none of the classes of {task.source} that have images", hint)
-    scores, right, good = answer_images(task, Unframed(task.judged), right)
-    report = judge_answer_sets(scores, right, good)
-    chosen = np.where(answer_table(of_class, order).any(0), scores, -np.inf)
+        raise DataError(f"{escape_unprintable(path)} names none of the classes of {task.source} that have images", hint)
+    scores, right, good = compute_labelled_logits(task, UnframedSplit(task.judged), right)
+    report = evaluate_label_sets(scores, right, good)
+    chosen = np.where(build_label_mask(of_class, order).any(0), scores, -np.inf)
     figures = [
         {"among": "all", **report.summary()},
-        {"among": "mapped", **judge_answer_sets(chosen, right, good).summary()},
+        {"among": "mapped", **evaluate_label_sets(chosen, right, good).summary()},
     ]
     extra = {
         "labels": os.fspath(path),
@@ -90,120 +95,135 @@ def objectnet(task: ProtocolTask) -> ProtocolResult:
     return ProtocolResult(report, figures, extra)
 
 
-ANSWER_SETS = {"real": real, "objectnet": objectnet}
+LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_objectnet}
 
 
-def answer_images(task: ProtocolTask, split: Split, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compute_labelled_logits(
+    task: ProtocolTask, split: Split, right: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return logits (m, 1000) of images with a right answer, those answers (m, 1000), and which are readable (m,)."""
     rows, s = np.flatnonzero(right.any(1)), task.computing
     judged = split.take(rows)
     engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
-    reader = EvalLoader(judged, task.bundle.preprocess, default_workers() if s.workers is None else s.workers)
-    logits, bad = logits_of(engine, reader, s.batch_size, progress_counter(s.listener, "evaluate", len(rows)))
-    stop_at_unreadable(bad, len(rows), s.bad_images)
-    readable(judged, bad)  # there must be some
-    return logits, right[rows], readable_mask(len(rows), bad)
+    reader = EvalLoader(judged, task.bundle.preprocess, default_worker_count() if s.workers is None else s.workers)
+    logits, bad = compute_split_logits(
+        engine, reader, s.batch_size, make_progress_counter(s.listener, "evaluate", len(rows))
+    )
+    check_unreadable_images(bad, len(rows), s.bad_images)
+    find_readable_samples(judged, bad)  # there must be some
+    return logits, right[rows], build_readable_mask(len(rows), bad)
 
 
-def answer_table(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
+def build_label_mask(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
     """Sets of ImageNet's class numbers -> (n, 1000) bool at the model's positions of them."""
-    right = np.zeros((len(sets), IMAGENET), dtype=bool)
+    right = np.zeros((len(sets), IMAGENET_CLASSES), dtype=bool)
     for row, numbers in enumerate(sets):
         right[row, order[list(numbers)]] = True
     return right
 
 
-def imagenet_order(run: str, classes: tuple[str, ...]) -> np.ndarray:
+def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
     """Return the position of each of ImageNet's 1,000 classes among a model's, (1000,) int64.
 
     Its classes are numbers in ImageNet's order; synsets in any order; or names, nine in ten of which are torchvision's.
     Raises UsageError for a model with other classes.
     """
-    if len(classes) == IMAGENET:
-        if classes == tuple(map(str, range(IMAGENET))):
-            return np.arange(IMAGENET)
+    if len(classes) == IMAGENET_CLASSES:
+        if classes == tuple(map(str, range(IMAGENET_CLASSES))):
+            return np.arange(IMAGENET_CLASSES)
         if is_ilsvrc2012(tuple(sorted(classes))):
             return np.argsort(np.array(classes), kind="stable")
-        same = [first_name(own) == first_name(name) for own, name in zip(classes, torchvision_names(), strict=True)]
-        if np.mean(same) >= AGREE:
-            return np.arange(IMAGENET)
+        same = [
+            get_first_name(own) == get_first_name(name)
+            for own, name in zip(classes, get_torchvision_names(), strict=True)
+        ]
+        if np.mean(same) >= MIN_NAME_AGREEMENT:
+            return np.arange(IMAGENET_CLASSES)
     problem = f"{run} does not answer with the 1,000 classes of ImageNet"
     raise UsageError(problem, "ReaL and ObjectNet are for models with that head")
 
 
-def first_name(title: str) -> str:
+def get_first_name(title: str) -> str:
     """Return the first name of a class: `tench` of `tench, Tinca tinca`."""
     return title.split(",")[0].strip().casefold()
 
 
-def normalise_name(name: str) -> str:
+def normalise_class_name(name: str) -> str:
     """Normalise how a class is written: `Alarm clock` and `alarm_clock` are the same."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
-def labels_file(task: ProtocolTask) -> Path:
+def get_labels_file(task: ProtocolTask) -> Path:
     """Return the file of --labels. Raises UsageError where none is named."""
     if not task.options.labels:
-        hint = REAL if task.options.protocol == "real" else MAP
+        hint = REAL_FORMAT_HINT if task.options.protocol == "real" else OBJECTNET_FORMAT_HINT
         raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", hint)
     return Path(task.options.labels)
 
 
-def read_real(path: Path) -> list[list[int]]:
+def read_real_labels(path: Path) -> list[list[int]]:
     """Read ReaL's label sets, in the order of the validation images. Raises DataError for anything else."""
-    answers = read_json(path, REAL)
+    answers = read_json_labels(path, REAL_FORMAT_HINT)
     if not isinstance(answers, list) or not answers:
-        raise DataError(f"{printable(path)} is no list of lists", REAL)
+        raise DataError(f"{escape_unprintable(path)} is no list of lists", REAL_FORMAT_HINT)
     for number, labels in enumerate(answers, 1):
-        if not isinstance(labels, list) or not all(is_class(label) for label in labels):
-            raise DataError(f"{printable(path)}: the labels of image {number} are {str(labels)[:80]}", REAL)
+        if not isinstance(labels, list) or not all(is_imagenet_class(label) for label in labels):
+            raise DataError(
+                f"{escape_unprintable(path)}: the labels of image {number} are {str(labels)[:80]}", REAL_FORMAT_HINT
+            )
     return answers
 
 
-def read_map(path: Path) -> dict[str, list[int]]:
+def read_objectnet_map(path: Path) -> dict[str, list[int]]:
     """Read class -> ImageNet's numbers from JSON or CSV, whose rows may repeat a class. Raises DataError for others."""
     numbers_of: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
-        document = read_json(path, MAP)
+        document = read_json_labels(path, OBJECTNET_FORMAT_HINT)
         if not isinstance(document, dict):
-            raise DataError(f"{printable(path)} has no classes", MAP)
+            raise DataError(f"{escape_unprintable(path)} has no classes", OBJECTNET_FORMAT_HINT)
         for name, numbers in document.items():
             numbers_of[name] = numbers if isinstance(numbers, list) else [numbers]
-            if not all(is_class(number) for number in numbers_of[name]):
-                raise DataError(f"{printable(path)}: {printable(name)} is {str(numbers)[:80]}", MAP)
+            if not all(is_imagenet_class(number) for number in numbers_of[name]):
+                raise DataError(
+                    f"{escape_unprintable(path)}: {escape_unprintable(name)} is {str(numbers)[:80]}",
+                    OBJECTNET_FORMAT_HINT,
+                )
         return numbers_of
-    for line, row in enumerate(csv.reader(io.StringIO(read_utf8(path))), 1):
+    for line, row in enumerate(csv.reader(io.StringIO(read_utf8_file(path))), 1):
         if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # a head
             continue
-        if len(row) != 2 or not row[1].strip().isdecimal() or not is_class(int(row[1])):
-            raise DataError(f"{printable(path)}, line {line}: {printable(','.join(row)[:80])}", MAP)
+        if len(row) != 2 or not row[1].strip().isdecimal() or not is_imagenet_class(int(row[1])):
+            raise DataError(
+                f"{escape_unprintable(path)}, line {line}: {escape_unprintable(','.join(row)[:80])}",
+                OBJECTNET_FORMAT_HINT,
+            )
         numbers_of.setdefault(row[0], []).append(int(row[1]))
     return numbers_of
 
 
-def is_class(number: Any) -> bool:
+def is_imagenet_class(number: Any) -> bool:
     """Tell whether it is a number of ImageNet's classes."""
-    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET
+    return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET_CLASSES
 
 
-def read_json(path: Path, hint: str) -> Any:
+def read_json_labels(path: Path, hint: str) -> Any:
     """Parse a JSON file. Raises DataError for what is none."""
     try:
-        return json.loads(read_utf8(path))
+        return json.loads(read_utf8_file(path))
     except ValueError as error:
-        raise DataError(f"{printable(path)} is no JSON ({error})", hint) from None
+        raise DataError(f"{escape_unprintable(path)} is no JSON ({error})", hint) from None
 
 
-def read_utf8(path: Path) -> str:
+def read_utf8_file(path: Path) -> str:
     """Read a text file. Raises DataError if it is not UTF-8."""
     try:
-        return read_regular(path).decode("utf-8-sig")
+        return read_input_file(path).decode("utf-8-sig")
     except UnicodeDecodeError:
-        raise DataError(f"{printable(path)}: not UTF-8", "save it as UTF-8") from None
+        raise DataError(f"{escape_unprintable(path)}: not UTF-8", "save it as UTF-8") from None
 
 
 @dataclass(frozen=True)
-class Unframed:
+class UnframedSplit:
     """A split whose images lose a frame of one pure red pixel: ObjectNet's, (H, W, 3) -> (H - 2, W - 2, 3).
 
     The labels are (n,), those of the split.
@@ -222,15 +242,15 @@ class Unframed:
     def raw(self, sample: int) -> bytes | np.ndarray:
         """Return what is stored, or the pixels within the frame. Raises DataError if it cannot be decoded."""
         stored = self.split.raw(sample)
-        pixels = np.asarray(decode(stored, 3, self.name(sample)))
+        pixels = np.asarray(decode_to_pillow(stored, 3, self.name(sample)))
         sides = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
-        framed = min(pixels.shape[:2]) > 2 and all((side == RED).all() for side in sides)
+        framed = min(pixels.shape[:2]) > 2 and all((side == FRAME_COLOUR).all() for side in sides)
         return np.ascontiguousarray(pixels[1:-1, 1:-1]) if framed else stored
 
     def name(self, sample: int) -> str:
         return self.split.name(sample)
 
-    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Unframed:
+    def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> UnframedSplit:
         return replace(self, split=self.split.take(rows, labels))
 
     def update(self, digest: Any) -> None:

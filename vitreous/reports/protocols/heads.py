@@ -16,16 +16,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.sgd import sgd
 
-from vitreous.evaluation.linear import losses
+from vitreous.evaluation.linear import compute_loss_and_gradient
 from vitreous.inference.engine import remove_head
 from vitreous.models.zoo import Model
-from vitreous.training.update_rules import lars_trust
+from vitreous.training.update_rules import lars_trust_ratios
 
-MOMENTUM = 0.9
-DEVIATION = 0.01  # of a head's first weights
-EPS, RENEWED = 1e-6, 0.1  # of MAE's batch norm: added to the variance, and the share of a new batch in its moments
-UNIT = 256  # images of a batch that a base rate is for
-PART = 4_096  # images that a head answers at a time
+SGD_MOMENTUM = 0.9
+INIT_STD = 0.01  # of a head's first weights
+MAE_BATCH_NORM_EPS, MAE_BATCH_NORM_MOMENTUM = (
+    1e-6,
+    0.1,
+)  # of MAE's batch norm: added to the variance, and the share of a new batch in its moments
+BASE_BATCH_SIZE = 256  # images of a batch that a base rate is for
+LOGITS_CHUNK = 4_096  # images that a head answers at a time
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,16 @@ class HeadConfig:
     """
 
     lr: float
-    reading: Reading
+    reading: HeadInput
     optimizer: Literal["sgd", "lars"] = "sgd"
     normed: bool = False
 
     def rate(self, batch: int) -> float:
         """The learning rate for batches of so many images: it grows in proportion."""
-        return self.lr * batch / UNIT
+        return self.lr * batch / BASE_BATCH_SIZE
 
 
-class Head:
+class LinearHead:
     """A linear classifier (K, d) with its momentum, of the `columns` (d,) of what is read of an image.
 
     It starts from the same weights for one seed, whichever heads are beside it.
@@ -59,9 +62,9 @@ class Head:
         weight = torch.empty(classes, len(columns))
         draw = torch.Generator().manual_seed(seed)
         if config.optimizer == "lars":
-            torch.nn.init.trunc_normal_(weight, std=DEVIATION, generator=draw)
+            torch.nn.init.trunc_normal_(weight, std=INIT_STD, generator=draw)
         else:
-            weight.normal_(std=DEVIATION, generator=draw)
+            weight.normal_(std=INIT_STD, generator=draw)
         self.weight, self.bias = weight.to(device), torch.zeros(classes, device=device)
         self.momenta: list[Tensor | None] = [torch.zeros_like(self.weight), torch.zeros_like(self.bias)]
         self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
@@ -71,24 +74,26 @@ class Head:
         x = rows[:, self.columns]
         if not self.config.normed:
             return x
-        return F.batch_norm(x, self.mean, self.variance, training=training, momentum=RENEWED, eps=EPS)
+        return F.batch_norm(
+            x, self.mean, self.variance, training=training, momentum=MAE_BATCH_NORM_MOMENTUM, eps=MAE_BATCH_NORM_EPS
+        )
 
     def step(self, rows: Tensor, labels: Tensor, factor: float) -> None:
         """Learn from (B, N) and (B,) int64 labels, at `factor` times the rate of this size of batch."""
         x = self.inputs(rows, training=True)
-        _, slope = losses(x @ self.weight.T + self.bias, labels)
+        _, slope = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
         gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
         if self.config.optimizer == "lars":  # biases, which have one axis, are not adapted
-            gradients[0] *= lars_trust(self.weight.norm(), gradients[0].norm())
+            gradients[0] *= lars_trust_ratios(self.weight.norm(), gradients[0].norm())
         sgd(
             [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
-            nesterov=False, dampening=0.0, weight_decay=0.0, momentum=MOMENTUM,
+            nesterov=False, dampening=0.0, weight_decay=0.0, momentum=SGD_MOMENTUM,
             lr=factor * self.config.rate(len(x)),
         )  # fmt: skip
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
         """(m, N) -> (m, K) float32."""
-        parts = (torch.from_numpy(rows[low : low + PART]) for low in range(0, len(rows), PART))
+        parts = (torch.from_numpy(rows[low : low + LOGITS_CHUNK]) for low in range(0, len(rows), LOGITS_CHUNK))
         answers = [self.inputs(part.to(self.weight.device)) @ self.weight.T + self.bias for part in parts]
         return torch.cat(answers).cpu().numpy()
 
@@ -99,7 +104,7 @@ class Head:
 
 
 @torch.no_grad()
-def train_heads(heads: list[Head], batches: Iterable[tuple[Tensor, Tensor, float]]) -> None:
+def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor, float]]) -> None:
     """Train heads on one pass over batches: features (B, N), labels (B,) int64, and the factor of the rates.
 
     No head knows of another: each gets the same weights, to the bit, as alone.
@@ -109,12 +114,12 @@ def train_heads(heads: list[Head], batches: Iterable[tuple[Tensor, Tensor, float
             head.step(rows, labels, factor)
 
 
-def best_of(scores: list[float | None]) -> int:
+def get_best_index(scores: list[float | None]) -> int:
     """Return the position of the highest score, of several the first; None is lower than any."""
     return max(range(len(scores)), key=lambda place: -1.0 if (score := scores[place]) is None else score)
 
 
-class Reading(NamedTuple):
+class HeadInput(NamedTuple):
     """What a head reads: class tokens of the last `blocks` blocks, and with `mean` the mean of the last patch tokens.
 
     0 `blocks` are what the model's own head reads.
@@ -131,13 +136,13 @@ class TokenReader(nn.Module):
     through the last norm, as in DINO's and DINOv2's `get_intermediate_layers`.
     """
 
-    def __init__(self, model: Model, readings: tuple[Reading, ...]) -> None:
+    def __init__(self, model: Model, readings: tuple[HeadInput, ...]) -> None:
         super().__init__()
         self.most = max(reading.blocks for reading in readings)
         self.model, self.config = model if self.most else remove_head(model), model.config
         self.mean = any(reading.mean for reading in readings)
 
-    def columns(self, reading: Reading) -> list[int]:
+    def columns(self, reading: HeadInput) -> list[int]:
         """The positions of a head's inputs among the N numbers."""
         if not self.most:
             return list(range(self.config.features))

@@ -10,18 +10,18 @@ import numpy as np
 from vitreous.errors import DataError, UsageError
 from vitreous.evaluation import knn
 from vitreous.evaluation import linear as few
-from vitreous.evaluation.linear import TRIES, LabelledFeatures, fit, swept
-from vitreous.inference.features import Features
-from vitreous.reports.protocols.published import judge_by_published
-from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, mean_report
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.intervals import wilson
+from vitreous.evaluation.linear import NUM_PENALTY_FITS, LabelledFeatures, fit_linear_classifier, search_penalty
+from vitreous.inference.features import SplitFeatures
+from vitreous.reports.protocols.published import evaluate_published_probe
+from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, build_mean_report
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.intervals import wilson_interval
 
-NEIGHBOURS, HEADLINE = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
-SHOTS = 5  # the paper's "linear 5-shot"
+KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
+HEADLINE_SHOTS = 5  # the paper's "linear 5-shot"
 
 
-def describe_features(train: Features, judged: Features, split: str) -> dict[str, Any]:
+def describe_features(train: SplitFeatures, judged: SplitFeatures, split: str) -> dict[str, Any]:
     """Return what a document says of features."""
     facts = {}
     for name, one in (("train", train), (split, judged)):
@@ -31,7 +31,7 @@ def describe_features(train: Features, judged: Features, split: str) -> dict[str
     return facts
 
 
-def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
+def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
     """Judge by weighted votes of the k nearest training images; the headline is k = 20, else the first k.
 
     Raises UsageError for more neighbours than training images.
@@ -41,15 +41,19 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
     if task.options.k and max(task.options.k) > len(rows):
         problem = f"--k {max(task.options.k)} neighbours of {len(rows)} training images"
         raise UsageError(problem, f"use at most --k {len(rows)}")
-    ks = sorted(set(task.options.k)) or [k for k in NEIGHBOURS if k <= len(rows)] or [len(rows)]
+    ks = sorted(set(task.options.k)) or [k for k in KNN_NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
     labels, kind = task.training.labels[rows], task.data.label_kind
-    cosines, near = knn.neighbours(memory, judged.rows, max(ks), task.device)
-    head = HEADLINE if HEADLINE in ks else ks[0]
+    cosines, near = knn.find_nearest_neighbours(memory, judged.rows, max(ks), task.device)
+    head = HEADLINE_NEIGHBOURS if HEADLINE_NEIGHBOURS in ks else ks[0]
     figures, headline = [], None
     for k in ks:
-        shares = knn.votes(cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature)
-        report = judge(kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good)
+        shares = knn.compute_neighbour_votes(
+            cosines[:, :k], near[:, :k], labels, task.classes, task.options.temperature
+        )
+        report = evaluate_classification(
+            kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good
+        )
         report.figures["nll"] = report.intervals["nll"] = None  # a class without a vote has no finite one
         figures.append({"k": k, **report.summary()})
         headline = report if k == head else headline
@@ -58,22 +62,24 @@ def judge_by_neighbours(task: ProtocolTask) -> ProtocolResult:
     return ProtocolResult(headline, figures, settings | {"features": describe_features(train, judged, task.split)})
 
 
-def judge_by_regression(task: ProtocolTask) -> ProtocolResult:
+def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
     """Judge by logistic regression, its penalty --l2 or swept on held-out training images; or by a published probe."""
     if task.options.probe != "regression":
-        return judge_by_published(task)
+        return evaluate_published_probe(task)
     train, judged = task.pair()
     known = LabelledFeatures(
         train.rows, task.training.labels, np.flatnonzero(train.good), task.classes, device=task.device
     )
-    l2, dev = (task.options.l2, None) if task.options.l2 else choose_penalty(task, known)
-    report = judge(fit(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good)
+    l2, dev = (task.options.l2, None) if task.options.l2 else choose_l2_penalty(task, known)
+    report = evaluate_classification(
+        fit_linear_classifier(known, l2).logits(judged.rows), task.judged.labels, task.data.classes, judged.good
+    )
     settings = {"l2": l2, "dev": dev}
     extra = settings | {"features": describe_features(train, judged, task.split)}
     return ProtocolResult(report, [settings | report.summary()], extra)
 
 
-def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
+def choose_l2_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
     """Return the best penalty on a seeded share of the training images, and what it scored there.
 
     Raises DataError for too few training images.
@@ -81,10 +87,12 @@ def choose_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, 
     parts = task.hold_out(known.labels, known.rows)
     if not len(parts["dev"]):
         raise DataError("too few training images to choose a penalty on some of them", "say it: --l2 0.01")
-    return sweep_penalties(task, known.taking(known.rows[parts["train"]]), known.taking(known.rows[parts["dev"]]))
+    return sweep_l2_penalties(
+        task, known.with_rows(known.rows[parts["train"]]), known.with_rows(known.rows[parts["dev"]])
+    )
 
 
-def sweep_penalties(
+def sweep_l2_penalties(
     task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
     """Return the best penalty for held-out images, and what a document says of it."""
@@ -93,23 +101,23 @@ def sweep_penalties(
 
     def on_fit(l2: float, score: float) -> None:
         tried.append({"l2": l2, name: score})
-        task.computing.listener.progress(label, len(tried), TRIES, f"l2 {l2:.2g}: {score:.1%} held out")
+        task.computing.listener.progress(label, len(tried), NUM_PENALTY_FITS, f"l2 {l2:.2g}: {score:.1%} held out")
 
-    l2, score = swept(train, dev, on_fit)
+    l2, score = search_penalty(train, dev, on_fit)
     return l2, {name: score, "images": len(dev.rows), "tried": tried}
 
 
-def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
+def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     """Judge by the paper's few-shot regression: each number of shots for several draws of the training images.
 
     Raises UsageError for several labels an image.
     """
-    task.require_one_label(": few-shot has one", "use --protocol linear or knn")
+    task.require_single_label(": few-shot has one", "use --protocol linear or knn")
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     labels, wanted = task.training.labels[rows], task.judged.labels
     counts = np.bincount(labels, minlength=task.classes)
-    shots = sorted(set(task.options.shots)) or [shots for shots in few.SHOTS if shots <= counts.max()]
+    shots = sorted(set(task.options.shots)) or [shots for shots in few.DEFAULT_SHOTS if shots <= counts.max()]
     if lacking := int((counts < max(shots)).sum()):
         task.computing.listener.note(
             f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of theirs are used"
@@ -117,29 +125,30 @@ def judge_by_few_shots(task: ProtocolTask) -> ProtocolResult:
     l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
     for seed in range(task.options.seed, task.options.seed + total):
-        order = few.draws(labels, task.classes, seed)
+        order = few.shuffle_rows_by_class(labels, task.classes, seed)
         for shot in shots:
             drawn = np.concatenate([of_class[:shot] for of_class in order])
-            ridge = few.ridge(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
+            ridge = few.fit_ridge_classifier(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
             hits[shot].append(int(((ridge.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
             done = sum(map(len, hits.values()))
             task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} a class")
     images, first = len(wanted), task.options.seed
-    figures = [draw_figures(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
-    head = next((row for row in figures if row["shots"] == SHOTS), figures[-1])
-    report = mean_report(images, int((~judged.good).sum()), head["top1"])
+    figures = [summarise_draws(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
+    head = next((row for row in figures if row["shots"] == HEADLINE_SHOTS), figures[-1])
+    report = build_mean_report(images, int((~judged.good).sum()), head["top1"])
     extra = {"shots": head["shots"], "l2": l2, "features": describe_features(train, judged, task.split)}
     return ProtocolResult(report, figures, extra)
 
 
-def draw_figures(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
+def summarise_draws(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
     """Return the figures of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
     top1 = [hit / images for hit in hits]
     draws = [
-        {"seed": seed + n, "top1": value, "interval": list(wilson(hits[n], images))} for n, value in enumerate(top1)
+        {"seed": seed + n, "top1": value, "interval": list(wilson_interval(hits[n], images))}
+        for n, value in enumerate(top1)
     ]
     mean, std = float(np.mean(top1)), float(np.std(top1, ddof=1)) if len(top1) > 1 else None
     return {"shots": shots, "top1": mean, "std": std, "per_seed": draws, "classes_with_fewer": short}
 
 
-PROBES = {"knn": judge_by_neighbours, "linear": judge_by_regression, "fewshot": judge_by_few_shots}
+PROBES = {"knn": evaluate_knn, "linear": evaluate_linear_probe, "fewshot": evaluate_few_shot}

@@ -21,32 +21,57 @@ from torch import Tensor
 
 from vitreous.data.augmentation.augment import Augment
 from vitreous.data.loader import EvalLoader, TrainLoader
-from vitreous.data.screen import fits_in_memory, readable, screen, stop_at_unreadable
+from vitreous.data.screen import check_unreadable_images, find_readable_samples, fits_in_memory, screen_images
 from vitreous.data.split import Split
 from vitreous.errors import DataError, NonFiniteError, UsageError
-from vitreous.inference.engine import ModelEngine, logits_of, make_engine, readable_mask
+from vitreous.inference.engine import ModelEngine, build_readable_mask, compute_split_logits, make_engine
 from vitreous.models.config import ModelConfig
-from vitreous.reports.answers import progress_counter
-from vitreous.reports.protocols.heads import UNIT, Head, HeadConfig, Reading, TokenReader, best_of, train_heads
+from vitreous.reports.answers import make_progress_counter
+from vitreous.reports.protocols.heads import (
+    BASE_BATCH_SIZE,
+    HeadConfig,
+    HeadInput,
+    LinearHead,
+    TokenReader,
+    get_best_index,
+    train_heads,
+)
 from vitreous.reports.protocols.task import ProtocolOptions, ProtocolResult, ProtocolTask
-from vitreous.system.cores import default_workers
-from vitreous.tasks.classification_metrics import judge
-from vitreous.training.run import Schedule
-from vitreous.training.schedule import factor
+from vitreous.system.cores import default_worker_count
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.training.run import ScheduleConfig
+from vitreous.training.schedule import schedule_factor
 
-GRID = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 1e-1)  # DINOv2's rates for 256 images
-STEPS = 12_500  # DINOv2's
-PUBLISHED = {"mae": 7_038, "dino": 125_100, "dinov2": STEPS}  # steps on ImageNet
-SHORT = 0.1  # share of these below which a training is called short
-PASSES = 100  # over the training images at most, where a length is in steps
-BLOCKS = 4  # whose class tokens are read together
-WIDE, LARGE = 768, 1_024  # widths of ViT-B, for which DINO reads one block, and of ViT-L, which MAE trains shorter
-TOGETHER = 256  # images that are augmented, and computed, at a time
-CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
+DINOV2_LR_GRID = (
+    1e-5,
+    2e-5,
+    5e-5,
+    1e-4,
+    2e-4,
+    5e-4,
+    1e-3,
+    2e-3,
+    5e-3,
+    1e-2,
+    2e-2,
+    5e-2,
+    1e-1,
+)  # DINOv2's rates for 256 images
+DINOV2_STEPS = 12_500  # DINOv2's
+PUBLISHED_STEPS = {"mae": 7_038, "dino": 125_100, "dinov2": DINOV2_STEPS}  # steps on ImageNet
+SHORT_TRAINING_SHARE = 0.1  # share of these below which a training is called short
+MAX_EPOCHS = 100  # over the training images at most, where a length is in steps
+CLASS_TOKEN_BLOCKS = 4  # whose class tokens are read together
+VIT_B_WIDTH, VIT_L_WIDTH = (
+    768,
+    1_024,
+)  # widths of ViT-B, for which DINO reads one block, and of ViT-L, which MAE trains shorter
+FORWARD_BATCH_SIZE = 256  # images that are augmented, and computed, at a time
+PROBE_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ProbePlan:
     """What a protocol does for one model and one number of images: its heads, and how long they are trained.
 
     `by_epoch`: the rate falls after every epoch, not at every step.
@@ -57,73 +82,73 @@ class Plan:
     steps: int
     warmup: int = 0
     by_epoch: float = 0.0  # steps of an epoch; 0: the rate moves at every step
-    views: Augment = CROP
+    views: Augment = PROBE_CROP
 
     def factor(self, step: int) -> float:
         """What the rates are multiplied by at a step, 0-based: cosine to 0, after a linear warm-up."""
-        schedule = Schedule(self.warmup)
+        schedule = ScheduleConfig(self.warmup)
         if not self.by_epoch:
-            return factor(schedule, step, self.steps)
-        return factor(schedule, int(step / self.by_epoch), max(1, round(self.steps / self.by_epoch)))
+            return schedule_factor(schedule, step, self.steps)
+        return schedule_factor(schedule, int(step / self.by_epoch), max(1, round(self.steps / self.by_epoch)))
 
     def describe(self) -> dict[str, Any]:
         """Return the batch, the steps, and whether images are cropped and mirrored, for a document."""
         return {"batch": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
 
 
-def head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
+def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
     """Return the heads of a protocol for a model, in the order in which equal ones are chosen.
 
     Raises UsageError for dino and dinov2 and a model without a class token.
     """
     token = model.class_token
     if probe == "mae":
-        return (HeadConfig(0.1, Reading(1 if token else 0), "lars", normed=True),)
+        return (HeadConfig(0.1, HeadInput(1 if token else 0), "lars", normed=True),)
     if not token:
         hint = (
             "use --probe mae, which reads what the model's own head would, or leave --probe out; "
             "--model.class-token True --model.pool class trains a model with one"
         )
         raise UsageError(f"--probe {probe} reads class tokens, and {model.name()} has none", hint)
-    last = min(BLOCKS, model.depth)
+    last = min(CLASS_TOKEN_BLOCKS, model.depth)
     if probe == "dino":
-        return (HeadConfig(1e-3, Reading(1, mean=True) if model.width >= WIDE else Reading(last)),)
-    readings = [Reading(blocks, mean) for blocks in dict.fromkeys((1, last)) for mean in (False, True)]
-    return tuple(HeadConfig(lr, reading) for reading in readings for lr in GRID)
+        return (HeadConfig(1e-3, HeadInput(1, mean=True) if model.width >= VIT_B_WIDTH else HeadInput(last)),)
+    readings = [HeadInput(blocks, mean) for blocks in dict.fromkeys((1, last)) for mean in (False, True)]
+    return tuple(HeadConfig(lr, reading) for reading in readings for lr in DINOV2_LR_GRID)
 
 
-def plan_of(options: ProtocolOptions, model: ModelConfig, images: int) -> Plan:
+def plan_probe(options: ProtocolOptions, model: ModelConfig, images: int) -> ProbePlan:
     """Return what a protocol does with so many training images.
 
     A batch has no more images than there are. --epochs and --steps set the length; else DINOv2's steps are cut to
-    `PASSES` over the images. Raises UsageError as `head_configs`.
+    `MAX_EPOCHS` over the images. Raises UsageError as `build_head_configs`.
     """
-    probe, heads = options.probe, head_configs(options.probe, model)
+    probe, heads = options.probe, build_head_configs(options.probe, model)
     batch = options.probe_batch or min(16_384 if probe == "mae" else 1_024, max(2, images))
-    epochs = {"mae": 50 if model.width >= LARGE else 90, "dino": 100, "dinov2": None}[probe]
+    epochs = {"mae": 50 if model.width >= VIT_L_WIDTH else 90, "dino": 100, "dinov2": None}[probe]
     epoch = images / batch  # steps
     if options.steps is not None:
         steps = options.steps
     elif options.epochs is not None or epochs is not None:
         steps = max(1, round((options.epochs or epochs or 0) * epoch))
     else:
-        steps = max(1, min(STEPS, round(PASSES * epoch)))
-    views = CROP if options.probe_augment else Augment()
+        steps = max(1, min(DINOV2_STEPS, round(MAX_EPOCHS * epoch)))
+    views = PROBE_CROP if options.probe_augment else Augment()
     if probe == "mae":  # ten epochs of warm-up, or of a shorter training the same share
-        return Plan(heads, batch, steps, round(min(10 * epoch, steps / 9)), views=views)
+        return ProbePlan(heads, batch, steps, round(min(10 * epoch, steps / 9)), views=views)
     if probe == "dino":  # whose crops are read bilinearly
-        return Plan(heads, batch, steps, by_epoch=epoch, views=replace(views, crop_filter="bilinear"))
-    return Plan(heads, batch, steps, views=views)
+        return ProbePlan(heads, batch, steps, by_epoch=epoch, views=replace(views, crop_filter="bilinear"))
+    return ProbePlan(heads, batch, steps, views=views)
 
 
-def judge_by_published(task: ProtocolTask) -> ProtocolResult:
+def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
     """Judge by a published linear protocol: its heads are trained together, and validation images choose one.
 
-    Raises UsageError for several labels an image, int8, OpenVINO and merged tokens; DataError as `split_training` and
-    for images of one class; NonFiniteError where no head has finite weights.
+    Raises UsageError for several labels an image, int8, OpenVINO and merged tokens; DataError as `split_probe_images`
+    and for images of one class; NonFiniteError where no head has finite weights.
     """
     options, inference = task.options, task.computing.how
-    task.require_one_label(f": --probe {options.probe} has one", "leave --probe out, or use --protocol knn")
+    task.require_single_label(f": --probe {options.probe} has one", "leave --probe out, or use --protocol knn")
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
         problem = f"--probe {options.probe} reads the tokens of the model itself"
         raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")
@@ -131,27 +156,32 @@ def judge_by_published(task: ProtocolTask) -> ProtocolResult:
         problem = f"--probe {options.probe} crops images of one size, not pictures at their own aspect"
         raise UsageError(problem, "leave --probe out")
     task.check_classes()
-    choosing = len(head_configs(options.probe, task.bundle.model.config)) > 1
-    train, val, parts = split_training(task, choosing)
-    pixels, train = prepared(task, train)
-    plan = plan_of(options, task.bundle.model.config, len(train))
-    note_plan(task, plan, len(train), parts)
+    choosing = len(build_head_configs(options.probe, task.bundle.model.config)) > 1
+    train, val, parts = split_probe_images(task, choosing)
+    pixels, train = screen_training_images(task, train)
+    plan = plan_probe(options, task.bundle.model.config, len(train))
+    log_probe_plan(task, plan, len(train), parts)
     reader = TokenReader(task.bundle.model, tuple(head.reading for head in plan.heads))
     engine = make_engine(reader, task.bundle.preprocess, inference)  # type: ignore[arg-type]
     heads = [
-        Head(head, reader.columns(head.reading), task.classes, options.seed, device=task.device) for head in plan.heads
+        LinearHead(head, reader.columns(head.reading), task.classes, options.seed, device=task.device)
+        for head in plan.heads
     ]
-    train_heads(heads, batches(task, plan, engine, train, pixels))
+    train_heads(heads, iterate_feature_batches(task, plan, engine, train, pixels))
     del pixels
-    scores = held_out_scores(heads, *read(task, engine, val, "validation images"), val) if val else [None] * len(heads)
+    scores = (
+        score_heads(heads, *compute_unaugmented_features(task, engine, val, "validation images"), val)
+        if val
+        else [None] * len(heads)
+    )
     scores = [score if head.finite else None for head, score in zip(heads, scores, strict=True)]
-    place = best_of(scores)
+    place = get_best_index(scores)
     if not heads[place].finite:
         raise NonFiniteError(
             "the weights of the head are not finite", "use a smaller --probe-batch, whose rate is lower"
         )
-    rows, good = read(task, engine, task.judged, f"{task.split} images")
-    report = judge(heads[place].logits(rows), task.judged.labels, task.data.classes, good)
+    rows, good = compute_unaugmented_features(task, engine, task.judged, f"{task.split} images")
+    report = evaluate_classification(heads[place].logits(rows), task.judged.labels, task.data.classes, good)
     candidates = [
         describe_head(head.config, plan.batch) | {"val": score} for head, score in zip(heads, scores, strict=True)
     ]
@@ -166,7 +196,7 @@ def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
     return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean": head.reading.mean}
 
 
-def split_training(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
+def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
     """Return the images to learn from, those that choose a head where `choosing`, and what a document says of them.
 
     A `val` split that is not judged chooses; where there is none, a share of `train` is held out. One head needs no
@@ -192,7 +222,7 @@ def split_training(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | N
     return training, own, {"bank": bank, "validation": validation}
 
 
-def note_plan(task: ProtocolTask, plan: Plan, images: int, parts: dict[str, Any]) -> None:
+def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict[str, Any]) -> None:
     """Say what is trained, on which images, for how long, and which images choose."""
     note, probe, validation = task.computing.listener.note, task.options.probe, parts["validation"]
     many = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
@@ -204,17 +234,23 @@ def note_plan(task: ProtocolTask, plan: Plan, images: int, parts: dict[str, Any]
     )
     usual = 16_384 if probe == "mae" else 1_024
     if plan.batch < usual and not task.options.probe_batch:
-        note(f"batch {usual} -> {plan.batch}: an epoch has no more images; rates are in proportion, batch / {UNIT}")
-    if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < STEPS:
-        note(f"steps {STEPS} -> {plan.steps}: {PASSES} passes over the images; --steps or --epochs changes it")
-    if plan.steps < SHORT * PUBLISHED[probe]:
         note(
-            f"{plan.steps} steps are few beside {PUBLISHED[probe]} on ImageNet: the head may learn too little, and its "
+            f"batch {usual} -> {plan.batch}: an epoch has no more images; rates "
+            f"are in proportion, batch / {BASE_BATCH_SIZE}"
+        )
+    if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < DINOV2_STEPS:
+        note(
+            f"steps {DINOV2_STEPS} -> {plan.steps}: {MAX_EPOCHS} passes over the images; --steps or --epochs changes it"
+        )
+    if plan.steps < SHORT_TRAINING_SHARE * PUBLISHED_STEPS[probe]:
+        note(
+            f"{plan.steps} steps are few beside {PUBLISHED_STEPS[probe]} on ImageNet: the head may learn too "
+            f"little, and its "
             "figure then tells nothing of the features; give more --steps or --epochs, or leave --probe out"
         )
 
 
-def prepared(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
+def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
     """Return the training images in memory where they are small, (n, C, *image), and the split without unreadable ones.
 
     Raises DataError for unreadable images, unless they are skipped.
@@ -223,35 +259,35 @@ def prepared(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
     keep, skip = fits_in_memory(train, preprocess), computing.bad_images == "skip"
     if not keep and not skip:
         return None, train  # the first unreadable one stops the training
-    pixels, bad = screen(train, preprocess, workers_of(task), keep)
-    stop_at_unreadable(bad, len(train), computing.bad_images)
-    rows = readable(train, bad)
+    pixels, bad = screen_images(train, preprocess, get_worker_count(task), keep)
+    check_unreadable_images(bad, len(train), computing.bad_images)
+    rows = find_readable_samples(train, bad)
     return None if pixels is None else pixels[torch.from_numpy(rows)], train.take(rows)
 
 
-def workers_of(task: ProtocolTask) -> int:
+def get_worker_count(task: ProtocolTask) -> int:
     """Return the number of processes that decode."""
-    return default_workers() if task.computing.workers is None else task.computing.workers
+    return default_worker_count() if task.computing.workers is None else task.computing.workers
 
 
-def batches(
-    task: ProtocolTask, plan: Plan, engine: ModelEngine, train: Split, pixels: Tensor | None
+def iterate_feature_batches(
+    task: ProtocolTask, plan: ProbePlan, engine: ModelEngine, train: Split, pixels: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
     """Yield features (B, N) of augmented images, their labels (B,) and the factor of the rates, for every step.
 
     The model computes each batch once. Raises NonFiniteError for features that are not finite.
     """
     loader = TrainLoader(
-        train, task.bundle.preprocess, plan.views, task.options.seed, workers=workers_of(task), cached=pixels
+        train, task.bundle.preprocess, plan.views, task.options.seed, workers=get_worker_count(task), cached=pixels
     )
     starts = range(0, plan.steps * plan.batch, plan.batch)
     spans = [
-        (low, min(low + TOGETHER, start + plan.batch))
+        (low, min(low + FORWARD_BATCH_SIZE, start + plan.batch))
         for start in starts
-        for low in range(start, start + plan.batch, TOGETHER)
+        for low in range(start, start + plan.batch, FORWARD_BATCH_SIZE)
     ]
-    loaded, loads = iter(loader.spans(spans)), -(-plan.batch // TOGETHER)
-    count = progress_counter(task.computing.listener, f"{task.options.probe} heads", plan.steps * plan.batch)
+    loaded, loads = iter(loader.spans(spans)), -(-plan.batch // FORWARD_BATCH_SIZE)
+    count = make_progress_counter(task.computing.listener, f"{task.options.probe} heads", plan.steps * plan.batch)
     for step in range(plan.steps):
         rows, labels = [], []
         for _ in range(loads):
@@ -266,20 +302,22 @@ def batches(
         yield features, torch.cat(labels).to(task.device), plan.factor(step)
 
 
-def read(task: ProtocolTask, engine: ModelEngine, split: Split, name: str) -> tuple[np.ndarray, np.ndarray]:
+def compute_unaugmented_features(
+    task: ProtocolTask, engine: ModelEngine, split: Split, name: str
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (m, N) features of a split without augmentation, and (m,) bool: the images that could be read.
 
     Raises DataError for unreadable images, unless they are skipped.
     """
     computing = task.computing
-    on_images = progress_counter(computing.listener, f"features of {name}", len(split))
-    reader = EvalLoader(split, task.bundle.preprocess, workers_of(task))
-    rows, bad = logits_of(engine, reader, computing.batch_size, on_images)
-    stop_at_unreadable(bad, len(split), computing.bad_images)
-    readable(split, bad)  # there must be some
-    return rows, readable_mask(len(split), bad)
+    on_images = make_progress_counter(computing.listener, f"features of {name}", len(split))
+    reader = EvalLoader(split, task.bundle.preprocess, get_worker_count(task))
+    rows, bad = compute_split_logits(engine, reader, computing.batch_size, on_images)
+    check_unreadable_images(bad, len(split), computing.bad_images)
+    find_readable_samples(split, bad)  # there must be some
+    return rows, build_readable_mask(len(split), bad)
 
 
-def held_out_scores(heads: list[Head], rows: np.ndarray, good: np.ndarray, val: Split) -> list[float | None]:
+def score_heads(heads: list[LinearHead], rows: np.ndarray, good: np.ndarray, val: Split) -> list[float | None]:
     """Return the top-1 of each head on (m, N) features; unreadable images, not `good` (m,), count as wrong."""
     return [float(((head.logits(rows).argmax(1) == val.labels) & good).mean()) for head in heads]

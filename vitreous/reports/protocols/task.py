@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.holdout import hold_out
+from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, UsageError
-from vitreous.inference.features import Features
-from vitreous.reports.answers import Computing, split_features
+from vitreous.inference.features import SplitFeatures
+from vitreous.reports.answers import EvaluationSettings, compute_split_features
 from vitreous.reports.options import ProtocolOptions
 from vitreous.system.machine import pick_device
 from vitreous.tasks.classification_metrics import CLASS_MEANS
 from vitreous.tasks.report import Report
 from vitreous.weights.bundle import Bundle
 
-HELD_OUT, AT_MOST = 0.2, 20_000  # share and number of training images that choose a penalty, or a head
+MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES = (
+    0.2,
+    20_000,
+)  # share and number of training images that choose a penalty, or a head
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class ProtocolTask:
     split: str
     bundle: Bundle
     options: ProtocolOptions
-    computing: Computing
+    computing: EvaluationSettings
 
     @cached_property
     def training(self) -> Split:
@@ -50,9 +53,9 @@ class ProtocolTask:
             raise DataError(f"{self.source} has no training images", hint)
         return training
 
-    def require_one_label(self, reason: str, hint: str) -> None:
+    def require_single_label(self, reason: str, hint: str) -> None:
         """Raise UsageError, with a `reason` behind the problem, for several labels an image."""
-        self.data.label_kind.require_one_label(f"{self.source} has several labels an image{reason}", hint)
+        self.data.label_kind.require_single_label(f"{self.source} has several labels an image{reason}", hint)
 
     @property
     def judged(self) -> Split:
@@ -69,10 +72,10 @@ class ProtocolTask:
         """The device that computes."""
         return pick_device(self.computing.how.device)
 
-    def features(self, name: str, split: Split) -> Features:
+    def features(self, name: str, split: Split) -> SplitFeatures:
         """Return the features of a split. Raises DataError for unreadable images, unless they are skipped."""
         computing = replace(self.computing, cache=self.options.cache)
-        features = split_features(self.bundle, split, f"{name} images", computing)
+        features = compute_split_features(self.bundle, split, f"{name} images", computing)
         if features.file:
             state = "found" if features.reused else "kept"
             self.computing.listener.note(f"features of {name} {state} in {features.file}")
@@ -83,9 +86,9 @@ class ProtocolTask:
 
         Returns positions among the rows: `train`, and `dev`, which is empty where there are too few.
         """
-        share, groups = min(HELD_OUT, AT_MOST / len(rows)), self.data.groups
+        share, groups = min(MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES / len(rows)), self.data.groups
         apart = groups[rows] if groups is not None and len(groups) == len(labels) else None
-        return hold_out(labels[rows], self.options.seed, {"dev": share}, apart)
+        return draw_stratified_splits(labels[rows], self.options.seed, {"dev": share}, apart)
 
     def check_classes(self) -> None:
         """Note classes without training images. Raises DataError where training images have less than two classes."""
@@ -96,7 +99,7 @@ class ProtocolTask:
         if present < self.classes:
             self.computing.listener.note(f"{self.classes - present} of {self.classes} classes have no training image")
 
-    def pair(self) -> tuple[Features, Features]:
+    def pair(self) -> tuple[SplitFeatures, SplitFeatures]:
         """Return the features of the training images and of those judged, and note which they are.
 
         Raises DataError where training images have less than two classes.
@@ -129,7 +132,7 @@ class ProtocolResult:
     extra: dict[str, Any]
 
 
-def mean_report(images: int, unreadable: int, top1: float | None) -> Report:
+def build_mean_report(images: int, unreadable: int, top1: float | None) -> Report:
     """Return a report of a mean, which has no interval of its own."""
     names = ("top1", "top5", *CLASS_MEANS, "nll", "ece")
     return Report(

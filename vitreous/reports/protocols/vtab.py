@@ -1,4 +1,5 @@
-"""The protocol `vtab`: a linear classifier on frozen features for each of the tasks of VTAB-1k (arXiv:1910.04867)."""
+"""The protocol `evaluate_vtab`: a linear classifier on frozen features for each of the tasks of VTAB-1k
+(arXiv:1910.04867)."""
 
 from __future__ import annotations
 
@@ -13,29 +14,40 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.data.keys import permutation
+from vitreous.data.keys import draw_permutation
 from vitreous.data.sources import open_data
 from vitreous.data.split import Data
-from vitreous.errors import DataError, UsageError, printable
-from vitreous.evaluation.linear import LabelledFeatures, fit
-from vitreous.evaluation.vtab import DEV, TASKS, TRAIN, Task, classes_of, means
-from vitreous.inference.features import of_images, of_model
-from vitreous.reports.answers import Computing
-from vitreous.reports.protocols.answer_sets import normalise_name
-from vitreous.reports.protocols.probes import sweep_penalties
-from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, mean_report
-from vitreous.reports.readings import describe, record, slug
-from vitreous.system.disk import write_text
-from vitreous.tasks.classification_metrics import judge
-from vitreous.tasks.features import Features
+from vitreous.errors import DataError, UsageError, escape_unprintable
+from vitreous.evaluation.linear import LabelledFeatures, fit_linear_classifier
+from vitreous.evaluation.vtab import (
+    DEV_IMAGES,
+    TRAIN_IMAGES,
+    VTAB_TASKS,
+    VTABTask,
+    average_by_group,
+    map_to_task_classes,
+)
+from vitreous.inference.features import hash_split_images, model_cache_fields
+from vitreous.reports.answers import EvaluationSettings
+from vitreous.reports.protocols.answer_sets import normalise_class_name
+from vitreous.reports.protocols.probes import sweep_l2_penalties
+from vitreous.reports.protocols.task import ProtocolOptions, ProtocolTask, build_mean_report
+from vitreous.reports.readings import build_evaluation_document, record_evaluation, slugify_name
+from vitreous.system.disk import write_text_atomic
+from vitreous.tasks.classification_metrics import evaluate_classification
+from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
-FORMAT = 1  # goes up when the same data give other numbers
-PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
+VTAB_CACHE_VERSION = 1  # goes up when the same data give other numbers
+TASK_NAME_PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
-def vtab(
-    run: str, data: str | os.PathLike[str] | None, bundle: Bundle, options: ProtocolOptions, computing: Computing
+def evaluate_vtab(
+    run: str,
+    data: str | os.PathLike[str] | None,
+    bundle: Bundle,
+    options: ProtocolOptions,
+    computing: EvaluationSettings,
 ) -> dict[str, Any]:
     """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
 
@@ -45,57 +57,70 @@ def vtab(
     of the tasks is there or can be judged.
     """
     if data is None or not os.path.isdir(data):
-        hint = f"they are called {', '.join(TASKS)}"
+        hint = f"they are called {', '.join(VTAB_TASKS)}"
         raise UsageError("--protocol vtab needs a folder with a folder for each task", hint)
     began, root, listener = time.perf_counter(), Path(data), computing.listener
-    homes = task_folders(root)
-    missing = [name for name in TASKS if name not in homes]
+    homes = find_task_folders(root)
+    missing = [name for name in VTAB_TASKS if name not in homes]
     if not homes:
-        raise DataError(f"{printable(root)} has no task of VTAB", f"its folders are called {', '.join(TASKS)}")
+        raise DataError(
+            f"{escape_unprintable(root)} has no task of VTAB", f"its folders are called {', '.join(VTAB_TASKS)}"
+        )
     if missing:
-        listener.note(f"{len(missing)} of {len(TASKS)} tasks are not there: {', '.join(missing)}")
+        listener.note(f"{len(missing)} of {len(VTAB_TASKS)} tasks are not there: {', '.join(missing)}")
     squashed = replace(bundle, preprocess=replace(bundle.preprocess, fit="squash"))
-    notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slug(Path(run).stem)[:60]}.json")
-    tasks, failed = judge_tasks(run, squashed, homes=homes, notebook=notebook, options=options, computing=computing)
+    notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slugify_name(Path(run).stem)[:60]}.json")
+    tasks, failed = evaluate_vtab_tasks(
+        run, squashed, homes=homes, notebook=notebook, options=options, computing=computing
+    )
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise DataError(f"none of the tasks in {printable(root)} can be judged: {reasons}")
-    averages = means({name: row["top1"] for name, row in tasks.items()})
+        raise DataError(f"none of the tasks in {escape_unprintable(root)} can be judged: {reasons}")
+    averages = average_by_group({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
-    report = mean_report(images, unreadable, averages["mean"])
+    report = build_mean_report(images, unreadable, averages["mean"])
     headline = {"protocol": "vtab", **averages}
-    record(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
-    bundle, seconds = replace(squashed, task=Features()), time.perf_counter() - began
+    record_evaluation(run, os.fspath(data), "test", headline | {"tasks": len(tasks), **report.summary()})
+    bundle, seconds = replace(squashed, task=FeatureExtraction()), time.perf_counter() - began
     extra = {"figures": list(tasks.values()), "missing": missing, "failed": failed, "notebook": os.fspath(notebook)}
-    return describe(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds) | headline | extra
+    return (
+        build_evaluation_document(bundle, report, split="test", source=os.fspath(data), run=run, seconds=seconds)
+        | headline
+        | extra
+    )
 
 
-def task_folders(root: Path) -> dict[str, Path]:
+def find_task_folders(root: Path) -> dict[str, Path]:
     """Return task -> its folder below the root, by any of its names, in the order of the tasks."""
     entries = [entry for entry in os.scandir(root) if entry.is_dir()]
-    folders = {PREFIX.sub("", normalise_name(entry.name)): Path(entry.path) for entry in entries}
-    called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in TASKS.items()}
+    folders = {TASK_NAME_PREFIX.sub("", normalise_class_name(entry.name)): Path(entry.path) for entry in entries}
+    called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in VTAB_TASKS.items()}
     return {name: folders[folder] for name, folder in called.items() if folder}
 
 
-def judge_tasks(
-    run: str, bundle: Bundle, homes: dict[str, Path], notebook: Path, options: ProtocolOptions, computing: Computing
+def evaluate_vtab_tasks(
+    run: str,
+    bundle: Bundle,
+    homes: dict[str, Path],
+    notebook: Path,
+    options: ProtocolOptions,
+    computing: EvaluationSettings,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the result of each task, from the notebook where it is finished, and why others failed."""
-    known, done, failed = read_notebook(notebook), {}, {}
-    about = of_model(bundle.model, bundle.preprocess, computing.how)
+    known, done, failed = read_vtab_cache(notebook), {}, {}
+    about = model_cache_fields(bundle.model, bundle.preprocess, computing.how)
     for name, home in homes.items():
         try:
-            data, note = task_data(TASKS[name], open_data(home), options.seed)
+            data, note = prepare_task_data(VTAB_TASKS[name], open_data(home), options.seed)
             task = ProtocolTask(
                 run, os.fspath(home), data=data, split="test", bundle=bundle, options=options, computing=computing
             )
-            key = task_key(about, task)
+            key = compute_task_key(about, task)
             if known.get(name, {}).get("key") == key:
                 computing.listener.note(f"{name}: {known[name]['top1']:.1%}, finished before")
             else:
-                known[name] = {"task": name, "key": key, **judge_task(name, task, note)}
-                write_text(notebook, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
+                known[name] = {"task": name, "key": key, **evaluate_vtab_task(name, task, note)}
+                write_text_atomic(notebook, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
                 computing.listener.note(f"{name}: {known[name]['top1']:.1%}")
             done[name] = known[name]
         except (DataError, UsageError) as error:
@@ -104,7 +129,7 @@ def judge_tasks(
     return done, failed
 
 
-def read_notebook(notebook: Path) -> dict[str, Any]:
+def read_vtab_cache(notebook: Path) -> dict[str, Any]:
     """Read the tasks of a notebook; none where it cannot be read."""
     try:
         document = json.loads(notebook.read_text("utf-8"))
@@ -113,30 +138,30 @@ def read_notebook(notebook: Path) -> dict[str, Any]:
     return {name: row for name, row in document.items() if isinstance(row, dict)} if isinstance(document, dict) else {}
 
 
-def task_key(about: dict[str, Any], task: ProtocolTask) -> str:
+def compute_task_key(about: dict[str, Any], task: ProtocolTask) -> str:
     """Return a digest of all that a task's figure depends on."""
-    parts: list[Any] = [FORMAT, about, task.options.l2, task.options.seed, task.computing.bad_images]
+    parts: list[Any] = [VTAB_CACHE_VERSION, about, task.options.l2, task.options.seed, task.computing.bad_images]
     for split in task.data.splits.values():
-        parts += [of_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
+        parts += [hash_split_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
+def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]:
     """Return data with the task's splits `train`, `val` and `test` and its classes; and what to note.
 
     Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
     are drawn. Raises UsageError for several labels an image, DataError for labels that are not the task's.
     """
-    data.label_kind.require_one_label("its images have several labels", "a task of VTAB has one")
+    data.label_kind.require_single_label("its images have several labels", "a task of VTAB has one")
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
-    if dev is None or len(train) > TRAIN or len(dev) > DEV:
+    if dev is None or len(train) > TRAIN_IMAGES or len(dev) > DEV_IMAGES:
         whole = data.whole or train
-        rows = permutation(len(whole), seed, 0)[: TRAIN + DEV]
-        cut = round(len(rows) * TRAIN / (TRAIN + DEV))
+        rows = draw_permutation(len(whole), seed, 0)[: TRAIN_IMAGES + DEV_IMAGES]
+        cut = round(len(rows) * TRAIN_IMAGES / (TRAIN_IMAGES + DEV_IMAGES))
         train, dev = whole.take(rows[:cut]), whole.take(rows[cut:])
         notes.append(f"{len(rows)} of {len(whole)} training images drawn here (seed {seed}), not the published ones")
-    classes, place = data.classes, classes_of(task, data.classes)
+    classes, place = data.classes, map_to_task_classes(task, data.classes)
     if place is not None:
         if place.min() < 0 or place.max() >= task.classes:
             labels = f"labels {classes[int(place.argmin())]} to {classes[int(place.argmax())]}"
@@ -149,7 +174,7 @@ def task_data(task: Task, data: Data, seed: int) -> tuple[Data, str]:
     return replace(data, classes=classes, splits=splits, whole=None, groups=None), "; ".join(notes)
 
 
-def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
+def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     """Return top-1 of a task with its interval, and how it came about."""
     began = time.perf_counter()
     if note:
@@ -161,11 +186,13 @@ def judge_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
     known = LabelledFeatures(rows, labels, np.flatnonzero(good), task.classes, device=task.device)
     l2, chosen, of_dev = task.options.l2, None, known.rows >= len(train.rows)
     if not l2:
-        own, held_out = (known.taking(known.rows[part]) for part in (~of_dev, of_dev))
-        l2, chosen = sweep_penalties(task, own, held_out, f"{name} penalty")
-    report = judge(fit(known, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good)
+        own, held_out = (known.with_rows(known.rows[part]) for part in (~of_dev, of_dev))
+        l2, chosen = sweep_l2_penalties(task, own, held_out, f"{name} penalty")
+    report = evaluate_classification(
+        fit_linear_classifier(known, l2).logits(test.rows), task.judged.labels, task.data.classes, test.good
+    )
     return {
-        "group": TASKS[name].group,
+        "group": VTAB_TASKS[name].group,
         "data": task.source,
         "classes": task.classes,
         "train_images": len(known.rows),

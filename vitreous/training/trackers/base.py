@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from PIL import Image
 
 Status = Literal["finished", "stopped", "failed"]
-Line = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, "step" and "epoch" among them
+MetricsLine = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, "step" and "epoch" among them
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Tracker(Protocol):
         """Make the run, or open that of `info.identity` again; returns its identity."""
         ...
 
-    def log_line(self, line: Line) -> None:
+    def log_line(self, line: MetricsLine) -> None:
         """Add a line of metrics."""
         ...
 
@@ -62,14 +62,14 @@ class Tracker(Protocol):
         ...
 
 
-def numbers_of(line: Line) -> dict[str, float]:
+def extract_numbers(line: MetricsLine) -> dict[str, float]:
     """The figures of a line, by name: numbers, less step and what was not measured (None)."""
     return {name: float(value) for name, value in line.items() if value is not None and name != "step"}
 
 
-def flatten(value: Any, path: str = "") -> dict[str, Any]:
+def flatten_config(value: Any, path: str = "") -> dict[str, Any]:
     """Nested dicts as one: {"optimizer": {"lr": 1}} -> {"optimizer.lr": 1}."""
     if not isinstance(value, Mapping):
         return {path: value}
     join = f"{path}." if path else ""
-    return {name: leaf for key, item in value.items() for name, leaf in flatten(item, f"{join}{key}").items()}
+    return {name: leaf for key, item in value.items() for name, leaf in flatten_config(item, f"{join}{key}").items()}

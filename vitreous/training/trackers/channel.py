@@ -12,31 +12,31 @@ from queue import Full, Queue
 from typing import Any
 
 from vitreous.config import read_yaml
-from vitreous.progress import ABANDONED
-from vitreous.system.disk import write_text
-from vitreous.training.folder import Folder, parse_object
-from vitreous.training.trackers.base import Line, RunInfo, Tracker
+from vitreous.progress import ABANDONED_THREADS
+from vitreous.system.disk import write_text_atomic
+from vitreous.training.folder import RunFolder, parse_json_line
+from vitreous.training.trackers.base import MetricsLine, RunInfo, Tracker
 
-CAPACITY = 1_000  # calls that may wait; of a tracker that does not answer, further ones are dropped
-MARK_EVERY = 1.0  # seconds between two writings of how far a tracker is
-LAST_WRITE = 1.0  # seconds at most that a tracker which was given up has to write down how far it is
-FILE = "trackers.json"  # in the run folder: identity of the run at each tracker, and the last line that it has
+MAX_QUEUED_CALLS = 1_000  # calls that may wait; of a tracker that does not answer, further ones are dropped
+MARK_SECONDS = 1.0  # seconds between two writings of how far a tracker is
+LAST_WRITE_SECONDS = 1.0  # seconds at most that a tracker which was given up has to write down how far it is
+TRACKERS_FILE = "trackers.json"  # in the run folder: identity of the run at each tracker, and the last line that it has
 
 Mark = tuple[int, int]  # of a line: its step, and 1 for an evaluation, which comes after the training figures
 
 
-def mark_of(line: Line) -> Mark:
+def line_mark(line: MetricsLine) -> Mark:
     """The place of a line in the order of metrics.jsonl."""
     return line["step"], int("lr" not in line)
 
 
-class Progress:
+class TrackerProgress:
     """What each tracker has of a run, in trackers.json; safe for several threads."""
 
     def __init__(self, folder: Path) -> None:
-        self.path, self.lock = folder / FILE, threading.Lock()
+        self.path, self.lock = folder / TRACKERS_FILE, threading.Lock()
         text = self.path.read_text("utf-8") if self.path.is_file() else ""
-        self.entries: dict[str, dict[str, Any]] = parse_object(text) or {}
+        self.entries: dict[str, dict[str, Any]] = parse_json_line(text) or {}
 
     def identity(self, name: str) -> str:
         """What a tracker calls the run; empty where it does not know it."""
@@ -51,15 +51,15 @@ class Progress:
         """Write down how far a tracker is. A full disk costs lines that are sent twice after a resume, no more."""
         with self.lock, suppress(OSError):
             self.entries[name] = {"id": identity, "at": list(mark)}
-            write_text(self.path, json.dumps(self.entries, indent=2) + "\n")
+            write_text_atomic(self.path, json.dumps(self.entries, indent=2) + "\n")
 
 
-class Channel:
+class TrackerChannel:
     """Sends calls to one tracker. `problem` is empty, or says why the tracker was given up."""
 
-    def __init__(self, name: str, make: Callable[[], Tracker], progress: Progress, folder: Folder) -> None:
+    def __init__(self, name: str, make: Callable[[], Tracker], progress: TrackerProgress, folder: RunFolder) -> None:
         self.name, self.make, self.progress, self.folder = name, make, progress, folder
-        self.queue: Queue[tuple[str, tuple[Any, ...]]] = Queue(CAPACITY)
+        self.queue: Queue[tuple[str, tuple[Any, ...]]] = Queue(MAX_QUEUED_CALLS)
         self.problem = ""
         self.thread = threading.Thread(target=self.work, name=f"tracker {name}", daemon=True)
 
@@ -70,9 +70,9 @@ class Channel:
         try:
             self.queue.put_nowait((call, arguments))
         except Full:
-            self.problem = f"it does not answer, and {CAPACITY:,} calls wait"
+            self.problem = f"it does not answer, and {MAX_QUEUED_CALLS:,} calls wait"
 
-    def start(self, step: int, lines: Sequence[Line]) -> None:
+    def start(self, step: int, lines: Sequence[MetricsLine]) -> None:
         """Open the run, which goes on from `step`, and send those of its lines until there that the tracker has not."""
         self.enqueue("start", step, lines)
         if self.name not in self.progress.entries:
@@ -85,10 +85,10 @@ class Channel:
             return
         self.enqueue("")
         left = end - time.monotonic()
-        self.thread.join(max(0.0, min(left, LAST_WRITE) if self.problem else left))
+        self.thread.join(max(0.0, min(left, LAST_WRITE_SECONDS) if self.problem else left))
         if not self.thread.is_alive():
             return
-        ABANDONED.add(self.thread.name)
+        ABANDONED_THREADS.add(self.thread.name)
         if not self.problem:
             self.problem = f"it did not answer in time, and {self.queue.qsize():,} calls wait"
 
@@ -113,7 +113,7 @@ class Channel:
             if hasattr(self, "identity"):
                 self.progress.write(self.name, self.identity, self.reached)
 
-    def open(self, step: int, lines: Sequence[Line]) -> None:
+    def open(self, step: int, lines: Sequence[MetricsLine]) -> None:
         """Make the call `start`, and catch up."""
         config, last = read_yaml(self.folder.config.read_text("utf-8")), (step, 1)
         mark = self.progress.mark(self.name)
@@ -124,12 +124,12 @@ class Channel:
         for line in lines:
             self.send(line)
 
-    def send(self, line: Line) -> None:
+    def send(self, line: MetricsLine) -> None:
         """A line, unless the tracker has it from before."""
-        if mark_of(line) <= self.skipped:
+        if line_mark(line) <= self.skipped:
             return
         self.tracker.log_line(line)
-        self.reached = max(self.reached, mark_of(line))
-        if time.monotonic() - self.written >= MARK_EVERY:
+        self.reached = max(self.reached, line_mark(line))
+        if time.monotonic() - self.written >= MARK_SECONDS:
             self.written = time.monotonic()
             self.progress.write(self.name, self.identity, self.reached)

@@ -10,10 +10,13 @@ from typing import Any, ClassVar
 
 from PIL import Image
 
-from vitreous.training.trackers.base import Line, RunInfo, Status, flatten, numbers_of
+from vitreous.training.trackers.base import MetricsLine, RunInfo, Status, extract_numbers, flatten_config
 
 STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
-LONGEST, BATCH = 6_000, 100  # characters of a parameter, and parameters of a request, that MLflow takes
+MAX_PARAMETER_CHARACTERS, MAX_BATCH_PARAMETERS = (
+    6_000,
+    100,
+)  # characters of a parameter, and parameters of a request, that MLflow takes
 
 
 class MLflow:
@@ -30,17 +33,19 @@ class MLflow:
         if self.id:
             self.client.update_run(self.id, "RUNNING")
             return self.id
-        self.id = self.client.create_run(experiment_of(self.client), run_name=info.name).info.run_id
-        for part in parameters_of(info.config):
+        self.id = self.client.create_run(find_or_create_experiment(self.client), run_name=info.name).info.run_id
+        for part in batch_parameters(info.config):
             self.client.log_batch(self.id, params=part)
         return self.id
 
-    def log_line(self, line: Line) -> None:
+    def log_line(self, line: MetricsLine) -> None:
         """Add the figures of a line."""
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        self.client.log_batch(self.id, [Metric(name, x, now, line["step"]) for name, x in numbers_of(line).items()])
+        self.client.log_batch(
+            self.id, [Metric(name, x, now, line["step"]) for name, x in extract_numbers(line).items()]
+        )
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
         """Add pictures as artefacts."""
@@ -58,16 +63,16 @@ class MLflow:
         self.client.set_terminated(self.id, STATUSES[status])
 
 
-def experiment_of(client: Any) -> str:
+def find_or_create_experiment(client: Any) -> str:
     """The experiment that MLFLOW_EXPERIMENT_NAME names (default: vitreous), made where there is none."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vitreous")
     known = client.get_experiment_by_name(name)
     return known.experiment_id if known else client.create_experiment(name)
 
 
-def parameters_of(config: Mapping[str, Any]) -> list[list[Any]]:
+def batch_parameters(config: Mapping[str, Any]) -> list[list[Any]]:
     """The values of a config by their paths, as parameters, in batches that MLflow takes."""
     from mlflow.entities import Param
 
-    pairs = [Param(name, str(value)[:LONGEST]) for name, value in flatten(config).items()]
-    return [pairs[start : start + BATCH] for start in range(0, len(pairs), BATCH)]
+    pairs = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in flatten_config(config).items()]
+    return [pairs[start : start + MAX_BATCH_PARAMETERS] for start in range(0, len(pairs), MAX_BATCH_PARAMETERS)]

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from vitreous.config import to_yaml
-from vitreous.training.trackers.base import Line, RunInfo, Status, numbers_of
+from vitreous.training.trackers.base import MetricsLine, RunInfo, Status, extract_numbers
 
 
 class TensorBoard:
@@ -26,9 +26,9 @@ class TensorBoard:
         self.writer.add_text("config", f"```yaml\n{to_yaml(info.config)}```", info.step)
         return "tensorboard"
 
-    def log_line(self, line: Line) -> None:
+    def log_line(self, line: MetricsLine) -> None:
         """Add a scalar for each figure."""
-        for name, value in numbers_of(line).items():
+        for name, value in extract_numbers(line).items():
             self.writer.add_scalar(name, value, line["step"])
         self.writer.flush()
 

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 from PIL import Image
 
 from vitreous.errors import Interrupted, ResourceError, install_hint
-from vitreous.progress import Listener
-from vitreous.training.folder import Folder
-from vitreous.training.trackers.base import Line, Status, Tracker
-from vitreous.training.trackers.channel import FILE, Channel, Progress
+from vitreous.progress import ProgressListener
+from vitreous.training.folder import RunFolder
+from vitreous.training.trackers.base import MetricsLine, Status, Tracker
+from vitreous.training.trackers.channel import TRACKERS_FILE, TrackerChannel, TrackerProgress
 
 
-class Row(NamedTuple):
+class TrackerEntry(NamedTuple):
     """A tracker: the module and class of its adapter, the library that it needs, and the extra that brings it."""
 
     module: str
@@ -33,16 +33,18 @@ class Row(NamedTuple):
 
 
 TRACKERS = {
-    "tensorboard": Row("tensorboard", "TensorBoard", "torch.utils.tensorboard", "tensorboard"),
-    "wandb": Row("weights_and_biases", "WeightsAndBiases", "wandb", "wandb"),
-    "mlflow": Row("mlflow", "MLflow", "mlflow", "mlflow"),
+    "tensorboard": TrackerEntry("tensorboard", "TensorBoard", "torch.utils.tensorboard", "tensorboard"),
+    "wandb": TrackerEntry("weights_and_biases", "WeightsAndBiases", "wandb", "wandb"),
+    "mlflow": TrackerEntry("mlflow", "MLflow", "mlflow", "mlflow"),
 }
 
 
-def chosen_trackers(names: Sequence[str], resumed: Folder | None, listener: Listener) -> tuple[str, ...]:
+def choose_trackers(names: Sequence[str], resumed: RunFolder | None, listener: ProgressListener) -> tuple[str, ...]:
     """The trackers of a run: those named, or those that a resumed run had; their libraries are imported here, before
     any thread. Raises ResourceError for one that is named and not installed; of a resumed run that is a note."""
-    stored = tuple(Progress(resumed.path).entries) if resumed and (resumed.path / FILE).is_file() else ()
+    stored = (
+        tuple(TrackerProgress(resumed.path).entries) if resumed and (resumed.path / TRACKERS_FILE).is_file() else ()
+    )
     able = []
     for name in dict.fromkeys(names or stored):
         if name not in TRACKERS:
@@ -61,14 +63,14 @@ def chosen_trackers(names: Sequence[str], resumed: Folder | None, listener: List
 class Trackers:
     """All trackers of a run; a sink of its folder's metrics. Nothing here raises or waits, but `close` for a while."""
 
-    def __init__(self, names: Sequence[str], folder: Folder, listener: Listener) -> None:
+    def __init__(self, names: Sequence[str], folder: RunFolder, listener: ProgressListener) -> None:
         self.folder, self.listener = folder, listener
-        progress = Progress(folder.path)
-        self.channels = [Channel(name, TRACKERS[name].make, progress, folder) for name in names]
+        progress = TrackerProgress(folder.path)
+        self.channels = [TrackerChannel(name, TRACKERS[name].make, progress, folder) for name in names]
         self.started = False
         self.reported: set[str] = set()
 
-    def rewind(self, step: int, lines: list[Line]) -> None:
+    def rewind(self, step: int, lines: list[MetricsLine]) -> None:
         """Open the run, which goes on from `step` with these lines of metrics; later calls do nothing."""
         if self.started or not self.channels:
             return
@@ -76,7 +78,7 @@ class Trackers:
         for channel in self.channels:
             channel.start(step, lines)
 
-    def log_line(self, line: Line) -> None:
+    def log_line(self, line: MetricsLine) -> None:
         """A line of metrics, to all."""
         self.send("log_line", dict(line))
 
@@ -116,7 +118,9 @@ class Trackers:
 
 
 @contextmanager
-def tracked(names: Sequence[str], folder: Folder, listener: Listener, seconds: float) -> Iterator[Trackers]:
+def run_trackers(
+    names: Sequence[str], folder: RunFolder, listener: ProgressListener, seconds: float
+) -> Iterator[Trackers]:
     """The trackers of a run while it runs; ended as the block ends, after `seconds` at most."""
     trackers = Trackers(names, folder, listener)
     status: Status = "failed"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from PIL import Image
 
-from vitreous.training.trackers.base import Line, RunInfo, Status
+from vitreous.training.trackers.base import MetricsLine, RunInfo, Status
 
 
 class WeightsAndBiases:
@@ -32,7 +32,7 @@ class WeightsAndBiases:
         self.run.define_metric("*", step_metric="step")
         return identity
 
-    def log_line(self, line: Line) -> None:
+    def log_line(self, line: MetricsLine) -> None:
         """Add a line, its step as the horizontal axis."""
         self.run.log({name: value for name, value in line.items() if value is not None})
 

@@ -14,35 +14,46 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ViTConfig
-from vitreous.nn.position import sincos
-from vitreous.weights.formats.transformers import OUT, QKV
-from vitreous.weights.formats.video import KEYS
-from vitreous.weights.table import Row, Shapes, Tensors, TensorTransform, blocks, map_each, row, table
+from vitreous.nn.position import sincos_position_table
+from vitreous.weights.formats.transformers import ATTENTION_OUTPUT, HF_QKV_NAMES
+from vitreous.weights.formats.video import QKV_NAME
+from vitreous.weights.table import (
+    RenameRule,
+    Shapes,
+    Tensors,
+    TensorTransform,
+    build_block_rules,
+    parse_copy_rules,
+    parse_rename_rule,
+    transform_each,
+)
 
-HEAD_WIDTH = 32  # channels of a head of attention of MAE's decoder, as published: 512 of 16
+DECODER_HEAD_WIDTH = 32  # channels of a head of attention of MAE's decoder, as published: 512 of 16
 #: the fields of MAE's config that make it VideoMAE's
-VIDEOMAE: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
-MLP = "intermediate.dense", "output.dense"  # of a block in transformers' files
+VIDEOMAE_FIELDS: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
+HF_MLP_NAMES = "intermediate.dense", "output.dense"  # of a block in transformers' files
 #: fields of MAE's config -> those of transformers' config.json
-SETTINGS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
+HF_DECODER_FIELDS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
 
 
-def channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
+def to_patch_channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
     """(p q C, ...) rows with the channels last -> (C p q, ...)."""
     sides = len(config.patch)
     return weight.unflatten(0, (*config.patch, config.channels)).movedim(sides, 0).flatten(0, sides)
 
 
-def channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
+def to_patch_channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
     """(C p q, ...) rows with the channels first -> (p q C, ...)."""
     sides = len(config.patch)
     return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, sides).flatten(0, sides)
 
 
 #: (1, 1, d) and (d,)
-MASK_TOKEN = TensorTransform(map_each(lambda t: t.flatten()), map_each(lambda t: t[None, None]))
+MASK_TOKEN = TensorTransform(transform_each(lambda t: t.flatten()), transform_each(lambda t: t[None, None]))
 #: the layer that gives pixels, and its bias
-PIXELS = TensorTransform(lambda theirs, c: [channels_first(theirs[0], c)], lambda ours, c: [channels_last(ours[0], c)])
+PIXEL_HEAD_TRANSFORM = TensorTransform(
+    lambda theirs, c: [to_patch_channels_first(theirs[0], c)], lambda ours, c: [to_patch_channels_last(ours[0], c)]
+)
 
 
 @dataclass(frozen=True)
@@ -59,11 +70,11 @@ class DecoderLayout:
     block: str
     mask: str
     _: KW_ONLY
-    rows: tuple[Row, ...]
+    rows: tuple[RenameRule, ...]
     positions: str = ""
     video: bool = False
 
-    def owns(self, name: str) -> bool:
+    def is_decoder_tensor(self, name: str) -> bool:
         """Whether a tensor of a file belongs to the decoder."""
         return name == self.mask or name.startswith(self.starts)
 
@@ -88,9 +99,9 @@ class DecoderLayout:
     def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
         """The config of MAE with the decoder of these shapes beside an encoder of this config; heads as published."""
         width = shapes[self.mask][-1]
-        heads = max(1, width // (config.width // config.heads if self.video else HEAD_WIDTH))
+        heads = max(1, width // (config.width // config.heads if self.video else DECODER_HEAD_WIDTH))
         sizes = {"decoder_width": width, "decoder_depth": self.depth(set(shapes)), "decoder_heads": heads}
-        return {"name": "mae", **sizes, **(VIDEOMAE if self.video else {})}
+        return {"name": "mae", **sizes, **(VIDEOMAE_FIELDS if self.video else {})}
 
     def read(self, config: ViTConfig, tensors: Tensors) -> Tensors:
         """Their tensors, without positions, as ours."""
@@ -109,32 +120,34 @@ class DecoderLayout:
             tensors |= zip(theirs, (part.contiguous() for part in parts), strict=True)
         if not self.positions:
             return tensors
-        fixed = sincos(config.grid, len(state["decoder.mask_token"])).flatten(0, -2)
+        fixed = sincos_position_table(config.grid, len(state["decoder.mask_token"])).flatten(0, -2)
         return tensors | {self.positions: torch.cat([torch.zeros_like(fixed[:1]), fixed])[None]}
 
 
-def layout(prefix: str, block: str, mask: str, layers: tuple[Row, ...]) -> DecoderLayout:
+def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
     """The layout of MAE's decoder with these names."""
     rows = (
-        row("mask_token", mask, MASK_TOKEN),
-        row("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXELS),
-        *table(f"embed.{{x}} = {prefix}decoder_embed.{{x}}", f"encoder.norm.{{x}} = {prefix}decoder_norm.{{x}}"),
+        parse_rename_rule("mask_token", mask, MASK_TOKEN),
+        parse_rename_rule("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXEL_HEAD_TRANSFORM),
+        *parse_copy_rules(
+            f"embed.{{x}} = {prefix}decoder_embed.{{x}}", f"encoder.norm.{{x}} = {prefix}decoder_norm.{{x}}"
+        ),
         *layers,
     )
     sign, positions = f"{prefix}decoder_embed.weight", f"{prefix}decoder_pos_embed"
     return DecoderLayout(sign, (f"{prefix}decoder_",), block=block, mask=mask, rows=rows, positions=positions)
 
 
-def video_layout(block: str, query: str, value: str, layers: tuple[Row, ...]) -> DecoderLayout:
+def build_videomae_layout(block: str, query: str, value: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
     """The layout of VideoMAE's decoder whose blocks have these names, and these of the biases of queries and values."""
     rows = (
-        row("mask_token", "mask_token", MASK_TOKEN),
-        row("head.{x}", "decoder.head.{x}", PIXELS),
-        *table(
+        parse_rename_rule("mask_token", "mask_token", MASK_TOKEN),
+        parse_rename_rule("head.{x}", "decoder.head.{x}", PIXEL_HEAD_TRANSFORM),
+        *parse_copy_rules(
             "embed.weight = encoder_to_decoder.weight",
             "encoder.norm.{x} = decoder.norm.{x}",
-            f"{KEYS}.query_bias = {block}.{{i}}.{query}",
-            f"{KEYS}.value_bias = {block}.{{i}}.{value}",
+            f"{QKV_NAME}.query_bias = {block}.{{i}}.{query}",
+            f"{QKV_NAME}.value_bias = {block}.{{i}}.{value}",
         ),
         *layers,
     )
@@ -142,34 +155,46 @@ def video_layout(block: str, query: str, value: str, layers: tuple[Row, ...]) ->
     return DecoderLayout(f"{block}.0.{query}", starts, block, "mask_token", rows=rows, video=True)
 
 
-TRANSFORMERS = layout(
+HF_MAE_LAYOUT = build_mae_layout(
     "decoder.",
     "decoder.decoder_layers",
     "decoder.mask_token",
-    blocks("decoder.decoder_layers.{i}", ("layernorm_before", "layernorm_after"), QKV, OUT, MLP),
+    build_block_rules(
+        "decoder.decoder_layers.{i}",
+        ("layernorm_before", "layernorm_after"),
+        HF_QKV_NAMES,
+        ATTENTION_OUTPUT,
+        HF_MLP_NAMES,
+    ),
 )
-ORIGINAL = layout(
+MAE_LAYOUT = build_mae_layout(
     "",
     "decoder_blocks",
     "mask_token",
-    blocks("decoder_blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
+    build_block_rules("decoder_blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
 )
-VIDEOMAE_TRANSFORMERS = video_layout(
+HF_VIDEOMAE_LAYOUT = build_videomae_layout(
     "decoder.decoder_layers",
     "attention.attention.q_bias",
     "attention.attention.v_bias",
-    blocks("decoder.decoder_layers.{i}", ("layernorm_before", "layernorm_after"), QKV, OUT, MLP),
+    build_block_rules(
+        "decoder.decoder_layers.{i}",
+        ("layernorm_before", "layernorm_after"),
+        HF_QKV_NAMES,
+        ATTENTION_OUTPUT,
+        HF_MLP_NAMES,
+    ),
 )
-VIDEOMAE_ORIGINAL = video_layout(
+VIDEOMAE_LAYOUT = build_videomae_layout(
     "decoder.blocks",
     "attn.q_bias",
     "attn.v_bias",
-    blocks("decoder.blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
+    build_block_rules("decoder.blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
 )
-LAYOUTS = (TRANSFORMERS, ORIGINAL, VIDEOMAE_TRANSFORMERS, VIDEOMAE_ORIGINAL)
+DECODER_LAYOUTS = (HF_MAE_LAYOUT, MAE_LAYOUT, HF_VIDEOMAE_LAYOUT, VIDEOMAE_LAYOUT)
 
 
-def describe(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
+def to_hf_decoder_json(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
     """The config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is that of the encoder, `config`
     MAE's."""
     kind = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
@@ -181,5 +206,5 @@ def describe(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
         **{name: value for name, value in encoder.items() if name not in ("id2label", "label2id")},
         **kind,
         **{f"decoder_{name}": value for name, value in sizes.items()},
-        **{theirs: config[ours] for ours, theirs in SETTINGS.items() if ours in config},
+        **{theirs: config[ours] for ours, theirs in HF_DECODER_FIELDS.items() if ours in config},
     }

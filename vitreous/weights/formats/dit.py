@@ -10,10 +10,19 @@ import torch
 from torch import Tensor
 
 from vitreous.errors import WeightsError
-from vitreous.models.configs.dit import DITS, DiTConfig
-from vitreous.nn.position import sincos
-from vitreous.weights.formats.measure import grid_from
-from vitreous.weights.table import CONVOLUTION, SEPARATE, Format, Shapes, TensorTransform, count, row, table
+from vitreous.models.configs.dit import DIT_SHAPES, DiTConfig
+from vitreous.nn.position import sincos_position_table
+from vitreous.weights.formats.measure import infer_position_grid
+from vitreous.weights.table import (
+    CONVOLUTION,
+    QKV_TRANSFORM,
+    Shapes,
+    TensorTransform,
+    WeightsFormat,
+    count_blocks,
+    parse_copy_rules,
+    parse_rename_rule,
+)
 
 
 def _pixels_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
@@ -35,61 +44,67 @@ def _shared_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
 
 
 #: the same tensor once for each block, and once
-SHARED = TensorTransform(_shared_into, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
+SHARED_BY_BLOCKS = TensorTransform(_shared_into, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
 
 
-def in_each_block(name: str) -> Any:
+def repeat_in_blocks(name: str) -> Any:
     """The names of a tensor that diffusers keeps in each block, for a config."""
     return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
 
 
-BLOCK = "encoder.blocks.{i}"
-OFFICIAL = (
-    row("projection.weight", "x_embedder.proj.weight", CONVOLUTION),
-    row("last.linear.weight", "final_layer.linear.weight", CHANNELS_LAST),
-    row("last.linear.bias", "final_layer.linear.bias", CHANNELS_LAST),
-    *table(
+BLOCK_NAME = "encoder.blocks.{i}"
+DIT_RULES = (
+    parse_rename_rule("projection.weight", "x_embedder.proj.weight", CONVOLUTION),
+    parse_rename_rule("last.linear.weight", "final_layer.linear.weight", CHANNELS_LAST),
+    parse_rename_rule("last.linear.bias", "final_layer.linear.bias", CHANNELS_LAST),
+    *parse_copy_rules(
         "projection.bias = x_embedder.proj.bias",
         "time.fc1.{x} = t_embedder.mlp.0.{x}",
         "time.fc2.{x} = t_embedder.mlp.2.{x}",
         "classes.weight = y_embedder.embedding_table.weight",
-        f"{BLOCK}.attention.qkv.{{x}} = blocks.{{i}}.attn.qkv.{{x}}",
-        f"{BLOCK}.attention.out.{{x}} = blocks.{{i}}.attn.proj.{{x}}",
-        f"{BLOCK}.mlp.fc1.{{x}} = blocks.{{i}}.mlp.fc1.{{x}}",
-        f"{BLOCK}.mlp.fc2.{{x}} = blocks.{{i}}.mlp.fc2.{{x}}",
-        f"{BLOCK}.modulation.{{x}} = blocks.{{i}}.adaLN_modulation.1.{{x}}",
+        f"{BLOCK_NAME}.attention.qkv.{{x}} = blocks.{{i}}.attn.qkv.{{x}}",
+        f"{BLOCK_NAME}.attention.out.{{x}} = blocks.{{i}}.attn.proj.{{x}}",
+        f"{BLOCK_NAME}.mlp.fc1.{{x}} = blocks.{{i}}.mlp.fc1.{{x}}",
+        f"{BLOCK_NAME}.mlp.fc2.{{x}} = blocks.{{i}}.mlp.fc2.{{x}}",
+        f"{BLOCK_NAME}.modulation.{{x}} = blocks.{{i}}.adaLN_modulation.1.{{x}}",
         "last.modulation.{x} = final_layer.adaLN_modulation.1.{x}",
     ),
 )
-THEIRS = "transformer_blocks.{i}"
-OF_DIFFUSERS = (
-    row("projection.weight", "pos_embed.proj.weight", CONVOLUTION),
-    row("last.linear.weight", "proj_out_2.weight", CHANNELS_LAST),
-    row("last.linear.bias", "proj_out_2.bias", CHANNELS_LAST),
-    row("time.fc1.{x}", in_each_block("timestep_embedder.linear_1.{x}"), SHARED),
-    row("time.fc2.{x}", in_each_block("timestep_embedder.linear_2.{x}"), SHARED),
-    row("classes.weight", in_each_block("class_embedder.embedding_table.weight"), SHARED),
-    row(f"{BLOCK}.attention.qkv.{{x}}", " ".join(f"{THEIRS}.attn1.to_{part}.{{x}}" for part in "qkv"), SEPARATE),
-    *table(
+DIFFUSERS_BLOCK_NAME = "transformer_blocks.{i}"
+DIFFUSERS_RULES = (
+    parse_rename_rule("projection.weight", "pos_embed.proj.weight", CONVOLUTION),
+    parse_rename_rule("last.linear.weight", "proj_out_2.weight", CHANNELS_LAST),
+    parse_rename_rule("last.linear.bias", "proj_out_2.bias", CHANNELS_LAST),
+    parse_rename_rule("time.fc1.{x}", repeat_in_blocks("timestep_embedder.linear_1.{x}"), SHARED_BY_BLOCKS),
+    parse_rename_rule("time.fc2.{x}", repeat_in_blocks("timestep_embedder.linear_2.{x}"), SHARED_BY_BLOCKS),
+    parse_rename_rule("classes.weight", repeat_in_blocks("class_embedder.embedding_table.weight"), SHARED_BY_BLOCKS),
+    parse_rename_rule(
+        f"{BLOCK_NAME}.attention.qkv.{{x}}",
+        " ".join(f"{DIFFUSERS_BLOCK_NAME}.attn1.to_{part}.{{x}}" for part in "qkv"),
+        QKV_TRANSFORM,
+    ),
+    *parse_copy_rules(
         "projection.bias = pos_embed.proj.bias",
-        f"{BLOCK}.attention.out.{{x}} = {THEIRS}.attn1.to_out.0.{{x}}",
-        f"{BLOCK}.mlp.fc1.{{x}} = {THEIRS}.ff.net.0.proj.{{x}}",
-        f"{BLOCK}.mlp.fc2.{{x}} = {THEIRS}.ff.net.2.{{x}}",
-        f"{BLOCK}.modulation.{{x}} = {THEIRS}.norm1.linear.{{x}}",
+        f"{BLOCK_NAME}.attention.out.{{x}} = {DIFFUSERS_BLOCK_NAME}.attn1.to_out.0.{{x}}",
+        f"{BLOCK_NAME}.mlp.fc1.{{x}} = {DIFFUSERS_BLOCK_NAME}.ff.net.0.proj.{{x}}",
+        f"{BLOCK_NAME}.mlp.fc2.{{x}} = {DIFFUSERS_BLOCK_NAME}.ff.net.2.{{x}}",
+        f"{BLOCK_NAME}.modulation.{{x}} = {DIFFUSERS_BLOCK_NAME}.norm1.linear.{{x}}",
         "last.modulation.{x} = proj_out_1.{x}",
     ),
 )
 
 
-def measured(shapes: Shapes, settings: dict[str, Any], entry: str, block: str, names: dict[str, str]) -> DiTConfig:
+def infer_dit_config(
+    shapes: Shapes, settings: dict[str, Any], entry: str, block: str, names: dict[str, str]
+) -> DiTConfig:
     """The config that shapes tell; `entry` and `block` are names of the patch projection and of a tensor of each block,
     `names` those of the MLP's first layer, the table of classes, and the last layer.
 
     Heads are those of the published model of that size, else one for 64 channels, where nothing says.
     """
     width, channels, *patch = shapes[entry]
-    depth = count(shapes, block)
-    published = next((heads for own, layers, heads in DITS.values() if (own, layers) == (width, depth)), 0)
+    depth = count_blocks(shapes, block)
+    published = next((heads for own, layers, heads in DIT_SHAPES.values() if (own, layers) == (width, depth)), 0)
     heads = int(settings.get("heads") or published or max(1, width // 64))
     out = shapes[names["last"]][0] // math.prod(patch)
     if out not in (channels, 2 * channels):
@@ -109,7 +124,7 @@ def measured(shapes: Shapes, settings: dict[str, Any], entry: str, block: str, n
     )
 
 
-def configure(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
+def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
     """The config of the authors' file; its table of positions tells the image."""
     names = {
         "mlp": "blocks.0.mlp.fc1.weight",
@@ -118,20 +133,22 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
     }
     if "pos_embed" in shapes and not settings.get("image"):
         patch = tuple(shapes["x_embedder.proj.weight"][2:])
-        grid, _ = grid_from(shapes["pos_embed"][1], (0,), None, patch)
+        grid, _ = infer_position_grid(shapes["pos_embed"][1], (0,), None, patch)
         settings = settings | {"image": tuple(side * p for side, p in zip(grid, patch, strict=True))}
-    return measured(shapes, settings, "x_embedder.proj.weight", "blocks.{i}.attn.qkv.weight", names)
+    return infer_dit_config(shapes, settings, "x_embedder.proj.weight", "blocks.{i}.attn.qkv.weight", names)
 
 
-def configure_diffusers(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
+def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
     """The config of diffusers' file, which reads times by frequencies of its own."""
     emb = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
     names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": emb, "last": "proj_out_2.weight"}
-    config = measured(shapes, settings, "pos_embed.proj.weight", "transformer_blocks.{i}.attn1.to_q.weight", names)
+    config = infer_dit_config(
+        shapes, settings, "pos_embed.proj.weight", "transformer_blocks.{i}.attn1.to_q.weight", names
+    )
     return replace(config, time_shift=1)
 
 
-def describe(config: DiTConfig) -> dict[str, Any]:
+def to_diffusers_dit_json(config: DiTConfig) -> dict[str, Any]:
     """diffusers' config.json."""
     return {
         "_class_name": "DiTTransformer2DModel",
@@ -154,7 +171,7 @@ def describe(config: DiTConfig) -> dict[str, Any]:
     }
 
 
-def is_plain(config: Any) -> bool:
+def is_official_dit(config: Any) -> bool:
     """Whether a model is a DiT as its authors have it: on squares, with classes, of four times the width in its MLP."""
     return (
         isinstance(config, DiTConfig)
@@ -166,24 +183,24 @@ def is_plain(config: Any) -> bool:
     )
 
 
-DIT = Format(
+DIT = WeightsFormat(
     "dit",
     "facebookresearch/DiT's DiT",
     ("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "blocks.0.adaLN_modulation.1.weight"),
-    OFFICIAL,
-    configure=configure,
-    holds=lambda c: is_plain(c) and not c.time_shift,
-    buffers=lambda c: {"pos_embed": sincos(c.grid, c.width).flatten(0, -2)[None]},
+    DIT_RULES,
+    configure=infer_official_dit_config,
+    holds=lambda c: is_official_dit(c) and not c.time_shift,
+    buffers=lambda c: {"pos_embed": sincos_position_table(c.grid, c.width).flatten(0, -2)[None]},
     ignored=("pos_embed",),
 )
-DIFFUSERS = Format(
+DIFFUSERS = WeightsFormat(
     "diffusers",
     "diffusers' DiTTransformer2DModel",
     ("pos_embed.proj.weight", "proj_out_1.weight", "transformer_blocks.0.norm1.linear.weight"),
-    OF_DIFFUSERS,
-    configure=configure_diffusers,
-    holds=lambda c: is_plain(c) and c.time_shift == 1,
-    describe=describe,
+    DIFFUSERS_RULES,
+    configure=infer_diffusers_dit_config,
+    holds=lambda c: is_official_dit(c) and c.time_shift == 1,
+    describe=to_diffusers_dit_json,
     file_in_folder="diffusion_pytorch_model.safetensors",
 )
 FORMATS = (DIT, DIFFUSERS)

@@ -18,107 +18,113 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, StemConfig, ViTConfig
-from vitreous.nn.sizes import nearby
-from vitreous.weights.formats.measure import Size, bit_config, units_of, vit_config
+from vitreous.nn.sizes import nearest_divisible_size
+from vitreous.weights.formats.measure import ViTShape, count_resnet_units, infer_bit_config, infer_vit_config
 from vitreous.weights.table import (
-    COPY,
-    FLAT,
+    BATCHED_TOKEN,
+    COPY_TRANSFORM,
+    FLATTENED_VECTOR,
     FLAX_CONVOLUTION,
+    FLAX_DENSE,
     FLAX_HEAD_BIASES,
     FLAX_HEADS,
     FLAX_OUT,
     FLAX_PATCH,
     FLAX_POINTWISE,
-    PREFIX,
-    TOKEN,
-    TRANSPOSED,
-    Format,
-    Row,
+    PREFIX_TOKENS,
+    RenameRule,
     Shapes,
-    count,
-    positions,
-    row,
-    table,
+    WeightsFormat,
+    build_position_transform,
+    count_blocks,
+    parse_copy_rules,
+    parse_rename_rule,
 )
 
-PARTS = ("query", "key", "value")
-DEPTH = 1_000  # of a model that is believed
+QKV_NAMES = ("query", "key", "value")
+MAX_BLOCKS = 1_000  # of a model that is believed
 
 
-def dense(ours: str, theirs: str) -> tuple[Row, ...]:
+def build_dense_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
     """A dense layer."""
-    return row(f"{ours}.weight", f"{theirs}/kernel", TRANSPOSED), row(f"{ours}.bias", f"{theirs}/bias", COPY)
-
-
-def norm(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> tuple[Row, ...]:
-    """A norm."""
-    return table(f"{ours}.weight = {theirs}/{names[0]}", f"{ours}.bias = {theirs}/{names[1]}")
-
-
-def group_norm(ours: str, theirs: str) -> tuple[Row, ...]:
-    """A group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
-    return row(f"{ours}.weight", f"{theirs}/scale", FLAT), row(f"{ours}.bias", f"{theirs}/bias", FLAT)
-
-
-def attention(ours: str, theirs: str) -> tuple[Row, ...]:
-    """Queries, keys, values and output of attention, by head."""
-    return (
-        row(f"{ours}.qkv.weight", " ".join(f"{theirs}/{part}/kernel" for part in PARTS), FLAX_HEADS),
-        row(f"{ours}.qkv.bias", " ".join(f"{theirs}/{part}/bias" for part in PARTS), FLAX_HEAD_BIASES),
-        row(f"{ours}.out.weight", f"{theirs}/out/kernel", FLAX_OUT),
-        row(f"{ours}.out.bias", f"{theirs}/out/bias", COPY),
+    return parse_rename_rule(f"{ours}.weight", f"{theirs}/kernel", FLAX_DENSE), parse_rename_rule(
+        f"{ours}.bias", f"{theirs}/bias", COPY_TRANSFORM
     )
 
 
-def units() -> tuple[Row, ...]:
+def build_norm_rules(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> tuple[RenameRule, ...]:
+    """A norm."""
+    return parse_copy_rules(f"{ours}.weight = {theirs}/{names[0]}", f"{ours}.bias = {theirs}/{names[1]}")
+
+
+def build_group_norm_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
+    """A group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
+    return parse_rename_rule(f"{ours}.weight", f"{theirs}/scale", FLATTENED_VECTOR), parse_rename_rule(
+        f"{ours}.bias", f"{theirs}/bias", FLATTENED_VECTOR
+    )
+
+
+def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
+    """Queries, keys, values and output of attention, by head."""
+    return (
+        parse_rename_rule(f"{ours}.qkv.weight", " ".join(f"{theirs}/{part}/kernel" for part in QKV_NAMES), FLAX_HEADS),
+        parse_rename_rule(
+            f"{ours}.qkv.bias", " ".join(f"{theirs}/{part}/bias" for part in QKV_NAMES), FLAX_HEAD_BIASES
+        ),
+        parse_rename_rule(f"{ours}.out.weight", f"{theirs}/out/kernel", FLAX_OUT),
+        parse_rename_rule(f"{ours}.out.bias", f"{theirs}/out/bias", COPY_TRANSFORM),
+    )
+
+
+def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
     """The ResNet of a hybrid; blocks and units are counted from one."""
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
-    groups = [row(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
-    groups += [one for a, b in pairs for one in group_norm(f"{ours}norm{a}", f"{theirs}gn{b}")]
-    groups += [row(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
-    root = row("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
+    groups = [parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
+    groups += [one for a, b in pairs for one in build_group_norm_rules(f"{ours}norm{a}", f"{theirs}gn{b}")]
+    groups += [parse_rename_rule(f"{ours}shortcut.conv.weight", f"{theirs}conv_proj/kernel", FLAX_CONVOLUTION)]
+    root = parse_rename_rule("stem.root.conv.weight", "conv_root/kernel", FLAX_CONVOLUTION)
     return (
         *groups,
-        *group_norm(f"{ours}shortcut.norm", f"{theirs}gn_proj"),
+        *build_group_norm_rules(f"{ours}shortcut.norm", f"{theirs}gn_proj"),
         root,
-        *group_norm("stem.root.norm", "gn_root"),
+        *build_group_norm_rules("stem.root.norm", "gn_root"),
     )
 
 
-def rows(attended: str, second: str, mlp: str, place: str) -> tuple[Row, ...]:
+def build_google_vit_rules(attended: str, second: str, mlp: str, place: str) -> tuple[RenameRule, ...]:
     """The table of one way to count: names of a block's attention, second norm and MLP, and of the positions."""
     block = "Transformer/encoderblock_{i}"
     ours = "encoder.blocks.{i}"
     pool = "MAPHead_0/MultiHeadDotProductAttention_0"
     return (
-        row("projection.weight", "embedding/kernel", FLAX_PATCH),
-        row("projection.bias", "embedding/bias", COPY),
-        row("prefix", "cls", PREFIX),
-        row("slots position.table", place, positions((1,))),
-        *norm(f"{ours}.attention.norm", f"{block}/LayerNorm_0"),
-        *attention(f"{ours}.attention.part", f"{block}/{attended}"),
-        *norm(f"{ours}.mlp.norm", f"{block}/{second}"),
-        *dense(f"{ours}.mlp.part.fc1", f"{block}/{mlp}/Dense_0"),
-        *dense(f"{ours}.mlp.part.fc2", f"{block}/{mlp}/Dense_1"),
-        *norm("encoder.norm", "Transformer/encoder_norm"),
-        *dense("representation", "pre_logits"),
-        *dense("head", "head"),
-        row("pooling.query", "MAPHead_0/probe", TOKEN),
-        row("pooling.q.weight", f"{pool}/query/kernel", FLAX_HEADS),
-        row("pooling.q.bias", f"{pool}/query/bias", FLAX_HEAD_BIASES),
-        row("pooling.kv.weight", f"{pool}/key/kernel {pool}/value/kernel", FLAX_HEADS),
-        row("pooling.kv.bias", f"{pool}/key/bias {pool}/value/bias", FLAX_HEAD_BIASES),
-        row("pooling.out.weight", f"{pool}/out/kernel", FLAX_OUT),
-        row("pooling.out.bias", f"{pool}/out/bias", COPY),
-        *norm("pooling.norm", "MAPHead_0/LayerNorm_0"),
-        *dense("pooling.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
-        *dense("pooling.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
-        *units(),
+        parse_rename_rule("projection.weight", "embedding/kernel", FLAX_PATCH),
+        parse_rename_rule("projection.bias", "embedding/bias", COPY_TRANSFORM),
+        parse_rename_rule("prefix", "cls", PREFIX_TOKENS),
+        parse_rename_rule("slots position.table", place, build_position_transform((1,))),
+        *build_norm_rules(f"{ours}.attention.norm", f"{block}/LayerNorm_0"),
+        *build_attention_rules(f"{ours}.attention.part", f"{block}/{attended}"),
+        *build_norm_rules(f"{ours}.mlp.norm", f"{block}/{second}"),
+        *build_dense_rules(f"{ours}.mlp.part.fc1", f"{block}/{mlp}/Dense_0"),
+        *build_dense_rules(f"{ours}.mlp.part.fc2", f"{block}/{mlp}/Dense_1"),
+        *build_norm_rules("encoder.norm", "Transformer/encoder_norm"),
+        *build_dense_rules("representation", "pre_logits"),
+        *build_dense_rules("head", "head"),
+        parse_rename_rule("pooling.query", "MAPHead_0/probe", BATCHED_TOKEN),
+        parse_rename_rule("pooling.q.weight", f"{pool}/query/kernel", FLAX_HEADS),
+        parse_rename_rule("pooling.q.bias", f"{pool}/query/bias", FLAX_HEAD_BIASES),
+        parse_rename_rule("pooling.kv.weight", f"{pool}/key/kernel {pool}/value/kernel", FLAX_HEADS),
+        parse_rename_rule("pooling.kv.bias", f"{pool}/key/bias {pool}/value/bias", FLAX_HEAD_BIASES),
+        parse_rename_rule("pooling.out.weight", f"{pool}/out/kernel", FLAX_OUT),
+        parse_rename_rule("pooling.out.bias", f"{pool}/out/bias", COPY_TRANSFORM),
+        *build_norm_rules("pooling.norm", "MAPHead_0/LayerNorm_0"),
+        *build_dense_rules("pooling.mlp.fc1", "MAPHead_0/MlpBlock_0/Dense_0"),
+        *build_dense_rules("pooling.mlp.fc2", "MAPHead_0/MlpBlock_0/Dense_1"),
+        *build_hybrid_stem_rules(),
     )
 
 
-def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config that the shapes fit, in any of the ways to count. GELU is the tanh form in all of Google's code."""
     block = "Transformer/encoderblock_0/"
     *cell, channels, width = shapes["embedding/kernel"]
@@ -131,7 +137,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     place, tokens = next(
         (name, shape[1]) for name, shape in shapes.items() if name.rpartition("/")[2] == "pos_embedding"
     )
-    stem = stem_of(shapes)
+    stem = infer_google_stem(shapes)
     fields = {
         "heads": heads,
         "channels": shapes["conv_root/kernel"][2] if stem else channels,
@@ -144,20 +150,22 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "positions.resize": "zoom-scipy",
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
-    depth = count(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
+    depth = count_blocks(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
     # each layout has it or has it not; no file of Google's varies
-    slots = 1 if "cls" in shapes and place == PLACE else 0
-    return vit_config(Size(width, depth, hidden, patch, tokens), fields, settings, (slots,))
+    slots = 1 if "cls" in shapes and place == POSITION_NAME else 0
+    return infer_vit_config(ViTShape(width, depth, hidden, patch, tokens), fields, settings, (slots,))
 
 
-def stem_of(shapes: Shapes) -> StemConfig | None:
+def infer_google_stem(shapes: Shapes) -> StemConfig | None:
     """The ResNet in front of a hybrid, if there is one."""
     if "conv_root/kernel" not in shapes:
         return None
-    return StemConfig(units_of(shapes, "block{}/unit{}/conv1/kernel"), shapes["conv_root/kernel"][3], "google")
+    return StemConfig(
+        count_resnet_units(shapes, "block{}/unit{}/conv1/kernel"), shapes["conv_root/kernel"][3], "google"
+    )
 
 
-def holds(config: Any) -> bool:
+def is_google_vit(config: Any) -> bool:
     """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
     return (
         isinstance(config, ViTConfig)
@@ -177,36 +185,42 @@ def holds(config: Any) -> bool:
 
 
 #: what the parameters lie under, beside an optimiser's state (opt/...), by age of big_vision's and flax's files
-SCOPES = ("params/", "opt/target/", "target/")
-PUBLISHED = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
-OWN_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
-PLACE = "Transformer/posembed_input/pos_embedding"
+PARAMETER_SCOPES = ("params/", "opt/target/", "target/")
+PUBLISHED_NAMES = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
+LINEN_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
+POSITION_NAME = "Transformer/posembed_input/pos_embedding"
 
 
-def layout(name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()) -> Format:
+def build_google_format(
+    name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()
+) -> WeightsFormat:
     """One way to count: names of a block's attention, second norm and MLP, and of the positions, which may lack the
     class token's."""
-    return Format(
+    return WeightsFormat(
         name,
         title,
         ("embedding/kernel", f"Transformer/encoderblock_0/{parts[2]}/Dense_0/kernel", place),
-        rows(*parts, place),
-        configure=configure,
+        build_google_vit_rules(*parts, place),
+        configure=infer_google_vit_config,
         ignored=ignored,
-        scope=SCOPES,
+        scope=PARAMETER_SCOPES,
         strip=("params/img/", "params/", "img/"),
-        holds=lambda config: holds(config) and config.positioned == (config.prefix if place == PLACE else 0),
+        holds=lambda config: (
+            is_google_vit(config) and config.prefix_position_count == (config.prefix if place == POSITION_NAME else 0)
+        ),
         suffix=".npz",
     )
 
 
-GOOGLE = layout("google-npz", "Google's ViT", PUBLISHED, PLACE)
-LINEN = layout("linen-npz", "Google's ViT, linen's names", OWN_NAMES, PLACE)
+GOOGLE = build_google_format("google-npz", "Google's ViT", PUBLISHED_NAMES, POSITION_NAME)
+LINEN = build_google_format("linen-npz", "Google's ViT, linen's names", LINEN_NAMES, POSITION_NAME)
 #: beside the image tower of image-text models: the text tower, temperature and bias
-BIG_VISION = layout("big-vision-npz", "big_vision's ViT", OWN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b"))
+BIG_VISION = build_google_format(
+    "big-vision-npz", "big_vision's ViT", LINEN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b")
+)
 
 
-def fixed_places(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at
     any grid.
 
@@ -218,10 +232,10 @@ def fixed_places(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         raise ValueError(
             f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8"
         )
-    patch = tuple(side * (stem.reduction if (stem := stem_of(shapes)) else 1) for side in cell)
-    image = settings.get("image") or nearby((224,) * len(patch), patch)
+    patch = tuple(side * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for side in cell)
+    image = settings.get("image") or nearest_divisible_size((224,) * len(patch), patch)
     tokens = math.prod(i // p for i, p in zip(image, patch, strict=True))
-    config = configure(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
+    config = infer_google_vit_config(shapes | {"pos_embedding": (1, tokens, width)}, settings | {"image": image})
     return config.with_options(positions={"kind": "sincos-big-vision", "slots": 0})
 
 
@@ -229,92 +243,103 @@ BIG_VISION_FIXED = replace(
     BIG_VISION,
     title="big_vision's ViT with fixed positions",
     sign=BIG_VISION.sign[:2],
-    configure=fixed_places,
+    configure=infer_fixed_position_vit_config,
     holds=lambda config: (
         config.positions.kind == "sincos-big-vision"
-        and holds(config.with_options(positions={"kind": "learned", "slots": 0}))
+        and is_google_vit(config.with_options(positions={"kind": "learned", "slots": 0}))
     ),
 )
 
-UNIT = "resnet/block{S}/unit{JJ}/"
+BIT_UNIT = "resnet/block{S}/unit{JJ}/"
 #: standardized convolution of a unit and the norm before it: ours, theirs
-LETTERS = (("1", "a"), ("2", "b"), ("3", "c"))
+UNIT_CONVOLUTIONS = (("1", "a"), ("2", "b"), ("3", "c"))
 OUR_UNIT = "body.stages.{s}.units.{j}."
-BIT = Format(
+BIT = WeightsFormat(
     "bit-npz",
     "Google's BiT",
     ("resnet/root_block/standardized_conv2d/kernel", "resnet/group_norm/gamma"),
     (
-        row("body.root.conv.weight", "resnet/root_block/standardized_conv2d/kernel", FLAX_CONVOLUTION),
+        parse_rename_rule("body.root.conv.weight", "resnet/root_block/standardized_conv2d/kernel", FLAX_CONVOLUTION),
         *(
-            row(f"{OUR_UNIT}conv{n}.weight", f"{UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION)
-            for n, letter in LETTERS
+            parse_rename_rule(
+                f"{OUR_UNIT}conv{n}.weight", f"{BIT_UNIT}{letter}/standardized_conv2d/kernel", FLAX_CONVOLUTION
+            )
+            for n, letter in UNIT_CONVOLUTIONS
         ),
         *(
             one
-            for n, letter in LETTERS
-            for one in norm(f"{OUR_UNIT}norm{n}", f"{UNIT}{letter}/group_norm", ("gamma", "beta"))
+            for n, letter in UNIT_CONVOLUTIONS
+            for one in build_norm_rules(f"{OUR_UNIT}norm{n}", f"{BIT_UNIT}{letter}/group_norm", ("gamma", "beta"))
         ),
-        row(f"{OUR_UNIT}shortcut.conv.weight", f"{UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION),
-        *norm("body.norm", "resnet/group_norm", ("gamma", "beta")),
-        row("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
-        row("head.bias", "resnet/head/conv2d/bias", COPY),
+        parse_rename_rule(
+            f"{OUR_UNIT}shortcut.conv.weight", f"{BIT_UNIT}a/proj/standardized_conv2d/kernel", FLAX_CONVOLUTION
+        ),
+        *build_norm_rules("body.norm", "resnet/group_norm", ("gamma", "beta")),
+        parse_rename_rule("head.weight", "resnet/head/conv2d/kernel", FLAX_POINTWISE),
+        parse_rename_rule("head.bias", "resnet/head/conv2d/bias", COPY_TRANSFORM),
     ),
-    configure=lambda shapes, settings: configure_bit(shapes, settings),
+    configure=lambda shapes, settings: infer_google_bit_config(shapes, settings),
     holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
 )
 
 
-def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
+def infer_google_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
     channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
-    blocks = units_of(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
+    blocks = count_resnet_units(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
     classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
-    return bit_config((width, channels), blocks, classes, "bit", settings)
+    return infer_bit_config((width, channels), blocks, classes, "bit", settings)
 
 
 PAPER_UNIT = "block{S}/unit{JJ}/"
 #: the names of big_vision/models/bit_paper.py, whose norms are (1, 1, 1, C)
-BIT_BIG_VISION = Format(
+BIT_BIG_VISION = WeightsFormat(
     "big-vision-npz",
     "big_vision's BiT",
     ("root_block/conv_root/kernel", "norm-pre-head/scale"),
     (
-        row("body.root.conv.weight", "root_block/conv_root/kernel", FLAX_CONVOLUTION),
-        *(row(f"{OUR_UNIT}conv{n}.weight", f"{PAPER_UNIT}conv{n}/kernel", FLAX_CONVOLUTION) for n in (1, 2, 3)),
-        *(one for n in (1, 2, 3) for one in group_norm(f"{OUR_UNIT}norm{n}", f"{PAPER_UNIT}gn{n}")),
-        row(f"{OUR_UNIT}shortcut.conv.weight", f"{PAPER_UNIT}conv_proj/kernel", FLAX_CONVOLUTION),
-        *group_norm("body.norm", "norm-pre-head"),
-        *dense("head", "head"),
+        parse_rename_rule("body.root.conv.weight", "root_block/conv_root/kernel", FLAX_CONVOLUTION),
+        *(
+            parse_rename_rule(f"{OUR_UNIT}conv{n}.weight", f"{PAPER_UNIT}conv{n}/kernel", FLAX_CONVOLUTION)
+            for n in (1, 2, 3)
+        ),
+        *(one for n in (1, 2, 3) for one in build_group_norm_rules(f"{OUR_UNIT}norm{n}", f"{PAPER_UNIT}gn{n}")),
+        parse_rename_rule(f"{OUR_UNIT}shortcut.conv.weight", f"{PAPER_UNIT}conv_proj/kernel", FLAX_CONVOLUTION),
+        *build_group_norm_rules("body.norm", "norm-pre-head"),
+        *build_dense_rules("head", "head"),
     ),
-    configure=lambda shapes, settings: configure_bit_paper(shapes, settings),
-    scope=SCOPES,
+    configure=lambda shapes, settings: infer_big_vision_bit_config(shapes, settings),
+    scope=PARAMETER_SCOPES,
     holds=lambda config: isinstance(config, BiTConfig) and not config.axial,
     suffix=".npz",
     shaped=lambda name, tensor: tensor[None, None, None] if GROUP_NORM.fullmatch(name) else tensor,
 )
 
 
-def configure_bit_paper(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
+def infer_big_vision_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT of big_vision."""
     channels, width = shapes["root_block/conv_root/kernel"][2:]
     classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
-    return bit_config(
-        (width, channels), units_of(shapes, "block{}/unit{:02d}/conv1/kernel"), classes, "big-vision", settings
+    return infer_bit_config(
+        (width, channels),
+        count_resnet_units(shapes, "block{}/unit{:02d}/conv1/kernel"),
+        classes,
+        "big-vision",
+        settings,
     )
 
 
 GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)")
 
 
-def unscanned(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
     """A tensor of big_vision's scanned blocks, (L, ...) under `encoderblock`, as the names and shapes of its L blocks.
 
     Group norms lose their axes of one.
     """
     before, scanned, after = name.partition("Transformer/encoderblock/")
-    if scanned and shape and shape[0] <= DEPTH:
+    if scanned and shape and shape[0] <= MAX_BLOCKS:
         return [(f"{before}Transformer/encoderblock_{i}/{after}", shape[1:]) for i in range(shape[0])]
     return [(name, shape[3:] if shape[:3] == (1, 1, 1) and GROUP_NORM.fullmatch(name) else shape)]
 

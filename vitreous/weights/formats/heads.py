@@ -14,35 +14,39 @@ import torch
 
 from vitreous.weights.table import Shapes, Tensors
 
-DIRECTION, LENGTH = "last_layer.weight_v", "last_layer.weight_g"
+WEIGHT_NORM_DIRECTION, WEIGHT_NORM_LENGTH = "last_layer.weight_v", "last_layer.weight_g"
 #: PyTorch's names of a weight norm since version 2
-NEWER = {
-    "last_layer.parametrizations.weight.original1": DIRECTION,
-    "last_layer.parametrizations.weight.original0": LENGTH,
+PARAMETRIZATION_NAMES = {
+    "last_layer.parametrizations.weight.original1": WEIGHT_NORM_DIRECTION,
+    "last_layer.parametrizations.weight.original0": WEIGHT_NORM_LENGTH,
 }
-LAYER = re.compile(r"mlp\.(\d+)\.(weight|bias)")
+MLP_LAYER = re.compile(r"mlp\.(\d+)\.(weight|bias)")
 
 
-def is_unit(tensors: Tensors) -> bool:
+def has_unit_prototypes(tensors: Tensors) -> bool:
     """Whether the prototypes of their head have lengths (K, 1) of one throughout (`norm_last_layer`), or none."""
-    return LENGTH not in tensors or bool((tensors[LENGTH] == 1).all())
+    return WEIGHT_NORM_LENGTH not in tensors or bool((tensors[WEIGHT_NORM_LENGTH] == 1).all())
 
 
-def read_head(tensors: Tensors, unit: bool) -> Tensors:
+def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
     """Their head as ours, float32; without lengths (K, 1) where prototypes are `unit`."""
     state: Tensors = {}
     for name, tensor in tensors.items():
-        if name == DIRECTION:
+        if name == WEIGHT_NORM_DIRECTION:
             state["prototypes.weight"] = tensor.float()
-        elif name != LENGTH:
+        elif name != WEIGHT_NORM_LENGTH:
             _, number, end = name.split(".")
             state[f"mlp.{int(number) // 2}.{end}"] = tensor.float()
     if not unit:
-        state["lengths"] = tensors[LENGTH].float() if LENGTH in tensors else torch.ones(len(tensors[DIRECTION]), 1)
+        state["lengths"] = (
+            tensors[WEIGHT_NORM_LENGTH].float()
+            if WEIGHT_NORM_LENGTH in tensors
+            else torch.ones(len(tensors[WEIGHT_NORM_DIRECTION]), 1)
+        )
     return state
 
 
-def write_head(state: Tensors) -> Tensors:
+def write_dino_head(state: Tensors) -> Tensors:
     """Our head as theirs."""
     tensors: Tensors = {}
     for name, tensor in state.items():
@@ -51,21 +55,21 @@ def write_head(state: Tensors) -> Tensors:
             tensors[f"mlp.{2 * int(number)}.{end}"] = tensor
     directions = state["prototypes.weight"]
     lengths = state.get("lengths", torch.ones(len(directions), 1))
-    return tensors | {DIRECTION: directions, LENGTH: lengths}
+    return tensors | {WEIGHT_NORM_DIRECTION: directions, WEIGHT_NORM_LENGTH: lengths}
 
 
-def flaws(shapes: Shapes) -> list[str]:
+def find_head_errors(shapes: Shapes) -> list[str]:
     """What is missing in a head of these shapes, or not known, one line each."""
-    numbers = sorted({int(match[1]) for name in shapes if (match := LAYER.fullmatch(name))})
+    numbers = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
     numbers = list(range(0, max(numbers, default=0) + 1, 2))
-    expected = {f"mlp.{number}.{end}" for number in numbers for end in ("weight", "bias")} | {DIRECTION}
-    missing, unknown = expected - set(shapes), set(shapes) - expected - {LENGTH}
+    expected = {f"mlp.{number}.{end}" for number in numbers for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
+    missing, unknown = expected - set(shapes), set(shapes) - expected - {WEIGHT_NORM_LENGTH}
     return [f"missing {name}" for name in missing] + [f"unknown {name}" for name in unknown]
 
 
-def head_fields(shapes: Shapes) -> dict[str, Any]:
+def infer_head_fields(shapes: Shapes) -> dict[str, Any]:
     """The fields of the config of a head of these shapes."""
-    prototypes, bottleneck = shapes[DIRECTION]
-    layers = [name for name in shapes if LAYER.fullmatch(name) and name.endswith("weight")]
+    prototypes, bottleneck = shapes[WEIGHT_NORM_DIRECTION]
+    layers = [name for name in shapes if MLP_LAYER.fullmatch(name) and name.endswith("weight")]
     sizes = {"prototypes": prototypes, "bottleneck": bottleneck, "head_layers": len(layers)}
     return {**sizes, "head_width": shapes["mlp.0.weight"][0]}

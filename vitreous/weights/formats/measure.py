@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from vitreous.config import nest_paths
 from vitreous.errors import WeightsError
-from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, Numerics, ViTConfig, transformer_config
-from vitreous.models.names import SIZES
+from vitreous.models.config import TRANSFORMER_FIELDS, BiTConfig, NumericsName, ViTConfig, transformer_config
+from vitreous.models.names import VIT_SIZES
 
 
-class Size(NamedTuple):
+class ViTShape(NamedTuple):
     """What every layout tells of a ViT; `patch` in pixels, `tokens` those that have positions."""
 
     width: int
@@ -22,8 +22,8 @@ class Size(NamedTuple):
     tokens: int
 
 
-def vit_config(
-    size: Size, fields: dict[str, Any], settings: dict[str, Any], slots: tuple[int, ...] | None = None
+def infer_vit_config(
+    size: ViTShape, fields: dict[str, Any], settings: dict[str, Any], slots: tuple[int, ...] | None = None
 ) -> ViTConfig:
     """The config of these sizes and fields; `settings` (of a config.json or the user) take precedence.
 
@@ -36,7 +36,7 @@ def vit_config(
     for name, value in (sizes | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
         if settings.get(name, value) != value:
             raise ValueError(f"it is said to have {name} {settings[name]}, and its tensors have {value}")
-    heads = published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
+    heads = find_published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
     if size.width % heads and not {"heads"} & (fields.keys() | settings.keys()):
         raise ValueError(
             f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N"
@@ -45,24 +45,24 @@ def vit_config(
     registers = fields.get("registers", 0)
     singles = fields.get("class_token", True) + (fields.get("pool") == "distilled")
     choices = slots if slots is not None else (singles, singles + registers, 0)
-    grid, fields["positions.slots"] = grid_from(size.tokens, choices, settings.get("image"), size.patch)
+    grid, fields["positions.slots"] = infer_position_grid(size.tokens, choices, settings.get("image"), size.patch)
     fields["image"] = tuple(g * p for g, p in zip(grid, size.patch, strict=True))
     return transformer_config(**nest_paths(fields))
 
 
-def clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
+def infer_clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
     """Frames, height and width of a video model's clips: as the settings have them, else so many `frames` of 224
     pixels, in which two numbers are height and width."""
     image = settings.get("image") or (224, 224)
     return image if len(image) == 3 else (frames, *image)
 
 
-def published_heads(width: int, depth: int, hidden: int) -> int | None:
+def find_published_heads(width: int, depth: int, hidden: int) -> int | None:
     """Attention heads of the published model of that width, depth and MLP width; None where there is none."""
-    return next((row[2] for row in SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
+    return next((row[2] for row in VIT_SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
 
 
-def grid_from(
+def infer_position_grid(
     tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:
     """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots`
@@ -87,14 +87,14 @@ def grid_from(
     )
 
 
-def is_ambiguous(grid: tuple[int, ...]) -> bool:
+def is_ambiguous_grid(grid: tuple[int, ...]) -> bool:
     """Whether as many patches as a square grid has form another grid too, of more than one row and column: 8 x 8 are 4
     x 16."""
     return any(grid[0] % rows == 0 for rows in range(2, grid[0]))
 
 
-def bit_config(
-    root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: Numerics, settings: dict[str, Any]
+def infer_bit_config(
+    root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: NumericsName, settings: dict[str, Any]
 ) -> BiTConfig:
     """The config of a BiT whose first convolution has `root`, outputs and inputs; the image is 224 where nobody says.
 
@@ -113,7 +113,7 @@ def bit_config(
     )
 
 
-def units_of(shapes: Container[str], template: str) -> tuple[int, ...]:
+def count_resnet_units(shapes: Container[str], template: str) -> tuple[int, ...]:
     """Units of each stage of a ResNet, from a name of theirs with holes for stage and unit, both counted from one."""
     blocks: list[int] = []
     while template.format(len(blocks) + 1, 1) in shapes:

@@ -5,46 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.formats.measure import Size, vit_config
-from vitreous.weights.formats.transformers import CLIP_FIELDS, clip_like, square, usual
+from vitreous.weights.formats.measure import ViTShape, infer_vit_config
+from vitreous.weights.formats.transformers import CLIP_FIELDS, has_square_patches, is_class_token_vit, is_clip_encoder
 from vitreous.weights.table import (
     BARE_TOKEN,
     CONVOLUTION,
+    FLAX_DENSE,
     POINTWISE,
-    PREFIX,
-    TRANSPOSED,
-    Format,
-    Row,
+    PREFIX_TOKENS,
+    RenameRule,
     Shapes,
-    blocks,
-    count,
-    positions,
-    prefixes,
-    row,
-    table,
+    WeightsFormat,
+    build_block_rules,
+    build_position_transform,
+    count_blocks,
+    make_prefix_names,
+    parse_copy_rules,
+    parse_rename_rule,
 )
 
-LAYER = "encoder.layers.encoder_layer_{i}"
-TORCHVISION = Format(
+TORCHVISION_LAYER = "encoder.layers.encoder_layer_{i}"
+TORCHVISION = WeightsFormat(
     "torchvision",
     "torchvision's ViT",
     ("conv_proj.weight", "encoder.layers.encoder_layer_0.self_attention.in_proj_weight"),
     (
-        row("projection.weight", "conv_proj.weight", CONVOLUTION),
-        row("prefix", "class_token", PREFIX),
-        row("slots position.table", "encoder.pos_embedding", positions((1,))),
-        *blocks(LAYER, ("ln_1", "ln_2"), "self_attention.in_proj_{x}", "self_attention.out_proj", ("mlp.0", "mlp.3")),
-        *table(
+        parse_rename_rule("projection.weight", "conv_proj.weight", CONVOLUTION),
+        parse_rename_rule("prefix", "class_token", PREFIX_TOKENS),
+        parse_rename_rule("slots position.table", "encoder.pos_embedding", build_position_transform((1,))),
+        *build_block_rules(
+            TORCHVISION_LAYER,
+            ("ln_1", "ln_2"),
+            "self_attention.in_proj_{x}",
+            "self_attention.out_proj",
+            ("mlp.0", "mlp.3"),
+        ),
+        *parse_copy_rules(
             "projection.bias = conv_proj.bias",
             "encoder.norm.{x} = encoder.ln.{x}",
             "representation.{x} = heads.pre_logits.{x}",
             "head.{x} = heads.head.{x}",
         ),
     ),
-    configure=lambda shapes, settings: configure_torchvision(shapes, settings),
+    configure=lambda shapes, settings: infer_torchvision_vit_config(shapes, settings),
     holds=lambda c: (
-        usual(c)
-        and square(c)
+        is_class_token_vit(c)
+        and has_square_patches(c)
         and not c.registers
         and c.norm.layer_scale is None
         and c.mlp.kind == "gelu"
@@ -54,7 +60,7 @@ TORCHVISION = Format(
 )
 
 
-def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_torchvision_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of torchvision's ViT."""
     width, channels, *patch = shapes["conv_proj.weight"]
     fields = {
@@ -63,24 +69,27 @@ def configure_torchvision(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig
         "head.representation": shapes["heads.pre_logits.weight"][0] if "heads.pre_logits.weight" in shapes else None,
         "positions.resize": "bicubic-aligned",
     }
-    depth, hidden = count(shapes, f"{LAYER}.ln_1.weight"), shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0]
-    return vit_config(
-        Size(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, settings, (1,)
+    depth, hidden = (
+        count_blocks(shapes, f"{TORCHVISION_LAYER}.ln_1.weight"),
+        shapes["encoder.layers.encoder_layer_0.mlp.0.weight"][0],
+    )
+    return infer_vit_config(
+        ViTShape(width, depth, hidden, tuple(patch), shapes["encoder.pos_embedding"][1]), fields, settings, (1,)
     )
 
 
-PREFIXES = prefixes("cls_token", "", "register_tokens")
+DINOV2_PREFIXES = make_prefix_names("cls_token", "", "register_tokens")
 
 
-DINOV2 = Format(
+DINOV2 = WeightsFormat(
     "dinov2",
     "the original DINOv2",
     ("patch_embed.proj.weight", "mask_token", "blocks.0.ls1.gamma", "cls_token"),
     (
-        row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
-        row("prefix", PREFIXES, PREFIX),
-        row("slots position.table", "pos_embed", positions((1,))),
-        *blocks(
+        parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+        parse_rename_rule("prefix", DINOV2_PREFIXES, PREFIX_TOKENS),
+        parse_rename_rule("slots position.table", "pos_embed", build_position_transform((1,))),
+        *build_block_rules(
             "blocks.{i}",
             ("norm1", "norm2"),
             qkv="attn.qkv",
@@ -88,15 +97,15 @@ DINOV2 = Format(
             mlp=("mlp.w12|mlp.fc1", "mlp.w3|mlp.fc2"),
             scales=("ls1.gamma", "ls2.gamma"),
         ),
-        *table("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
+        *parse_copy_rules("projection.bias = patch_embed.proj.bias", "encoder.norm.{x} = norm.{x}"),
     ),
-    configure=lambda shapes, settings: configure_dinov2(shapes, settings),
+    configure=lambda shapes, settings: infer_dinov2_config(shapes, settings),
     ignored=(r"mask_token", r"(dino_head|ibot_head)\..*"),
     strip=("backbone.",),
     adds=lambda c: {"mask_token": (1, c.width)},
     holds=lambda c: (
-        usual(c)
-        and square(c)
+        is_class_token_vit(c)
+        and has_square_patches(c)
         and c.pool == "class"
         and c.norm.layer_scale is not None
         and not c.classes
@@ -109,7 +118,7 @@ DINOV2 = Format(
 )
 
 
-def configure_dinov2(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_dinov2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of DINOv2, whose two ways to resize positions go with its registers.
 
     The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
@@ -128,51 +137,63 @@ def configure_dinov2(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "positions.resize": "bicubic-antialias" if registers else "bicubic-offset",
     }
     hidden = shapes["blocks.0.mlp.w3.weight"][1] if swiglu else shapes["blocks.0.mlp.fc1.weight"][0]
-    size = Size(width, count(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1])
-    return vit_config(size, fields, settings, (1,))
+    size = ViTShape(
+        width, count_blocks(shapes, "blocks.{i}.norm1.weight"), hidden, tuple(patch), shapes["pos_embed"][1]
+    )
+    return infer_vit_config(size, fields, settings, (1,))
 
 
-RES = "transformer.resblocks.{i}"
-CLIP = Format(
+CLIP_BLOCK = "transformer.resblocks.{i}"
+CLIP = WeightsFormat(
     "clip",
     "the original CLIP's image encoder",
     ("conv1.weight", "class_embedding", "transformer.resblocks.0.attn.in_proj_weight"),
     (
-        row("projection.weight", "conv1.weight", CONVOLUTION),
-        row("prefix", "class_embedding", BARE_TOKEN),
-        row("slots position.table", "positional_embedding", positions(())),
-        row("head.weight", "proj", TRANSPOSED),
-        *blocks(RES, ("ln_1", "ln_2"), "attn.in_proj_{x}", "attn.out_proj", ("mlp.c_fc", "mlp.c_proj")),
-        *table("first_norm.{x} = ln_pre.{x}", "pooled_norm.{x} = ln_post.{x}"),
+        parse_rename_rule("projection.weight", "conv1.weight", CONVOLUTION),
+        parse_rename_rule("prefix", "class_embedding", BARE_TOKEN),
+        parse_rename_rule("slots position.table", "positional_embedding", build_position_transform(())),
+        parse_rename_rule("head.weight", "proj", FLAX_DENSE),
+        *build_block_rules(
+            CLIP_BLOCK, ("ln_1", "ln_2"), "attn.in_proj_{x}", "attn.out_proj", ("mlp.c_fc", "mlp.c_proj")
+        ),
+        *parse_copy_rules("first_norm.{x} = ln_pre.{x}", "pooled_norm.{x} = ln_post.{x}"),
     ),
-    configure=lambda shapes, settings: configure_clip(shapes, settings),
+    configure=lambda shapes, settings: infer_openai_clip_config(shapes, settings),
     scope=("visual.",),
-    holds=clip_like,
+    holds=is_clip_encoder,
     prefix=lambda c: "visual.",
     doubt=lambda c: "that of transformers, since OpenAI's code has one size; open_clip's: --resize bicubic-antialias",
 )
 
 
-def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_openai_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of CLIP's image encoder."""
     width, channels, *patch = shapes["conv1.weight"]
     fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
     hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
-    size = Size(width, count(shapes, f"{RES}.ln_1.weight"), hidden, tuple(patch), shapes["positional_embedding"][0])
-    return vit_config(size, fields, settings, (1,))
+    size = ViTShape(
+        width,
+        count_blocks(shapes, f"{CLIP_BLOCK}.ln_1.weight"),
+        hidden,
+        tuple(patch),
+        shapes["positional_embedding"][0],
+    )
+    return infer_vit_config(size, fields, settings, (1,))
 
 
-def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]) -> tuple[Row, ...]:
+def build_sam_rules(
+    patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]
+) -> tuple[RenameRule, ...]:
     """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four
     parts."""
     part = "encoder.blocks.{i}.attention.part{part}"
     norms = ("layer_norm1", "layer_norm2") if layer.startswith("layers") else ("norm1", "norm2")
     return (
-        row("projection.weight", f"{patches}.weight", CONVOLUTION),
-        row("position.table", "pos_embed", positions(None)),
-        row("neck.reduce.weight", f"{neck[0]}.weight", POINTWISE),
-        *blocks(layer, norms, "attn.qkv", "attn.proj", (f"mlp.{mlp[0]}", f"mlp.{mlp[1]}"), part="{part}"),
-        *table(
+        parse_rename_rule("projection.weight", f"{patches}.weight", CONVOLUTION),
+        parse_rename_rule("position.table", "pos_embed", build_position_transform(None)),
+        parse_rename_rule("neck.reduce.weight", f"{neck[0]}.weight", POINTWISE),
+        *build_block_rules(layer, norms, "attn.qkv", "attn.proj", (f"mlp.{mlp[0]}", f"mlp.{mlp[1]}"), part="{part}"),
+        *parse_copy_rules(
             f"projection.bias = {patches}.bias",
             f"{part}.rows = {layer}.attn.rel_pos_h",
             f"{part}.columns = {layer}.attn.rel_pos_w",
@@ -183,14 +204,14 @@ def sam_rows(patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, st
     )
 
 
-def configure_sam(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_sam_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole
     grid."""
     projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
     width, channels, *patch = shapes[projection]
     layer = "layers" if "layers.0.attn.qkv.weight" in shapes else "blocks"
     grid = shapes["pos_embed"][1:3]
-    depth = count(shapes, layer + ".{i}.attn.qkv.weight")
+    depth = count_blocks(shapes, layer + ".{i}.attn.qkv.weight")
     lengths = [(shapes[f"{layer}.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
     window = min(lengths)
     fields = SAM_FIELDS | {
@@ -207,7 +228,7 @@ def configure_sam(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     if settings.get("norm.eps", 1e-6) != 1e-6:
         raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
     settings = settings | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
-    return vit_config(Size(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, settings, (0,))
+    return infer_vit_config(ViTShape(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, settings, (0,))
 
 
 SAM_FIELDS = {
@@ -222,50 +243,50 @@ SAM_FIELDS = {
 }
 
 
-def sam_like(config: ModelConfig) -> bool:
+def is_sam_encoder(config: ModelConfig) -> bool:
     """Whether it is SAM's image encoder."""
     return (
         isinstance(config, ViTConfig)
-        and square(config)
+        and has_square_patches(config)
         and config.attention.kind == "decomposed"
         and config.neck > 0
         and not config.classes
     )
 
 
-SAM = Format(
+SAM = WeightsFormat(
     "sam",
     "the original SAM's image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.lin1.weight"),
-    sam_rows("patch_embed.proj", "blocks.{i}", ("lin1", "lin2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    configure=configure_sam,
+    build_sam_rules("patch_embed.proj", "blocks.{i}", ("lin1", "lin2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
+    configure=infer_sam_config,
     ignored=(r"(prompt_encoder|mask_decoder)\..*",),
     scope=("image_encoder.",),
-    holds=sam_like,
+    holds=is_sam_encoder,
     prefix=lambda c: "image_encoder.",
 )
-SAM_TIMM = Format(
+SAM_TIMM = WeightsFormat(
     "timm",
     "timm's SAM image encoder",
     ("patch_embed.proj.weight", "blocks.0.attn.rel_pos_h", "neck.0.weight", "blocks.0.mlp.fc1.weight"),
-    sam_rows("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
-    configure=lambda shapes, settings: configure_sam(shapes, {"positions.resize": "bicubic-antialias"} | settings),
-    holds=sam_like,
+    build_sam_rules("patch_embed.proj", "blocks.{i}", ("fc1", "fc2"), ("neck.0", "neck.1", "neck.2", "neck.3")),
+    configure=lambda shapes, settings: infer_sam_config(shapes, {"positions.resize": "bicubic-antialias"} | settings),
+    holds=is_sam_encoder,
 )
-SAM_TRANSFORMERS = Format(
+SAM_TRANSFORMERS = WeightsFormat(
     "huggingface",
     "transformers' SAM image encoder",
     ("patch_embed.projection.weight", "layers.0.attn.rel_pos_h", "neck.conv1.weight"),
-    sam_rows(
+    build_sam_rules(
         "patch_embed.projection",
         "layers.{i}",
         ("lin1", "lin2"),
         ("neck.conv1", "neck.layer_norm1", "neck.conv2", "neck.layer_norm2"),
     ),
-    configure=configure_sam,
+    configure=infer_sam_config,
     ignored=(r"(prompt_encoder|mask_decoder|shared_image_embedding)\..*",),
     scope=("vision_encoder.",),
-    holds=sam_like,
+    holds=is_sam_encoder,
     prefix=lambda c: "vision_encoder.",
     describe=lambda c: {
         "architectures": ["SamVisionModel"],

@@ -25,12 +25,12 @@ from vitreous.models.config import (
     transformer_config,
 )
 from vitreous.models.names import NO_TOKENS
-from vitreous.weights.formats.measure import bit_config, published_heads
-from vitreous.weights.table import Format, Shapes, Tensors, count
+from vitreous.weights.formats.measure import find_published_heads, infer_bit_config
+from vitreous.weights.table import Shapes, Tensors, WeightsFormat, count_blocks
 
-KEEP = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"
+SAVE_BUNDLE_HINT = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"
 #: tensors of options that come in more ways than names and shapes tell apart
-UNTOLD = {
+AMBIGUOUS_TENSORS = {
     r"encoder\.blocks\.0\.(row|column)\.": "axial blocks",
     r"encoder\.blocks\.0\.(block|position)\.": "positions before each block",
     r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
@@ -45,7 +45,7 @@ UNTOLD = {
 
 
 @dataclass(frozen=True)
-class OwnNames(Format):
+class NativeFormat(WeightsFormat):
     """Names and shapes are those of the model itself."""
 
     def write(self, config: ModelConfig, state: Tensors) -> Tensors:
@@ -57,37 +57,38 @@ class OwnNames(Format):
         return {name: tensors[name].float() for name in own}
 
 
-def refuse_untold(shapes: Shapes) -> None:
+def check_state_dict_options(shapes: Shapes) -> None:
     """Raise ValueError for a model whose state dict does not tell how it computes."""
-    for pattern, option in UNTOLD.items():
+    for pattern, option in AMBIGUOUS_TENSORS.items():
         if any(re.match(pattern, name) for name in shapes):
-            raise ValueError(f"it has {option}, which a state dict does not describe; {KEEP}")
+            raise ValueError(f"it has {option}, which a state dict does not describe; {SAVE_BUNDLE_HINT}")
 
 
-def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a ViT of these shapes; `settings` may have the fields that they do not tell: image (pixels), heads,
     gelu, position.
 
     Raises ValueError where the patch or the kind of positions cannot be told.
     """
-    refuse_untold(shapes)
+    check_state_dict_options(shapes)
     width, inputs = shapes["projection.weight"]
-    stem = stem_of(shapes)
+    stem = infer_native_stem(shapes)
     grid = shapes["position.table"][:-1] if "position.table" in shapes else None
     if grid is None and not {"positions.kind", "image"} <= settings.keys():
         raise ValueError(
-            f"it has no learned positions, and a state dict does not tell which others, nor its image size; {KEEP}"
+            f"it has no learned positions, and a state dict does not tell which "
+            f"others, nor its image size; {SAVE_BUNDLE_HINT}"
         )
-    channels, cell = cell_of(inputs, stem, shapes, grid, settings)
+    channels, cell = infer_channels_and_cell(inputs, stem, shapes, grid, settings)
     patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
     tokens = shapes["prefix"][0] if "prefix" in shapes else 0
     distilled = "head.label.weight" in shapes
     hidden = shapes["encoder.blocks.0.mlp.part.fc1.weight"][0]
     gated = shapes["encoder.blocks.0.mlp.part.fc2.weight"][1] != hidden
-    depth, hidden = count(shapes, "encoder.blocks.{i}.mlp.norm.weight"), hidden // 2 if gated else hidden
+    depth, hidden = count_blocks(shapes, "encoder.blocks.{i}.mlp.norm.weight"), hidden // 2 if gated else hidden
     pooled, head = "pooled_norm.weight" in shapes, "head.label.weight" if distilled else "head.weight"
     fields: dict[str, Any] = {
-        **switches(shapes),
+        **infer_optional_fields(shapes),
         "image": tuple(g * p for g, p in zip(grid, patch, strict=True)) if grid else settings["image"],
         "patch": patch,
         "channels": channels,
@@ -95,7 +96,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "width": width,
         "depth": depth,
         "mlp.hidden": hidden,
-        "heads": published_heads(width, depth, hidden) or max(1, width // 32),
+        "heads": find_published_heads(width, depth, hidden) or max(1, width // 32),
         "stem": stem,
         "registers": max(0, tokens - 1 - distilled),
         "positions.slots": shapes["slots"][0] if "slots" in shapes else 0,
@@ -118,7 +119,7 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     return transformer_config(**nest_paths(fields | {name: settings[name] for name in settings if name in known}))
 
 
-def switches(shapes: Shapes) -> dict[str, Any]:
+def infer_optional_fields(shapes: Shapes) -> dict[str, Any]:
     """The fields that the mere presence of a tensor tells."""
     return {
         "first_norm": "first_norm.weight" in shapes,
@@ -129,7 +130,7 @@ def switches(shapes: Shapes) -> dict[str, Any]:
     }
 
 
-def cell_of(
+def infer_channels_and_cell(
     inputs: int,
     stem: StemConfig | ConvStemConfig | None,
     shapes: Shapes,
@@ -143,7 +144,7 @@ def cell_of(
     axes = len(grid) if grid else 2
     if stem:
         first = "stem.root.conv.weight" if isinstance(stem, StemConfig) else "stem.stages.0.conv.weight"
-        last = shapes_out(shapes, stem)
+        last = infer_stem_channels(shapes, stem)
         side = math.isqrt(inputs // last)
         if axes == 2 and side * side * last == inputs:
             return shapes[first][1], (side, side)
@@ -157,21 +158,22 @@ def cell_of(
             if side * side * channels == inputs:
                 return channels, (side, side)
     raise ValueError(
-        f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the image size: --source-size; or {KEEP}"
+        f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the "
+        f"image size: --source-size; or {SAVE_BUNDLE_HINT}"
     )
 
 
-def shapes_out(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
+def infer_stem_channels(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
     """Channels of a stem's last map."""
     if isinstance(stem, ConvStemConfig):
         return stem.widths[-1]
     return stem.width * 4 * 2 ** (len(stem.blocks) - 1) if stem.blocks else stem.width
 
 
-def stem_of(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
+def infer_native_stem(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
     """What is in front of a hybrid, if it is one."""
     if "stem.root.conv.weight" in shapes:
-        return StemConfig(units_in(shapes, "stem"), shapes["stem.root.conv.weight"][0])
+        return StemConfig(count_native_units(shapes, "stem"), shapes["stem.root.conv.weight"][0])
     if "stem.stages.0.conv.weight" not in shapes:
         return None
     widths: list[int] = []
@@ -184,22 +186,24 @@ def stem_of(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
     return ConvStemConfig(widths=tuple(widths), blocks=tuple(map(len, units)))
 
 
-def units_in(shapes: Shapes, ours: str) -> tuple[int, ...]:
+def count_native_units(shapes: Shapes, ours: str) -> tuple[int, ...]:
     """Units of each stage of a ResNet whose names begin with `ours`."""
     blocks: list[int] = []
     while f"{ours}.stages.{len(blocks)}.units.0.conv1.weight" in shapes:
-        blocks.append(count(shapes, f"{ours}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
+        blocks.append(count_blocks(shapes, f"{ours}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
     return tuple(blocks)
 
 
-def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
+def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
-    refuse_untold(shapes)
+    check_state_dict_options(shapes)
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
-    return bit_config(shapes["body.root.conv.weight"][:2], units_in(shapes, "body"), classes, "bit", settings)
+    return infer_bit_config(
+        shapes["body.root.conv.weight"][:2], count_native_units(shapes, "body"), classes, "bit", settings
+    )
 
 
-def assumed(config: ModelConfig, known: Iterable[str]) -> str:
+def describe_assumed_fields(config: ModelConfig, known: Iterable[str]) -> str:
     """A note on what was taken since a state dict does not tell it."""
     if isinstance(config, SwinConfig):
         return f"a state dict does not tell everything: image size {config.image[0]} taken; vitreous.save keeps it"
@@ -214,25 +218,25 @@ def assumed(config: ModelConfig, known: Iterable[str]) -> str:
     return f"a state dict does not tell everything: {taken}, channels {config.channels} taken; vitreous.save keeps it"
 
 
-NAME = "state-dict"
-VIT = OwnNames(
-    NAME,
+STATE_DICT_FORMAT = "state-dict"
+VIT = NativeFormat(
+    STATE_DICT_FORMAT,
     "a state dict of vitreous",
     ("projection.weight", "encoder.blocks.0.mlp.norm.weight"),
     (),
-    configure=configure,
+    configure=infer_native_vit_config,
     strip=("model.",),
     holds=lambda config: False,  # a bundle is what is written
 )
-BIT = OwnNames(
-    NAME,
+BIT = NativeFormat(
+    STATE_DICT_FORMAT,
     "a state dict of vitreous' BiT",
     ("body.root.conv.weight", "body.norm.weight"),
     (),
-    configure=configure_bit,
+    configure=infer_native_bit_config,
     strip=("model.",),
     holds=lambda config: False,
 )
 # blocks under other names: refused with the reason
-ODD = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))
-FORMATS = [VIT, BIT, ODD]
+UNSUPPORTED_VIT = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))
+FORMATS = [VIT, BIT, UNSUPPORTED_VIT]

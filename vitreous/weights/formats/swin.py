@@ -26,28 +26,28 @@ import torch
 
 from vitreous.config import nest_paths
 from vitreous.models.config import ModelConfig, SwinConfig
-from vitreous.nn.windows import read_offsets
-from vitreous.weights.formats.own import NAME, OwnNames
+from vitreous.nn.windows import gather_offset_table
+from vitreous.weights.formats.own import STATE_DICT_FORMAT, NativeFormat
 from vitreous.weights.table import (
     CONVOLUTION,
-    COPY,
-    SEPARATE,
-    Format,
-    Row,
+    COPY_TRANSFORM,
+    QKV_TRANSFORM,
+    RenameRule,
     Shapes,
     Tensors,
     TensorTransform,
-    count,
-    row,
-    table,
+    WeightsFormat,
+    count_blocks,
+    parse_copy_rules,
+    parse_rename_rule,
 )
 
-STAGES = 8  # that a table has rows for; published models have four
-ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+MAX_STAGES = 8  # that a table has rows for; published models have four
+HF_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class SwinLayout:
     """What a format calls the parts of a Swin. `stage` and `merge`: what the names of the blocks of a stage, by its
     number from 0, and of the merging before it begin with. `parts`: ours of a block -> theirs; `bias` is the table of
     relative positions."""
@@ -62,7 +62,7 @@ class Layout:
     norm: str
     head: str
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[RenameRule, ...]:
         """The table of the format."""
         lines = [
             f"projection.bias = {self.projection}.bias",
@@ -71,7 +71,7 @@ class Layout:
             f"head.{{x}} = {self.head}.{{x}}",
         ]
         staged = []
-        for stage in range(STAGES):
+        for stage in range(MAX_STAGES):
             if stage:
                 lines += [
                     f"stages.{stage}.merge.{part} = {self.merge(stage)}.{part}"
@@ -80,26 +80,32 @@ class Layout:
             ours, theirs = f"stages.{stage}.blocks.{{j}}", f"{self.stage(stage)}.{{j}}"
             for part, names in self.parts.items():
                 words = " ".join(f"{theirs}.{name}.{{x}}" for name in names.split())
-                staged.append(row(f"{ours}.{part}.{{x}}", words, SEPARATE if " " in names else COPY))
+                staged.append(
+                    parse_rename_rule(f"{ours}.{part}.{{x}}", words, QKV_TRANSFORM if " " in names else COPY_TRANSFORM)
+                )
             staged += self.positions(stage, ours, theirs)
-        return (row("projection.weight", f"{self.projection}.weight", CONVOLUTION), *table(*lines), *staged)
+        return (
+            parse_rename_rule("projection.weight", f"{self.projection}.weight", CONVOLUTION),
+            *parse_copy_rules(*lines),
+            *staged,
+        )
 
-    def positions(self, stage: int, ours: str, theirs: str) -> list[Row]:
+    def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
         """The rows of what a block knows of places; `ours` and `theirs` begin the names of a block."""
-        return [row(f"{ours}.{TABLE}", f"{theirs}.{self.bias}", offsets(stage))]
+        return [parse_rename_rule(f"{ours}.{POSITION_TABLE}", f"{theirs}.{self.bias}", build_offset_transform(stage))]
 
     def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
         """The config of these shapes; `settings` may have the fields that they do not tell: image (pixels), gelu, eps,
         resize, pad. Raises ValueError where the shapes are of no Swin."""
-        tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.blocks_in(shapes)))]
-        sides = [tuple((length + 1) // 2 for length in lengths_of(shape)) for shape in tables]
+        tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
+        sides = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
         first = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
         fields = {
             "attention.qkv_bias": f"{first}.bias" in shapes,
             "heads": tuple(shape[-1] for shape in tables),
             "attention.pad": pad,
         }
-        return with_windows(self.fields(shapes) | fields, sides, settings)
+        return build_windowed_config(self.fields(shapes) | fields, sides, settings)
 
     def fields(self, shapes: Shapes) -> dict[str, Any]:
         """The fields that the shapes of both versions tell alike."""
@@ -110,7 +116,7 @@ class Layout:
             "channels": channels,
             "classes": shapes.get(f"{self.head}.weight", (0,))[0],
             "width": width,
-            "blocks": self.blocks_in(shapes),
+            "blocks": self.count_stage_blocks(shapes),
             "mlp.ratio": shapes[fc1][0] / width,
         }
 
@@ -119,21 +125,21 @@ class Layout:
         """What every block has one of, by its name in it."""
         return self.bias
 
-    def blocks_in(self, shapes: Shapes) -> tuple[int, ...]:
+    def count_stage_blocks(self, shapes: Shapes) -> tuple[int, ...]:
         """Blocks of each stage. Raises ValueError where their numbers have a gap, or there are more stages than are
         read."""
         blocks: list[int] = []
         while f"{self.stage(len(blocks))}.0.{self.counted}" in shapes:
-            blocks.append(count(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.counted}"))
-        if len(blocks) > STAGES:
-            raise ValueError(f"it has {len(blocks)} stages, and at most {STAGES} are read")
+            blocks.append(count_blocks(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.counted}"))
+        if len(blocks) > MAX_STAGES:
+            raise ValueError(f"it has {len(blocks)} stages, and at most {MAX_STAGES} are read")
         return tuple(blocks)
 
 
-TABLE = "attention.part.part.position.table"
+POSITION_TABLE = "attention.part.part.position.table"
 
 
-def with_windows(fields: dict[str, Any], sides: list[tuple[int, ...]], settings: dict[str, Any]) -> SwinConfig:
+def build_windowed_config(fields: dict[str, Any], sides: list[tuple[int, ...]], settings: dict[str, Any]) -> SwinConfig:
     """The config of these fields whose windows have these sides, in each stage; `settings` as for `configure`.
 
     A window smaller than the largest is the grid of its stage. Raises ValueError where the windows are those of another
@@ -159,7 +165,7 @@ def with_windows(fields: dict[str, Any], sides: list[tuple[int, ...]], settings:
     return config
 
 
-def lengths_of(shape: tuple[int, ...]) -> tuple[int, int]:
+def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
     """Offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2 n - 1, h). Raises ValueError
     where they are no square of an odd number."""
     if len(shape) == 3:
@@ -170,7 +176,7 @@ def lengths_of(shape: tuple[int, ...]) -> tuple[int, int]:
     return side, side
 
 
-def offsets(stage: int) -> TensorTransform:
+def build_offset_transform(stage: int) -> TensorTransform:
     """(offsets, h), and (2 m - 1, 2 n - 1, h) of the windows of a stage."""
 
     def into(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
@@ -180,7 +186,7 @@ def offsets(stage: int) -> TensorTransform:
     return TensorTransform(into, lambda ours, config: [ours[0].flatten(0, 1)])
 
 
-def of_one_window(config: ModelConfig) -> bool:
+def has_single_window(config: ModelConfig) -> bool:
     """Whether it is a Swin whose stages all have the same square window, as code has it that does not know the image
     size."""
     return (
@@ -190,7 +196,7 @@ def of_one_window(config: ModelConfig) -> bool:
     )
 
 
-def square(config: ModelConfig) -> bool:
+def is_square_swin(config: ModelConfig) -> bool:
     """Whether it is a Swin of square windows."""
     return (
         isinstance(config, SwinConfig)
@@ -199,25 +205,25 @@ def square(config: ModelConfig) -> bool:
     )
 
 
-BRANCHES = {"attention.norm": "norm1", "mlp.norm": "norm2"}
-ATTENTION = {"attention.part.part.qkv": "attn.qkv", "attention.part.part.out": "attn.proj"}
-MLP = {"mlp.part.fc1": "mlp.fc1", "mlp.part.fc2": "mlp.fc2"}
-BUFFERS = (r".*\.relative_position_index", r".*\.attn_mask")  # made again from the config
-BIAS = "attn.relative_position_bias_table"
+BRANCH_NORMS = {"attention.norm": "norm1", "mlp.norm": "norm2"}
+ATTENTION_NAMES = {"attention.part.part.qkv": "attn.qkv", "attention.part.part.out": "attn.proj"}
+MLP_NAMES = {"mlp.part.fc1": "mlp.fc1", "mlp.part.fc2": "mlp.fc2"}
+COMPUTED_BUFFERS = (r".*\.relative_position_index", r".*\.attn_mask")  # made again from the config
+BIAS_TABLE = "attn.relative_position_bias_table"
 
-MICROSOFT_LAYOUT = Layout(
+MICROSOFT_LAYOUT = SwinLayout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=lambda stage: f"layers.{stage}.blocks",
     merge=lambda stage: f"layers.{stage - 1}.downsample",
-    parts=BRANCHES | ATTENTION | MLP,
-    bias=BIAS,
+    parts=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
+    bias=BIAS_TABLE,
     norm="norm",
     head="head",
 )
 
 
-def assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
+def describe_swin_assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
     """What no file of a Swin tells: the image size, and of version 2 the windows in full."""
     if "image" not in known:
         size = f"{config.image[0]} x {config.image[1]}"
@@ -229,37 +235,37 @@ def assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
         yield f"its windows in full: assumed {taken} (`vitreous convert --window N`)"
 
 
-MICROSOFT = Format(
+MICROSOFT = WeightsFormat(
     "swin",
     "Microsoft's Swin",
-    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}", "layers.0.downsample.reduction.weight"),
+    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS_TABLE}", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
-    ignored=BUFFERS,
-    holds=lambda c: square(c) and len(c.blocks) > 1,
+    ignored=COMPUTED_BUFFERS,
+    holds=lambda c: is_square_swin(c) and len(c.blocks) > 1,
 )
-TIMM_LAYOUT = Layout(
+TIMM_LAYOUT = SwinLayout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=lambda stage: f"layers.{stage}.blocks",
     merge=lambda stage: f"layers.{stage}.downsample",
-    parts=BRANCHES | ATTENTION | MLP,
-    bias=BIAS,
+    parts=BRANCH_NORMS | ATTENTION_NAMES | MLP_NAMES,
+    bias=BIAS_TABLE,
     norm="norm",
     head="head.fc",
 )
-TIMM = Format(
+TIMM = WeightsFormat(
     "timm",
     "timm's Swin",
-    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS}"),
+    ("patch_embed.proj.weight", f"layers.0.blocks.0.{BIAS_TABLE}"),
     TIMM_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
-    ignored=BUFFERS,
-    holds=square,
+    ignored=COMPUTED_BUFFERS,
+    holds=is_square_swin,
 )
-TRANSFORMERS_LAYOUT = Layout(
+TRANSFORMERS_LAYOUT = SwinLayout(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
     stage=lambda stage: f"encoder.layers.{stage}.blocks",
@@ -276,7 +282,7 @@ TRANSFORMERS_LAYOUT = Layout(
     norm="layernorm",
     head="classifier",
 )
-TRANSFORMERS = Format(
+TRANSFORMERS = WeightsFormat(
     "huggingface",
     "transformers' Swin",
     (
@@ -284,18 +290,18 @@ TRANSFORMERS = Format(
         "encoder.layers.0.blocks.0.attention.self.relative_position_bias_table",
     ),
     TRANSFORMERS_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=TRANSFORMERS_LAYOUT.configure,
-    ignored=BUFFERS,
+    ignored=COMPUTED_BUFFERS,
     strip=("swin.",),
-    holds=lambda c: of_one_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
+    holds=lambda c: has_single_window(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swin." if c.classes else "",
     beside=("classifier",),
-    describe=lambda c: describe(c),
+    describe=lambda c: to_hf_swin_json(c),
 )
 
 
-def describe(config: SwinConfig) -> dict[str, Any]:
+def to_hf_swin_json(config: SwinConfig) -> dict[str, Any]:
     """The config.json of transformers' Swin."""
     return {
         "architectures": ["SwinForImageClassification" if config.classes else "SwinModel"],
@@ -309,7 +315,7 @@ def describe(config: SwinConfig) -> dict[str, Any]:
         "window_size": config.attention.window,
         "mlp_ratio": config.mlp.ratio,
         "qkv_bias": config.attention.qkv_bias,
-        "hidden_act": ACTS[config.mlp.gelu],
+        "hidden_act": HF_ACTIVATIONS[config.mlp.gelu],
         "layer_norm_eps": config.norm.eps,
         "use_absolute_embeddings": False,
         "hidden_size": config.width_out,
@@ -318,53 +324,57 @@ def describe(config: SwinConfig) -> dict[str, Any]:
     }
 
 
-TORCHVISION_LAYOUT = Layout(
+TORCHVISION_LAYOUT = SwinLayout(
     "features.0.0",
     "features.0.2",
     stage=lambda stage: f"features.{2 * stage + 1}",
     merge=lambda stage: f"features.{2 * stage}",
-    parts=BRANCHES | ATTENTION | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
-    bias=BIAS,
+    parts=BRANCH_NORMS | ATTENTION_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    bias=BIAS_TABLE,
     norm="norm",
     head="head",
 )
 
 
-def indices(config: SwinConfig) -> Tensors:
+def build_position_index_buffers(config: SwinConfig) -> Tensors:
     """The buffers that torchvision's loader asks for: which row of the table each pair of a window's tokens reads."""
     size = (config.attention.window, config.attention.window)
     rows = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
     return {
-        f"{TORCHVISION_LAYOUT.stage(stage)}.{block}.attn.relative_position_index": read_offsets(rows, size).flatten()
+        f"{TORCHVISION_LAYOUT.stage(stage)}.{block}.attn.relative_position_index": gather_offset_table(
+            rows, size
+        ).flatten()
         for stage, blocks in enumerate(config.blocks)
         for block in range(blocks)
     }
 
 
-TORCHVISION = Format(
+TORCHVISION = WeightsFormat(
     "torchvision",
     "torchvision's Swin",
-    ("features.0.0.weight", f"features.1.0.{BIAS}"),
+    ("features.0.0.weight", f"features.1.0.{BIAS_TABLE}"),
     TORCHVISION_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=TORCHVISION_LAYOUT.configure,
-    ignored=BUFFERS,
-    holds=lambda c: of_one_window(c) and bool(c.classes),
-    buffers=lambda c: indices(c),
+    ignored=COMPUTED_BUFFERS,
+    holds=lambda c: has_single_window(c) and bool(c.classes),
+    buffers=lambda c: build_position_index_buffers(c),
 )
-OWN_LAYOUT = Layout(
+NATIVE_LAYOUT = SwinLayout(
     "projection",
     "first_norm",
     stage=lambda stage: f"stages.{stage}.blocks",
     merge=lambda stage: f"stages.{stage}.merge",
     parts={"attention.part.part.qkv": "attention.part.part.qkv", "mlp.part.fc1": "mlp.part.fc1"},
-    bias=TABLE,
+    bias=POSITION_TABLE,
     norm="norm",
     head="head",
 )
 
 
-def configure_own(shapes: Shapes, settings: dict[str, Any], layout: Layout = OWN_LAYOUT) -> SwinConfig:
+def infer_native_swin_config(
+    shapes: Shapes, settings: dict[str, Any], layout: SwinLayout = NATIVE_LAYOUT
+) -> SwinConfig:
     """The config of a Swin of this project, whose projection is (D, C p q): patches are squares of 3, 1 or 4 channels
     unless the image size says otherwise. Raises ValueError where they cannot be."""
     width, inputs = shapes["projection.weight"]
@@ -376,13 +386,13 @@ def configure_own(shapes: Shapes, settings: dict[str, Any], layout: Layout = OWN
     raise ValueError(f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; vitreous.save keeps them")
 
 
-OWN = OwnNames(
-    NAME,
+NATIVE = NativeFormat(
+    STATE_DICT_FORMAT,
     "a state dict of vitreous' Swin",
-    ("projection.weight", f"stages.0.blocks.0.{TABLE}"),
+    ("projection.weight", f"stages.0.blocks.0.{POSITION_TABLE}"),
     (),
-    configure=configure_own,
+    configure=infer_native_swin_config,
     strip=("model.",),
     holds=lambda config: False,
 )
-FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, OWN]
+FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, NATIVE]

@@ -17,18 +17,35 @@ from torch import Tensor
 
 from vitreous.config import nest_paths
 from vitreous.models.config import ModelConfig, SwinConfig
-from vitreous.nn.windows import log_spaced
+from vitreous.nn.windows import log_spaced_offsets
 from vitreous.weights.formats import swin
-from vitreous.weights.formats.own import NAME, OwnNames
-from vitreous.weights.formats.swin import BRANCHES, BUFFERS, MLP, Layout, assumptions, with_windows
-from vitreous.weights.table import COPY, SEPARATE, Format, Row, Shapes, Tensors, TensorTransform, row, table
+from vitreous.weights.formats.own import STATE_DICT_FORMAT, NativeFormat
+from vitreous.weights.formats.swin import (
+    BRANCH_NORMS,
+    COMPUTED_BUFFERS,
+    MLP_NAMES,
+    SwinLayout,
+    build_windowed_config,
+    describe_swin_assumptions,
+)
+from vitreous.weights.table import (
+    COPY_TRANSFORM,
+    QKV_TRANSFORM,
+    RenameRule,
+    Shapes,
+    Tensors,
+    TensorTransform,
+    WeightsFormat,
+    parse_copy_rules,
+    parse_rename_rule,
+)
 
-ATTENTION = "attention.part.part"
-WINDOW = 8  # of the published models that say no other
+ATTENTION_PREFIX = "attention.part.part"
+DEFAULT_WINDOW = 8  # of the published models that say no other
 
 
 @dataclass(frozen=True)
-class LayoutV2(Layout):
+class SwinV2Layout(SwinLayout):
     """The same with `bias` the network of positions, `scale` the factor of the cosine, `qkv` the layer of queries, keys
     and values or three of them, and `biases` those of queries and values, or of all three in one."""
 
@@ -37,15 +54,17 @@ class LayoutV2(Layout):
     biases: str = "attn.q_bias attn.v_bias"
     coordinates: str = "attn.relative_coords_table"
 
-    def positions(self, stage: int, ours: str, theirs: str) -> list[Row]:
+    def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
         """The rows of attention but for its output."""
-        ours = f"{ours}.{ATTENTION}"
+        ours = f"{ours}.{ATTENTION_PREFIX}"
         qkv = " ".join(f"{theirs}.{name}.weight" for name in self.qkv.split())
         biases = " ".join(f"{theirs}.{name}" for name in self.biases.split())
         return [
-            row(f"{ours}.qkv.weight", qkv, SEPARATE if " " in qkv else COPY),
-            row(f"{ours}.q_bias {ours}.v_bias", biases, COPY if " " in biases else WITH_KEYS),
-            *table(
+            parse_rename_rule(f"{ours}.qkv.weight", qkv, QKV_TRANSFORM if " " in qkv else COPY_TRANSFORM),
+            parse_rename_rule(
+                f"{ours}.q_bias {ours}.v_bias", biases, COPY_TRANSFORM if " " in biases else QUERY_VALUE_BIAS
+            ),
+            *parse_copy_rules(
                 f"{ours}.logit_scale = {theirs}.{self.scale}",
                 f"{ours}.position.fc1.{{x}} = {theirs}.{self.bias}.0.{{x}}",
                 f"{ours}.position.fc2.weight = {theirs}.{self.bias}.2.weight",
@@ -55,27 +74,29 @@ class LayoutV2(Layout):
     def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
         """The config of these shapes; `settings` may have window and pretrained_window besides. Raises ValueError where
         the shapes are of no Swin."""
-        blocks = self.blocks_in(shapes)
+        blocks = self.count_stage_blocks(shapes)
         firsts = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.fields(shapes) | {
             "version": 2,
             "attention.qkv_bias": f"{firsts[0]}.{self.biases.split()[0]}" in shapes,
             "heads": tuple(shapes[f"{first}.{self.scale}"][0] for first in firsts),
-            "attention.pretrained_window": trained(settings),
+            "attention.pretrained_window": get_pretrained_windows(settings),
             "attention.pad": pad,
         }
         tables = [shapes[name] for first in firsts if (name := f"{first}.{self.coordinates}") in shapes]
         if len(tables) == len(blocks):
-            return with_windows(fields, [((table[1] + 1) // 2, (table[2] + 1) // 2) for table in tables], settings)
+            return build_windowed_config(
+                fields, [((table[1] + 1) // 2, (table[2] + 1) // 2) for table in tables], settings
+            )
         known = {
             name: settings[name]
             for name in ("mlp.gelu", "norm.eps", "positions.resize", "attention.pad", "image")
             if name in settings
         }
-        window = settings.get("attention.window", WINDOW)
+        window = settings.get("attention.window", DEFAULT_WINDOW)
         scale = 2 ** (len(blocks) - 1)
         # windows of more than 8 are half of that in the last stage of published models
-        image = tuple(max(1, window // (1 + (window > WINDOW))) * scale * side for side in fields["patch_size"])
+        image = tuple(max(1, window // (1 + (window > DEFAULT_WINDOW))) * scale * side for side in fields["patch_size"])
         settled: dict[str, Any] = {"image": image} | fields | known | {"attention.window": window}
         return SwinConfig().with_options(**nest_paths(settled))
 
@@ -85,27 +106,27 @@ class LayoutV2(Layout):
         return self.scale
 
 
-def trained(settings: dict[str, Any]) -> tuple[int, ...]:
+def get_pretrained_windows(settings: dict[str, Any]) -> tuple[int, ...]:
     """The windows of pre-training in settings, none where all are the own."""
     sizes = tuple(settings.get("attention.pretrained_window", ()))
     return sizes if any(sizes) else ()
 
 
-def without_keys(theirs: list[Tensor], config: SwinConfig) -> list[Tensor]:
+def split_query_value_bias(theirs: list[Tensor], config: SwinConfig) -> list[Tensor]:
     """The biases of queries, keys and values (3 D,) -> those of queries and values, each (D,)."""
     q, _, v = theirs[0].chunk(3)
     return [q, v]
 
 
-def with_keys(ours: list[Tensor], config: SwinConfig) -> list[Tensor]:
+def join_query_value_bias(ours: list[Tensor], config: SwinConfig) -> list[Tensor]:
     """The biases of queries and values, each (D,) -> (3 D,), zeros for keys between them."""
     return [torch.cat([ours[0], torch.zeros_like(ours[0]), ours[1]])]
 
 
-WITH_KEYS = TensorTransform(without_keys, with_keys)
+QUERY_VALUE_BIAS = TensorTransform(split_query_value_bias, join_query_value_bias)
 
 
-def square(config: ModelConfig) -> bool:
+def is_square_swin_v2(config: ModelConfig) -> bool:
     """Whether it is a Swin V2 of square windows."""
     return (
         isinstance(config, SwinConfig)
@@ -114,51 +135,51 @@ def square(config: ModelConfig) -> bool:
     )
 
 
-PARTS = BRANCHES | {"attention.part.part.out": "attn.proj"} | MLP
-LEFT = (*BUFFERS, r".*\.relative_coords_table")
-NETWORK = "attn.cpb_mlp"
+BLOCK_NAMES = BRANCH_NORMS | {"attention.part.part.out": "attn.proj"} | MLP_NAMES
+IGNORED_TENSORS = (*COMPUTED_BUFFERS, r".*\.relative_coords_table")
+POSITION_MLP = "attn.cpb_mlp"
 
-MICROSOFT_LAYOUT = LayoutV2(
+MICROSOFT_LAYOUT = SwinV2Layout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=swin.MICROSOFT_LAYOUT.stage,
     merge=swin.MICROSOFT_LAYOUT.merge,
-    parts=PARTS,
-    bias=NETWORK,
+    parts=BLOCK_NAMES,
+    bias=POSITION_MLP,
     norm="norm",
     head="head",
 )
-MICROSOFT = Format(
+MICROSOFT = WeightsFormat(
     "swin",
     "Microsoft's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale", "layers.0.downsample.reduction.weight"),
     MICROSOFT_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: MICROSOFT_LAYOUT.configure(shapes, settings, "mask"),
-    ignored=LEFT,
-    holds=lambda c: square(c) and len(c.blocks) > 1,
+    ignored=IGNORED_TENSORS,
+    holds=lambda c: is_square_swin_v2(c) and len(c.blocks) > 1,
 )
-TIMM_LAYOUT = LayoutV2(
+TIMM_LAYOUT = SwinV2Layout(
     "patch_embed.proj",
     "patch_embed.norm",
     stage=swin.TIMM_LAYOUT.stage,
     merge=swin.TIMM_LAYOUT.merge,
-    parts=PARTS,
-    bias=NETWORK,
+    parts=BLOCK_NAMES,
+    bias=POSITION_MLP,
     norm="norm",
     head="head.fc",
 )
-TIMM = Format(
+TIMM = WeightsFormat(
     "timm",
     "timm's Swin V2",
     ("patch_embed.proj.weight", "layers.0.blocks.0.attn.logit_scale"),
     TIMM_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=lambda shapes, settings: TIMM_LAYOUT.configure(shapes, settings, "zeros-after-shift"),
-    ignored=LEFT,
-    holds=square,
+    ignored=IGNORED_TENSORS,
+    holds=is_square_swin_v2,
 )
-TRANSFORMERS_LAYOUT = LayoutV2(
+TRANSFORMERS_LAYOUT = SwinV2Layout(
     "embeddings.patch_embeddings.projection",
     "embeddings.norm",
     stage=swin.TRANSFORMERS_LAYOUT.stage,
@@ -178,20 +199,20 @@ TRANSFORMERS_LAYOUT = LayoutV2(
     biases="attention.self.query.bias attention.self.value.bias",
     coordinates="attention.self.relative_coords_table",
 )
-TRANSFORMERS = Format(
+TRANSFORMERS = WeightsFormat(
     "huggingface",
     "transformers' Swin V2",
     ("embeddings.patch_embeddings.projection.weight", "encoder.layers.0.blocks.0.attention.self.logit_scale"),
     TRANSFORMERS_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=TRANSFORMERS_LAYOUT.configure,
-    ignored=LEFT,
+    ignored=IGNORED_TENSORS,
     strip=("swinv2.",),
-    holds=lambda c: square(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
+    holds=lambda c: is_square_swin_v2(c) and len(set(c.image)) == len(set(c.patch_size)) == 1,
     prefix=lambda c: "swinv2." if c.classes else "",
     beside=("classifier",),
     describe=lambda c: (
-        swin.describe(c)
+        swin.to_hf_swin_json(c)
         | {
             "architectures": ["Swinv2ForImageClassification" if c.classes else "Swinv2Model"],
             "model_type": "swinv2",
@@ -199,64 +220,64 @@ TRANSFORMERS = Format(
         }
     ),
 )
-TORCHVISION_LAYOUT = LayoutV2(
+TORCHVISION_LAYOUT = SwinV2Layout(
     "features.0.0",
     "features.0.2",
     stage=swin.TORCHVISION_LAYOUT.stage,
     merge=swin.TORCHVISION_LAYOUT.merge,
-    parts=PARTS | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
-    bias=NETWORK,
+    parts=BLOCK_NAMES | {"mlp.part.fc1": "mlp.0", "mlp.part.fc2": "mlp.3"},
+    bias=POSITION_MLP,
     norm="norm",
     head="head",
     biases="attn.qkv.bias",
 )
 
 
-def buffers(config: SwinConfig) -> Tensors:
+def build_position_buffers(config: SwinConfig) -> Tensors:
     """What torchvision's loader asks for: the indices of version 1, and the log-spaced offsets."""
-    places = log_spaced((config.attention.window, config.attention.window))[None]
-    indices = swin.indices(config)
+    places = log_spaced_offsets((config.attention.window, config.attention.window))[None]
+    indices = swin.build_position_index_buffers(config)
     return indices | {name.replace("position_index", "coords_table"): places.clone() for name in indices}
 
 
-TORCHVISION = Format(
+TORCHVISION = WeightsFormat(
     "torchvision",
     "torchvision's Swin V2",
     ("features.0.0.weight", "features.1.0.attn.logit_scale"),
     TORCHVISION_LAYOUT.rows(),
-    assumes=assumptions,
+    assumes=describe_swin_assumptions,
     configure=TORCHVISION_LAYOUT.configure,
-    ignored=LEFT,
+    ignored=IGNORED_TENSORS,
     holds=lambda c: (
-        square(c)
+        is_square_swin_v2(c)
         and bool(c.classes)
         and not c.attention.pretrained_window
         and set(c.windows) == {(c.attention.window, c.attention.window)}
         and c.attention.window > 1  # its code divides by one less
         and c.attention.qkv_bias
     ),
-    buffers=buffers,
+    buffers=build_position_buffers,
 )
-OWN_LAYOUT = LayoutV2(
+NATIVE_LAYOUT = SwinV2Layout(
     "projection",
     "first_norm",
-    stage=swin.OWN_LAYOUT.stage,
-    merge=swin.OWN_LAYOUT.merge,
+    stage=swin.NATIVE_LAYOUT.stage,
+    merge=swin.NATIVE_LAYOUT.merge,
     parts={"mlp.part.fc1": "mlp.part.fc1"},
-    bias=f"{ATTENTION}.position",
+    bias=f"{ATTENTION_PREFIX}.position",
     norm="norm",
     head="head",
-    scale=f"{ATTENTION}.logit_scale",
-    qkv=f"{ATTENTION}.qkv",
-    biases=f"{ATTENTION}.q_bias {ATTENTION}.v_bias",
+    scale=f"{ATTENTION_PREFIX}.logit_scale",
+    qkv=f"{ATTENTION_PREFIX}.qkv",
+    biases=f"{ATTENTION_PREFIX}.q_bias {ATTENTION_PREFIX}.v_bias",
 )
-OWN = OwnNames(
-    NAME,
+NATIVE = NativeFormat(
+    STATE_DICT_FORMAT,
     "a state dict of vitreous' Swin V2",
-    ("projection.weight", f"stages.0.blocks.0.{ATTENTION}.logit_scale"),
+    ("projection.weight", f"stages.0.blocks.0.{ATTENTION_PREFIX}.logit_scale"),
     (),
-    configure=lambda shapes, settings: swin.configure_own(shapes, settings, OWN_LAYOUT),
+    configure=lambda shapes, settings: swin.infer_native_swin_config(shapes, settings, NATIVE_LAYOUT),
     strip=("model.",),
     holds=lambda config: False,
 )
-FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, OWN]
+FORMATS = [MICROSOFT, TIMM, TRANSFORMERS, TORCHVISION, NATIVE]

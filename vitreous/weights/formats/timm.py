@@ -4,7 +4,7 @@ The original files of DeiT, MAE and DINO have the same names, those of DeiT-III 
 so taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were
 resized.
 
-| whose code resizes positions | how (`nn.grid.RESIZE`) | where |
+| whose code resizes positions | how (`nn.grid.RESIZE_MODES`) | where |
 |---|---|---|
 | timm | bicubic-antialias | `resample_abs_pos_embed` of timm/layers/pos_embed.py |
 | DeiT, DeiT-III | bicubic | main.py, `--finetune` |
@@ -19,27 +19,27 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, StemConfig, ViTConfig
-from vitreous.weights.formats.measure import Size, bit_config, vit_config
-from vitreous.weights.formats.variants import only_published
+from vitreous.weights.formats.measure import ViTShape, infer_bit_config, infer_vit_config
+from vitreous.weights.formats.variants import require_unpublished_tensors
 from vitreous.weights.table import (
+    BATCHED_TOKEN,
     CONVOLUTION,
     POINTWISE,
-    PREFIX,
-    TOKEN,
-    Format,
-    Row,
+    PREFIX_TOKENS,
+    RenameRule,
     Shapes,
-    blocks,
-    count,
-    positions,
-    prefixes,
-    row,
-    table,
+    WeightsFormat,
+    build_block_rules,
+    build_position_transform,
+    count_blocks,
+    make_prefix_names,
+    parse_copy_rules,
+    parse_rename_rule,
 )
 
-PREFIXES = prefixes("cls_token", "dist_token", "reg_token")
-BLOCKS = (
-    *blocks(
+TIMM_PREFIXES = make_prefix_names("cls_token", "dist_token", "reg_token")
+BLOCK_RULES = (
+    *build_block_rules(
         "blocks.{i}",
         ("norm1", "norm2"),
         qkv="attn.qkv",
@@ -48,32 +48,34 @@ BLOCKS = (
         scales=("ls1.gamma", "ls2.gamma"),
         part="{part}",
     ),
-    *table(
+    *parse_copy_rules(
         "encoder.blocks.{i}.attention.part{part}.rows = blocks.{i}.attn.rel_pos_h",
         "encoder.blocks.{i}.attention.part{part}.columns = blocks.{i}.attn.rel_pos_w",
     ),
 )
-UNITS = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
+UNIT_PREFIXES = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
 
-def units(ours: str, theirs: str, shortcut_norm: bool) -> tuple[Row, ...]:
+def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tuple[RenameRule, ...]:
     """Rows of a ResNet's stages, their names after `ours` and `theirs`."""
     pairs = [(f"{part}{n}", f"{part}{n}") for n in (1, 2, 3) for part in ("conv", "norm")]
     pairs += [("shortcut.conv", "downsample.conv")] + [("shortcut.norm", "downsample.norm")] * shortcut_norm
-    return table(*(f"{ours}{UNITS[0]}{a}.{{x}} = {theirs}{UNITS[1]}{b}.{{x}}" for a, b in pairs))
+    return parse_copy_rules(
+        *(f"{ours}{UNIT_PREFIXES[0]}{a}.{{x}} = {theirs}{UNIT_PREFIXES[1]}{b}.{{x}}" for a, b in pairs)
+    )
 
 
-def root(staged: bool) -> str:
+def get_stem_prefix(staged: bool) -> str:
     """What the root of a hybrid's ResNet is called, where stages follow it and where it is alone."""
     return "patch_embed.backbone.stem" if staged else "patch_embed.backbone"
 
 
-VIT = (
-    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
-    row("prefix", PREFIXES, PREFIX),
-    row("slots position.table", "pos_embed", positions((1,))),
-    row("pooling.query", "attn_pool.latent", TOKEN),
-    *table(
+TIMM_VIT_RULES = (
+    parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    parse_rename_rule("prefix", TIMM_PREFIXES, PREFIX_TOKENS),
+    parse_rename_rule("slots position.table", "pos_embed", build_position_transform((1,))),
+    parse_rename_rule("pooling.query", "attn_pool.latent", BATCHED_TOKEN),
+    *parse_copy_rules(
         "projection.bias = patch_embed.proj.bias",
         "first_norm.{x} = norm_pre.{x}",
         "encoder.norm.{x} = norm.{x}",
@@ -88,21 +90,21 @@ VIT = (
         "head.label.{x} = head.{x}",
         "head.teacher.{x} = head_dist.{x}",
     ),
-    Row(("stem.root.conv.weight",), lambda c: (f"{root(bool(c.stem.blocks))}.conv.weight",)),
-    Row(("stem.root.norm.{x}",), lambda c: (f"{root(bool(c.stem.blocks))}.norm.{{x}}",)),
-    *units("stem.", "patch_embed.backbone.", True),
-    *BLOCKS,
+    RenameRule(("stem.root.conv.weight",), lambda c: (f"{get_stem_prefix(bool(c.stem.blocks))}.conv.weight",)),
+    RenameRule(("stem.root.norm.{x}",), lambda c: (f"{get_stem_prefix(bool(c.stem.blocks))}.norm.{{x}}",)),
+    *build_resnet_unit_rules("stem.", "patch_embed.backbone.", True),
+    *BLOCK_RULES,
 )
 
 
-def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
+def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
     """The config that the shapes fit; `settings` may hold fields of `ViTConfig` that they do not tell: image (pixels),
     heads, gelu.
 
-    `slots` is that of `vit_config`. Raises ValueError and WeightsError as it does.
+    `slots` is that of `infer_vit_config`. Raises ValueError and WeightsError as it does.
     """
     width, channels, *cell = shapes["patch_embed.proj.weight"]
-    stem = stem_of(shapes)
+    stem = infer_timm_stem(shapes)
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     hidden = shapes["blocks.0.mlp.fc1.weight"][0]
     gated = shapes["blocks.0.mlp.fc2.weight"][1] != hidden
@@ -113,7 +115,7 @@ def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] |
         pool = "mean"
     head = shapes.get("head.weight", (0,))[0]
     fields = {
-        "channels": shapes[f"{root(bool(stem.blocks))}.conv.weight"][1] if stem else channels,
+        "channels": shapes[f"{get_stem_prefix(bool(stem.blocks))}.conv.weight"][1] if stem else channels,
         "classes": head,
         "mlp.kind": "swiglu" if gated else "gelu",
         "stem": stem,
@@ -128,50 +130,56 @@ def configure(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] |
         "head.bias": not head or "head.bias" in shapes,
         "norm.eps": 1e-5 if "norm_pre.weight" in shapes else 1e-6,  # CLIP's
     }
-    size = Size(
-        width, count(shapes, "blocks.{i}.norm1.weight"), hidden // 2 if gated else hidden, patch, shapes["pos_embed"][1]
+    size = ViTShape(
+        width,
+        count_blocks(shapes, "blocks.{i}.norm1.weight"),
+        hidden // 2 if gated else hidden,
+        patch,
+        shapes["pos_embed"][1],
     )
-    whole = only_published(fields | {"width": width, "depth": size.depth, "patch": patch})
-    return vit_config(size, whole, settings, slots)
+    whole = require_unpublished_tensors(fields | {"width": width, "depth": size.depth, "patch": patch})
+    return infer_vit_config(size, whole, settings, slots)
 
 
-def resized_by(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
-    """`configure` for files whose positions are resized by another rule than timm's, with so many of prefix tokens, if
-    that is known."""
-    return lambda shapes, settings: configure(shapes, {"positions.resize": rule} | settings, slots)
+def bind_resize_rule(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
+    """`infer_timm_vit_config` for files whose positions are resized by another rule than timm's, with so many of prefix
+    tokens, if that is known."""
+    return lambda shapes, settings: infer_timm_vit_config(shapes, {"positions.resize": rule} | settings, slots)
 
 
-def stem_of(shapes: Shapes) -> StemConfig | None:
+def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
     """The ResNet in front of a hybrid, if there is one."""
     for staged in (True, False):
-        if f"{root(staged)}.conv.weight" in shapes:
-            blocks = resnet_blocks(shapes, "patch_embed.backbone.stages.", ".blocks.")
-            return StemConfig(blocks, shapes[f"{root(staged)}.conv.weight"][0], "timm")
+        if f"{get_stem_prefix(staged)}.conv.weight" in shapes:
+            blocks = count_timm_units(shapes, "patch_embed.backbone.stages.", ".blocks.")
+            return StemConfig(blocks, shapes[f"{get_stem_prefix(staged)}.conv.weight"][0], "timm")
     return None
 
 
-def resnet_blocks(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
-    """Units of each stage, from names like `before`0`between`2.conv1.weight."""
+def count_timm_units(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
+    """Units of each stage, from names like `before`0`interpolate_noise`2.conv1.weight."""
     stages = 0
     while f"{before}{stages}{between}0.conv1.weight" in shapes:
         stages += 1
-    return tuple(count(shapes, f"{before}{stage}{between}{{i}}.conv1.weight") for stage in range(stages))
+    return tuple(count_blocks(shapes, f"{before}{stage}{between}{{i}}.conv1.weight") for stage in range(stages))
 
 
-BIT = (
-    row("head.weight", "head.fc.weight", POINTWISE),
-    *table("head.bias = head.fc.bias", "body.root.conv.weight = stem.conv.weight", "body.norm.{x} = norm.{x}"),
-    *units("body.", "", False),
+BIT_RULES = (
+    parse_rename_rule("head.weight", "head.fc.weight", POINTWISE),
+    *parse_copy_rules(
+        "head.bias = head.fc.bias", "body.root.conv.weight = stem.conv.weight", "body.norm.{x} = norm.{x}"
+    ),
+    *build_resnet_unit_rules("body.", "", False),
 )
 
 
-def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
+def infer_timm_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
-    blocks, classes = resnet_blocks(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
-    return bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", settings)
+    blocks, classes = count_timm_units(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
+    return infer_bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", settings)
 
 
-def plain(config: ModelConfig) -> bool:
+def is_timm_vit(config: ModelConfig) -> bool:
     """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head
     with a bias.
 
@@ -182,43 +190,43 @@ def plain(config: ModelConfig) -> bool:
         and len(config.image) == 2
         and not config.needs_positions
         and config.positions.kind == "learned"
-        and config.positioned in (0, config.prefix)
+        and config.prefix_position_count in (0, config.prefix)
         and (config.head.bias or not config.classes)
         and config.projection_bias != config.first_norm
         and not config.head.representation
     )
 
 
-DEIT_III = Format(
+DEIT_III = WeightsFormat(
     "timm",
     "the original DeiT-III",
     ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "blocks.0.gamma_1", "pos_embed"),
     (
-        *table(
+        *parse_copy_rules(
             "encoder.blocks.{i}.attention.scale = blocks.{i}.gamma_1",
             "encoder.blocks.{i}.mlp.scale = blocks.{i}.gamma_2",
         ),
-        *VIT,
+        *TIMM_VIT_RULES,
     ),
-    configure=resized_by("bicubic", (0,)),
+    configure=bind_resize_rule("bicubic", (0,)),
     holds=lambda c: False,  # read only: `timm` is what is written
 )
-TIMM = Format(
+TIMM = WeightsFormat(
     "timm",
     "timm",
     ("patch_embed.proj.weight", "blocks.0.attn.qkv.weight", "pos_embed"),
-    VIT,
-    configure=configure,
+    TIMM_VIT_RULES,
+    configure=infer_timm_vit_config,
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
-    holds=plain,
+    holds=is_timm_vit,
     doubt=lambda c: "timm's; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset",
 )
 
 
-def original(
+def build_original_format(
     title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = ""
-) -> Format:
+) -> WeightsFormat:
     """Files of others that have timm's names, told by further names or by the key that their state dict lies under;
     read only."""
     return replace(
@@ -226,44 +234,44 @@ def original(
         title=title,
         sign=TIMM.sign + sign,
         sections=sections,
-        without=TIMM_ONLY if sections else (),
-        configure=resized_by(rule, None if doubt else (1,)),
+        without=TIMM_ONLY_TENSORS if sections else (),
+        configure=bind_resize_rule(rule, None if doubt else (1,)),
         holds=lambda config: False,
         doubt=lambda config: doubt,
     )
 
 
 #: tensors that the models of DeiT, MAE and DINO do not have
-TIMM_ONLY = (
+TIMM_ONLY_TENSORS = (
     "reg_token",
     "attn_pool.latent",
     "norm_pre.weight",
     "blocks.0.ls1.gamma",
-    f"{root(True)}.conv.weight",
-    f"{root(False)}.conv.weight",
+    f"{get_stem_prefix(True)}.conv.weight",
+    f"{get_stem_prefix(False)}.conv.weight",
 )
 #: the more certain first
-ORIGINALS = [
-    original("the original DINO, with its head", "bicubic-offset", ("head.last_layer.weight_v",)),
-    original("the original MAE, with its decoder", "bicubic", ("decoder_embed.weight",)),
-    original(
+ORIGINAL_FORMATS = [
+    build_original_format("the original DINO, with its head", "bicubic-offset", ("head.last_layer.weight_v",)),
+    build_original_format("the original MAE, with its decoder", "bicubic", ("decoder_embed.weight",)),
+    build_original_format(
         "a checkpoint of DINO's layout",
         "bicubic-offset",
         sections=("teacher", "student"),
         doubt="DINO's, as the file keeps a student and a teacher; timm's: --resize bicubic-antialias",
     ),
-    original(
+    build_original_format(
         "a checkpoint of DeiT's and MAE's layout",
         "bicubic",
         sections=("model", "model_ema"),
         doubt="that of DeiT and MAE, as the weights lie under 'model'; timm's: --resize bicubic-antialias",
     ),
 ]
-TIMM_BIT = Format(
+TIMM_BIT = WeightsFormat(
     "timm",
     "timm's BiT",
     ("stem.conv.weight", r"stages.0.blocks.0.norm1.weight", "norm.weight"),
-    BIT,
-    configure=configure_bit,
+    BIT_RULES,
+    configure=infer_timm_bit_config,
     holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
 )

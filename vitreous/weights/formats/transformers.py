@@ -9,64 +9,64 @@ from __future__ import annotations
 from typing import Any
 
 from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
-from vitreous.models.configs.base import Pixels
-from vitreous.weights.formats.measure import Size, bit_config, clip_size, vit_config
-from vitreous.weights.formats.timm import resnet_blocks
-from vitreous.weights.sidecar import FAMILIES
+from vitreous.models.configs.base import PixelScaling
+from vitreous.weights.formats.measure import ViTShape, infer_bit_config, infer_clip_size, infer_vit_config
+from vitreous.weights.formats.timm import count_timm_units
+from vitreous.weights.sidecar import MODEL_TYPE_TITLES
 from vitreous.weights.table import (
     BARE_TOKEN,
     CONVOLUTION,
-    COPY,
-    PREFIX,
-    Format,
+    COPY_TRANSFORM,
+    PREFIX_TOKENS,
     Shapes,
-    blocks,
-    count,
-    positions,
-    prefixes,
-    row,
-    table,
+    WeightsFormat,
+    build_block_rules,
+    build_position_transform,
+    count_blocks,
+    make_prefix_names,
+    parse_copy_rules,
+    parse_rename_rule,
 )
 
-ACTS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
-QKV = "attention.attention.query attention.attention.key attention.attention.value"
-OUT = "attention.output.dense"
-SCALES = "layer_scale1.lambda1", "layer_scale2.lambda1"
+HF_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
+HF_QKV_NAMES = "attention.attention.query attention.attention.key attention.attention.value"
+ATTENTION_OUTPUT = "attention.output.dense"
+LAYER_SCALE_NAMES = "layer_scale1.lambda1", "layer_scale2.lambda1"
 
-PREFIXES = prefixes("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens")
-COMMON = (
-    row("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
-    row("projection.bias", "embeddings.patch_embeddings.projection.bias", COPY),
-    row("prefix", PREFIXES, PREFIX),
-    row("slots position.table", "embeddings.position_embeddings", positions((1,))),
-    *table("encoder.norm.{x} = layernorm.{x}"),
+HF_PREFIXES = make_prefix_names("embeddings.cls_token", "embeddings.distillation_token", "embeddings.register_tokens")
+COMMON_RULES = (
+    parse_rename_rule("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
+    parse_rename_rule("projection.bias", "embeddings.patch_embeddings.projection.bias", COPY_TRANSFORM),
+    parse_rename_rule("prefix", HF_PREFIXES, PREFIX_TOKENS),
+    parse_rename_rule("slots position.table", "embeddings.position_embeddings", build_position_transform((1,))),
+    *parse_copy_rules("encoder.norm.{x} = layernorm.{x}"),
 )
 LAYER = "encoder.layer.{i}"
-VIT_ROWS = (
-    *COMMON,
-    *blocks(
+HF_VIT_RULES = (
+    *COMMON_RULES,
+    *build_block_rules(
         LAYER,
         ("layernorm_before", "layernorm_after"),
-        qkv=QKV,
-        out=OUT,
+        qkv=HF_QKV_NAMES,
+        out=ATTENTION_OUTPUT,
         mlp=("intermediate.dense", "output.dense"),
-        scales=SCALES,
+        scales=LAYER_SCALE_NAMES,
     ),
-    *table(
+    *parse_copy_rules(
         "head.{x} = classifier.{x}",
         "head.label.{x} = cls_classifier.{x}",
         "head.teacher.{x} = distillation_classifier.{x}",
     ),
-    *table("representation.{x} = pooler.dense.{x}"),
+    *parse_copy_rules("representation.{x} = pooler.dense.{x}"),
 )
 
 
-def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token), ViViT (the one of three axes) or
     DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     clips = len(patch) == 3
-    settings = settings | {"image": clip_size(settings, 32)} if clips else settings
+    settings = settings | {"image": infer_clip_size(settings, 32)} if clips else settings
     dino = "encoder.layer.0.layer_scale1.lambda1" in shapes
     gated = "encoder.layer.0.mlp.weights_in.weight" in shapes
     wide = "encoder.layer.0.mlp.fc1.weight" if dino else "encoder.layer.0.intermediate.dense.weight"
@@ -93,12 +93,12 @@ def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         if "pooler.dense.weight" in shapes and known and not distilled
         else None,
     }
-    depth = count(shapes, f"{LAYER}.attention.output.dense.weight")
-    size = Size(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1])
-    return vit_config(size, fields, settings, (class_token + ("embeddings.distillation_token" in shapes),))
+    depth = count_blocks(shapes, f"{LAYER}.attention.output.dense.weight")
+    size = ViTShape(width, depth, hidden, tuple(patch), shapes["embeddings.position_embeddings"][1])
+    return infer_vit_config(size, fields, settings, (class_token + ("embeddings.distillation_token" in shapes),))
 
 
-def describe(config: ViTConfig) -> dict[str, Any]:
+def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
     """The config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of
     the patches."""
     clips = len(config.image) == 3
@@ -120,7 +120,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
     description = {
         "architectures": [names[kind] + task],
         "model_type": kind,
-        **shape(config),
+        **to_hf_common_json(config),
         "qkv_bias": config.attention.qkv_bias,
         "id2label": {str(i): str(i) for i in range(config.classes)},
         "label2id": {str(i): i for i in range(config.classes)},
@@ -130,14 +130,14 @@ def describe(config: ViTConfig) -> dict[str, Any]:
         description |= {"num_frames": config.image[0], "tubelet_size": list(config.patch)}
     if kind.startswith("dinov2"):
         description |= {
-            "mlp_ratio": mlp_ratio(config),
+            "mlp_ratio": get_dinov2_mlp_ratio(config),
             "use_swiglu_ffn": config.mlp.kind == "swiglu",
             "num_register_tokens": config.registers,
         }
     return description
 
 
-def mlp_ratio(config: ViTConfig) -> int:
+def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
     """DINOv2's whole number for the MLP's width, of which the gated one has two thirds, up to a multiple of 8; 0 where
     there is none."""
     for ratio in range(1, 17):
@@ -147,7 +147,7 @@ def mlp_ratio(config: ViTConfig) -> int:
     return 0
 
 
-def shape(config: ViTConfig) -> dict[str, Any]:
+def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
     """What every config.json of a ViT says."""
     image, patch = config.image[-2:], config.patch[-2:]
     return {
@@ -155,7 +155,7 @@ def shape(config: ViTConfig) -> dict[str, Any]:
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
         "intermediate_size": config.mlp.hidden,
-        "hidden_act": ACTS[config.mlp.gelu],
+        "hidden_act": HF_ACTIVATIONS[config.mlp.gelu],
         "layer_norm_eps": config.norm.eps,
         "image_size": image[0] if len(set(image)) == 1 else list(image),
         "patch_size": patch[0] if len(set(patch)) == 1 else list(patch),
@@ -163,7 +163,7 @@ def shape(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def ordinary(config: Any) -> bool:
+def has_vit_tensor_names(config: Any) -> bool:
     """Whether it is a ViT, or a ViViT of joint attention, with learned positions, whatever it pools, and nothing else
     that changes the names."""
     return (
@@ -179,28 +179,28 @@ def ordinary(config: Any) -> bool:
     )
 
 
-def usual(config: Any) -> bool:
+def is_class_token_vit(config: Any) -> bool:
     """Whether it is one that pools a class token, which has a learned position."""
     return (
-        ordinary(config)
+        has_vit_tensor_names(config)
         and config.class_token
-        and config.positioned == config.prefix - config.registers
+        and config.prefix_position_count == config.prefix - config.registers
         and config.pool in ("class", "distilled")
     )
 
 
-def averaged(config: Any) -> bool:
+def is_ijepa(config: Any) -> bool:
     """Whether it is one that pools the mean of its patches, which transformers calls I-JEPA (arXiv:2301.08243): no
     other token, squares."""
-    return ordinary(config) and square(config) and not config.prefix and config.pool == "mean"
+    return has_vit_tensor_names(config) and has_square_patches(config) and not config.prefix and config.pool == "mean"
 
 
-def square(config: Any) -> bool:
+def has_square_patches(config: Any) -> bool:
     """Whether images and patches are squares: others' code knows one length only."""
     return len(config.image) == 2 and len(set(config.image)) == len(set(config.patch)) == 1
 
 
-def pixels_of(config: ViTConfig) -> Pixels:
+def get_pixel_statistics(config: ViTConfig) -> PixelScaling:
     """Whose images models of transformers were trained on, where no file tells: CLIP's, ImageNet's of DINOv2 and
     VideoMAE."""
     if config.first_norm:
@@ -208,101 +208,101 @@ def pixels_of(config: ViTConfig) -> Pixels:
     return "imagenet" if config.norm.layer_scale is not None or config.positions.kind == "sinusoid" else "half"
 
 
-VIT = Format(
+VIT = WeightsFormat(
     "huggingface",
-    FAMILIES["vit"],
+    MODEL_TYPE_TITLES["vit"],
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.intermediate.dense.weight"),
-    VIT_ROWS,
-    pixels=pixels_of,
-    configure=configure,
+    HF_VIT_RULES,
+    pixels=get_pixel_statistics,
+    configure=infer_hf_vit_config,
     ignored=(r"decoder\..*", r"pooler\..*", r"embeddings\.mask_token"),
     strip=("vit.", "deit.", "ijepa.", "vivit."),
     holds=lambda c: (
-        (usual(c) or averaged(c))
+        (is_class_token_vit(c) or is_ijepa(c))
         and (len(c.image) == 2 or c.pool == "class")
         and c.norm.layer_scale is None
         and c.mlp.kind == "gelu"
         and not c.registers
         and not c.head.representation
     ),
-    prefix=lambda c: describe(c)["model_type"] + "." if c.classes else "",
+    prefix=lambda c: to_hf_vit_json(c)["model_type"] + "." if c.classes else "",
     beside=("classifier", "cls_classifier", "distillation_classifier"),
-    describe=describe,
+    describe=to_hf_vit_json,
 )
-DINOV2 = Format(
+DINOV2 = WeightsFormat(
     "huggingface",
     "transformers' DINOv2",
     ("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.layer_scale1.lambda1"),
     (
-        *COMMON,
-        *blocks(
+        *COMMON_RULES,
+        *build_block_rules(
             LAYER,
             ("norm1", "norm2"),
-            qkv=QKV,
-            out=OUT,
+            qkv=HF_QKV_NAMES,
+            out=ATTENTION_OUTPUT,
             mlp=("mlp.weights_in|mlp.fc1", "mlp.weights_out|mlp.fc2"),
-            scales=SCALES,
+            scales=LAYER_SCALE_NAMES,
         ),
     ),
-    pixels=pixels_of,
-    configure=configure,
+    pixels=get_pixel_statistics,
+    configure=infer_hf_vit_config,
     ignored=(r"classifier\..*", r"embeddings\.mask_token"),
     strip=("dinov2.", "dinov2_with_registers."),
     holds=lambda c: (
-        usual(c)
-        and square(c)
+        is_class_token_vit(c)
+        and has_square_patches(c)
         and c.norm.layer_scale is not None
         and c.pool == "class"
         and not c.classes
-        and mlp_ratio(c) > 0
+        and get_dinov2_mlp_ratio(c) > 0
     ),
     adds=lambda c: {"embeddings.mask_token": (1, c.width)},
-    describe=describe,
+    describe=to_hf_vit_json,
 )
 
 CLIP_LAYER = "encoder.layers.{i}"
-CLIP = Format(
+CLIP = WeightsFormat(
     "huggingface",
     "transformers' CLIP image encoder",
     ("embeddings.class_embedding", "embeddings.patch_embedding.weight", "encoder.layers.0.self_attn.q_proj.weight"),
     (
-        row("projection.weight", "embeddings.patch_embedding.weight", CONVOLUTION),
-        row("prefix", "embeddings.class_embedding", BARE_TOKEN),
-        row("slots position.table", "embeddings.position_embedding.weight", positions(())),
-        *blocks(
+        parse_rename_rule("projection.weight", "embeddings.patch_embedding.weight", CONVOLUTION),
+        parse_rename_rule("prefix", "embeddings.class_embedding", BARE_TOKEN),
+        parse_rename_rule("slots position.table", "embeddings.position_embedding.weight", build_position_transform(())),
+        *build_block_rules(
             CLIP_LAYER,
             ("layer_norm1", "layer_norm2"),
             " ".join(f"self_attn.{part}_proj" for part in "qkv"),
             "self_attn.out_proj",
             ("mlp.fc1", "mlp.fc2"),
         ),
-        *table(
+        *parse_copy_rules(
             "first_norm.{x} = pre_layrnorm.{x}",
             "pooled_norm.{x} = post_layernorm.{x}",
             "head.weight = visual_projection.weight",
         ),
     ),
-    pixels=pixels_of,
-    configure=lambda shapes, settings: configure_clip(shapes, settings),
+    pixels=get_pixel_statistics,
+    configure=lambda shapes, settings: infer_hf_clip_config(shapes, settings),
     ignored=(r"text_model\..*", r"text_projection\..*", r"logit_scale", r".*position_ids"),
     strip=("vision_model.",),
-    holds=lambda c: clip_like(c),
+    holds=lambda c: is_clip_encoder(c),
     prefix=lambda c: "vision_model.",
     beside=("visual_projection",),
     describe=lambda c: {
         "architectures": ["CLIPVisionModelWithProjection" if c.classes else "CLIPVisionModel"],
         "model_type": "clip_vision_model",
         "projection_dim": c.classes or 512,
-        **shape(c),
+        **to_hf_common_json(c),
     },
 )
 
 
-def clip_like(config: ModelConfig) -> bool:
+def is_clip_encoder(config: ModelConfig) -> bool:
     """Whether it is CLIP's image encoder."""
     return (
         isinstance(config, ViTConfig)
-        and square(config)
+        and has_square_patches(config)
         and config.first_norm
         and config.attention.qkv_bias
         and config.norm.final == "pooled"
@@ -311,7 +311,7 @@ def clip_like(config: ModelConfig) -> bool:
     )
 
 
-def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_hf_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of CLIP's image encoder."""
     width, channels, *patch = shapes["embeddings.patch_embedding.weight"]
     fields = {
@@ -319,15 +319,15 @@ def configure_clip(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "classes": shapes["visual_projection.weight"][0] if "visual_projection.weight" in shapes else 0,
         **CLIP_FIELDS,
     }
-    depth = count(shapes, f"{CLIP_LAYER}.layer_norm1.weight")
-    size = Size(
+    depth = count_blocks(shapes, f"{CLIP_LAYER}.layer_norm1.weight")
+    size = ViTShape(
         width,
         depth,
         shapes["encoder.layers.0.mlp.fc1.weight"][0],
         tuple(patch),
         shapes["embeddings.position_embedding.weight"][0],
     )
-    return vit_config(size, fields, settings, (1,))
+    return infer_vit_config(size, fields, settings, (1,))
 
 
 CLIP_FIELDS = {
@@ -340,12 +340,12 @@ CLIP_FIELDS = {
     "positions.resize": "bicubic",
 }
 
-BIT = Format(
+BIT = WeightsFormat(
     "huggingface",
     "transformers' BiT",
     ("embedder.convolution.weight", r"encoder.stages.0.layers.0.norm1.weight"),
     (
-        *table(
+        *parse_copy_rules(
             "head.{x} = classifier.1.{x}",
             "body.root.conv.weight = embedder.convolution.weight",
             "body.norm.{x} = norm.{x}",
@@ -360,7 +360,7 @@ BIT = Format(
             ),
         ),
     ),
-    configure=lambda shapes, settings: configure_bit(shapes, settings),
+    configure=lambda shapes, settings: infer_hf_bit_config(shapes, settings),
     strip=("bit.",),
     holds=lambda c: isinstance(c, BiTConfig) and not c.axial,
     prefix=lambda c: "bit." if c.classes else "",
@@ -379,7 +379,10 @@ BIT = Format(
 )
 
 
-def configure_bit(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
+def infer_hf_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
     """The config of a BiT."""
-    blocks, classes = resnet_blocks(shapes, "encoder.stages.", ".layers."), shapes.get("classifier.1.weight", (0,))[0]
-    return bit_config(shapes["embedder.convolution.weight"][:2], blocks, classes, "transformers", settings)
+    blocks, classes = (
+        count_timm_units(shapes, "encoder.stages.", ".layers."),
+        shapes.get("classifier.1.weight", (0,))[0],
+    )
+    return infer_bit_config(shapes["embedder.convolution.weight"][:2], blocks, classes, "transformers", settings)

@@ -8,19 +8,19 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
-from vitreous.weights.formats.measure import published_heads
+from vitreous.weights.formats.measure import find_published_heads
 
 #: path of a field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
-MISSING = {
+OPTIONAL_TENSOR_FIELDS = {
     "norm.final": ("none", "tokens"),
     "attention.qkv_bias": (False, True),
     "projection_bias": (False, True),
     "head.bias": (False, True),
 }
-MISSING["positions.kind"] = ("sincos-big-vision", "learned")
+OPTIONAL_TENSOR_FIELDS["positions.kind"] = ("sincos-big-vision", "learned")
 
 
-class Variant(NamedTuple):
+class PublishedVariant(NamedTuple):
     """Tensors that a published family does not have: the field that says so, which models it is, and the note for
     people."""
 
@@ -41,33 +41,33 @@ def is_miil(fields: dict[str, Any]) -> bool:
 
 
 #: timm 1.0.31, vision_transformer.py: the published models that lack something
-TIMM = (
-    Variant(
+TIMM_VARIANTS = (
+    PublishedVariant(
         "attention.qkv_bias",
         lambda f: not f["class_token"] and f["norm.layer_scale"] is not None,
         "no bias on queries, keys and values is in the file; read as one of timm's vit_*_gap_* models, which have none",
     ),
-    Variant(
+    PublishedVariant(
         "attention.qkv_bias",
         is_miil,
         "no bias on queries, keys and values is in the file; read as timm's vit_base_patch16_224_miil, which has none",
     ),
-    Variant(
+    PublishedVariant(
         "norm.final",
         lambda f: f["norm.layer_scale"] is not None and not f["registers"] and f["class_token"] and not f["classes"],
         "no last norm is in the file; read as timm's vit_intern300m_patch14_448, which has none",
     ),
-    Variant(
+    PublishedVariant(
         "norm.final",
         lambda f: f["registers"] > 0 and f["class_token"] and not f["classes"],
         "no last norm is in the file; read as one of timm's vit_*_radio_* models, which have none",
     ),
-    Variant("projection_bias", lambda f: f["first_norm"]),  # CLIP
+    PublishedVariant("projection_bias", lambda f: f["first_norm"]),  # CLIP
 )
 
 
-BIG_VISION = (
-    Variant(
+BIG_VISION_VARIANTS = (
+    PublishedVariant(
         "positions.kind",
         lambda f: True,
         "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels "
@@ -75,16 +75,19 @@ BIG_VISION = (
     ),
 )
 #: name of a format -> its variants
-VARIANTS = {"timm": TIMM, "big-vision-npz": BIG_VISION}
+VARIANTS_BY_FORMAT = {"timm": TIMM_VARIANTS, "big-vision-npz": BIG_VISION_VARIANTS}
 
 
-def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM) -> dict[str, Any]:
-    """The same fields, those of `MISSING` set back to "present" where no published family lacks the tensors.
+def require_unpublished_tensors(
+    fields: dict[str, Any], variants: tuple[PublishedVariant, ...] = TIMM_VARIANTS
+) -> dict[str, Any]:
+    """The same fields, those of `OPTIONAL_TENSOR_FIELDS` set back to "present" where no published family lacks the
+    tensors.
 
     The tensors are then expected, and listed as missing.
     """
     completed = dict(fields)
-    for name, (missing, present) in MISSING.items():
+    for name, (missing, present) in OPTIONAL_TENSOR_FIELDS.items():
         if (
             name in completed
             and completed[name] == missing
@@ -94,7 +97,9 @@ def only_published(fields: dict[str, Any], variants: tuple[Variant, ...] = TIMM)
     return completed
 
 
-def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Variant, ...] = ()) -> list[str]:
+def describe_inferred_fields(
+    config: ModelConfig, known: Container[str], variants: tuple[PublishedVariant, ...] = ()
+) -> list[str]:
     """Notes on what was concluded: tensors that a published family lacks too, a number of heads that is a guess.
 
     `known`: the fields of the config that are said somewhere, so that nothing had to be concluded.
@@ -104,9 +109,13 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
     notes: dict[str, str] = {}
     options = {path: attrgetter(path)(config) for path in TRANSFORMER_FIELDS}
     for one in variants:
-        if one.field not in known and attrgetter(one.field)(config) == MISSING[one.field][0] and one.matches(options):
+        if (
+            one.field not in known
+            and attrgetter(one.field)(config) == OPTIONAL_TENSOR_FIELDS[one.field][0]
+            and one.matches(options)
+        ):
             notes.setdefault(one.field, one.note)
-    if "heads" not in known and published_heads(config.width, config.depth, config.mlp.hidden) is None:
+    if "heads" not in known and find_published_heads(config.width, config.depth, config.mlp.hidden) is None:
         notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth "
             f"{config.depth} and MLP"
@@ -116,11 +125,11 @@ def conclusions(config: ModelConfig, known: Container[str], variants: tuple[Vari
     return [note for note in notes.values() if note]
 
 
-def heads_mismatch(config: ModelConfig) -> list[str]:
+def describe_heads_mismatch(config: ModelConfig) -> list[str]:
     """A note where the number of heads that was said is not that of published models of this width."""
     if not isinstance(config, ViTConfig):
         return []
-    usual = published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
+    usual = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
     if config.heads == usual or not usual:
         return []
     own = f"config.json says {config.heads} heads for a width of {config.width}"

@@ -19,33 +19,47 @@ from dataclasses import replace
 from typing import Any
 
 from vitreous.models.config import VideoConfig, ViTConfig
-from vitreous.weights.formats.measure import Size, clip_size, vit_config
-from vitreous.weights.formats.transformers import OUT, QKV, shape
-from vitreous.weights.table import CONVOLUTION, Format, Shapes, blocks, count, row, table
+from vitreous.weights.formats.measure import ViTShape, infer_clip_size, infer_vit_config
+from vitreous.weights.formats.transformers import ATTENTION_OUTPUT, HF_QKV_NAMES, to_hf_common_json
+from vitreous.weights.table import (
+    CONVOLUTION,
+    Shapes,
+    WeightsFormat,
+    build_block_rules,
+    count_blocks,
+    parse_copy_rules,
+    parse_rename_rule,
+)
 
-TITLE = "transformers' VideoMAE"
-FRAMES = 16  # of a clip, where nothing says so
-KEYS = "encoder.blocks.{i}.attention.part.qkv"
+HF_VIDEOMAE_TITLE = "transformers' VideoMAE"
+DEFAULT_FRAMES = 16  # of a clip, where nothing says so
+QKV_NAME = "encoder.blocks.{i}.attention.part.qkv"
 LAYER = "encoder.layer.{i}"
-AUTHORS = (
-    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
-    *blocks("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
-    *table(
+VIDEOMAE_RULES = (
+    parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    *build_block_rules("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2")),
+    *parse_copy_rules(
         "projection.bias = patch_embed.proj.bias",
-        f"{KEYS}.query_bias = blocks.{{i}}.attn.q_bias",
-        f"{KEYS}.value_bias = blocks.{{i}}.attn.v_bias",
+        f"{QKV_NAME}.query_bias = blocks.{{i}}.attn.q_bias",
+        f"{QKV_NAME}.value_bias = blocks.{{i}}.attn.v_bias",
         "encoder.norm.{x} = norm.{x}",
         "pooled_norm.{x} = fc_norm.{x}",
         "head.{x} = head.{x}",
     ),
 )
-TRANSFORMERS = (
-    row("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
-    *blocks(LAYER, ("layernorm_before", "layernorm_after"), QKV, OUT, ("intermediate.dense", "output.dense")),
-    *table(
+HF_VIDEOMAE_RULES = (
+    parse_rename_rule("projection.weight", "embeddings.patch_embeddings.projection.weight", CONVOLUTION),
+    *build_block_rules(
+        LAYER,
+        ("layernorm_before", "layernorm_after"),
+        HF_QKV_NAMES,
+        ATTENTION_OUTPUT,
+        ("intermediate.dense", "output.dense"),
+    ),
+    *parse_copy_rules(
         "projection.bias = embeddings.patch_embeddings.projection.bias",
-        f"{KEYS}.query_bias = {LAYER}.attention.attention.q_bias",
-        f"{KEYS}.value_bias = {LAYER}.attention.attention.v_bias",
+        f"{QKV_NAME}.query_bias = {LAYER}.attention.attention.q_bias",
+        f"{QKV_NAME}.value_bias = {LAYER}.attention.attention.v_bias",
         "encoder.norm.{x} = layernorm.{x}",
         "pooled_norm.{x} = fc_norm.{x}",
         "head.{x} = classifier.{x}",
@@ -53,11 +67,13 @@ TRANSFORMERS = (
 )
 
 
-def measured(shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]) -> ViTConfig:
+def infer_videomae_config(
+    shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]
+) -> ViTConfig:
     """The config of a VideoMAE whose tensors have these names. Raises ValueError where a norm after each token goes
     with a head: what that reads is the first patch."""
     width, channels, *patch = shapes[names["projection"]]
-    image = clip_size(settings, FRAMES)
+    image = infer_clip_size(settings, DEFAULT_FRAMES)
     pooled, normed = "fc_norm.weight" in shapes, names["norm"] in shapes
     classes = shapes.get(names["head"], (0,))[0]
     if classes and not pooled:
@@ -74,17 +90,19 @@ def measured(shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fi
         **fields,
     }
     tokens = math.prod(side // p for side, p in zip(image, patch, strict=True))
-    size = Size(width, count(shapes, names["depth"]), shapes[names["hidden"]][0], tuple(patch), tokens)
-    return vit_config(size, fields, settings | {"image": image}, (0,))
+    size = ViTShape(width, count_blocks(shapes, names["depth"]), shapes[names["hidden"]][0], tuple(patch), tokens)
+    return infer_vit_config(size, fields, settings | {"image": image}, (0,))
 
 
-def configure(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_official_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of the authors' VideoMAE."""
     names = {"projection": "patch_embed.proj.weight", "hidden": "blocks.0.mlp.fc1.weight", "norm": "norm.weight"}
-    return measured(shapes, settings, names | {"head": "head.weight", "depth": "blocks.{i}.norm1.weight"}, {})
+    return infer_videomae_config(
+        shapes, settings, names | {"head": "head.weight", "depth": "blocks.{i}.norm1.weight"}, {}
+    )
 
 
-def configure_transformers(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_hf_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of transformers' VideoMAE."""
     names = {
         "projection": "embeddings.patch_embeddings.projection.weight",
@@ -93,15 +111,15 @@ def configure_transformers(shapes: Shapes, settings: dict[str, Any]) -> ViTConfi
         "head": "classifier.weight",
         "depth": f"{LAYER}.layernorm_before.weight",
     }
-    return measured(shapes, settings, names, {"norm.eps": 1e-12, "pooled_eps": 1e-5})
+    return infer_videomae_config(shapes, settings, names, {"norm.eps": 1e-12, "pooled_eps": 1e-5})
 
 
-def describe(config: ViTConfig) -> dict[str, Any]:
+def to_hf_videomae_json(config: ViTConfig) -> dict[str, Any]:
     """The config.json of transformers' VideoMAE."""
     return {
         "architectures": ["VideoMAEForVideoClassification" if config.classes else "VideoMAEModel"],
         "model_type": "videomae",
-        **shape(config),
+        **to_hf_common_json(config),
         "num_frames": config.image[0],
         "tubelet_size": config.patch[0],
         "use_mean_pooling": config.norm.final != "tokens",
@@ -111,7 +129,7 @@ def describe(config: ViTConfig) -> dict[str, Any]:
     }
 
 
-def videomae_like(config: Any) -> bool:
+def is_videomae_encoder(config: Any) -> bool:
     """Whether it is VideoMAE's encoder, with a head on the normed mean or without one."""
     return (
         isinstance(config, VideoConfig)
@@ -130,33 +148,33 @@ def videomae_like(config: Any) -> bool:
     )
 
 
-VIDEOMAE = Format(
+VIDEOMAE = WeightsFormat(
     "videomae",
     "the original VideoMAE",
     ("patch_embed.proj.weight", "blocks.0.attn.q_bias", "blocks.0.attn.qkv.weight"),
-    AUTHORS,
-    configure=configure,
+    VIDEOMAE_RULES,
+    configure=infer_official_videomae_config,
     scope=("encoder.",),
     strip=("backbone.",),
     without=("cls_token", "pos_embed"),  # a BEiT
-    holds=lambda c: videomae_like(c) and c.norm.final != "none",
+    holds=lambda c: is_videomae_encoder(c) and c.norm.final != "none",
     prefix=lambda c: "encoder." if c.norm.final == "tokens" else "",
 )
-VIDEOMAE_TRANSFORMERS = replace(
+HF_VIDEOMAE = replace(
     VIDEOMAE,
     name="huggingface",
     pixels=lambda config: "imagenet",
-    title=TITLE,
+    title=HF_VIDEOMAE_TITLE,
     sign=("embeddings.patch_embeddings.projection.weight", "encoder.layer.0.attention.attention.q_bias"),
-    rows=TRANSFORMERS,
-    configure=configure_transformers,
+    rows=HF_VIDEOMAE_RULES,
+    configure=infer_hf_videomae_config,
     ignored=(r"decoder\..*", r"encoder_to_decoder\.weight", r"mask_token"),
     scope=(),
     strip=("videomae.",),
     without=(),
-    holds=lambda c: videomae_like(c) and (bool(c.classes) or c.norm.final != "pooled"),
+    holds=lambda c: is_videomae_encoder(c) and (bool(c.classes) or c.norm.final != "pooled"),
     prefix=lambda c: "videomae." if c.classes else "",
     beside=("fc_norm", "classifier"),
-    describe=describe,
+    describe=to_hf_videomae_json,
 )
-FORMATS = (VIDEOMAE, VIDEOMAE_TRANSFORMERS)
+FORMATS = (VIDEOMAE, HF_VIDEOMAE)

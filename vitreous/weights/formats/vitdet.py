@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 from vitreous.models.config import ModelConfig, ViTConfig
-from vitreous.weights.formats.measure import Size, grid_from, vit_config
+from vitreous.weights.formats.measure import ViTShape, infer_position_grid, infer_vit_config
 from vitreous.weights.formats.others import SAM_FIELDS
-from vitreous.weights.formats.transformers import square
-from vitreous.weights.table import CONVOLUTION, Format, Shapes, TensorTransform, blocks, count, row, table
+from vitreous.weights.formats.transformers import has_square_patches
+from vitreous.weights.table import (
+    CONVOLUTION,
+    Shapes,
+    TensorTransform,
+    WeightsFormat,
+    build_block_rules,
+    count_blocks,
+    parse_copy_rules,
+    parse_rename_rule,
+)
 
-IMAGE = 1024  # pixels along a side, where no table of the whole grid tells it
+DEFAULT_IMAGE_SIDE = 1024  # pixels along a side, where no table of the whole grid tells it
 
 
 def _positions_into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
@@ -28,36 +37,38 @@ def _positions_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
 #: (1, 1 + N, D), of which nothing reads the class token's row, the first, and (*grid, D)
 WITH_CLASS_ROW = TensorTransform(_positions_into, _positions_out)
 
-BLOCK = "encoder.blocks.{i}"
-ROWS = (
-    row("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
-    row("position.table", "pos_embed", WITH_CLASS_ROW),
-    *blocks("blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2"), part="{part}"),
-    *table(
+BLOCK_NAME = "encoder.blocks.{i}"
+VITDET_RULES = (
+    parse_rename_rule("projection.weight", "patch_embed.proj.weight", CONVOLUTION),
+    parse_rename_rule("position.table", "pos_embed", WITH_CLASS_ROW),
+    *build_block_rules(
+        "blocks.{i}", ("norm1", "norm2"), "attn.qkv", "attn.proj", ("mlp.fc1", "mlp.fc2"), part="{part}"
+    ),
+    *parse_copy_rules(
         "projection.bias = patch_embed.proj.bias",
-        f"{BLOCK}.attention.part{{part}}.rows = blocks.{{i}}.attn.rel_pos_h",
-        f"{BLOCK}.attention.part{{part}}.columns = blocks.{{i}}.attn.rel_pos_w",
-        f"{BLOCK}.after.conv{{j}}.weight = blocks.{{i}}.residual.conv{{j}}.weight",
-        f"{BLOCK}.after.norm{{j}}.norm.{{x}} = blocks.{{i}}.residual.norm{{j}}.{{x}}",
+        f"{BLOCK_NAME}.attention.part{{part}}.rows = blocks.{{i}}.attn.rel_pos_h",
+        f"{BLOCK_NAME}.attention.part{{part}}.columns = blocks.{{i}}.attn.rel_pos_w",
+        f"{BLOCK_NAME}.after.conv{{j}}.weight = blocks.{{i}}.residual.conv{{j}}.weight",
+        f"{BLOCK_NAME}.after.norm{{j}}.norm.{{x}} = blocks.{{i}}.residual.norm{{j}}.{{x}}",
     ),
 )
 
 
-def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
+def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     """The config of a backbone. Blocks with the longest tables see the whole grid, which tells the image size.
 
     Where all are of one length they see windows, unless an `image` in the settings is one window. Raises ValueError for
     tables of more than two lengths.
     """
     width, channels, *sides = shapes["patch_embed.proj.weight"]
-    patch, depth = tuple(sides), count(shapes, "blocks.{i}.attn.qkv.weight")
-    table_grid, _ = grid_from(shapes["pos_embed"][1], (1,), None, patch)
+    patch, depth = tuple(sides), count_blocks(shapes, "blocks.{i}.attn.qkv.weight")
+    table_grid, _ = infer_position_grid(shapes["pos_embed"][1], (1,), None, patch)
     lengths = [(shapes[f"blocks.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
     window, longest = min(lengths), max(lengths)
     if set(lengths) != {window, longest}:
         raise ValueError(f"its tables of relative positions are for {len(set(lengths))} kinds of windows")
     whole = (longest * patch[0], longest * patch[1])
-    image = whole if window < longest else settings.get("image") or (IMAGE, IMAGE)
+    image = whole if window < longest else settings.get("image") or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)
     windowed = window < longest or image != whole
     fields = SAM_FIELDS | {
         "channels": channels,
@@ -69,28 +80,28 @@ def configure_vitdet(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         "position_grid": table_grid,
     }
     grid = image[0] // patch[0] * (image[1] // patch[1])
-    size = Size(width, depth, shapes["blocks.0.mlp.fc1.weight"][0], patch, grid)
-    return vit_config(size, fields, settings | {"image": image}, (0,))
+    size = ViTShape(width, depth, shapes["blocks.0.mlp.fc1.weight"][0], patch, grid)
+    return infer_vit_config(size, fields, settings | {"image": image}, (0,))
 
 
-def vitdet_like(config: ModelConfig) -> bool:
+def is_vitdet_backbone(config: ModelConfig) -> bool:
     """Whether it is a backbone of ViTDet."""
     return (
         isinstance(config, ViTConfig)
-        and square(config)
+        and has_square_patches(config)
         and config.attention.kind == "decomposed"
         and not config.neck
         and not config.classes
     )
 
 
-VITDET = Format(
+VITDET = WeightsFormat(
     "vitdet",
     "detectron2's ViTDet",
     ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.rel_pos_h", "blocks.0.mlp.fc1.weight"),
-    ROWS,
-    configure=configure_vitdet,
+    VITDET_RULES,
+    configure=infer_vitdet_config,
     scope=("backbone.net.",),
-    holds=vitdet_like,
+    holds=is_vitdet_backbone,
     prefix=lambda c: "backbone.net.",
 )

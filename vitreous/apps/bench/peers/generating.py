@@ -7,17 +7,17 @@ from typing import Any
 
 import torch
 
-from vitreous.apps.bench.generating import GUIDANCE, OPTIMIZER, STEPS, config_of
-from vitreous.apps.bench.peers.pretraining import autocast
-from vitreous.apps.bench.work import Turn, Work
+from vitreous.apps.bench.generating import DIT_OPTIMIZER, GUIDANCE_SCALE, SAMPLING_STEPS, configure_generator
+from vitreous.apps.bench.peers.pretraining import autocast_context
+from vitreous.apps.bench.work import BenchmarkStep, Workload
 
 
-def model_of(work: Work) -> Any:
+def build_diffusers_dit(work: Workload) -> Any:
     """diffusers' model of the same shape, with random weights."""
     from diffusers import DiTTransformer2DModel
 
     torch.manual_seed(0)
-    config = config_of(work)
+    config = configure_generator(work)
     model: Any = DiTTransformer2DModel(
         num_attention_heads=config.heads,
         attention_head_dim=config.width // config.heads,
@@ -33,13 +33,13 @@ def model_of(work: Work) -> Any:
     return model.to(work.device)
 
 
-def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
     """A step as diffusers' examples write it: noise by its scheduler, the squared error of the noise alone, AdamW."""
     from diffusers import DDPMScheduler
 
-    config, model = config_of(work), model_of(work).train()
+    config, model = configure_generator(work), build_diffusers_dit(work).train()
     fused = precision == "bf16" or compiled
-    optimizer = torch.optim.AdamW(model.parameters(), OPTIMIZER.lr, weight_decay=0.0, fused=fused or None)
+    optimizer = torch.optim.AdamW(model.parameters(), DIT_OPTIMIZER.lr, weight_decay=0.0, fused=fused or None)
     scheduler: Any = DDPMScheduler(1000)
     images = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
     labels = torch.arange(work.batch_size, device=work.device) % config.classes
@@ -49,7 +49,7 @@ def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
         optimizer.zero_grad()
         noise, time = torch.randn_like(images), torch.randint(1000, (work.batch_size,), device=work.device)
         noisy = scheduler.add_noise(images, noise, time)
-        with autocast(work, precision):
+        with autocast_context(work, precision):
             answer = forward(noisy, timestep=time, class_labels=labels).sample
         (answer[:, : config.channels].float() - noise).square().mean().backward()
         optimizer.step()
@@ -58,11 +58,11 @@ def train(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
     return turn
 
 
-def sample(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
     """Images by DDIM in as many steps as ours, both answers of the guidance in one batch, as its pipeline has it."""
     from diffusers import DDIMScheduler
 
-    config, model = config_of(work), model_of(work).eval()
+    config, model = configure_generator(work), build_diffusers_dit(work).eval()
     scheduler: Any = DDIMScheduler(1000, clip_sample=False)
     labels = torch.arange(work.batch_size, device=work.device) % config.classes
     both = torch.cat([labels, torch.full_like(labels, config.classes)])
@@ -70,14 +70,14 @@ def sample(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
 
     @torch.inference_mode()
     def turn() -> float:
-        scheduler.set_timesteps(STEPS)
+        scheduler.set_timesteps(SAMPLING_STEPS)
         noisy = torch.randn(work.batch_size, config.channels, *config.image, device=work.device)
         for time in scheduler.timesteps:
-            with autocast(work, precision):
+            with autocast_context(work, precision):
                 times = time.expand(2 * work.batch_size).to(work.device)
                 answer = forward(noisy.repeat(2, 1, 1, 1), timestep=times, class_labels=both).sample
             wanted, plain = answer[:, : config.channels].float().chunk(2)
-            noisy = scheduler.step(plain + GUIDANCE * (wanted - plain), time, noisy).prev_sample
+            noisy = scheduler.step(plain + GUIDANCE_SCALE * (wanted - plain), time, noisy).prev_sample
         return work.batch_size
 
     return turn

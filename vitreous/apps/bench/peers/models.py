@@ -13,89 +13,102 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitreous.apps.bench.work import Answering, Turn, Work
-from vitreous.models.names import configure, configure_vit
+from vitreous.apps.bench.work import BenchmarkStep, LogitsStep, Workload
+from vitreous.models.names import config_from_name, vit_config_from_name
 from vitreous.system.machine import DTYPES
 
-CLASSES = 1000
+NUM_CLASSES = 1000
 
 
-def swin_of(work: Work) -> dict[str, Any]:
+def get_swin_options(work: Workload) -> dict[str, Any]:
     """Return the shape of a Swin V1 under the names that all three libraries have; nothing for another model."""
-    c: Any = configure(work.model, work.image_size)
+    c: Any = config_from_name(work.model, work.image_size)
     if c.recipe_family != "swin":
         return {}
     shape = {"patch_size": c.patch_size[0], "embed_dim": c.width, "window_size": c.attention.window}
     return {**shape, "depths": list(c.blocks), "num_heads": list(c.heads)}
 
 
-def timm_model(work: Work) -> nn.Module:
+def build_timm_model(work: Workload) -> nn.Module:
     """Return timm's ViT or Swin of the same shape."""
     from timm.models.swin_transformer import SwinTransformer
     from timm.models.vision_transformer import VisionTransformer
 
-    if swin := swin_of(work):
-        return SwinTransformer(work.image_size, num_classes=CLASSES, drop_path_rate=0.0, **swin)
-    c = configure_vit(work.model, work.image_size)
+    if swin := get_swin_options(work):
+        return SwinTransformer(work.image_size, num_classes=NUM_CLASSES, drop_path_rate=0.0, **swin)
+    c = vit_config_from_name(work.model, work.image_size)
     return VisionTransformer(
-        work.image_size, c.patch[0], num_classes=CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads
+        work.image_size, c.patch[0], num_classes=NUM_CLASSES, embed_dim=c.width, depth=c.depth, num_heads=c.heads
     )
 
 
-def transformers_model(work: Work) -> Any:
+def build_transformers_model(work: Workload) -> Any:
     """Return transformers' ViT or Swin of the same shape."""
     from transformers import SwinConfig, SwinForImageClassification, ViTConfig, ViTForImageClassification
 
-    if swin := swin_of(work):
-        shape: dict[str, Any] = {**swin, "image_size": work.image_size, "num_labels": CLASSES, "drop_path_rate": 0.0}
+    if swin := get_swin_options(work):
+        shape: dict[str, Any] = {
+            **swin,
+            "image_size": work.image_size,
+            "num_labels": NUM_CLASSES,
+            "drop_path_rate": 0.0,
+        }
         return SwinForImageClassification(SwinConfig(**shape))
-    c = configure_vit(work.model, work.image_size)
+    c = vit_config_from_name(work.model, work.image_size)
     sizes = {"hidden_size": c.width, "num_hidden_layers": c.depth, "num_attention_heads": c.heads}
-    shape = {**sizes, "intermediate_size": c.mlp.hidden, "num_labels": CLASSES}
+    shape = {**sizes, "intermediate_size": c.mlp.hidden, "num_labels": NUM_CLASSES}
     return ViTForImageClassification(ViTConfig(**shape, image_size=work.image_size, patch_size=c.patch[0]))
 
 
-def torchvision_model(work: Work) -> nn.Module:
+def build_torchvision_model(work: Workload) -> nn.Module:
     """Return torchvision's ViT or Swin of the same shape."""
     from torchvision.models import SwinTransformer, VisionTransformer
 
-    if swin := swin_of(work):
+    if swin := get_swin_options(work):
         sides = {name: [swin[name]] * 2 for name in ("patch_size", "window_size")}
-        return SwinTransformer(**{**swin, **sides}, stochastic_depth_prob=0.0, num_classes=CLASSES)
-    c = configure_vit(work.model, work.image_size)
-    return VisionTransformer(work.image_size, c.patch[0], c.depth, c.heads, c.width, c.mlp.hidden, num_classes=CLASSES)
+        return SwinTransformer(**{**swin, **sides}, stochastic_depth_prob=0.0, num_classes=NUM_CLASSES)
+    c = vit_config_from_name(work.model, work.image_size)
+    return VisionTransformer(
+        work.image_size, c.patch[0], c.depth, c.heads, c.width, c.mlp.hidden, num_classes=NUM_CLASSES
+    )
 
 
-MODELS = {"timm": timm_model, "transformers": transformers_model, "torchvision": torchvision_model}
+MODEL_BUILDERS = {
+    "timm": build_timm_model,
+    "transformers": build_transformers_model,
+    "torchvision": build_torchvision_model,
+}
 
 
-def batch(work: Work, seed: int = 0) -> Tensor:
+def make_normalised_batch(work: Workload, seed: int = 0) -> Tensor:
     """Return (B, 3, size, size) normalised images: peers are spared the work on bytes that vitreous does."""
     size = (work.batch_size, 3, work.image_size, work.image_size)
     return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(work.device)
 
 
-def ready(work: Work, peer: str = "timm") -> nn.Module:
+def build_inference_model(work: Workload, peer: str = "timm") -> nn.Module:
     """Return a peer's model for inference; its random weights are always the same."""
     torch.manual_seed(0)
-    return MODELS[peer](work).eval().requires_grad_(False)
+    return MODEL_BUILDERS[peer](work).eval().requires_grad_(False)
 
 
 @torch.inference_mode()
-def exact(work: Work, peer: str = "timm") -> np.ndarray:
+def compute_fp32_logits(work: Workload, peer: str = "timm") -> np.ndarray:
     """Return its logits for the batch in float32 by PyTorch, (B, K)."""
-    return logits_in(ready(work, peer)(batch(work).cpu()))
+    return extract_logits(build_inference_model(work, peer)(make_normalised_batch(work).cpu()))
 
 
-def logits_in(answer: Any) -> np.ndarray:
+def extract_logits(answer: Any) -> np.ndarray:
     """Return (B, K) float32 of what a model returns; transformers' has more in it."""
     return getattr(answer, "logits", answer).float().cpu().numpy()
 
 
-def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None) -> Turn:
+def build_peer_inference_step(
+    work: Workload, peer: str, precision: str = "fp32", compiled: bool = False, mode: str | None = None
+) -> BenchmarkStep:
     """A forward pass by PyTorch; `compiled` by inductor with frozen weights, in a `mode` of torch.compile."""
-    model: Any = ready(work, peer).to(work.device, DTYPES[precision])
-    images = batch(work).to(DTYPES[precision])
+    model: Any = build_inference_model(work, peer).to(work.device, DTYPES[precision])
+    images = make_normalised_batch(work).to(DTYPES[precision])
     if compiled:
         import torch._inductor.config as inductor
 
@@ -112,17 +125,17 @@ def inference(work: Work, peer: str, precision: str = "fp32", compiled: bool = F
         answer()
         return work.batch_size
 
-    return Answering(turn, lambda: logits_in(answer()), lambda: exact(work, peer))
+    return LogitsStep(turn, lambda: extract_logits(answer()), lambda: compute_fp32_logits(work, peer))
 
 
-def onnxruntime(work: Work, quantised: bool = False) -> Turn:
+def build_onnxruntime_step(work: Workload, quantised: bool = False) -> BenchmarkStep:
     """onnxruntime on timm's model, in float32, or with dynamic int8 as its documentation has it."""
     import onnxruntime as ort
 
-    images = batch(work)
+    images = make_normalised_batch(work)
     with tempfile.TemporaryDirectory() as scratch:
         file = os.path.join(scratch, "model.onnx")
-        torch.onnx.export(ready(work), (images,), file, dynamo=True, external_data=False, verbose=False)
+        torch.onnx.export(build_inference_model(work), (images,), file, dynamo=True, external_data=False, verbose=False)
         if quantised:
             from onnxruntime.quantization import quantize_dynamic
             from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -136,37 +149,41 @@ def onnxruntime(work: Work, quantised: bool = False) -> Turn:
         session.run(None, given)
         return work.batch_size
 
-    return Answering(turn, lambda: np.asarray(session.run(None, given)[0]), lambda: exact(work))
+    return LogitsStep(turn, lambda: np.asarray(session.run(None, given)[0]), lambda: compute_fp32_logits(work))
 
 
-def openvino(work: Work, precision: str) -> Turn:
+def build_openvino_step(work: Workload, precision: str) -> BenchmarkStep:
     """OpenVINO by hand on timm's model: fp32, bf16, or int8 by nncf, calibrated on other images."""
     import openvino as ov
 
-    from vitreous.inference.libraries import openvino_core
+    from vitreous.inference.libraries import get_openvino_core
 
-    images = batch(work)
-    graph = ov.convert_model(torch.export.export(ready(work), (images,)))
+    images = make_normalised_batch(work)
+    graph = ov.convert_model(torch.export.export(build_inference_model(work), (images,)))
     if precision == "int8":
         import nncf
 
-        examples = nncf.Dataset([batch(work, 1 + seed).numpy() for seed in range(max(1, 32 // work.batch_size))])
+        examples = nncf.Dataset(
+            [make_normalised_batch(work, 1 + seed).numpy() for seed in range(max(1, 32 // work.batch_size))]
+        )
         graph = nncf.quantize(graph, examples, model_type=nncf.ModelType.TRANSFORMER)
     hint = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}[precision]
-    compiled = openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
+    compiled = get_openvino_core().compile_model(graph, "CPU", {"INFERENCE_PRECISION_HINT": hint})
 
     def turn() -> float:
         compiled([images.numpy()])
         return work.batch_size
 
-    return Answering(turn, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: exact(work))
+    return LogitsStep(turn, lambda: np.asarray(compiled([images.numpy()])[0]), lambda: compute_fp32_logits(work))
 
 
-def train(work: Work, precision: str = "fp32", compiled: bool = False, mode: str | None = None) -> Turn:
+def build_timm_train_step(
+    work: Workload, precision: str = "fp32", compiled: bool = False, mode: str | None = None
+) -> BenchmarkStep:
     """A step of timm's model: forward, backward, clipping, AdamW (fused but for the default); `mode` is that of
     torch.compile."""
-    model = timm_model(work).to(work.device)
-    images, labels = batch(work), torch.randint(0, CLASSES, (work.batch_size,), device=work.device)
+    model = build_timm_model(work).to(work.device)
+    images, labels = make_normalised_batch(work), torch.randint(0, NUM_CLASSES, (work.batch_size,), device=work.device)
     half = precision == "bf16"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=True if half else None)
     forward = torch.compile(model, mode=mode) if compiled else model

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from vitreous.apps.bench.peers.models import timm_model, transformers_model
-from vitreous.apps.bench.work import Turn, Work
+from vitreous.apps.bench.peers.models import build_timm_model, build_transformers_model
+from vitreous.apps.bench.work import BenchmarkStep, Workload
 from vitreous.data.layouts.folder import list_images
-from vitreous.system.cores import default_workers
+from vitreous.system.cores import default_worker_count
 from vitreous.system.machine import has_bf16
 
 
-class Pictures(torch.utils.data.Dataset):
+class ImageFileDataset(torch.utils.data.Dataset):
     """Files through a transform."""
 
     def __init__(self, files: list[Path], transform: Any) -> None:
@@ -31,7 +31,7 @@ class Pictures(torch.utils.data.Dataset):
             return self.transform(image.convert("RGB"))
 
 
-def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
+def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool = False) -> BenchmarkStep:
     """Files to the five best classes by timm's model and transform and a DataLoader, as its `inference.py` has them.
 
     Batches of 16 and two workers; or, `best`, batches of 32, a worker a core, and bfloat16 where the machine has it.
@@ -39,17 +39,17 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
     from timm.data.transforms_factory import create_transform
 
     dtype = torch.bfloat16 if best and has_bf16(work.device) else torch.float32
-    model: Any = timm_model(work).eval().requires_grad_(False).to(work.device, dtype)
+    model: Any = build_timm_model(work).eval().requires_grad_(False).to(work.device, dtype)
     if compiled:
         import torch._inductor.config as inductor
 
         inductor.freezing = True
         model = torch.compile(model, dynamic=True)
     files = list_images(Path(work.images or "."))
-    pictures = Pictures(
+    pictures = ImageFileDataset(
         files, create_transform((3, work.image_size, work.image_size), interpolation="bicubic", crop_pct=0.9)
     )
-    workers = default_workers() if best else 2
+    workers = default_worker_count() if best else 2
     data = torch.utils.data.DataLoader(pictures, 32 if best else 16, num_workers=workers, persistent_workers=True)
 
     @torch.inference_mode(not compiled)
@@ -64,7 +64,7 @@ def timm(work: Work, best: bool = False, compiled: bool = False) -> Turn:
     return turn
 
 
-def transformers(work: Work, best: bool = False) -> Turn:
+def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
     """Files to the five best classes by the transformers pipeline with its fast processor, torchvision's.
 
     As it comes; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
@@ -74,9 +74,9 @@ def transformers(work: Work, best: bool = False) -> Turn:
     size = {"height": work.image_size, "width": work.image_size}
     make: Any = pipeline
     options: dict[str, Any] = {"dtype": torch.bfloat16 if has_bf16(work.device) else torch.float32} if best else {}
-    model, processor = transformers_model(work).eval(), ViTImageProcessor(size=size)
+    model, processor = build_transformers_model(work).eval(), ViTImageProcessor(size=size)
     pipe = make("image-classification", model=model, image_processor=processor, device=work.device, **options)
-    reading = {"batch_size": 8, "num_workers": default_workers()} if best else {}
+    reading = {"batch_size": 8, "num_workers": default_worker_count()} if best else {}
     files = [str(file) for file in list_images(Path(work.images or "."))]
 
     def turn() -> float:

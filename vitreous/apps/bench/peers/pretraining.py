@@ -10,44 +10,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitreous.apps.bench.pretraining import PRETRAINING, images_of
-from vitreous.apps.bench.work import Turn, Work
-from vitreous.models.names import configure_vit
+from vitreous.apps.bench.pretraining import PRETRAINING_CONFIGS, make_pretraining_batch
+from vitreous.apps.bench.work import BenchmarkStep, Workload
+from vitreous.models.names import vit_config_from_name
 from vitreous.objectives.heads import HeadOptions
 
-MOMENTUM = 0.996
+TEACHER_MOMENTUM = 0.996
 
 
-def adamw(work: Work, parameters: Any, fused: bool) -> torch.optim.Optimizer:
+def build_adamw(work: Workload, parameters: Any, fused: bool) -> torch.optim.Optimizer:
     """Return PyTorch's AdamW with the numbers of ours."""
-    options = PRETRAINING[work.task][1]
+    options = PRETRAINING_CONFIGS[work.task][1]
     return torch.optim.AdamW(
         parameters, options.lr, options.betas, weight_decay=options.weight_decay, fused=fused or None
     )
 
 
-def autocast(work: Work, precision: str) -> Any:
+def autocast_context(work: Workload, precision: str) -> Any:
     """Return the context of the forward pass."""
     return torch.autocast(work.device, torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
-def mae(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
+def build_transformers_mae_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
     """A step of transformers' ViTMAEForPreTraining, as its example trains it."""
     from transformers import ViTMAEConfig, ViTMAEForPreTraining
 
     torch.manual_seed(0)
-    shape = configure_vit(work.model, work.image_size)
+    shape = vit_config_from_name(work.model, work.image_size)
     sizes = {"hidden_size": shape.width, "num_hidden_layers": shape.depth, "num_attention_heads": shape.heads}
     grid: dict[str, Any] = {"image_size": work.image_size, "patch_size": shape.patch[0], "norm_pix_loss": True}
     model: Any = ViTMAEForPreTraining(ViTMAEConfig(**sizes, intermediate_size=shape.mlp.hidden, **grid))
     model = model.to(work.device).train()
-    optimizer = adamw(work, model.parameters(), precision == "bf16" or compiled)
-    images = images_of(work)["images"].to(work.device)
+    optimizer = build_adamw(work, model.parameters(), precision == "bf16" or compiled)
+    images = make_pretraining_batch(work)["images"].to(work.device)
     forward = torch.compile(model) if compiled else model
 
     def turn() -> float:
         optimizer.zero_grad()
-        with autocast(work, precision):
+        with autocast_context(work, precision):
             loss = forward(images).loss
         loss.backward()
         optimizer.step()
@@ -56,7 +56,7 @@ def mae(work: Work, precision: str = "fp32", compiled: bool = False) -> Turn:
     return turn
 
 
-def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
+def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: bool = False) -> BenchmarkStep:
     """A step of DINO in plain PyTorch, with lightly's head, loss and moving average around timm's ViT.
 
     Views go through the student one at a time, as in lightly's example, or `together` with those of the same size.
@@ -67,7 +67,10 @@ def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
     from timm.models.vision_transformer import VisionTransformer
 
     torch.manual_seed(0)
-    shape, (config, options, drop_path) = configure_vit(work.model, work.image_size), PRETRAINING[work.task]
+    shape, (config, options, drop_path) = (
+        vit_config_from_name(work.model, work.image_size),
+        PRETRAINING_CONFIGS[work.task],
+    )
     sizes: dict[str, Any] = {"embed_dim": shape.width, "depth": shape.depth, "num_heads": shape.heads, "num_classes": 0}
     assert isinstance(config, HeadOptions)
     count = config.prototypes
@@ -80,15 +83,17 @@ def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
 
     student, teacher = network(drop_path).train(), network(0.0).requires_grad_(False).eval()
     teacher.load_state_dict(student.state_dict())  # its weight norm cannot be copied otherwise
-    loss_of, optimizer = DINOLoss(count).to(work.device), adamw(work, student.parameters(), precision == "bf16")
-    large, small = (images.transpose(0, 1).contiguous().to(work.device) for images in images_of(work).values())
+    loss_of, optimizer = DINOLoss(count).to(work.device), build_adamw(work, student.parameters(), precision == "bf16")
+    large, small = (
+        images.transpose(0, 1).contiguous().to(work.device) for images in make_pretraining_batch(work).values()
+    )
 
     def turn() -> float:
-        update_momentum(student, teacher, MOMENTUM)
+        update_momentum(student, teacher, TEACHER_MOMENTUM)
         optimizer.zero_grad()
-        with autocast(work, precision):
-            targets = views_through(teacher, large, together)
-            loss = loss_of(targets, views_through(student, large, together) + views_through(student, small, together))
+        with autocast_context(work, precision):
+            targets = forward_views(teacher, large, together)
+            loss = loss_of(targets, forward_views(student, large, together) + forward_views(student, small, together))
         loss.backward()
         for parameter in student.parameters():
             if parameter.grad is not None:
@@ -99,7 +104,7 @@ def dino(work: Work, precision: str = "fp32", together: bool = False) -> Turn:
     return turn
 
 
-def views_through(model: Callable[[Tensor], Tensor], views: Tensor, together: bool) -> list[Tensor]:
+def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, together: bool) -> list[Tensor]:
     """(V, B, C, h, w) views -> V answers of a model, (B, K)."""
     if together:
         return list(model(views.flatten(0, 1)).chunk(len(views)))

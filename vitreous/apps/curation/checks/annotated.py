@@ -8,20 +8,23 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.curation.checks.subject import Subject
-from vitreous.data.annotations.objects import ObjectFiles, Scene, image_size
-from vitreous.data.annotations.target import IGNORE, AnnotatedFiles, AnnotatedSplit, Target
+from vitreous.apps.curation.checks.subject import CheckedDataset
+from vitreous.data.annotations.objects import ObjectAnnotations, Scene, read_image_size
+from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedFiles, AnnotatedSplit, Target
 from vitreous.errors import DataError
 
-BEYOND = 1.0  # pixels that a box may reach over the edge of its image: more is reported
-TWICE = 0.95  # intersection over union from which two objects of a class count as one that is there twice
-LIMITS = {"small": 32**2, "medium": 96**2}  # area in pixels below which COCO calls an object so; others are large
-LISTED = 10_000  # places of a kind that are listed at most
+MAX_BOX_OVERHANG = 1.0  # pixels that a box may reach over the edge of its image: more is reported
+DUPLICATE_IOU = 0.95  # intersection over union from which two objects of a class count as one that is there twice
+COCO_AREA_LIMITS = {
+    "small": 32**2,
+    "medium": 96**2,
+}  # area in pixels below which COCO calls an object so; others are large
+MAX_LISTED_PROBLEMS = 10_000  # places of a kind that are listed at most
 
-Place = dict[str, Any]  # split, path, and what is there
+ProblemLocation = dict[str, Any]  # split, path, and what is there
 
 
-def annotation_facts(subject: Subject) -> dict[str, Any] | None:
+def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
     """Return what is reported of the annotations, before it is judged; None for data that have none.
 
     `objects` and `pixels` count by class, the latter those of class maps; `unreadable`, `outside` (boxes that reach
@@ -31,7 +34,7 @@ def annotation_facts(subject: Subject) -> dict[str, Any] | None:
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:
         return None
-    tally = Tally(len(subject.classes))
+    tally = AnnotationTally(len(subject.classes))
     for name, split in splits.items():
         for sample in range(len(split)):
             try:
@@ -45,10 +48,10 @@ def annotation_facts(subject: Subject) -> dict[str, Any] | None:
         "objects": dict(zip(subject.classes, tally.objects.tolist(), strict=True)) if tally.objects.any() else {},
         "pixels": dict(zip(subject.classes, tally.pixels.tolist(), strict=True)) if tally.pixels.any() else {},
         "unknown_pixels": tally.unknown,
-        "sizes": {kind: tally.sizes[kind] for kind in (*LIMITS, "large")},
+        "sizes": {kind: tally.sizes[kind] for kind in (*COCO_AREA_LIMITS, "large")},
         "crowds": tally.crowds,
         "without_objects": tally.without,
-        **{kind: getattr(tally, kind)[:LISTED] for kind in ("unreadable", "outside", "twice")},
+        **{kind: getattr(tally, kind)[:MAX_LISTED_PROBLEMS] for kind in ("unreadable", "outside", "twice")},
         "unused": [label for label, has in zip(subject.classes, anywhere, strict=True) if not has],
         "held_out": [
             label for label, has, other in zip(subject.classes, trained, anywhere, strict=True) if other and not has
@@ -56,66 +59,66 @@ def annotation_facts(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-class Tally:
+class AnnotationTally:
     """Counts and places of the images so far, of K classes."""
 
     def __init__(self, classes: int) -> None:
         self.objects, self.pixels = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
         self.unknown = self.crowds = self.without = 0
         self.sizes: Counter[str] = Counter()
-        self.unreadable: list[Place] = []
-        self.outside: list[Place] = []
-        self.twice: list[Place] = []
+        self.unreadable: list[ProblemLocation] = []
+        self.outside: list[ProblemLocation] = []
+        self.twice: list[ProblemLocation] = []
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
         """Count an image. Raises DataError where its annotations cannot be read."""
         where = {"split": name, "path": split.name(sample), "number": sample}
-        if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectFiles):
+        if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.rows[sample])]
             self.add_scene(scene, where)
             return
         self.add_target(split.target(sample), where)
 
-    def add_scene(self, scene: Scene, where: Place) -> None:
+    def add_scene(self, scene: Scene, where: ProblemLocation) -> None:
         """Count the objects of an image as its file has them, without drawing masks. Raises DataError for an image that
         cannot be read, or has another size than told."""
-        height, width = image_size(scene.image)
+        height, width = read_image_size(scene.image)
         if scene.size not in (None, (height, width)):
             assert scene.size is not None, "asked above"
             problem = f"{width} x {height} pixels, its annotations say {scene.size[1]} x {scene.size[0]}"
             raise DataError(problem)
-        rows = [(shape.label, shape.extent(), shape.crowd) for shape in scene.shapes]
+        rows = [(shape.label, shape.compute_bounding_box(), shape.crowd) for shape in scene.shapes]
         boxes = np.array([box or (0, 0, width, height) for _, box, _ in rows], np.float64).reshape(-1, 4)
         labels = np.array([label for label, _, _ in rows], np.int64)
         self.crowds += sum(crowd for _, _, crowd in rows)
-        edges = np.array([-BEYOND, -BEYOND, width + BEYOND, height + BEYOND])
+        edges = np.array([-MAX_BOX_OVERHANG, -MAX_BOX_OVERHANG, width + MAX_BOX_OVERHANG, height + MAX_BOX_OVERHANG])
         beyond = (boxes[:, :2] < edges[:2]).any(1) | (boxes[:, 2:] > edges[2:]).any(1)
         for row in np.flatnonzero(beyond):
             self.outside.append({**where, "objects": [int(row) + 1], "box": boxes[row].tolist()})
         self.add_objects(labels, boxes, where)
 
-    def add_target(self, target: Target, where: Place) -> None:
+    def add_target(self, target: Target, where: ProblemLocation) -> None:
         """Count the objects or the pixels of an image."""
         self.crowds += int(target.crowd.sum())
         if target.classes is not None:
-            known = target.classes != IGNORE
+            known = target.classes != IGNORE_INDEX
             self.unknown += int((~known).sum())
             self.pixels += np.bincount(target.classes[known], minlength=len(self.pixels))
             return
         self.add_objects(target.labels, target.boxes.astype(np.float64), where)
 
-    def add_objects(self, labels: np.ndarray, boxes: np.ndarray, where: Place) -> None:
+    def add_objects(self, labels: np.ndarray, boxes: np.ndarray, where: ProblemLocation) -> None:
         """Count objects, labels (n,) and boxes (n, 4), and find those that are there twice."""
         self.without += not len(labels)
         self.objects += np.bincount(labels, minlength=len(self.objects))
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
         for area in areas:
-            self.sizes[next((kind for kind, limit in LIMITS.items() if area < limit), "large")] += 1
-        for first, second in twins(labels, boxes, areas):
+            self.sizes[next((kind for kind, limit in COCO_AREA_LIMITS.items() if area < limit), "large")] += 1
+        for first, second in find_duplicate_objects(labels, boxes, areas):
             self.twice.append({**where, "objects": [first + 1, second + 1], "box": boxes[first].tolist()})
 
 
-def twins(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:
+def find_duplicate_objects(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[tuple[int, int]]:
     """Yield pairs of objects of one class, labels (n,), whose boxes (n, 4) of `areas` (n,) are nearly the same."""
     for first in range(len(labels)):
         others = first + 1 + np.flatnonzero(labels[first + 1 :] == labels[first])
@@ -123,6 +126,6 @@ def twins(labels: np.ndarray, boxes: np.ndarray, areas: np.ndarray) -> Iterator[
         high = np.minimum(boxes[others, 2:], boxes[first, 2:])
         both = (high - low).clip(min=0).prod(1)
         union = areas[others] + areas[first] - both
-        for second in others[both >= TWICE * np.maximum(union, 1e-9)]:
+        for second in others[both >= DUPLICATE_IOU * np.maximum(union, 1e-9)]:
             if areas[first] > 0:
                 yield first, int(second)

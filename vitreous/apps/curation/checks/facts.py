@@ -9,27 +9,27 @@ from typing import Any
 
 import numpy as np
 
-from vitreous.apps.curation.checks.annotated import annotation_facts
-from vitreous.apps.curation.checks.record import KINDS, MODES, Trait
-from vitreous.apps.curation.checks.subject import Subject, left_out
-from vitreous.apps.curation.checks.values import value_facts
-from vitreous.apps.curation.copies.alike import Groups, exact
-from vitreous.apps.curation.copies.scan import READABLE, Reasons
-from vitreous.data.annotations.target import kind_of
-from vitreous.data.decoding.spectral import NO_DATA
+from vitreous.apps.curation.checks.annotated import summarise_annotations
+from vitreous.apps.curation.checks.record import FILE_FORMATS, IMAGE_MODES, ImageTrait
+from vitreous.apps.curation.checks.subject import CheckedDataset, count_unused_files
+from vitreous.apps.curation.checks.values import summarise_targets
+from vitreous.apps.curation.copies.alike import CopyGroups, group_exact_copies
+from vitreous.apps.curation.copies.scan import READABLE, ReadErrors
+from vitreous.data.annotations.target import get_sample_noun
+from vitreous.data.decoding.spectral import NO_DATA_REASON
 from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
-FEW = 10  # images below which a class is named
-ALIKE = 1.0  # standard deviations that values of near-duplicates may differ by
-LISTED = 10_000  # groups of copies listed at most
+MIN_CLASS_IMAGES = 10  # images below which a class is named
+VALUE_TOLERANCE = 1.0  # standard deviations that values of near-duplicates may differ by
+MAX_LISTED_GROUPS = 10_000  # groups of copies listed at most
 
 
-def facts(
-    subject: Subject,
+def summarise_dataset(
+    subject: CheckedDataset,
     records: np.ndarray,
-    reasons: Reasons,
-    near: Groups,
+    reasons: ReadErrors,
+    near: CopyGroups,
     image_size: int | None,
     groups: dict[str, Any],
 ) -> dict[str, Any]:
@@ -39,63 +39,68 @@ def facts(
     """
     readable = records[records["state"] == READABLE]
     parts = np.split(records, subject.pool.ends[:-1])
-    unused, outside = left_out(subject)
-    unreadable = [{**named(subject, row), "reason": why} for row, why in sorted(reasons.items()) if why != NO_DATA]
+    unused, outside = count_unused_files(subject)
+    unreadable = [
+        {**locate_image(subject, row), "reason": why} for row, why in sorted(reasons.items()) if why != NO_DATA_REASON
+    ]
     bad = Counter(row["split"] for row in unreadable)
-    misnamed = np.flatnonzero(records["traits"] & Trait.MISNAMED).tolist()
+    misnamed = np.flatnonzero(records["traits"] & ImageTrait.MISNAMED).tolist()
     return {
         "data": subject.source,
-        "kind": kind_of(subject.pool.splits[0]),
-        "refused": as_dict(subject.refused),
-        "unlabelled": as_dict(subject.unlabelled),
-        "unlearnable": as_dict(subject.unlearnable),
+        "kind": get_sample_noun(subject.pool.splits[0]),
+        "refused": error_to_dict(subject.refused),
+        "unlabelled": error_to_dict(subject.unlabelled),
+        "unlearnable": error_to_dict(subject.unlearnable),
         "classes": list(subject.classes),
         "notes": subject.notes,
         "splits": {
-            name: split_facts(subject, name, part, bad[name]) for name, part in zip(subject.splits, parts, strict=True)
+            name: summarise_split(subject, name, part, bad[name])
+            for name, part in zip(subject.splits, parts, strict=True)
         },
-        "annotations": annotation_facts(subject),
-        "balance": balance(subject),
+        "annotations": summarise_annotations(subject),
+        "balance": measure_class_balance(subject),
         "left_out": unused,
         "unreadable": unreadable,
-        "without_data": [named(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA],
-        "misnamed": [{**named(subject, row), "format": KINDS[records["format"][row]]} for row in misnamed],
-        "sizes": sizes(readable, image_size),
-        "colour": colour(readable),
-        "formats": counted(readable["format"], KINDS),
-        "modes": counted(readable["mode"], MODES),
+        "without_data": [locate_image(subject, row) for row, why in sorted(reasons.items()) if why == NO_DATA_REASON],
+        "misnamed": [
+            {**locate_image(subject, row), "format": FILE_FORMATS[records["format"][row]]} for row in misnamed
+        ],
+        "sizes": summarise_image_sizes(readable, image_size),
+        "colour": measure_colour_statistics(readable),
+        "formats": count_categories(readable["format"], FILE_FORMATS),
+        "modes": count_categories(readable["mode"], IMAGE_MODES),
         "depths": {str(bits): int((readable["depth"] == bits).sum()) for bits in np.unique(readable["depth"])},
-        "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in Trait},
-        "targets": value_facts(subject),
-        "copies": copies(subject, exact(records)),
-        "near_copies": copies(subject, near, tolerance=ALIKE),
-        "examples": first_examples(subject, records, image_size) | outside,
+        "traits": {trait.name.lower(): int((readable["traits"] & trait > 0).sum()) for trait in ImageTrait},
+        "targets": summarise_targets(subject),
+        "copies": summarise_copies(subject, group_exact_copies(records)),
+        "near_copies": summarise_copies(subject, near, tolerance=VALUE_TOLERANCE),
+        "examples": find_first_examples(subject, records, image_size) | outside,
         "groups": groups,
     }
 
 
-def first_examples(subject: Subject, records: np.ndarray, image_size: int | None) -> dict[str, str]:
+def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size: int | None) -> dict[str, str]:
     """The first of (n,) RECORD that can be read of each kind that a finding names: its traits, mode, depth and size."""
     short = np.minimum(records["width"], records["height"]).astype(np.int64)
-    kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in Trait}
-    kinds |= {"cmyk": records["mode"] == MODES.index("CMYK"), "deep": records["depth"] == 16}
+    kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
+    kinds |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "deep": records["depth"] == 16}
     if image_size:
         kinds |= {"small": short < image_size, "large": short >= 2 * image_size}
     rows = {kind: np.flatnonzero(has & (records["state"] == READABLE)) for kind, has in kinds.items()}
     return {kind: subject.pool.name(int(positions[0])) for kind, positions in rows.items() if len(positions)}
 
 
-def named(subject: Subject, row: int) -> dict[str, str]:
+def locate_image(subject: CheckedDataset, row: int) -> dict[str, str]:
     """An image by its split and its name."""
     return {"split": subject.place(row)[0], "path": subject.pool.name(row)}
 
 
-def as_dict(error: DataError | None) -> dict[str, str] | None:
+def error_to_dict(error: DataError | None) -> dict[str, str] | None:
     """An error as `message` and `hint`."""
     return {"message": error.message, "hint": error.hint} if error else None
 
 
-def split_facts(subject: Subject, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
+def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
     """Images, bytes and classes of a split with (n,) RECORD, of which `bad` cannot be read."""
     counts = subject.counts(name) if subject.classes else []
     return {
@@ -106,7 +111,7 @@ def split_facts(subject: Subject, name: str, records: np.ndarray, bad: int) -> d
     }
 
 
-def balance(subject: Subject) -> dict[str, Any] | None:
+def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
     """How evenly the training images (or those of the only split) spread over the classes; None without classes.
 
     `effective` is the number of equal classes of the same entropy.
@@ -121,7 +126,7 @@ def balance(subject: Subject) -> dict[str, Any] | None:
         "largest": int(counts.max()),
         "smallest": int(counts.min()),
         "effective": float(np.exp(-(shares * np.log(shares)).sum())),
-        "few": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < FEW)},
+        "few": {subject.classes[i]: int(counts[i]) for i in np.flatnonzero(counts < MIN_CLASS_IMAGES)},
         "missing": {
             name: [subject.classes[i] for i in np.flatnonzero(own == 0)]
             for name in subject.splits
@@ -130,7 +135,7 @@ def balance(subject: Subject) -> dict[str, Any] | None:
     }
 
 
-def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
+def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
     """Widths, heights and proportions of (n,) RECORD, also relative to the side of the model's input; None for n = 0.
 
     `histogram` counts short sides. `image_size` is 0, and nothing relative to it, of volumes, which have `slices` too.
@@ -142,10 +147,10 @@ def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
     edges = 2.0 ** np.arange(3, 13)
     return {
         "input": image_size,
-        **({"slices": span(records["slices"].astype(np.float64))} if records["slices"].any() else {}),
-        "width": span(width),
-        "height": span(height),
-        "proportion": span(width / height),
+        **({"slices": summarise_range(records["slices"].astype(np.float64))} if records["slices"].any() else {}),
+        "width": summarise_range(width),
+        "height": summarise_range(height),
+        "proportion": summarise_range(width / height),
         "smaller": float((short < image_size).mean()),
         "twice": float((short >= 2 * image_size).mean()) if image_size else 0.0,
         "one_size": len(np.unique(width * 2**32 + height)) == 1,
@@ -156,12 +161,12 @@ def sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
     }
 
 
-def span(values: np.ndarray) -> dict[str, float]:
+def summarise_range(values: np.ndarray) -> dict[str, float]:
     """Minimum, median and maximum of (n,) values."""
     return {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
 
 
-def colour(records: np.ndarray) -> dict[str, list[float]] | None:
+def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | None:
     """Mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, every image weighing the same."""
     if not len(records):
         return None
@@ -170,13 +175,13 @@ def colour(records: np.ndarray) -> dict[str, list[float]] | None:
     return {"mean": mean.mean(0).round(6).tolist(), "std": over.round(6).tolist()}
 
 
-def counted(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
+def count_categories(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
     """Count words by their (n,) positions."""
     counts = np.bincount(places, minlength=len(words))
     return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
-def copies(subject: Subject, groups: Groups, tolerance: float = 0.0) -> dict[str, Any]:
+def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
     """Report groups of images that are alike: how many, images too many, in two splits, and under two labels.
 
     Labels that are values differ by more than `tolerance` standard deviations.
@@ -196,27 +201,30 @@ def copies(subject: Subject, groups: Groups, tolerance: float = 0.0) -> dict[str
         "extra": sum(map(len, groups)) - len(groups),
         "across": dict(across),
         "contrary": sum(not one_label for _, one_label, _ in ranked),
-        "listed": [[described(subject, int(row)) for row in groups[number]] for *_, number in sorted(ranked)[:LISTED]],
+        "listed": [
+            [describe_sample_entry(subject, int(row)) for row in groups[number]]
+            for *_, number in sorted(ranked)[:MAX_LISTED_GROUPS]
+        ],
     }
 
 
-def described(subject: Subject, row: int) -> dict[str, Any]:
+def describe_sample_entry(subject: CheckedDataset, row: int) -> dict[str, Any]:
     """An image by its split, its number there, its name and its class."""
     split, sample = subject.place(row)
     path = subject.pool.name(row)
-    return {"split": split, "number": sample, "path": path, "class": subject.class_of(split, sample)}
+    return {"split": split, "number": sample, "path": path, "class": subject.describe_label(split, sample)}
 
 
-def by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
+def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
     """Group unreadable images by reason, the most frequent first; numbers that differ within a reason become N."""
     rows_of: dict[str, list[dict[str, str]]] = {}
     for row in unreadable:
         rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
-    named = [(common([row["reason"] for row in rows]), rows) for rows in rows_of.values()]
+    named = [(merge_reasons([row["reason"] for row in rows]), rows) for rows in rows_of.values()]
     return sorted(named, key=lambda pair: (-len(pair[1]), pair[0]))
 
 
-def common(reasons: list[str]) -> str:
+def merge_reasons(reasons: list[str]) -> str:
     """Join reasons that differ in numbers only."""
     parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
     numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)

@@ -6,241 +6,298 @@ import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vitreous.errors import first_names
+from vitreous.errors import format_first_names
 
-REMOVE = "--out REPORT.html shows them, --json names them; leave one of each"
-SHOWN = 20  # names in a sentence's list
-SMALLER = 0.75  # of the model's input: below this side a smaller input gains; 28 to 32 pixels is rounding to patches
-SAME_RATE = 1.05  # ratio of two rates of clips up to which they count as one
-UNEVEN = 10.0  # ratio of the largest class to the smallest from which it is reported
-FAILS, WARNS, TELLS = "fails", "warns", "tells"
+COPIES_HINT = "--out REPORT.html shows them, --json names them; leave one of each"
+MAX_LISTED_NAMES = 20  # names in a sentence's list
+SMALL_IMAGE_RATIO = (
+    0.75  # of the model's input: below this side a smaller input gains; 28 to 32 pixels is rounding to patches
+)
+SAME_FRAME_RATE_RATIO = 1.05  # ratio of two rates of clips up to which they count as one
+IMBALANCE_RATIO = 10.0  # ratio of the largest class to the smallest from which it is reported
+FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "fails", "warns", "tells"
 
 Finding = dict[str, str]
-Row = tuple[str, str, str, str]  # level, identifier, sentence, hint
+FindingRow = tuple[str, str, str, str]  # level, identifier, sentence, hint
 
 
-def findings(facts: dict[str, Any]) -> list[Finding]:
+def derive_findings(facts: dict[str, Any]) -> list[Finding]:
     """Judge facts: what fails the check first, then what to look at, then what the loader does by itself.
 
     The check fails on what training refuses or what makes its figures untrue: an unknown layout, unreadable images, the
     same image in two splits or under two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
-    rows = [*failures(facts, source), *annotation_rows(facts["annotations"]), *copies(facts, source)]
-    rows += [*classes(facts, source), *value_rows(facts, source), *clips(facts), *pictures(facts, source)]
-    rows = [row for level in (FAILS, WARNS, TELLS) for row in rows if row[0] == level]
+    rows = [*report_failures(facts, source), *report_annotations(facts["annotations"]), *report_copies(facts, source)]
+    rows += [
+        *report_class_balance(facts, source),
+        *report_target_values(facts, source),
+        *report_clips(facts),
+        *report_image_properties(facts, source),
+    ]
+    rows = [row for level in (FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL) for row in rows if row[0] == level]
     return [dict(zip(("level", "what", "text", "way"), row, strict=True)) for row in rows]
 
 
-def images(count: int, kind: str = "images") -> str:
+def format_image_count(count: int, kind: str = "images") -> str:
     """Write a number of images, or of clips: `1 image`, `1,234 clips`."""
-    return f"{count:,} {noun(kind)}" + ("" if count == 1 else "s")
+    return f"{count:,} {singular_noun(kind)}" + ("" if count == 1 else "s")
 
 
-def noun(kind: str) -> str:
+def singular_noun(kind: str) -> str:
     """What one of the data is called: `clip`, `volume`, `signal` or `image`."""
     return kind.removesuffix("s")
 
 
-def dedup_command(source: str, split: str) -> str:
+def format_dedup_command(source: str, split: str) -> str:
     """The command that lists the copies between a split and the others."""
     return f"vitreous data dedup {source} --against {source} --against-split {split} --out copies.csv"
 
 
-def failures(facts: dict[str, Any], source: str) -> Iterator[Row]:
+def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield what hinders training."""
-    for level, kind in ((FAILS, "refused"), (FAILS, "unlearnable"), (WARNS, "unlabelled")):
+    for level, kind in ((FAIL_LEVEL, "refused"), (FAIL_LEVEL, "unlearnable"), (WARN_LEVEL, "unlabelled")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
     kind = facts["kind"]
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
         hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
-        text = f"{bad:,} of {images(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
-        yield FAILS, "unreadable", text, hint
+        text = (
+            f"{bad:,} of {format_image_count(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
+        )
+        yield FAIL_LEVEL, "unreadable", text, hint
     if empty := facts["without_data"]:
-        text = f"{images(len(empty), kind)} without a pixel that has data; the first: {empty[0]['path']}"
-        yield WARNS, "without_data", text, "training leaves them out"
+        text = f"{format_image_count(len(empty), kind)} without a pixel that has data; the first: {empty[0]['path']}"
+        yield WARN_LEVEL, "without_data", text, "training leaves them out"
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
-        text = f"{images(count, kind)} of {other} are in {one} too, byte for byte{pair_of(facts['copies'], one, other)}"
-        yield FAILS, "leak", text, REMOVE if kind == "clips" else f"`{dedup_command(source, other)}` lists them"
+        text = (
+            f"{format_image_count(count, kind)} of {other} are in {one} too, byte for "
+            f"byte{format_cross_split_pair(facts['copies'], one, other)}"
+        )
+        yield (
+            FAIL_LEVEL,
+            "leak",
+            text,
+            COPIES_HINT if kind == "clips" else f"`{format_dedup_command(source, other)}` lists them",
+        )
     if count := facts["copies"]["contrary"]:
-        place = contrary_pair(facts["copies"])
+        place = format_label_conflict(facts["copies"])
         if facts["annotations"] or facts["targets"]:
             differ = "values" if facts["targets"] else "classes"
-            yield FAILS, "contrary", f"{images(count, kind)} found with different {differ}{place}", "keep one of them"
+            yield (
+                FAIL_LEVEL,
+                "contrary",
+                f"{format_image_count(count, kind)} found with different {differ}{place}",
+                "keep one of them",
+            )
         else:
-            hint = f"keep one of them, or one {noun(kind)} with both labels in a table"
-            yield FAILS, "contrary", f"{images(count, kind)} found under two labels{place}", hint
+            hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
+            yield FAIL_LEVEL, "contrary", f"{format_image_count(count, kind)} found under two labels{place}", hint
     for row in facts["groups"]["parted"]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
-        level = FAILS if facts["groups"]["by"] else WARNS
+        level = FAIL_LEVEL if facts["groups"]["by"] else WARN_LEVEL
         yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them"
 
 
-def annotation_rows(facts: dict[str, Any] | None) -> Iterator[Row]:
+def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
     """Yield what is wrong with annotations, and what they hold."""
     if facts is None:
         return
     if bad := facts["unreadable"]:
-        text = f"the annotations of {images(len(bad))} cannot be read; the first: {bad[0]['path']}: {bad[0]['reason']}"
-        yield FAILS, "annotations", text, "mend or remove them"
+        text = (
+            f"the annotations of {format_image_count(len(bad))} cannot be read; the "
+            f"first: {bad[0]['path']}: {bad[0]['reason']}"
+        )
+        yield FAIL_LEVEL, "annotations", text, "mend or remove them"
     for kind, text, hint in (
         ("twice", "there twice: two boxes of one class that are nearly the same", "remove one of each pair"),
         ("outside", "reaching over the edge of the image", "they are cut off there; is it the right image?"),
     ):
         if rows := facts[kind]:
             count = f"{len(rows):,} object" + ("" if len(rows) == 1 else "s")
-            yield WARNS, kind, f"{count} {text}; the first in {rows[0]['path']}", hint
+            yield WARN_LEVEL, kind, f"{count} {text}; the first in {rows[0]['path']}", hint
     if facts["unused"]:
-        yield WARNS, "unused", f"nothing is of the classes {first_names(facts['unused'], SHOWN)}", "leave them out"
+        yield (
+            WARN_LEVEL,
+            "unused",
+            f"nothing is of the classes {format_first_names(facts['unused'], MAX_LISTED_NAMES)}",
+            "leave them out",
+        )
     if facts["held_out"]:
-        text = f"no training image has the classes {first_names(facts['held_out'], SHOWN)}"
-        yield WARNS, "held_out", text, "they cannot be learned: move images to train"
+        text = f"no training image has the classes {format_first_names(facts['held_out'], MAX_LISTED_NAMES)}"
+        yield WARN_LEVEL, "held_out", text, "they cannot be learned: move images to train"
     if total := sum(facts["objects"].values()):
         sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["sizes"].items() if count)
         text = f"{total:,} objects: {sizes} (below 32 x 32, below 96 x 96 pixels, larger)"
         text += f"; {facts['crowds']:,} stand for crowds" if facts["crowds"] else ""
-        yield TELLS, "objects", text, ""
+        yield INFO_LEVEL, "objects", text, ""
     if facts["without_objects"]:
-        yield TELLS, "without_objects", f"{images(facts['without_objects'])} without an object", ""
+        yield INFO_LEVEL, "without_objects", f"{format_image_count(facts['without_objects'])} without an object", ""
     if total := sum(facts["pixels"].values()):
         rows = sorted(facts["pixels"].items(), key=lambda row: -row[1])
-        shares = ", ".join(f"{name} {count / total:.2%}" for name, count in rows[:SHOWN] if count)
+        shares = ", ".join(f"{name} {count / total:.2%}" for name, count in rows[:MAX_LISTED_NAMES] if count)
         unknown = facts["unknown_pixels"] / (total + facts["unknown_pixels"])
         text = f"pixels by class: {shares}" + (f"; {unknown:.2%} have none" if unknown else "")
-        yield TELLS, "pixels", text, ""
+        yield INFO_LEVEL, "pixels", text, ""
 
 
-def copies(facts: dict[str, Any], source: str) -> Iterator[Row]:
+def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield copies that do not fail the check: near ones, and those within a split."""
     near, kind = facts["near_copies"], facts["kind"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        hint = f"list them, with copies of image regions: `{dedup_command(source, other)}`"
-        hint = f"compare them; {REMOVE}" if kind == "clips" else hint
+        hint = f"list them, with copies of image regions: `{format_dedup_command(source, other)}`"
+        hint = f"compare them; {COPIES_HINT}" if kind == "clips" else hint
         verb = "is a near-duplicate" if count == 1 else "are near-duplicates"
-        text = f"{images(count, kind)} of {other} {verb} of {one} {noun(kind)}s{pair_of(near, one, other)}"
-        yield WARNS, "near_leak", text, hint
+        text = (
+            f"{format_image_count(count, kind)} of {other} {verb} of {one} "
+            f"{singular_noun(kind)}s{format_cross_split_pair(near, one, other)}"
+        )
+        yield WARN_LEVEL, "near_leak", text, hint
     if count := near["contrary"]:
         differ = "different classes" if facts["annotations"] else "two labels"
         differ = "values more than a standard deviation apart" if facts["targets"] else differ
-        text = f"{count:,} groups of near-duplicate {noun(kind)}s have {differ}{contrary_pair(near)}"
-        yield WARNS, "near_contrary", text, "check their labels"
+        text = f"{count:,} groups of near-duplicate {singular_noun(kind)}s have {differ}{format_label_conflict(near)}"
+        yield WARN_LEVEL, "near_contrary", text, "check their labels"
     within = {"exact copies": facts["copies"]["extra"], "near-duplicates": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
         text = " and ".join(f"{count:,} {name}" for name, count in within.items() if count)
-        text += f" of other {noun(kind)}s"
+        text += f" of other {singular_noun(kind)}s"
         listed = (facts["copies"]["listed"] or near["listed"])[:1]
-        text += "".join(first_pair(group) for group in listed)
+        text += "".join(format_first_pair(group) for group in listed)
         if kind == "clips":
-            yield TELLS, "copies", text, "remove them, or keep them together by --group-by"
+            yield INFO_LEVEL, "copies", text, "remove them, or keep them together by --group-by"
             return
-        yield TELLS, "copies", text, f"list them: `{command}`; keep frames of one scene together with --group-by"
+        yield INFO_LEVEL, "copies", text, f"list them: `{command}`; keep frames of one scene together with --group-by"
 
 
-def first_pair(group: Sequence[dict[str, Any]]) -> str:
+def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
     """Write the first two images of a group of copies for the end of a sentence."""
     return f"; the first: {group[0]['path']} and {group[1]['path']}"
 
 
-def pair_of(copies: dict[str, Any], one: str, other: str) -> str:
+def format_cross_split_pair(copies: dict[str, Any], one: str, other: str) -> str:
     """Write the first pair of copies in two splits; an empty string where none is listed."""
     for group in copies["listed"]:
         rows = [next((row for row in group if row["split"] == split), None) for split in (one, other)]
         if rows[0] and rows[1]:
-            return first_pair([rows[0], rows[1]])
+            return format_first_pair([rows[0], rows[1]])
     return ""
 
 
-def contrary_pair(copies: dict[str, Any]) -> str:
+def format_label_conflict(copies: dict[str, Any]) -> str:
     """Write the first pair of copies of different classes; an empty string where none is listed."""
     for group in copies["listed"]:
         if other := next((row for row in group if row["class"] != group[0]["class"]), None):
-            return first_pair([group[0], other])
+            return format_first_pair([group[0], other])
     return ""
 
 
-def classes(facts: dict[str, Any], source: str) -> Iterator[Row]:
+def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield how the images spread over the classes."""
     spread = facts["balance"]
     if spread is None:
         return
-    if spread["largest"] >= UNEVEN * max(spread["smallest"], 1):
+    if spread["largest"] >= IMBALANCE_RATIO * max(spread["smallest"], 1):
         text = (
-            f"the largest class has {images(spread['largest'], facts['kind'])}, the smallest {spread['smallest']:,}; "
+            f"the largest class has {format_image_count(spread['largest'], facts['kind'])}, the smallest "
+            f"{spread['smallest']:,}; "
             f"as hard to tell apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
         if facts["annotations"]:
             hint = f"`vitreous train {source} --sampling repeat-factor`"
-        yield WARNS, "imbalance", text, hint
+        yield WARN_LEVEL, "imbalance", text, hint
     if few := spread["few"]:
-        text = f"{len(few):,} classes have fewer than {images(10, facts['kind'])}: {first_names(few, SHOWN)}"
-        yield WARNS, "few", text, "find more, or join classes"
+        text = (
+            f"{len(few):,} classes have fewer than {format_image_count(10, facts['kind'])}: "
+            f"{format_first_names(few, MAX_LISTED_NAMES)}"
+        )
+        yield WARN_LEVEL, "few", text, "find more, or join classes"
     for name, missing in spread["missing"].items():
-        text = f"{name} has no {noun(facts['kind'])} of {len(missing):,} classes: {first_names(missing, SHOWN)}"
-        yield WARNS, "missing", text, "their figures will be unknown"
+        text = (
+            f"{name} has no {singular_noun(facts['kind'])} of {len(missing):,} classes: "
+            f"{format_first_names(missing, MAX_LISTED_NAMES)}"
+        )
+        yield WARN_LEVEL, "missing", text, "their figures will be unknown"
 
 
-def value_rows(facts: dict[str, Any], source: str) -> Iterator[Row]:
+def report_target_values(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield what is true of the values of each target."""
     for row in facts["targets"]:
         name, own = row["target"], row["splits"][row["split"]]
         if not own["values"]:
-            yield FAILS, "no_values", f"no image of {row['split']} has a value of {name}", "leave the target out"
+            yield FAIL_LEVEL, "no_values", f"no image of {row['split']} has a value of {name}", "leave the target out"
             continue
         if own["min"] == own["max"]:
             text = f"all values of {name} in {row['split']} are the same, {own['min']:g}"
-            yield FAILS, "constant", text, "leave the target out: there is nothing to learn"
+            yield FAIL_LEVEL, "constant", text, "leave the target out: there is nothing to learn"
         if outliers := row["outliers"]:
             low, high = row["fences"]
             first = f"{outliers[0]['value']:g} of {outliers[0]['path']}"
-            text = f"{images(len(outliers))} with a value of {name} far from the others, below {low:.4g} or above"
+            text = (
+                f"{format_image_count(len(outliers))} with a value of {name} far "
+                f"from the others, below {low:.4g} or above"
+            )
             text += f" {high:.4g}; the first: {first}"
             hint = f"check them; if they are right, `vitreous train {source} --loss huber` is less sensitive to them"
-            yield WARNS, "outliers", text, hint
+            yield WARN_LEVEL, "outliers", text, hint
         if outside := row["outside"]:
-            text = f"{images(len(outside))} with a value of {name} beyond those of {row['split']}, {own['min']:g} to"
+            text = (
+                f"{format_image_count(len(outside))} with a value of {name} beyond "
+                f"those of {row['split']}, {own['min']:g} to"
+            )
             text += f" {own['max']:g}; the first: {outside[0]['value']:g} of {outside[0]['path']}"
-            yield WARNS, "outside_range", text, "a model is less reliable beyond the values that it learned"
+            yield WARN_LEVEL, "outside_range", text, "a model is less reliable beyond the values that it learned"
         total, known = (sum(part[key] for part in row["splits"].values()) for key in ("images", "values"))
         if known < total:
-            yield TELLS, "missing_values", f"{total - known:,} of {images(total)} have no value of {name}", ""
+            yield (
+                INFO_LEVEL,
+                "missing_values",
+                f"{total - known:,} of {format_image_count(total)} have no value of {name}",
+                "",
+            )
         text = f"{name} in {row['split']}: {own['min']:g} to {own['max']:g}, median {own['median']:.4g}, mean"
-        yield TELLS, "values", f"{text} {own['mean']:.4g}, standard deviation {own['std']:.4g}", ""
+        yield INFO_LEVEL, "values", f"{text} {own['mean']:.4g}, standard deviation {own['std']:.4g}", ""
 
 
-def clips(facts: dict[str, Any]) -> Iterator[Row]:
+def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
     """Yield what is true of clips alone: that they are short, stand still, or have different rates."""
     if not (own := facts["clips"]):
         return
     if rows := own["frozen"]:
-        text = f"{images(len(rows), 'clips')} in which nothing changes; the first: {rows[0]['path']}"
-        yield WARNS, "frozen", text, "are they stills, or was the recording stuck?"
+        text = f"{format_image_count(len(rows), 'clips')} in which nothing changes; the first: {rows[0]['path']}"
+        yield WARN_LEVEL, "frozen", text, "are they stills, or was the recording stuck?"
     if rows := own["short"]:
-        text = f"{images(len(rows), 'clips')} with fewer than the {own['read']} frames that a run reads by default"
+        text = (
+            f"{format_image_count(len(rows), 'clips')} with fewer than the "
+            f"{own['read']} frames that a run reads by default"
+        )
         text += f"; some are read several times; the first: {rows[0]['path']}"
-        yield WARNS, "short", text, "`vitreous train` reads fewer with --frames"
-    if (rate := own["rate"]) and rate["max"] > SAME_RATE * rate["min"]:
+        yield WARN_LEVEL, "short", text, "`vitreous train` reads fewer with --frames"
+    if (rate := own["rate"]) and rate["max"] > SAME_FRAME_RATE_RATIO * rate["min"]:
         text = f"from {rate['min']:.3g} to {rate['max']:.3g} frames a second, half of the clips up to"
         text += f" {rate['median']:.3g}: with --stride the same number of frames is another time"
-        yield TELLS, "rates", text, "without --stride frames are spread over the whole clip"
+        yield INFO_LEVEL, "rates", text, "without --stride frames are spread over the whole clip"
 
 
-def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
+def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     """Yield properties of the images, and what the loader does with them."""
     traits, size, left_out, kind = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
     first = {name: f"; the first: {path}" for name, path in facts["examples"].items()}
     if count := traits["one_colour"]:
-        text = f"{images(count, kind)} of one colour{first['one_colour']}"
-        yield WARNS, "one_colour", text, "are they broken, or placeholders?"
+        text = f"{format_image_count(count, kind)} of one colour{first['one_colour']}"
+        yield WARN_LEVEL, "one_colour", text, "are they broken, or placeholders?"
     if outside := left_out.get("images", 0):
-        text = f"{images(outside, kind)} in the folder belong to no split or class and are left out{first['outside']}"
-        yield WARNS, "outside", text, "move them"
+        text = (
+            f"{format_image_count(outside, kind)} in the folder belong to no split "
+            f"or class and are left out{first['outside']}"
+        )
+        yield WARN_LEVEL, "outside", text, "move them"
     for trait, count, text in (
         ("misnamed", traits["misnamed"], "named as another format; the content decides"),
         ("turned", traits["turned"], "turned by EXIF; they are loaded upright"),
@@ -250,26 +307,26 @@ def pictures(facts: dict[str, Any], source: str) -> Iterator[Row]:
         ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
     ):
         if count:
-            yield TELLS, trait, f"{images(count, kind)} {text}{first[trait]}", ""
+            yield INFO_LEVEL, trait, f"{format_image_count(count, kind)} {text}{first[trait]}", ""
     others = {name: count for name, count in left_out.items() if name != "images"}
     if others:
-        ends = first_names(others, SHOWN)
-        text = f"{sum(others.values()):,} files are no {noun(kind)}s by their names and are left out: {ends}"
+        ends = format_first_names(others, MAX_LISTED_NAMES)
+        text = f"{sum(others.values()):,} files are no {singular_noun(kind)}s by their names and are left out: {ends}"
         text += first["others"]
-        yield TELLS, "others", text, ""
+        yield INFO_LEVEL, "others", text, ""
     if size is None:
         return
     median = min(size["width"]["median"], size["height"]["median"])
     side = size["input"]
-    if size["smaller"] > 0.5 and median <= SMALLER * side:
-        text = f"{size['smaller']:.0%} of the {noun(kind)}s are smaller than the model input ({side} pixels)"
+    if size["smaller"] > 0.5 and median <= SMALL_IMAGE_RATIO * side:
+        text = f"{size['smaller']:.0%} of the {singular_noun(kind)}s are smaller than the model input ({side} pixels)"
         text += f" and are upscaled{first['small']}"
-        yield TELLS, "small", text, "a smaller --image-size is faster and loses no detail"
+        yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["twice"] > 0.5:
-        share = f"{size['twice']:.0%} of the {noun(kind)}s"
+        share = f"{size['twice']:.0%} of the {singular_noun(kind)}s"
         text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing{first['large']}"
         hint = f"`vitreous data pack {source} --out PACKED` once, then train on that"
         hint = "scale them down once" if kind == "clips" else hint
         if facts["annotations"]:
             hint = "packs do not hold annotations: scale images and annotations together if decoding limits training"
-        yield TELLS, "large", text, "" if facts["refused"] else hint
+        yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint

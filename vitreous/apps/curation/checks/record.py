@@ -11,21 +11,36 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.apps.curation.copies.scan import Pool, Reasons, digest, fill, read_views
-from vitreous.apps.curation.copies.windows import LENGTH, SIDE, describe_whole, view
-from vitreous.data.annotations.target import axes_of
-from vitreous.data.decoding.decode import FORMATS, SUFFIXES, decode, orientation, silence
-from vitreous.data.decoding.heif import open_formats
-from vitreous.data.decoding.npy import MAGIC
-from vitreous.data.decoding.regions import Jpeg, open_picture
-from vitreous.data.decoding.spectral import channel_form, read_bands
-from vitreous.data.decoding.tiff import TIFF
-from vitreous.data.decoding.volumes import GZIP, ZIP, is_nifti, open_volume, read_volume, volume_form
+from vitreous.apps.curation.copies.scan import ReadErrors, SampleSource, digest_content, fill_records, read_views
+from vitreous.apps.curation.copies.windows import (
+    DESCRIPTOR_LENGTH,
+    VIEW_SIZE,
+    compute_whole_descriptors,
+    make_grey_view,
+)
+from vitreous.data.annotations.target import get_sample_axes
+from vitreous.data.decoding.decode import (
+    IMAGE_FILE_SUFFIXES,
+    IMAGE_FORMATS,
+    decode_to_pillow,
+    read_exif_orientation,
+    suppress_warnings,
+)
+from vitreous.data.decoding.heif import select_pillow_formats
+from vitreous.data.decoding.npy import NPY_MAGIC
+from vitreous.data.decoding.regions import LazyJpeg, open_lazy_image
+from vitreous.data.decoding.spectral import detect_channel_form, read_bands
+from vitreous.data.decoding.tiff import TIFF_SIGNATURES
+from vitreous.data.decoding.volumes import GZIP_MAGIC, ZIP_MAGIC, is_nifti, open_volume, read_volume, read_volume_form
 
 RECORD = np.dtype(
     [
         ("digest", "<u8", 2),  # of the stored bytes or pixels, the first half of their SHA-256
-        ("whole", "i1", LENGTH),  # descriptor that near copies are searched by: 127 times `describe_whole`
+        (
+            "whole",
+            "i1",
+            DESCRIPTOR_LENGTH,
+        ),  # descriptor that near copies are searched by: 127 times `compute_whole_descriptors`
         ("bytes", "<u8"),
         ("width", "<u4"),  # upright
         ("height", "<u4"),
@@ -40,11 +55,11 @@ RECORD = np.dtype(
     ]
 )
 # how an image is read
-FORM = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
-KINDS = (
+PIXEL_FORMAT = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
+FILE_FORMATS = (
     "other",
     "pixels",
-    *FORMATS,
+    *IMAGE_FORMATS,
     "MPO",
     "NPY",
     "AVIF",
@@ -58,8 +73,24 @@ KINDS = (
     "FRAMES",
     "TEXT",
 )
-MODES = ("other", "1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "I", "I;16", "I;16B", "I;16L", "YCbCr", "RGBX")
-SUFFIX_OF = {
+IMAGE_MODES = (
+    "other",
+    "1",
+    "L",
+    "P",
+    "RGB",
+    "RGBA",
+    "LA",
+    "PA",
+    "CMYK",
+    "I",
+    "I;16",
+    "I;16B",
+    "I;16L",
+    "YCbCr",
+    "RGBX",
+)
+FORMAT_SUFFIXES = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"}, "MPO": {".jpg", ".jpeg"}, "PNG": {".png"},
     "WEBP": {".webp"}, "GIF": {".gif"}, "BMP": {".bmp"},
     "TIFF": {".tif", ".tiff"}, "NPY": {".npy"}, "AVIF": {".avif"}, "HEIF": {".heic", ".heif", ".hif"},
@@ -67,15 +98,15 @@ SUFFIX_OF = {
 
 
 VOXELS, SIGNAL = "voxels", "signal"  # in place of a dtype: images are volumes or signals
-AXES = {SIGNAL: 1, VOXELS: 3}
-# channels and dtype of images that are read channel by channel, as `channel_form` returns it, or one of AXES
-Form = tuple[int, str] | None
-Header = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
-NAMELESS = "image"  # name of an image in errors; `fill` removes it
+AXES_BY_CONTENT = {SIGNAL: 1, VOXELS: 3}
+# channels and dtype of images that are read channel by channel, as `detect_channel_form` returns it, or one of AXES
+PixelFormat = tuple[int, str] | None
+ImageHeader = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
+PLACEHOLDER_NAME = "image"  # name of an image in errors; `fill_records` removes it
 _POWERS = np.arange(256.0)[:, None] ** (1, 2)
 
 
-class Trait(IntEnum):
+class ImageTrait(IntEnum):
     """An unusual property of an image."""
 
     ANIMATED = 1
@@ -86,129 +117,146 @@ class Trait(IntEnum):
     FROZEN = 32  # a clip of several frames that are all the same
 
 
-def survey(pool: Pool, samples: Sequence[int], form: Form = None) -> tuple[np.ndarray, Reasons]:
+def survey_images(
+    pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
+) -> tuple[np.ndarray, ReadErrors]:
     """Read and decode n samples once: (n,) RECORD, and why some cannot be read.
 
-    Reads as training does: with `decode`, or `read_bands` where `form` gives the channels and their dtype.
+    Reads as training does: with `decode_to_pillow`, or `read_bands` where `form` gives the channels and their dtype.
     """
-    records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), SIDE, SIDE), np.uint8)
+    records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), VIEW_SIZE, VIEW_SIZE), np.uint8)
     rows = {sample: row for row, sample in enumerate(samples)}
 
-    def read(pool: Pool, sample: int, record: Any) -> None:
+    def read(pool: SampleSource, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
-        picture, (kind, mode, depth, traits) = opened(raw, form)
-        mean, std = moments(picture)
-        views[rows[sample]] = view(picture, SIDE)
-        record["digest"], record["bytes"] = digest(raw), len(raw) if isinstance(raw, bytes) else raw.nbytes
+        picture, (kind, mode, depth, traits) = decode_with_header(raw, form)
+        mean, std = compute_channel_moments(picture)
+        views[rows[sample]] = make_grey_view(picture, VIEW_SIZE)
+        record["digest"], record["bytes"] = digest_content(raw), len(raw) if isinstance(raw, bytes) else raw.nbytes
         record["width"], record["height"], record["mean"], record["std"] = *picture.size, mean, std
-        record["slices"] = volume_form(raw, NAMELESS)[1][0] if form is not None and form[1] == VOXELS else 0
-        record["format"], record["mode"], record["depth"] = place(kind, KINDS), place(mode, MODES), depth
+        record["slices"] = (
+            read_volume_form(raw, PLACEHOLDER_NAME)[1][0] if form is not None and form[1] == VOXELS else 0
+        )
+        record["format"], record["mode"], record["depth"] = (
+            category_index(kind, FILE_FORMATS),
+            category_index(mode, IMAGE_MODES),
+            depth,
+        )
         suffix = os.path.splitext(pool.name(sample))[1].lower()
-        misnamed = kind in SUFFIX_OF and suffix in SUFFIXES and suffix not in SUFFIX_OF[kind]
-        record["traits"] = traits | Trait.MISNAMED * misnamed | Trait.ONE_COLOUR * (max(std) == 0)
+        misnamed = kind in FORMAT_SUFFIXES and suffix in IMAGE_FILE_SUFFIXES and suffix not in FORMAT_SUFFIXES[kind]
+        record["traits"] = traits | ImageTrait.MISNAMED * misnamed | ImageTrait.ONE_COLOUR * (max(std) == 0)
 
-    reasons = fill(records, pool, samples, read)
-    records["whole"] = np.rint(127 * describe_whole(views))
+    reasons = fill_records(records, pool, samples, read)
+    records["whole"] = np.rint(127 * compute_whole_descriptors(views))
     return records, reasons
 
 
-def review(pool: Pool, samples: Sequence[int], form: Form = None) -> tuple[np.ndarray, Reasons]:
+def read_image_views(
+    pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
+) -> tuple[np.ndarray, ReadErrors]:
     """Larger grey views of n samples, which may be copies: (n,) VIEW, and why some cannot be read."""
-    return read_views(pool, samples, lambda pool, sample: opened(pool.raw(sample), form)[0])
+    return read_views(pool, samples, lambda pool, sample: decode_with_header(pool.raw(sample), form)[0])
 
 
-def probe(pool: Pool, samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
+def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
     """How n samples have to be read, and their upright sizes: (n,) FORM, and why some cannot be read."""
-    records = np.zeros(len(samples), FORM)
+    records = np.zeros(len(samples), PIXEL_FORMAT)
 
-    def read(pool: Pool, sample: int, record: Any) -> None:
+    def read(pool: SampleSource, sample: int, record: Any) -> None:
         raw = pool.raw(sample)
-        if (axes := axes_of(pool)) != 2:  # type: ignore[arg-type]
-            record["channels"], size = volume_form(raw, NAMELESS, axes)
-            record["numbers"] = next(name for name, own in AXES.items() if own == axes)
+        if (axes := get_sample_axes(pool)) != 2:  # type: ignore[arg-type]
+            record["channels"], size = read_volume_form(raw, PLACEHOLDER_NAME, axes)
+            record["numbers"] = next(name for name, own in AXES_BY_CONTENT.items() if own == axes)
             record["height"], record["width"] = (1, *size)[-2:]
-            middle_plane(raw, int(record["channels"]), axes)
+            read_middle_slice(raw, int(record["channels"]), axes)
             return
-        form = channel_form(raw, NAMELESS)
+        form = detect_channel_form(raw, PLACEHOLDER_NAME)
         record["channels"], record["numbers"] = form or (0, "")  # from the header: also where values cannot be read
-        picture = decode(raw, 3, NAMELESS) if form is None else read_bands(raw, *form, NAMELESS)[0]
+        picture = (
+            decode_to_pillow(raw, 3, PLACEHOLDER_NAME) if form is None else read_bands(raw, *form, PLACEHOLDER_NAME)[0]
+        )
         record["width"], record["height"] = picture.size
 
-    return records, fill(records, pool, samples, read)
+    return records, fill_records(records, pool, samples, read)
 
 
-def stretched(band: Image.Image) -> Image.Image:
+def stretch_to_grey(band: Image.Image) -> Image.Image:
     """Convert one channel of any numbers to a grey RGB image, from its least value to its greatest."""
     values = np.asarray(band, np.float64)
     low, high = float(values.min()), float(values.max())
     return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
 
 
-def middle_plane(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> Image.Image:
+def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> Image.Image:
     """The middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB image;
     a signal as a row (1, L). Raises DataError."""
-    volume = read_volume(raw, channels, NAMELESS, axes)[0]
+    volume = read_volume(raw, channels, PLACEHOLDER_NAME, axes)[0]
     if axes == 1:
-        return stretched(Image.fromarray(volume[None]))
-    return stretched(Image.fromarray(volume[len(volume) // 2]))
+        return stretch_to_grey(Image.fromarray(volume[None]))
+    return stretch_to_grey(Image.fromarray(volume[len(volume) // 2]))
 
 
-def place(word: str, known: tuple[str, ...]) -> int:
+def category_index(word: str, known: tuple[str, ...]) -> int:
     """Position of a word among the known ones; 0 (`other`) if it is none of them."""
     return known.index(word) if word in known else 0
 
 
-def moments(picture: Image.Image) -> tuple[list[float], list[float]]:
+def compute_channel_moments(picture: Image.Image) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel of an RGB image, exact, from its histogram."""
     counts = np.array(picture.histogram(), np.float64).reshape(3, 256)
     mean, square = (counts @ _POWERS).T / (picture.width * picture.height)
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
 
 
-def opened(raw: bytes | np.ndarray, form: Form) -> tuple[Image.Image, Header]:
+def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Image.Image, ImageHeader]:
     """Decode a file's bytes or pixels (H, W[, C]) as in training, to RGB, and read the header. Raises DataError.
 
     Of images that are read channel by channel, the first channel stands for all; of volumes its middle slice.
     """
-    if form is not None and form[1] in AXES:
-        axes = AXES[form[1]]
-        depth = 8 * open_volume(raw, NAMELESS, axes).dtype.itemsize
-        return middle_plane(raw, form[0], axes), (volume_kind(raw), "other", depth, 0)
+    if form is not None and form[1] in AXES_BY_CONTENT:
+        axes = AXES_BY_CONTENT[form[1]]
+        depth = 8 * open_volume(raw, PLACEHOLDER_NAME, axes).dtype.itemsize
+        return read_middle_slice(raw, form[0], axes), (detect_volume_format(raw), "other", depth, 0)
     if form is not None:
-        picture = stretched(read_bands(raw, *form, NAMELESS)[0])
-        kind, mode, _, traits = header(raw, picture)
+        picture = stretch_to_grey(read_bands(raw, *form, PLACEHOLDER_NAME)[0])
+        kind, mode, _, traits = read_image_header(raw, picture)
         return picture, (kind, mode, 8 * np.dtype(form[1]).itemsize, traits)
-    regions = open_picture(raw, 3, NAMELESS)
+    regions = open_lazy_image(raw, 3, PLACEHOLDER_NAME)
     if isinstance(regions, Image.Image):
-        return regions, header(raw, regions)
-    picture = Image.fromarray(regions.region((0, 0, *regions.size)))
-    if not isinstance(regions, Jpeg):
-        return picture, header(raw, picture)
+        return regions, read_image_header(raw, regions)
+    picture = Image.fromarray(regions.decode_region((0, 0, *regions.size)))
+    if not isinstance(regions, LazyJpeg):
+        return picture, read_image_header(raw, picture)
     mode = "L" if regions.layout.components == 1 else "RGB"
-    return picture, ("JPEG", mode, 8, Trait.TURNED * (regions.orientation > 1))
+    return picture, ("JPEG", mode, 8, ImageTrait.TURNED * (regions.orientation > 1))
 
 
-def volume_kind(raw: bytes | np.ndarray) -> str:
+def detect_volume_format(raw: bytes | np.ndarray) -> str:
     """The format of a file's bytes, or of voxels (D, H, W[, C]), one of KINDS."""
     if isinstance(raw, np.ndarray):
         return "pixels"
-    nifti = raw.startswith(GZIP) or is_nifti(raw)
-    marks = ((ZIP, "NPZ"), (MAGIC, "NPY"), *((mark, "TIFF") for mark in TIFF))
+    nifti = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
+    marks = ((ZIP_MAGIC, "NPZ"), (NPY_MAGIC, "NPY"), *((mark, "TIFF") for mark in TIFF_SIGNATURES))
     return "NIFTI" if nifti else next((kind for mark, kind in marks if raw.startswith(mark)), "TEXT")
 
 
-def header(raw: bytes | np.ndarray, picture: Image.Image) -> Header:
+def read_image_header(raw: bytes | np.ndarray, picture: Image.Image) -> ImageHeader:
     """Read the header of a file's bytes, or pixels (H, W[, C]), decoded to `picture`. Raises nothing."""
     if not isinstance(raw, bytes):
         return "pixels", picture.mode, 8, 0
-    if raw.startswith(MAGIC):
+    if raw.startswith(NPY_MAGIC):
         return "NPY", "other", 8, 0
     try:
-        with silence(), Image.open(io.BytesIO(raw), formats=open_formats(raw, NAMELESS, FORMATS)) as image:
+        with (
+            suppress_warnings(),
+            Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, PLACEHOLDER_NAME, IMAGE_FORMATS)) as image,
+        ):
             kind, mode = image.format or "other", image.mode
             coding = str(image.tile[0][3]) if image.tile else ""
             depth = 1 if mode == "1" else 16 if ";16" in coding or mode.startswith("I") else 8
-            traits = Trait.ALPHA * image.has_transparency_data | Trait.TURNED * (orientation(image) > 1)
-            return kind, mode, depth, traits | Trait.ANIMATED * bool(getattr(image, "is_animated", False))
+            traits = ImageTrait.ALPHA * image.has_transparency_data | ImageTrait.TURNED * (
+                read_exif_orientation(image) > 1
+            )
+            return kind, mode, depth, traits | ImageTrait.ANIMATED * bool(getattr(image, "is_animated", False))
     except Exception:  # Pillow cannot open all that `read_bands` can
         return "other", "other", 8, 0

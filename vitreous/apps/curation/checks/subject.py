@@ -10,29 +10,29 @@ from pathlib import Path
 
 import numpy as np
 
-from vitreous.apps.curation.copies.scan import Joined
+from vitreous.apps.curation.copies.scan import ConcatenatedSplits
 from vitreous.data.annotations.learnable import find_unlearnable
-from vitreous.data.annotations.masks import MaskFiles
-from vitreous.data.annotations.target import AnnotatedFiles, axes_of, kind_of
-from vitreous.data.decoding.clips import GIF, VIDEOS
-from vitreous.data.decoding.decode import SUFFIXES
-from vitreous.data.decoding.volumes import OWN
-from vitreous.data.exclusions import undrawn_splits
-from vitreous.data.grouping import PARTED, expression, keys_of, straddling
+from vitreous.data.annotations.masks import MaskAnnotations
+from vitreous.data.annotations.target import AnnotatedFiles, get_sample_axes, get_sample_noun
+from vitreous.data.decoding.clips import GIF_SUFFIX, VIDEO_SUFFIXES
+from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
+from vitreous.data.decoding.volumes import VOLUME_ONLY_SUFFIXES
+from vitreous.data.exclusions import restore_original_splits
+from vitreous.data.grouping import SHARED_GROUPS_NOTE, compile_group_pattern, extract_group_keys, find_shared_groups
 from vitreous.data.layouts.folder import list_images
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.layouts.volumes import ENDINGS, ArrayFiles
-from vitreous.data.sources import detect_layout, find_inner_source
-from vitreous.data.split import Files, Split, no_labels
+from vitreous.data.layouts.volumes import SUFFIXES_BY_AXES, ArrayFiles
+from vitreous.data.sources import find_inner_source, open_by_layout
+from vitreous.data.split import FileSplit, Split, create_empty_labels
 from vitreous.data.values import are_measurements, with_targets
-from vitreous.errors import DataError, printable
+from vitreous.errors import DataError, escape_unprintable
 
-LOOSE = "images"  # the split of a folder that is not a data set
-ANNOTATIONS = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that say what is where
+LOOSE_SPLIT = "images"  # the split of a folder that is not a data set
+ANNOTATION_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that say what is where
 
 
 @dataclass(frozen=True)
-class Subject:
+class CheckedDataset:
     """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
 
     `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes,
@@ -51,16 +51,16 @@ class Subject:
     targets: tuple[str, ...] = ()  # names of the values that images have in the place of classes
 
     @cached_property
-    def pool(self) -> Joined:
+    def pool(self) -> ConcatenatedSplits:
         """All images, one split after the other."""
-        return Joined(self.splits.values())
+        return ConcatenatedSplits(self.splits.values())
 
     def place(self, row: int) -> tuple[str, int]:
         """The split and the sample in it of a row of all images."""
         part, sample = self.pool.place(row)
         return list(self.splits)[part], sample
 
-    def class_of(self, name: str, sample: int) -> str:
+    def describe_label(self, name: str, sample: int) -> str:
         """The class of an image, several with `|` between them, or its values; an empty string where it has none."""
         if self.targets:
             values = self.splits[name].labels[sample].tolist()
@@ -73,20 +73,20 @@ class Subject:
     def labels_differ(self, places: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
         """Whether images have different classes, or values further apart than `tolerance` standard deviations."""
         if not self.targets:
-            return len({self.class_of(*spot) for spot in places}) > 1
+            return len({self.describe_label(*spot) for spot in places}) > 1
         rows = np.array([self.splits[name].labels[sample] for name, sample in places if self.has_values(name)])
         if len(rows) < 2:
             return False
         with np.errstate(invalid="ignore"):
             apart = np.fmax.reduce(rows) - np.fmin.reduce(rows)
-        return bool((apart > tolerance * self.deviations).any())
+        return bool((apart > tolerance * self.target_stds).any())
 
     def has_values(self, name: str) -> bool:
         """Whether a split has values of the targets."""
         return self.splits[name].labels.shape[1] > 0
 
     @cached_property
-    def deviations(self) -> np.ndarray:
+    def target_stds(self) -> np.ndarray:
         """(T,) standard deviations of the values of all images."""
         rows = [split.labels for name, split in self.splits.items() if self.has_values(name)]
         return np.nanstd(np.concatenate(rows), 0)
@@ -97,19 +97,19 @@ class Subject:
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
 
-def open_subject(
+def open_checked_dataset(
     source: str,
     split: str | None = None,
     group_by: str | None = None,
     axes: int | None = None,
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
-) -> Subject:
+) -> CheckedDataset:
     """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes`,
     `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and for a column
     that is not there."""
     try:
-        data = detect_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index, targets=targets)
+        data = open_by_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index, targets=targets)
         if not targets and are_measurements(data):
             targets = (data.label_column,)
         data = with_targets(data, targets, 0)
@@ -117,8 +117,14 @@ def open_subject(
         paths = list_images(Path(source)) if Path(source).is_dir() else []
         if not paths:
             raise
-        return Subject(printable(source), source, {LOOSE: Files(paths, no_labels(len(paths)))}, (), refused=error)
-    splits, refused, notes = undrawn_splits(data), None, list(data.notes)
+        return CheckedDataset(
+            escape_unprintable(source),
+            source,
+            {LOOSE_SPLIT: FileSplit(paths, create_empty_labels(len(paths)))},
+            (),
+            refused=error,
+        )
+    splits, refused, notes = restore_original_splits(data), None, list(data.notes)
     if data.unread_annotations is not None:
         notes.append(f"the annotations in {data.unread_annotations} are not used: `train` asks for --recipe")
     if split is not None:
@@ -126,13 +132,13 @@ def open_subject(
     elif data.unsplit and not data.labelled:
         if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
             refused = data.unlabelled  # which names it
-        kind = kind_of(splits["train"])
-        splits = {LOOSE if kind == "images" else kind: splits["train"]}
-    return Subject(
+        kind = get_sample_noun(splits["train"])
+        splits = {LOOSE_SPLIT if kind == "images" else kind: splits["train"]}
+    return CheckedDataset(
         data.name,
         source,
         splits=splits,
-        classes=tuple(map(printable, data.classes)),
+        classes=tuple(map(escape_unprintable, data.classes)),
         notes=notes,
         refused=refused,
         unlabelled=data.unlabelled if refused is None else None,
@@ -142,43 +148,48 @@ def open_subject(
     )
 
 
-def parted(subject: Subject, group_by: str | None) -> list[dict[str, object]]:
+def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[dict[str, object]]:
     """Find groups in two splits: the splits, how many groups, their names. Raises as `vitreous.data.grouping` does."""
-    notes = [note for note in subject.notes if PARTED in note]
+    notes = [note for note in subject.notes if SHARED_GROUPS_NOTE in note]
     if group_by in (None, subject.column):
         return [{"splits": [], "groups": int(note.split()[0]), "names": []} for note in notes]
-    pattern = expression(group_by)
-    keys = {name: keys_of(split, pattern, subject.source) for name, split in subject.splits.items()}
-    return [{"splits": list(pair), "groups": len(names), "names": names} for pair, names in straddling(keys).items()]
+    pattern = compile_group_pattern(group_by)
+    keys = {name: extract_group_keys(split, pattern, subject.source) for name, split in subject.splits.items()}
+    return [
+        {"splits": list(pair), "groups": len(names), "names": names} for pair, names in find_shared_groups(keys).items()
+    ]
 
 
-def left_out(subject: Subject) -> tuple[dict[str, int], dict[str, str]]:
+def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[str, str]]:
     """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
     but for annotations; and the first file of both: of images as `outside`, of other files as `others`."""
-    if not (listing := find_files(subject)):
+    if not (listing := list_folder_files(subject)):
         return {}, {}
     images, others, used = listing
     count = len(images) - len(used)
     outside = sorted(set(images) - used) if count > 0 else []
     firsts = {"outside": outside[:1], "others": sorted(file for files in others.values() for file in files)[:1]}
     counts = {**({"images": count} if count > 0 else {}), **{kind: len(files) for kind, files in others.items()}}
-    return counts, {kind: printable(files[0]) for kind, files in firsts.items() if files}
+    return counts, {kind: escape_unprintable(files[0]) for kind, files in firsts.items() if files}
 
 
-def find_files(subject: Subject) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
+def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
     """The images or clips below a folder, its other files but annotations by suffix, and the images, masks and clips
     that splits have, as absolute paths; None for data that are not files of a folder."""
     root = Path(subject.source)
-    splits = [split for split in subject.splits.values() if isinstance(split, Files)]
+    splits = [split for split in subject.splits.values() if isinstance(split, FileSplit)]
     if not root.is_dir() or len(splits) < len(subject.splits):
         return None
     others, images = defaultdict[str, list[str]](list), list[str]()
     used = {os.path.abspath(path) for split in splits for path in map(str, split.paths)}
-    endings = (*SUFFIXES, *(OWN if any(axes_of(split) == 3 for split in splits) else ()))
+    endings = (
+        *IMAGE_FILE_SUFFIXES,
+        *(VOLUME_ONLY_SUFFIXES if any(get_sample_axes(split) == 3 for split in splits) else ()),
+    )
     for split in splits:
-        endings = tuple(ENDINGS[split.axes]) if isinstance(split, ArrayFiles) else endings
+        endings = tuple(SUFFIXES_BY_AXES[split.axes]) if isinstance(split, ArrayFiles) else endings
     clips = any(isinstance(split, ClipFiles) for split in splits)
-    endings = (GIF, *VIDEOS) if clips else endings
+    endings = (GIF_SUFFIX, *VIDEO_SUFFIXES) if clips else endings
     for place, folders, files in os.walk(root.absolute()):
         folders[:] = [name for name in folders if not name.startswith(".")]
         if clips and place in used:  # a folder of frames
@@ -188,9 +199,13 @@ def find_files(subject: Subject) -> tuple[list[str], dict[str, list[str]], set[s
             if name.lower().endswith(endings) and not name.startswith("."):
                 images.append(os.path.join(place, name))
             else:
-                others[printable(os.path.splitext(name)[1].lower()) or "no suffix"].append(os.path.join(place, name))
+                others[escape_unprintable(os.path.splitext(name)[1].lower()) or "no suffix"].append(
+                    os.path.join(place, name)
+                )
     stores = [split.annotations for split in splits if isinstance(split, AnnotatedFiles)]
-    for suffix in ANNOTATIONS if stores else ():
+    for suffix in ANNOTATION_SUFFIXES if stores else ():
         others.pop(suffix, None)
-    masks = (place for store in stores if isinstance(store, MaskFiles) for files in store.files for place in files)
+    masks = (
+        place for store in stores if isinstance(store, MaskAnnotations) for files in store.files for place in files
+    )
     return images, dict(sorted(others.items())), used | set(map(os.path.abspath, masks))

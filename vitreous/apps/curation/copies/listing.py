@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vitreous.data.exclusions import kept_samples, undrawn_splits
+from vitreous.data.exclusions import find_kept_samples, restore_original_splits
 from vitreous.data.layouts.video import ClipFiles
-from vitreous.data.split import Data, Files
-from vitreous.errors import DataError, UsageError, printable
+from vitreous.data.split import Data, FileSplit
+from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.system.disk import is_utf8
-from vitreous.system.tables import MARKED, as_csv, marked
+from vitreous.system.tables import FORMULA_PREFIXES, escape_formula, format_csv
 
-HEADER = ["path", "copy_of", "reason", "score"]
+LIST_COLUMNS = ["path", "copy_of", "reason", "score"]
 
 
 class Copy(NamedTuple):
@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     score: float
 
 
-def settle_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
+def resolve_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
     """List one copy a sample, of an image that is not a copy itself; an image that is only like copies is none."""
     listed: dict[int, Copy] = {}
     order: dict[int, list[Copy]] = {}
@@ -48,13 +48,16 @@ def settle_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
     return list(listed.values())
 
 
-def listed(copies: Sequence[dict[str, Any]]) -> str:
+def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
     """Write the copies of a document of `dedup` as CSV."""
-    rows = ([marked(copy["path"]), marked(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"] for copy in copies)
-    return as_csv([HEADER, *rows])
+    rows = (
+        [escape_formula(copy["path"]), escape_formula(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"]
+        for copy in copies
+    )
+    return format_csv([LIST_COLUMNS, *rows])
 
 
-def remaining(data: Data, names: frozenset[str], home: Path) -> str:
+def remaining_to_csv(data: Data, names: frozenset[str], home: Path) -> str:
     """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, of parts of clips
     `path,label,split,start,end`, of values `path,TARGET...[,split]`, its paths relative to `home`.
 
@@ -62,27 +65,27 @@ def remaining(data: Data, names: frozenset[str], home: Path) -> str:
     """
     wrong = [name for name in data.classes if "|" in name or name != name.strip() or not is_utf8(name)]
     if wrong:
-        problem = f"the class {printable(wrong[0])} cannot be written to a CSV file"
+        problem = f"the class {escape_unprintable(wrong[0])} cannot be written to a CSV file"
         raise DataError(problem, "rename it, or use --exclude with the list")
     unsplit = data.unsplit and data.whole is not None
     rows = [["path", *(data.targets or ["label"]), "split"]]
     cut = any(isinstance(split, ClipFiles) and split.parts is not None for split in data.splits.values())
     rows[0] += ["start", "end"] if cut else []
-    for part, split in undrawn_splits(data).items():
-        if not isinstance(split, Files):
+    for part, split in restore_original_splits(data).items():
+        if not isinstance(split, FileSplit):
             problem = f"{data.name} has no image files to write down"
             raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
-        for sample in kept_samples(split, names):
+        for sample in find_kept_samples(split, names):
             path, label = os.path.relpath(split.paths[sample], home), split.labels[sample]
             if not is_utf8(path):
                 problem = f"{split.name(int(sample))}: a name that is not UTF-8 cannot be written to a CSV file"
                 raise DataError(problem, "rename it")
-            rows.append([f"./{path}" if path.startswith(MARKED) else path, *write_label(data, label), part])
+            rows.append([f"./{path}" if path.startswith(FORMULA_PREFIXES) else path, *write_label(data, label), part])
             if cut and isinstance(split, ClipFiles):
                 start, end = split.part(int(sample)) or (0.0, math.inf)
                 rows[-1] += [repr(start) if start else "", repr(end) if math.isfinite(end) else ""]
     place = rows[0].index("split", 1 + len(data.targets))
-    return as_csv(row[:place] + row[place + 1 :] if unsplit else row for row in rows)
+    return format_csv(row[:place] + row[place + 1 :] if unsplit else row for row in rows)
 
 
 def write_label(data: Data, label: np.ndarray) -> list[str]:

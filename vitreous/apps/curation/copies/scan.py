@@ -17,22 +17,25 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitreous.apps.curation.copies.windows import LARGER, view
-from vitreous.data.shared_memory import usable_workers
+from vitreous.apps.curation.copies.windows import LARGER_VIEW_SIZE, make_grey_view
+from vitreous.data.shared_memory import limit_workers
 from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
-from vitreous.system.children import obey_parent_only, stop_signals_blocked
+from vitreous.system.children import block_stop_signals, ignore_group_signals
 
-SPAN = 32  # samples of a task
-HANG, SLOW = 60.0, 1800.0  # seconds after which a task is ended, and one of a sample that takes long
-BROKEN = 5  # pools in a row that may break before they read anything
+TASK_SAMPLES = 32  # samples of a task
+TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (
+    60.0,
+    1800.0,
+)  # seconds after which a task is ended, and one of a sample that takes long
+MAX_BROKEN_POOLS = 5  # pools in a row that may break before they read anything
 UNSEEN, READABLE, UNREADABLE = range(3)  # values of the field `state` of a record
-VIEW = np.dtype([("view", "u1", (LARGER, LARGER)), ("state", "u1")])
+VIEW = np.dtype([("view", "u1", (LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])
 
-Reasons = dict[int, str]  # sample -> why it cannot be read, without its name
+ReadErrors = dict[int, str]  # sample -> why it cannot be read, without its name
 
 
-class Joined:
+class ConcatenatedSplits:
     """Splits concatenated, for reading."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
@@ -63,19 +66,19 @@ class Joined:
         return split.name(number)
 
 
-Pool = Split | Joined
+SampleSource = Split | ConcatenatedSplits
 #: (pool, n samples) -> (n,) records with a field `state`, and the reasons of those that cannot be read
-Job = Callable[[Any, Sequence[int]], tuple[np.ndarray, Reasons]]
+ScanJob = Callable[[Any, Sequence[int]], tuple[np.ndarray, ReadErrors]]
 
 
-def scan(
-    pool: Pool,
+def scan_samples(
+    pool: SampleSource,
     samples: Sequence[int],
-    job: Job,
+    job: ScanJob,
     workers: int,
     progress: Callable[[int], None] = lambda done: None,
     slow: bool = False,
-) -> tuple[np.ndarray, Reasons]:
+) -> tuple[np.ndarray, ReadErrors]:
     """Run `job` on samples -> (n,) records in their order, and why some samples cannot be read.
 
     The result does not depend on `workers` (0: this process, which a decoder that crashes ends); `progress` gets the
@@ -83,7 +86,7 @@ def scan(
     Raises ResourceError where no process survives its start.
     """
     records, reasons, done = np.zeros(len(samples), job(pool, ())[0].dtype), {}, 0
-    with closing(scan_parts(pool, samples, job, workers, slow)) as parts:
+    with closing(scan_in_chunks(pool, samples, job, workers, slow)) as parts:
         for span, part, why in parts:
             records[span.start : span.stop] = part
             reasons |= {sample: sys.intern(reason) for sample, reason in why.items()}
@@ -92,17 +95,17 @@ def scan(
     return records, reasons
 
 
-def scan_parts(
-    pool: Pool, samples: Sequence[int], job: Job, workers: int, slow: bool = False
-) -> Generator[tuple[range, np.ndarray, Reasons], None, None]:
+def scan_in_chunks(
+    pool: SampleSource, samples: Sequence[int], job: ScanJob, workers: int, slow: bool = False
+) -> Generator[tuple[range, np.ndarray, ReadErrors], None, None]:
     """Yield (positions in `samples`, (m,) records, reasons) as they are finished, and an empty part after each second.
 
     A part that ends its process, or takes longer than HANG (SLOW if `slow`), is done again sample by sample. Closing
     the generator ends the processes. Raises ResourceError where no process survives its start.
     """
-    size, limit = (1, SLOW) if slow else (SPAN, HANG)
+    size, limit = (1, SLOW_TASK_TIMEOUT) if slow else (TASK_SAMPLES, TASK_TIMEOUT)
     spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
-    if not usable_workers(workers):
+    if not limit_workers(workers):
         yield from ((span, *job(pool, samples[span.start : span.stop])) for span in spans)
         return
     from pebble import ProcessPool
@@ -111,20 +114,20 @@ def scan_parts(
     broken, tasks, empty = 0, {}, job(pool, ())[0]
     while spans:
         processes = ProcessPool(
-            min(workers, len(spans)), initializer=start_worker, initargs=(pool, job), context=context
+            min(workers, len(spans)), initializer=start_scan_worker, initargs=(pool, job), context=context
         )
         try:
             while spans or tasks:
                 while spans and len(tasks) < 2 * workers:
                     span = spans.popleft()
-                    with stop_signals_blocked():  # for the pool's threads and processes, which the first task starts
-                        task = processes.schedule(run_job, [samples[span.start : span.stop]], timeout=limit)
+                    with block_stop_signals():  # for the pool's threads and processes, which the first task starts
+                        task = processes.schedule(run_scan_job, [samples[span.start : span.stop]], timeout=limit)
                     tasks[task] = span
                 finished = wait(tasks, timeout=1.0, return_when=FIRST_COMPLETED).done
                 if not finished:
                     yield range(0), empty, {}
                 for future in finished:
-                    result, span, broken = outcome(future, limit), tasks.pop(future), 0
+                    result, span, broken = get_task_result(future, limit), tasks.pop(future), 0
                     if not isinstance(result, str):
                         yield span, *result
                     elif len(span) > 1:
@@ -135,7 +138,7 @@ def scan_parts(
                         yield span, record, {samples[span.start]: result}
         except RuntimeError:  # also what a pool that broke raises for the next task
             broken += 1
-            if broken > BROKEN:
+            if broken > MAX_BROKEN_POOLS:
                 raise ResourceError(
                     "processes end before they read an image", "try fewer --workers, or --workers 0"
                 ) from None
@@ -146,7 +149,7 @@ def scan_parts(
             processes.join()
 
 
-def outcome(future: Future, limit: float) -> Any:
+def get_task_result(future: Future, limit: float) -> Any:
     """The result of a task, or why there is none within `limit` seconds. Raises BrokenProcessPool, a RuntimeError."""
     from pebble import ProcessExpired
 
@@ -155,16 +158,18 @@ def outcome(future: Future, limit: float) -> Any:
     except BrokenProcessPool:
         raise
     except ProcessExpired as error:
-        return f"ends the process that reads it ({exit_text(error.exitcode)})"
+        return f"ends the process that reads it ({describe_exit_code(error.exitcode)})"
     except TimeoutError:
         return f"takes longer than {limit:g} s"
     except Exception as error:
         return f"cannot be read ({type(error).__name__}: {error})"
 
 
-def fill(records: np.ndarray, pool: Pool, samples: Sequence[int], read: Callable[[Any, int, Any], None]) -> Reasons:
+def fill_records(
+    records: np.ndarray, pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int, Any], None]
+) -> ReadErrors:
     """Call `read(pool, sample, record)` for each of (n,) records and set `state` -> why samples cannot be read."""
-    reasons: Reasons = {}
+    reasons: ReadErrors = {}
     for record, sample in zip(records, samples, strict=True):
         try:
             read(pool, sample, record)
@@ -177,18 +182,18 @@ def fill(records: np.ndarray, pool: Pool, samples: Sequence[int], read: Callable
 
 
 def read_views(
-    pool: Pool, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
-) -> tuple[np.ndarray, Reasons]:
+    pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
+) -> tuple[np.ndarray, ReadErrors]:
     """Larger grey views of the n images that `read(pool, sample)` decodes: (n,) VIEW, and why some cannot be read."""
     records = np.zeros(len(samples), VIEW)
 
     def fill_view(pool: Any, sample: int, record: Any) -> None:
-        record["view"] = view(read(pool, sample), LARGER)
+        record["view"] = make_grey_view(read(pool, sample), LARGER_VIEW_SIZE)
 
-    return records, fill(records, pool, samples, fill_view)
+    return records, fill_records(records, pool, samples, fill_view)
 
 
-def digest(raw: bytes | np.ndarray) -> np.ndarray:
+def digest_content(raw: bytes | np.ndarray) -> np.ndarray:
     """The first half of the SHA-256 of bytes, or of pixels (H, W[, C]) with their shape and dtype, as (2,) uint64."""
     if isinstance(raw, bytes):
         sha256 = hashlib.sha256(raw)
@@ -198,7 +203,7 @@ def digest(raw: bytes | np.ndarray) -> np.ndarray:
     return np.frombuffer(sha256.digest()[:16], "<u8")
 
 
-def exit_text(code: int) -> str:
+def describe_exit_code(code: int) -> str:
     """Describe the exit code of a process."""
     return signal.Signals(-code).name if code < 0 and -code in set(signal.Signals) else f"exit code {code}"
 
@@ -206,13 +211,13 @@ def exit_text(code: int) -> str:
 _worker: dict[str, Any] = {}  # in a worker process: the pool and the job
 
 
-def start_worker(pool: Pool, job: Job) -> None:
+def start_scan_worker(pool: SampleSource, job: ScanJob) -> None:
     """In a worker process: leave stop signals to the main process, and keep the pool and the job."""
-    obey_parent_only()
+    ignore_group_signals()
     gc.freeze()  # to collect garbage among what the main process left would copy all of it
     _worker.update(pool=pool, job=job)
 
 
-def run_job(samples: Sequence[int]) -> tuple[np.ndarray, Reasons]:
+def run_scan_job(samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
     """In a worker process: the (n,) records and the reasons of n samples."""
     return _worker["job"](_worker["pool"], samples)

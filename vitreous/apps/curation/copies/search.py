@@ -12,31 +12,35 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from vitreous.apps.curation.copies.windows import BOXES, CENTRE, MIRROR
+from vitreous.apps.curation.copies.windows import CENTRE_BOX_INDEX, MIRROR_SIGNS, SEARCH_BOXES
 
-LISTED = 448  # parts in a list, about
-LISTS, PROBED = 1024, 24  # lists at most, and how many of them an image is compared with
-ROUNDS, TRAINED = 6, 40  # rounds of k-means, and parts per list that it uses
-PARTS = 425_984  # held at a time: those of 8192 images
-BLOCK = 8192  # images whose features are compared at a time
-QUERIES = 16384  # images that are compared with the parts at a time
-MOST = 8  # candidates of an image
-LIKE, LIKE_FEATURES = 0.8, 0.5  # cosine of a candidate at least: of descriptors, and of a model's features
+PARTS_PER_LIST = 448  # parts in a list, about
+MAX_LISTS, NUM_PROBED_LISTS = 1024, 24  # lists at most, and how many of them an image is compared with
+KMEANS_ROUNDS, KMEANS_PARTS_PER_LIST = 6, 40  # rounds of k-means, and parts per list that it uses
+MAX_HELD_PARTS = 425_984  # held at a time: those of 8192 images
+FEATURE_BLOCK_SIZE = 8192  # images whose features are compared at a time
+QUERY_BLOCK_SIZE = 16384  # images that are compared with the parts at a time
+MAX_CANDIDATES = 8  # candidates of an image
+MIN_DESCRIPTOR_COSINE, MIN_FEATURE_COSINE = (
+    0.8,
+    0.5,
+)  # cosine of a candidate at least: of descriptors, and of a model's features
 
-#: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `inner`: it is `sample`
+#: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `forward_before_output`:
+#: it is `sample`
 CANDIDATE = np.dtype(
     [("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")]
 )
-Describe = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
+DescribeParts = Callable[[np.ndarray], np.ndarray]  # sample numbers (n,) -> descriptors (n, boxes, LENGTH)
 
 
-def candidates(
+def search_candidates(
     wholes: np.ndarray,
-    parts: Describe,
+    parts: DescribeParts,
     queries: np.ndarray,
     known: np.ndarray,
-    floor: float = LIKE,
-    probed: int = PROBED,
+    floor: float = MIN_DESCRIPTOR_COSINE,
+    probed: int = NUM_PROBED_LISTS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
     """Find for each query the MOST earlier samples in `known` with the highest cosines from `floor` on: (p,) CANDIDATE.
@@ -48,40 +52,42 @@ def candidates(
     best = np.empty(0, CANDIDATE)
     if not len(queries) or not len(known):
         return best
-    centres = centroids(parts, known)
+    centres = train_centroids(parts, known)
     boxes = parts(known[:1]).shape[1]
-    multiple, block = boxes > 1, max(PARTS // boxes, 1)
+    multiple, block = boxes > 1, max(MAX_HELD_PARTS // boxes, 1)
     # whose parts, whose wholes, whether the query is whole
     sides = [(known, queries, True), (queries, known, False)][: 1 + multiple]
     total, done = sum(len(listed) for listed, *_ in sides), 0
     for listed, asked, inner in sides:
         for low in range(0, len(listed), block):
             held = listed[low : low + block]
-            lists = Lists(parts(held), held, centres)
+            lists = InvertedLists(parts(held), held, centres)
             later = asked[asked > held[0]] if inner else asked[asked < held[-1]]
-            for first in range(0, len(later), QUERIES):
-                few = later[first : first + QUERIES]
+            for first in range(0, len(later), QUERY_BLOCK_SIZE):
+                few = later[first : first + QUERY_BLOCK_SIZE]
                 pairs = [
                     best,
-                    *compared(wholes[few], few, shown=BOXES[0], lists=lists, inner=inner, floor=floor, probed=probed),
+                    *compare_with_lists(
+                        wholes[few], few, shown=SEARCH_BOXES[0], lists=lists, inner=inner, floor=floor, probed=probed
+                    ),
                 ]
                 if inner and multiple:
-                    pairs += compared(
-                        parts(few)[:, CENTRE],
+                    pairs += compare_with_lists(
+                        parts(few)[:, CENTRE_BOX_INDEX],
                         few,
-                        shown=BOXES[CENTRE],
+                        shown=SEARCH_BOXES[CENTRE_BOX_INDEX],
                         lists=lists,
                         inner=inner,
                         floor=floor,
                         probed=probed,
                     )
-                best = most_like(np.concatenate(pairs))
+                best = keep_best_candidates(np.concatenate(pairs))
             done += len(held)
             progress(done, total)
     return best
 
 
-class Lists:
+class InvertedLists:
     """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
 
     def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
@@ -95,16 +101,18 @@ class Lists:
         self.centres, self.starts = centres, np.searchsorted(nearest[order], np.arange(len(centres) + 1))
 
 
-def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
+def train_centroids(parts: DescribeParts, known: np.ndarray) -> np.ndarray:
     """Spherical k-means of some parts, (k, LENGTH) of length 1; deterministic."""
     draw = np.random.default_rng(0)
     boxes = parts(known[:1]).shape[1]
-    count = min(max(len(known) * boxes // LISTED, 1), LISTS)
-    drawn = np.sort(draw.choice(len(known), min(len(known), -(-count * TRAINED // min(boxes, 8))), replace=False))
+    count = min(max(len(known) * boxes // PARTS_PER_LIST, 1), MAX_LISTS)
+    drawn = np.sort(
+        draw.choice(len(known), min(len(known), -(-count * KMEANS_PARTS_PER_LIST // min(boxes, 8))), replace=False)
+    )
     vectors = parts(known[drawn])
     vectors = vectors[:, np.sort(draw.choice(boxes, min(boxes, 8), replace=False))].reshape(-1, vectors.shape[2])
     centres = vectors[draw.choice(len(vectors), count, replace=False)]
-    for _ in range(ROUNDS if count > 1 else 0):
+    for _ in range(KMEANS_ROUNDS if count > 1 else 0):
         nearest = (vectors @ centres.T).argmax(1)
         order = np.argsort(nearest, kind="stable")
         used, first = np.unique(nearest[order], return_index=True)
@@ -113,21 +121,27 @@ def centroids(parts: Describe, known: np.ndarray) -> np.ndarray:
     return centres
 
 
-def compared(
-    descriptors: np.ndarray, asked: np.ndarray, shown: np.ndarray, lists: Lists, inner: bool, floor: float, probed: int
+def compare_with_lists(
+    descriptors: np.ndarray,
+    asked: np.ndarray,
+    shown: np.ndarray,
+    lists: InvertedLists,
+    inner: bool,
+    floor: float,
+    probed: int,
 ) -> Iterator[np.ndarray]:
     """Yield candidates, (p,) CANDIDATE, among images and the parts in the lists nearest to them.
 
     `descriptors` (n, LENGTH) are those of the box `shown` of the images `asked`, compared upright and mirrored.
     """
     upright = descriptors.astype(np.float32)
-    vectors, count = np.concatenate([upright, upright * MIRROR]), len(lists.centres)
+    vectors, count = np.concatenate([upright, upright * MIRROR_SIGNS]), len(lists.centres)
     probed = min(probed, count)
     near = np.argpartition(-(vectors @ lists.centres.T), probed - 1, axis=1)[:, :probed].ravel()
     order = np.argsort(near, kind="stable")
     rows, starts = order // probed, np.searchsorted(near[order], np.arange(count + 1))
-    size = BOXES[:, 2:] / shown[2:]  # the place of the whole picture, where its part `shown` lies in each box
-    places = np.concatenate([BOXES[:, :2] - shown[:2] * size, size], 1)
+    size = SEARCH_BOXES[:, 2:] / shown[2:]  # the place of the whole picture, where its part `shown` lies in each box
+    places = np.concatenate([SEARCH_BOXES[:, :2] - shown[:2] * size, size], 1)
     for k in range(count):
         own = slice(lists.starts[k], lists.starts[k + 1])
         for low in range(starts[k], starts[k + 1], 1024):
@@ -147,7 +161,7 @@ def compared(
             yield pairs
 
 
-def first_equal(keys: np.ndarray) -> np.ndarray:
+def find_first_equal(keys: np.ndarray) -> np.ndarray:
     """For each row of (n, 2) uint64 the first one that is equal to it, which may be itself: (n,) int64."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
     ranked = keys[order]
@@ -158,7 +172,7 @@ def first_equal(keys: np.ndarray) -> np.ndarray:
     return first
 
 
-def most_like(pairs: np.ndarray) -> np.ndarray:
+def keep_best_candidates(pairs: np.ndarray) -> np.ndarray:
     """Keep of (p,) CANDIDATE the best box of each pair and way, and of these the MOST of each sample."""
     order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
     pairs = pairs[order]
@@ -170,10 +184,10 @@ def most_like(pairs: np.ndarray) -> np.ndarray:
     pairs = pairs[np.lexsort((pairs["of"], -pairs["cosine"], pairs["sample"]))]
     first = np.flatnonzero(np.diff(pairs["sample"], prepend=-1))
     rank = np.arange(len(pairs)) - np.repeat(first, np.diff(np.append(first, len(pairs))))
-    return pairs[rank < MOST]
+    return pairs[rank < MAX_CANDIDATES]
 
 
-def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
+def search_by_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Find for each query the MOST earlier samples in `known` with the nearest features (N, D): (p,) CANDIDATE.
 
     Features do not give a box: each pair is entered upright and mirrored, whole in whole.
@@ -181,18 +195,18 @@ def like_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) 
     pairs = [np.empty(0, CANDIDATE)]
     for low in range(0, len(queries), 1024):
         asked = queries[low : low + 1024]
-        for first in range(0, len(known), BLOCK):
-            others = known[first : first + BLOCK]
+        for first in range(0, len(known), FEATURE_BLOCK_SIZE):
+            others = known[first : first + FEATURE_BLOCK_SIZE]
             cosine = features[asked].astype(np.float32) @ features[others].astype(np.float32).T
             cosine[others[None] >= asked[:, None]] = -1
-            nearest = np.argpartition(-cosine, min(MOST, len(others)) - 1, axis=1)[:, :MOST]
+            nearest = np.argpartition(-cosine, min(MAX_CANDIDATES, len(others)) - 1, axis=1)[:, :MAX_CANDIDATES]
             i, j = np.repeat(np.arange(len(asked)), nearest.shape[1]), nearest.ravel()
-            good = cosine[i, j] >= LIKE_FEATURES
+            good = cosine[i, j] >= MIN_FEATURE_COSINE
             part = np.zeros(int(good.sum()), CANDIDATE)
             part["sample"], part["of"], part["cosine"] = asked[i[good]], others[j[good]], cosine[i, j][good]
-            part["box"], part["inner"] = BOXES[0], True
+            part["box"], part["inner"] = SEARCH_BOXES[0], True
             pairs.append(part)
-    upright = most_like(np.concatenate(pairs))
+    upright = keep_best_candidates(np.concatenate(pairs))
     mirrored = upright.copy()
     mirrored["mirrored"] = True
     return np.concatenate([upright, mirrored])

@@ -9,41 +9,48 @@ from collections.abc import Callable
 
 import numpy as np
 
-from vitreous.apps.curation.copies.windows import cut, spectrum
+from vitreous.apps.curation.copies.windows import average_cells, compute_weighted_spectrum
 
-NARROWEST, WIDEST = 0.55, 1.1  # side of a box
-OUTSIDE = 0.15  # of a side: how far a box may reach out of the view
+MIN_BOX_SIDE, MAX_BOX_SIDE = 0.55, 1.1  # side of a box
+MAX_BOX_OUTSIDE = 0.15  # of a side: how far a box may reach out of the view
 # cosines of 8 and of 16 cells below which a pair is dropped; 99 % of copies have 0.86 and 0.67
-HOPELESS = (0.75, 0.5)
-PROMISING = 0.65  # cosine of small views from which larger ones are compared
-THRESHOLD = 0.54  # likeness of copies, at least
-DETAIL, BLOCK = 32, 4  # cells a side of the detailed comparison, and of its blocks
-NOISE = 0.002  # variance of a block, relative to the image, below which its pattern counts for little
-LEAST, ENOUGH = 6.0, 25.0  # standard deviations from chance: at least of a copy, and where more add nothing
-EPSILON, LARGEST = 0.008, 0.05  # fractions of the view: step of the finite difference, and largest move of a box
-PAIRS = 4096  # compared at a time
+MIN_ALIGNMENT_COSINES = (0.75, 0.5)
+MIN_SMALL_VIEW_COSINE = 0.65  # cosine of small views from which larger ones are compared
+COPY_THRESHOLD = 0.54  # likeness of copies, at least
+DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells a side of the detailed comparison, and of its blocks
+BLOCK_NOISE_VARIANCE = 0.002  # variance of a block, relative to the image, below which its pattern counts for little
+MIN_SIGNIFICANCE, MAX_SIGNIFICANCE = (
+    6.0,
+    25.0,
+)  # standard deviations from chance: at least of a copy, and where more add nothing
+FINITE_DIFFERENCE_STEP, MAX_BOX_MOVE = (
+    0.008,
+    0.05,
+)  # fractions of the view: step of the finite difference, and largest move of a box
+PAIR_BLOCK_SIZE = 4096  # compared at a time
 
 
-def fit_pairs(
+def align_pairs(
     views: np.ndarray, pairs: np.ndarray, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `fit` to (p,) CANDIDATE, positions in (n, side, side) small views: (p,) cosines and (p, 4) boxes."""
+    """Apply `align_views` to (p,) CANDIDATE, positions in (n, side, side) small views: (p,) cosines and (p, 4)
+    boxes."""
     cosines, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
-    for low in range(0, len(pairs), PAIRS):
-        part = slice(low, low + PAIRS)
-        cosines[part], boxes[part] = fit(*laid(views, pairs[part]), pairs["box"][part])
-        progress(min(low + PAIRS, len(pairs)), len(pairs))
+    for low in range(0, len(pairs), PAIR_BLOCK_SIZE):
+        part = slice(low, low + PAIR_BLOCK_SIZE)
+        cosines[part], boxes[part] = align_views(*gather_pairs(views, pairs[part]), pairs["box"][part])
+        progress(min(low + PAIR_BLOCK_SIZE, len(pairs)), len(pairs))
     return cosines, boxes
 
 
 def score_pairs(views: np.ndarray, pairs: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Apply `likeness` to (p,) CANDIDATE and (p, 4) boxes, positions in (n, side, side) larger views: (p,)."""
-    spans = [slice(low, low + PAIRS) for low in range(0, len(pairs), PAIRS)]
-    parts = [likeness(*laid(views, pairs[span]), boxes[span]) for span in spans]
+    """Apply `score_similarity` to (p,) CANDIDATE and (p, 4) boxes, positions in (n, side, side) larger views: (p,)."""
+    spans = [slice(low, low + PAIR_BLOCK_SIZE) for low in range(0, len(pairs), PAIR_BLOCK_SIZE)]
+    parts = [score_similarity(*gather_pairs(views, pairs[span]), boxes[span]) for span in spans]
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
-def renumbered(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The samples in (p,) CANDIDATE, (n,) rising, and a copy of the pairs with positions among those."""
     samples, places = np.unique(np.stack([pairs["sample"], pairs["of"]]), return_inverse=True)
     pairs = pairs.copy()
@@ -51,7 +58,7 @@ def renumbered(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return samples, pairs
 
 
-def laid(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The inner image of each of (p,) CANDIDATE, mirrored if it has to be, and the outer: (p, side, side) float32."""
     one, other = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
     inner = pairs["inner"][:, None, None]
@@ -59,7 +66,9 @@ def laid(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.where(pairs["mirrored"][:, None, None], a[:, :, ::-1], a), b
 
 
-def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int) -> tuple[np.ndarray, np.ndarray]:
+def refine_boxes(
+    a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Move and stretch (p, 4) boxes until that part of `b` is most like `a`: (p,) cosines of `count` cells a side, and
     boxes.
 
@@ -67,74 +76,84 @@ def align(a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: in
     on the way is kept.
     """
     best, placed, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
-    moves = np.eye(4, dtype=np.float32) * EPSILON
+    moves = np.eye(4, dtype=np.float32) * FINITE_DIFFERENCE_STEP
     for step in range(steps + 1):
-        shown = overlap(boxes)
-        own = spectrum(a, shown, count).reshape(len(a), count * count)
-        now = spectrum(b, within(boxes, shown), count).reshape(len(a), count * count)
+        shown = compute_overlap_boxes(boxes)
+        own = compute_weighted_spectrum(a, shown, count).reshape(len(a), count * count)
+        now = compute_weighted_spectrum(b, compose_boxes(boxes, shown), count).reshape(len(a), count * count)
         cosine = (own * now).sum(1)
         better = cosine > best
         best[better], placed[better] = cosine[better], boxes[better]
         if step == steps:
             break
-        changed = [spectrum(b, within(boxes + move, shown), count).reshape(len(a), count * count) for move in moves]
-        slopes = (np.stack(changed, 1) - now[:, None]) / EPSILON  # (p, 4, count * count)
+        changed = [
+            compute_weighted_spectrum(b, compose_boxes(boxes + move, shown), count).reshape(len(a), count * count)
+            for move in moves
+        ]
+        slopes = (np.stack(changed, 1) - now[:, None]) / FINITE_DIFFERENCE_STEP  # (p, 4, count * count)
         normal = slopes @ slopes.transpose(0, 2, 1)
         damping = 1e-3 * np.trace(normal, axis1=1, axis2=2) / 4 + 1e-6
         change = np.linalg.solve(
             normal + damping[:, None, None] * np.eye(4, dtype=np.float32), slopes @ (own - now)[:, :, None]
         )[:, :, 0]
-        boxes = limited(boxes + change.clip(-LARGEST, LARGEST))
+        boxes = limit_boxes(boxes + change.clip(-MAX_BOX_MOVE, MAX_BOX_MOVE))
     return best, placed
 
 
-def limited(boxes: np.ndarray) -> np.ndarray:
+def limit_boxes(boxes: np.ndarray) -> np.ndarray:
     """Limit (p, 4) boxes to sides of NARROWEST to WIDEST, and to OUTSIDE out of the view."""
-    size = boxes[:, 2:].clip(NARROWEST, WIDEST)
-    return np.concatenate([np.minimum(boxes[:, :2].clip(-OUTSIDE), 1 + OUTSIDE - size), size], 1)
+    size = boxes[:, 2:].clip(MIN_BOX_SIDE, MAX_BOX_SIDE)
+    return np.concatenate([np.minimum(boxes[:, :2].clip(-MAX_BOX_OUTSIDE), 1 + MAX_BOX_OUTSIDE - size), size], 1)
 
 
-def overlap(boxes: np.ndarray) -> np.ndarray:
+def compute_overlap_boxes(boxes: np.ndarray) -> np.ndarray:
     """The part of `a` that is in `b`, as (p, 4) boxes of `a`, from the (p, 4) places of `a` in `b`."""
     start, end = boxes[:, :2].clip(0), (boxes[:, :2] + boxes[:, 2:]).clip(None, 1)
     return np.concatenate([(start - boxes[:, :2]) / boxes[:, 2:], (end - start) / boxes[:, 2:]], 1)
 
 
-def within(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
+def compose_boxes(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
     """Convert parts (p, 4) of boxes (p, 4), in fractions of each box, to boxes of the view."""
     return np.concatenate([boxes[:, :2] + parts[:, :2] * boxes[:, 2:], parts[:, 2:] * boxes[:, 2:]], 1)
 
 
-def fit(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Align small views from the (p, 4) boxes that a search found: (p,) cosines, 0 for dropped pairs, and boxes.
 
     Coarse cells first: their steps converge from further away.
     """
-    cosine, boxes = align(a, b, boxes, 8, 2)
-    for least, steps in ((HOPELESS[0], 0), (HOPELESS[1], 3)):
+    cosine, boxes = refine_boxes(a, b, boxes, 8, 2)
+    for least, steps in ((MIN_ALIGNMENT_COSINES[0], 0), (MIN_ALIGNMENT_COSINES[1], 3)):
         going = np.flatnonzero(cosine >= least)
         cosine[cosine < least] = 0
-        cosine[going], boxes[going] = align(a[going], b[going], boxes[going], 16, steps)
+        cosine[going], boxes[going] = refine_boxes(a[going], b[going], boxes[going], 16, steps)
     return cosine, boxes
 
 
-def likeness(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Likeness of larger views from the (p, 4) boxes of `fit`: (p,), at most 1; 0 where chance cannot be excluded.
+def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """Likeness of larger views from the (p, 4) boxes of `align_views`: (p,), at most 1; 0 where chance cannot be
+    excluded.
 
     It adds the correlation of patterns block by block, which is low for two images of similar objects, and how far the
     agreement of the whole is from chance, which is low for two drawings of a few strokes. Copies have at least
     THRESHOLD.
     """
-    _, boxes = align(a, b, boxes, 16, 2)
-    shown = overlap(boxes)
-    sure = surety(spectrum(a, shown, 16, 1.0), spectrum(b, within(boxes, shown), 16, 1.0))
-    _, boxes = align(a, b, boxes, DETAIL, 1)
-    shown = overlap(boxes)
-    alike = local(cut(a, shown, DETAIL), cut(b, within(boxes, shown), DETAIL))
-    return np.where(sure >= LEAST, (alike + 0.02 * np.minimum(sure, ENOUGH)) / (1 + 0.02 * ENOUGH), 0)
+    _, boxes = refine_boxes(a, b, boxes, 16, 2)
+    shown = compute_overlap_boxes(boxes)
+    sure = compute_significance(
+        compute_weighted_spectrum(a, shown, 16, 1.0), compute_weighted_spectrum(b, compose_boxes(boxes, shown), 16, 1.0)
+    )
+    _, boxes = refine_boxes(a, b, boxes, DETAIL_CELLS, 1)
+    shown = compute_overlap_boxes(boxes)
+    alike = correlate_blocks(
+        average_cells(a, shown, DETAIL_CELLS), average_cells(b, compose_boxes(boxes, shown), DETAIL_CELLS)
+    )
+    return np.where(
+        sure >= MIN_SIGNIFICANCE, (alike + 0.02 * np.minimum(sure, MAX_SIGNIFICANCE)) / (1 + 0.02 * MAX_SIGNIFICANCE), 0
+    )
 
 
-def surety(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """How far the cosine of spectra (p, c, c) of length 1 is from chance, in standard deviations, (p,).
 
     A cosine r that d frequencies add up to is that many deviations from 0: atanh(r) * sqrt(d - 3) (Fisher's
@@ -146,15 +165,19 @@ def surety(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.arctanh(cosine.clip(-0.9999, 0.9999)) * np.sqrt((shared - 3).clip(0))
 
 
-def local(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Mean correlation of blocks of BLOCK x BLOCK cells of (p, c, c) greys, (p,); near 0 where both are plain."""
 
     def blocks(views: np.ndarray) -> np.ndarray:
-        count, side = len(views), views.shape[1] // BLOCK
+        count, side = len(views), views.shape[1] // BLOCK_CELLS
         scaled = views / np.maximum(views.reshape(count, -1).std(1), 1e-3)[:, None, None]
-        cells = scaled.reshape(count, side, BLOCK, side, BLOCK).transpose(0, 1, 3, 2, 4).reshape(count, side * side, -1)
+        cells = (
+            scaled.reshape(count, side, BLOCK_CELLS, side, BLOCK_CELLS)
+            .transpose(0, 1, 3, 2, 4)
+            .reshape(count, side * side, -1)
+        )
         return cells - cells.mean(2, keepdims=True)
 
     x, y = blocks(a), blocks(b)
-    spread = ((x**2).mean(2) + NOISE) * ((y**2).mean(2) + NOISE)
+    spread = ((x**2).mean(2) + BLOCK_NOISE_VARIANCE) * ((y**2).mean(2) + BLOCK_NOISE_VARIANCE)
     return ((x * y).mean(2) / np.sqrt(spread)).mean(1)

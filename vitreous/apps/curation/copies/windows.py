@@ -1,9 +1,9 @@
 """Small grey views of images, parts of them, and what is compared of a part: the amplitudes of its low frequencies.
 
 A box is (x, y, width, height) in fractions of the view. An image that was cut out of another one looks like the part of
-it in some box of `BOXES`; it is searched for among those, and then placed exactly. Photographs have most of their power
-in the lowest frequencies, so that all bright skies would be alike: each frequency is multiplied by its own length to
-some power, and mean and contrast are removed. Needs no PyTorch.
+it in some box of `SEARCH_BOXES`; it is searched for among those, and then placed exactly. Photographs have most of
+their power in the lowest frequencies, so that all bright skies would be alike: each frequency is multiplied by its own
+length to some power, and mean and contrast are removed. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -11,69 +11,96 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-SIDE, LARGER = 32, 64  # of the views that all images are searched by, and of those that are read again
-SHARED = 5  # frequencies that share the power, at least, of an image that can be told from others
-PLAIN = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
-SCANNED = 256  # longest side at which borders are looked for
-FLAT, SAME = 10, 6  # grey levels: spread within a line of a border, and difference between two of its lines
-COARSE = 8  # cells a side of a descriptor
-RAISED = {8: 0.5, 16: 0.75, 32: 0.75}  # cells a side -> power of the frequency
-SIZES = ((1.0, 1), (0.95, 2), (0.84, 4), (0.707, 5))  # side of the box, places along an axis: down to half of the area
-OBLONG = (0.75, 3)  # the same, of one axis alone
+VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # of the views that all images are searched by, and of those that are read again
+MIN_SHARED_FREQUENCIES = 5  # frequencies that share the power, at least, of an image that can be told from others
+MIN_VIEW_STD = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
+BORDER_SCAN_SIZE = 256  # longest side at which borders are looked for
+BORDER_LINE_SPREAD, BORDER_LINE_DIFFERENCE = (
+    10,
+    6,
+)  # grey levels: spread within a line of a border, and difference between two of its lines
+DESCRIPTOR_CELLS = 8  # cells a side of a descriptor
+FREQUENCY_POWERS = {8: 0.5, 16: 0.75, 32: 0.75}  # cells a side -> power of the frequency
+SQUARE_BOX_SIZES = (
+    (1.0, 1),
+    (0.95, 2),
+    (0.84, 4),
+    (0.707, 5),
+)  # side of the box, places along an axis: down to half of the area
+OBLONG_BOX_SIZE = (0.75, 3)  # the same, of one axis alone
 # along one axis
-PLACES = [(size, float(at)) for size, count in (*SIZES, OBLONG) for at in np.linspace(0, 1 - size, count)]
-SHAPES = {(size, size) for size, _ in SIZES} | {(1.0, OBLONG[0]), (OBLONG[0], 1.0)}
-PAIRS = [(y, x) for y, one in enumerate(PLACES) for x, other in enumerate(PLACES) if (one[0], other[0]) in SHAPES]
+AXIS_INTERVALS = [
+    (size, float(at)) for size, count in (*SQUARE_BOX_SIZES, OBLONG_BOX_SIZE) for at in np.linspace(0, 1 - size, count)
+]
+BOX_SHAPES = {(size, size) for size, _ in SQUARE_BOX_SIZES} | {(1.0, OBLONG_BOX_SIZE[0]), (OBLONG_BOX_SIZE[0], 1.0)}
+BOX_INTERVALS = [
+    (y, x)
+    for y, one in enumerate(AXIS_INTERVALS)
+    for x, other in enumerate(AXIS_INTERVALS)
+    if (one[0], other[0]) in BOX_SHAPES
+]
 # the first is the whole
-BOXES = np.array([(PLACES[x][1], PLACES[y][1], PLACES[x][0], PLACES[y][0]) for y, x in PAIRS], np.float32)
-WHOLE = BOXES[:1]
-CENTRE = next(
-    k for k in range(len(BOXES)) if np.allclose(BOXES[k, :2] * 2 + BOXES[k, 2:], 1, atol=1e-3) and BOXES[k, 2] < 0.75
+SEARCH_BOXES = np.array(
+    [
+        (AXIS_INTERVALS[x][1], AXIS_INTERVALS[y][1], AXIS_INTERVALS[x][0], AXIS_INTERVALS[y][0])
+        for y, x in BOX_INTERVALS
+    ],
+    np.float32,
+)
+WHOLE_BOX = SEARCH_BOXES[:1]
+CENTRE_BOX_INDEX = next(
+    k
+    for k in range(len(SEARCH_BOXES))
+    if np.allclose(SEARCH_BOXES[k, :2] * 2 + SEARCH_BOXES[k, 2:], 1, atol=1e-3) and SEARCH_BOXES[k, 2] < 0.75
 )
 #: vertical and horizontal frequency of a descriptor's entries: those that a shift of a few pixels does not upset
-FREQUENCIES = [(i, j) for i in range(COARSE) for j in range(COARSE) if 0 < i + j < COARSE]
-LENGTH = len(FREQUENCIES)
+FREQUENCIES = [(i, j) for i in range(DESCRIPTOR_CELLS) for j in range(DESCRIPTOR_CELLS) if 0 < i + j < DESCRIPTOR_CELLS]
+DESCRIPTOR_LENGTH = len(FREQUENCIES)
 # a mirror image changes the signs of odd frequencies
-MIRROR = np.array([1 - 2 * (j % 2) for _, j in FREQUENCIES], np.float32)
-_FACTORS = np.array([np.hypot(i, j) ** RAISED[COARSE] for i, j in FREQUENCIES], np.float32)
+MIRROR_SIGNS = np.array([1 - 2 * (j % 2) for _, j in FREQUENCIES], np.float32)
+_FACTORS = np.array([np.hypot(i, j) ** FREQUENCY_POWERS[DESCRIPTOR_CELLS] for i, j in FREQUENCIES], np.float32)
 
 
-def view(image: Image.Image, side: int) -> np.ndarray:
+def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
     """Scale an image without its borders to (side, side) uint8 greys, ignoring its aspect ratio."""
     grey = image.convert("L")
-    size = (min(grey.width, SCANNED), min(grey.height, SCANNED))
+    size = (min(grey.width, BORDER_SCAN_SIZE), min(grey.height, BORDER_SCAN_SIZE))
     small = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
     greys = small.tobytes()
     width = size[0]
     edges = (greys[::width], greys[:width], greys[width - 1 :: width], greys[-width:])
-    if all(max(line) - min(line) > FLAT for line in edges):  # no border: of most images, and told in microseconds
+    if all(
+        max(line) - min(line) > BORDER_LINE_SPREAD for line in edges
+    ):  # no border: of most images, and told in microseconds
         if grey.size != (side, side):
             greys = grey.resize((side, side), Image.Resampling.BILINEAR).tobytes()
         return np.frombuffer(greys, np.uint8).reshape(side, side)
-    left, top, right, bottom = margins(np.frombuffer(greys, np.uint8).reshape(size[::-1]))
+    left, top, right, bottom = count_border_lines(np.frombuffer(greys, np.uint8).reshape(size[::-1]))
     x, y = grey.width / size[0], grey.height / size[1]
     box = (left * x, top * y, grey.width - right * x, grey.height - bottom * y)
     return np.asarray(grey.resize((side, side), Image.Resampling.BILINEAR, box=box))
 
 
-def margins(values: np.ndarray) -> tuple[int, int, int, int]:
+def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
     """Count the lines of one colour at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter each.
 
     The line after a border may show a little of it, and is counted too.
     """
 
     def count(lines: np.ndarray) -> int:
-        if int(lines[0].max()) - int(lines[0].min()) > FLAT:
+        if int(lines[0].max()) - int(lines[0].min()) > BORDER_LINE_SPREAD:
             return 0
         lines = lines[: len(lines) // 4 + 1].astype(np.int16)
-        border = (np.ptp(lines, axis=1) <= FLAT) & (np.abs(lines.mean(1) - lines[0].mean()) <= SAME)
+        border = (np.ptp(lines, axis=1) <= BORDER_LINE_SPREAD) & (
+            np.abs(lines.mean(1) - lines[0].mean()) <= BORDER_LINE_DIFFERENCE
+        )
         width = len(border) if border.all() else int(np.argmin(border))
         return min(width + 1, len(border) - 1)
 
     return count(values.T), count(values), count(values.T[::-1]), count(values[::-1])
 
 
-def dct(side: int, count: int) -> np.ndarray:
+def make_dct_matrix(side: int, count: int) -> np.ndarray:
     """The first rows of the orthonormal discrete cosine transform (DCT-II), (count, side) float32."""
     rows = np.arange(count)[:, None]
     matrix = np.cos(np.pi * rows * (2 * np.arange(side) + 1) / (2 * side)) * np.sqrt(2 / side)
@@ -81,7 +108,7 @@ def dct(side: int, count: int) -> np.ndarray:
     return matrix.astype(np.float32)
 
 
-def cells(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.ndarray:
+def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.ndarray:
     """The share of each pixel in each cell of parts of an axis, (n, count, side), from (n,) starts and lengths."""
     steps = np.arange(count + 1, dtype=np.float32) / count
     edges = (start[:, None] + length[:, None] * steps).astype(np.float32) * side
@@ -92,48 +119,65 @@ def cells(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.nd
     return shares / np.maximum(shares.sum(2, keepdims=True), 1e-6)
 
 
-def cut(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
+def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
     """Cut (n, 4) boxes out of (n, side, side) greys: (n, count, count) means of cells."""
     side = views.shape[-1]
-    down, across = cells(boxes[:, 1], boxes[:, 3], count, side), cells(boxes[:, 0], boxes[:, 2], count, side)
+    down, across = (
+        compute_cell_weights(boxes[:, 1], boxes[:, 3], count, side),
+        compute_cell_weights(boxes[:, 0], boxes[:, 2], count, side),
+    )
     return down @ views @ across.transpose(0, 2, 1)
 
 
-def spectrum(views: np.ndarray, boxes: np.ndarray, count: int, power: float | None = None) -> np.ndarray:
+def compute_weighted_spectrum(
+    views: np.ndarray, boxes: np.ndarray, count: int, power: float | None = None
+) -> np.ndarray:
     """Weighted frequencies of (n, 4) boxes of (n, side, side) float32 greys: (n, count, count) of length 1."""
-    cosines = dct(count, count)
-    factors = np.hypot(*np.mgrid[:count, :count]).astype(np.float32) ** (RAISED[count] if power is None else power)
-    amplitudes = cosines @ cut(views, boxes, count) @ cosines.T * factors  # the factor of the mean is 0
+    cosines = make_dct_matrix(count, count)
+    factors = np.hypot(*np.mgrid[:count, :count]).astype(np.float32) ** (
+        FREQUENCY_POWERS[count] if power is None else power
+    )
+    amplitudes = cosines @ average_cells(views, boxes, count) @ cosines.T * factors  # the factor of the mean is 0
     return amplitudes / np.maximum(np.sqrt((amplitudes**2).sum((1, 2), keepdims=True)), 1e-6)
 
 
-def describe(
-    views: np.ndarray, places: list[tuple[float, float]] = PLACES, pairs: list[tuple[int, int]] = PAIRS
+def compute_descriptors(
+    views: np.ndarray, places: list[tuple[float, float]] = AXIS_INTERVALS, pairs: list[tuple[int, int]] = BOX_INTERVALS
 ) -> np.ndarray:
-    """Compute `spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes, LENGTH) float32.
+    """Compute `compute_weighted_spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes,
+    LENGTH) float32.
 
     It transforms all places along one axis and then along the other, and picks those that make boxes.
     """
     starts, sizes = np.array([at for _, at in places]), np.array([size for size, _ in places])
-    rows = (dct(COARSE, COARSE) @ cells(starts, sizes, COARSE, SIDE)).reshape(-1, SIDE).astype(np.float32)
+    rows = (
+        (
+            make_dct_matrix(DESCRIPTOR_CELLS, DESCRIPTOR_CELLS)
+            @ compute_cell_weights(starts, sizes, DESCRIPTOR_CELLS, VIEW_SIZE)
+        )
+        .reshape(-1, VIEW_SIZE)
+        .astype(np.float32)
+    )
     width = len(rows)
-    chosen = np.array([[(COARSE * y + i) * width + COARSE * x + j for i, j in FREQUENCIES] for y, x in pairs])
-    descriptors = np.empty((len(views), len(pairs), LENGTH), np.float32)
+    chosen = np.array(
+        [[(DESCRIPTOR_CELLS * y + i) * width + DESCRIPTOR_CELLS * x + j for i, j in FREQUENCIES] for y, x in pairs]
+    )
+    descriptors = np.empty((len(views), len(pairs), DESCRIPTOR_LENGTH), np.float32)
     for low in range(0, len(views), 512):
         part = views[low : low + 512].astype(np.float32)
-        across = (part.reshape(-1, SIDE) @ rows.T).reshape(-1, SIDE, width)
-        both = np.ascontiguousarray(across.transpose(0, 2, 1)).reshape(-1, SIDE) @ rows.T  # (n * x, y)
+        across = (part.reshape(-1, VIEW_SIZE) @ rows.T).reshape(-1, VIEW_SIZE, width)
+        both = np.ascontiguousarray(across.transpose(0, 2, 1)).reshape(-1, VIEW_SIZE) @ rows.T  # (n * x, y)
         amplitudes = both.reshape(-1, width, width).transpose(0, 2, 1).reshape(len(part), -1)[:, chosen] * _FACTORS
         descriptors[low : low + 512] = amplitudes / np.maximum(np.linalg.norm(amplitudes, axis=2, keepdims=True), 1e-6)
     return descriptors
 
 
-def describe_whole(views: np.ndarray) -> np.ndarray:
+def compute_whole_descriptors(views: np.ndarray) -> np.ndarray:
     """Compute the descriptor of each whole view: (n, SIDE, SIDE) greys -> (n, LENGTH) float32."""
-    return describe(views, PLACES[:1], PAIRS[:1])[:, 0]
+    return compute_descriptors(views, AXIS_INTERVALS[:1], BOX_INTERVALS[:1])[:, 0]
 
 
-def comparable(views: np.ndarray) -> np.ndarray:
+def is_distinctive(views: np.ndarray) -> np.ndarray:
     """Which of (n, side, side) greys show enough to tell them from others, (n,) bool.
 
     With whole spectra s of length 1, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs 10
@@ -142,6 +186,8 @@ def comparable(views: np.ndarray) -> np.ndarray:
     enough = np.empty(len(views), bool)
     for low in range(0, len(enough), 4096):
         part = views[low : low + 4096].astype(np.float32)
-        power = (spectrum(part, WHOLE.repeat(len(part), 0), 16) ** 4).sum((1, 2))
-        enough[low : low + 4096] = (power < 1 / SHARED) & (part.reshape(len(part), -1).std(1) >= PLAIN)
+        power = (compute_weighted_spectrum(part, WHOLE_BOX.repeat(len(part), 0), 16) ** 4).sum((1, 2))
+        enough[low : low + 4096] = (power < 1 / MIN_SHARED_FREQUENCIES) & (
+            part.reshape(len(part), -1).std(1) >= MIN_VIEW_STD
+        )
     return enough
