@@ -9,6 +9,7 @@ from vitreous.config import change_fields, nest_paths
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
 from vitreous.models.configs.base import ModelConfig as ModelConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
+from vitreous.models.configs.bit import NumericsName as NumericsName
 from vitreous.models.configs.detector import DetectorConfig as DetectorConfig
 from vitreous.models.configs.dit import DiTConfig as DiTConfig
 from vitreous.models.configs.foreign import ForeignConfig as ForeignConfig

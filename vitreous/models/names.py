@@ -9,6 +9,7 @@ from vitreous.models.config import ModelConfig, ViTConfig
 from vitreous.models.families import FAMILIES, config_type
 from vitreous.models.presets import NO_TOKENS as NO_TOKENS
 from vitreous.models.presets import SIZE_WORDS
+from vitreous.models.presets import VIT_SIZES as VIT_SIZES
 from vitreous.nn.sizes import nearest_divisible_size
 
 #: what `vitreous models` lists; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are built
