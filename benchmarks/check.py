@@ -27,9 +27,9 @@ from vitreous.system.machine import get_processor_name
 
 OURS = """
 import json, sys, time
-from vitreous.apps.curation.check import check
+from vitreous.apps.curation.check import check_dataset
 started = time.perf_counter()
-document, _ = check(sys.argv[1], workers=int(sys.argv[2]))
+document, _ = check_dataset(sys.argv[1], workers=int(sys.argv[2]))
 print(json.dumps([time.perf_counter() - started, sum(split["images"] - split["unreadable"] for split in document["splits"].values())]))
 """
 PEER = """

@@ -15,7 +15,7 @@ from vitreous.system import allocator
 PROBE = """
 import json, re, sys
 import torch
-from vitreous.system.allocator import reserve_huge_pages, tune_allocator, wants_huge_pages
+from vitreous.system.allocator import reserve_huge_pages, tune_allocator, can_request_huge_pages
 
 def kilobytes(field, heap):
     parts = [part for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", open("/proc/self/smaps").read(), flags=re.M) if part]
@@ -31,7 +31,7 @@ tensor = torch.ones(16 * 2**20)
 huge = kilobytes("AnonHugePages", True)
 again = [torch.ones(2**18 * n).sum().item() for n in range(1, 40)]
 sound = again == [2**18 * n for n in range(1, 40)]
-print(json.dumps([wants_huge_pages(), reserve_huge_pages(), taken / 1024, huge / 1024, sound]))
+print(json.dumps([can_request_huge_pages(), reserve_huge_pages(), taken / 1024, huge / 1024, sound]))
 """
 
 

@@ -75,7 +75,7 @@ def test_bash_completes_verbs_options_and_values():
 def test_completion_is_printed_alone_and_without_torch():
     result = run_command("completion", "bash")
     assert result.returncode == 0 and result.stdout.startswith("#") and result.stderr == ""
-    check = "import sys; from vitreous.cli.completion import write_script; write_script('bash'); print('torch' in sys.modules)"
+    check = "import sys; from vitreous.cli.completion import generate_completion_script; generate_completion_script('bash'); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.strip() == "False", done.stderr
 

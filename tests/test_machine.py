@@ -161,7 +161,7 @@ def test_a_gpu_packs_nothing():
 @pytest.mark.skipif(sys.platform != "linux", reason="read from /proc")
 def test_peak_memory_is_the_process_own_and_not_its_parent_s():
     held = torch.ones(150 * 2**20, dtype=torch.uint8)
-    script = "from vitreous.system.cores import peak_memory; print(peak_memory('cpu'))"
+    script = "from vitreous.system.cores import get_peak_memory; print(get_peak_memory('cpu'))"
     child = int(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
     before = get_peak_memory("cpu")
     more = torch.ones(150 * 2**20, dtype=torch.uint8)

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from PIL import Image
 import vitreous
-from vitreous.system.cores import Neighbours, cores, peak_memory
+from vitreous.system.cores import ContentionMonitor, count_usable_cores, get_peak_memory
 
 plain = dict(out="run", device="cpu", workers=0, save_every=1)
 first = vitreous.train("digits", steps=2, **plain)
@@ -55,7 +55,7 @@ same = all(torch.equal(a, b) for a, b in zip(again.state_dict().values(), model.
 vitreous.train("digits", steps=2, out="run", resume=True, device="cpu", workers=0)
 judged = vitreous.evaluate("run", split="val", workers=0)
 vitreous.export("run", to="google-npz", out="run.npz")
-print(json.dumps([first["steps"], len(answer.names), same, judged["val"]["images"], cores() > 0]))
+print(json.dumps([first["steps"], len(answer.names), same, judged["val"]["images"], count_usable_cores() > 0]))
 """
 
 

@@ -36,8 +36,8 @@ OUTPUTS = ("terminal.svg",)
 DATASETS: tuple[str, ...] = ()
 
 RUN = """from vitreous.cli.main import main
-from vitreous.system.cores import Neighbours
-Neighbours.poll = lambda self: None
+from vitreous.system.cores import ContentionMonitor
+ContentionMonitor.poll = lambda self: None
 main()"""
 ARGUMENTS = ("train", "digits", "--out", "runs/digits")
 COLUMNS, ROWS = 78, 21

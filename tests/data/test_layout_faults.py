@@ -324,16 +324,16 @@ def test_the_same_bytes_in_two_splits_and_under_two_labels_are_told(copy):
 
 ORDER = """
 import hashlib, sys
-from vitreous.data.decoding.decode import decode
-from vitreous.data.sampling import Order, stream
+from vitreous.data.decoding.decode import decode_to_pillow
+from vitreous.data.sampling import SampleOrder, get_stream_samples
 from vitreous.data.sources import open_data
 for root in sys.argv[1:]:
     data = open_data(root)
     digest = hashlib.sha256(repr((data.fingerprint(), data.classes)).encode())
     split = data.split("train")
-    samples, epochs, views = stream(Order(len(split), 5), 0, 2 * len(split))
+    samples, epochs, views = get_stream_samples(SampleOrder(len(split), 5), 0, 2 * len(split))
     for sample in samples.tolist():
-        digest.update(b"%d" % split.labels[sample] + decode(split.raw(sample)).tobytes())
+        digest.update(b"%d" % split.labels[sample] + decode_to_pillow(split.raw(sample)).tobytes())
     print(digest.hexdigest())
 assert "torch" not in sys.modules
 """

@@ -17,7 +17,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))
 preprocess = BandPreprocess((32, 32), 5, (0.3,) * 5, (0.1,) * 5, numbers="float32")
 settings = child.DecodeSettings(preprocess, False, 10_000)
 for content in contents:
-    print(child.decode_image(content, settings, True).shape)
+    print(child.decode_request_image(content, settings, True).shape)
 """
 
 

@@ -11,12 +11,12 @@ pytest.importorskip("openvino")
 PROGRAM = """
 import gc, os, signal
 import numpy as np, openvino as ov
-from vitreous.inference.libraries import openvino_core
+from vitreous.inference.libraries import get_openvino_core
 
 def compile_model():
     given = ov.opset13.parameter([-1, 64], ov.Type.f32)
     product = ov.opset13.matmul(given, np.ones((64, 64), np.float32), False, False)
-    compiled = openvino_core().compile_model(ov.Model([product], [given]), "CPU")
+    compiled = get_openvino_core().compile_model(ov.Model([product], [given]), "CPU")
     compiled([np.ones((2, 64), np.float32)])
     return compiled
 

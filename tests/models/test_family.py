@@ -136,7 +136,7 @@ def test_unknown_names_are_refused(wrong):
 
 def test_names_need_no_pytorch():
     code = (
-        "import sys; from vitreous.models.names import configure; configure('R50+ViT-B/16'); sys.exit('torch' in "
+        "import sys; from vitreous.models.names import config_from_name; config_from_name('R50+ViT-B/16'); sys.exit('torch' in "
         "sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -183,12 +183,12 @@ def test_hollow_models_have_shapes_and_load_no_compiler():
 
     script = """
 import sys
-from vitreous.models.names import configure
-from vitreous.models.zoo import build_model, skip_init
-config = configure("ViT-mu/16").with_options(
+from vitreous.models.names import config_from_name
+from vitreous.models.zoo import build_model, build_without_init
+config = config_from_name("ViT-mu/16").with_options(
     pool="attention", registers=2, head={"representation": 5}, norm={"layer_scale": 0.1}
 )
-model, real = skip_init(config), build_model(config)
+model, real = build_without_init(config), build_model(config)
 assert all(p.is_meta for p in model.parameters())
 assert {n: p.shape for n, p in model.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
 model.load_state_dict(real.state_dict(), assign=True)

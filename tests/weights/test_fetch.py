@@ -136,10 +136,10 @@ def server() -> Iterator[ThreadingHTTPServer]:
 CLIENT = """
 import json, os, sys
 from vitreous.errors import VitreousError
-from vitreous.weights.fetch import fetch
+from vitreous.weights.fetch import fetch_weights
 for source in json.load(sys.stdin):
     try:
-        print(json.dumps(os.fspath(fetch(source))))
+        print(json.dumps(os.fspath(fetch_weights(source))))
     except VitreousError as error:
         print(json.dumps([error.code, str(error)]))
 """

@@ -36,7 +36,7 @@ WATCHED = ("os.system", "os.exec", "os.fork", "os.posix_spawn", "os.spawn", "sub
 events, found = [], {}
 from vitreous.errors import WeightsError
 from vitreous.weights import npz, pickled
-from vitreous.weights.files import open_weights
+from vitreous.weights.files import open_weights_file
 sys.addaudithook(lambda event, arguments: events.append(event) if event.startswith(WATCHED) else None)
 
 def memory(word):
@@ -49,7 +49,7 @@ for path in json.load(sys.stdin):
     for _ in range(3):
         began = time.process_time()
         try:
-            open_weights(path)
+            open_weights_file(path)
             text = ""
         except WeightsError as error:
             text = str(error)

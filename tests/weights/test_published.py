@@ -230,7 +230,7 @@ def tiny_row(source: str, **facts: object) -> PublishedWeights:
 
 
 def test_processes_that_want_one_file_download_it_once(host, tmp_path):
-    code = "import sys, pathlib; from vitreous.weights.download import download; download(sys.argv[1], pathlib.Path(sys.argv[2]))"
+    code = "import sys, pathlib; from vitreous.weights.download import download_file; download_file(sys.argv[1], pathlib.Path(sys.argv[2]))"
     words = [sys.executable, "-c", code, f"{host}/whole/a.npz", os.fspath(tmp_path / "a.npz")]
     (tmp_path / ".a.npz.lock").touch()
     import filelock

@@ -420,9 +420,9 @@ def test_the_command_says_it_and_ends_with_the_verdict(tmp_path, capsys):
 ENDLESS = """
 import signal, sys, time
 from vitreous.cli.main import main
-from vitreous.data.split import Files
-real = Files.raw
-Files.raw = lambda split, sample: real(split, sample) if split.name(sample).endswith("0.png") else time.sleep(600)
+from vitreous.data.split import FileSplit
+real = FileSplit.raw
+FileSplit.raw = lambda split, sample: real(split, sample) if split.name(sample).endswith("0.png") else time.sleep(600)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell runs in the background is born deaf to it
 main(sys.argv[1:])
 """

@@ -192,8 +192,8 @@ def test_an_answer_does_not_depend_on_the_images_beside_it(file):
 def test_predict_takes_the_file_and_never_imports_torch(exported_folder, file):
     code = f"""
 import sys
-from vitreous.cli.main import command
-command(["predict", {str(file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
+from vitreous.cli.main import run_command
+run_command(["predict", {str(file)!r}, {str(exported_folder / "photos" / "3.png")!r}, "--json"])
 assert "torch" not in sys.modules
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

@@ -28,7 +28,7 @@ def decode_or_fail(content, *rest):
         pass
     if content.endswith(b"EAT"):
         held = [bytearray(2**26) for _ in range(10**6)]
-    return child.decode_image(content, *rest)
+    return child.decode_request_image(content, *rest)
 child.serve_jobs(decode_or_fail)
 """
 LIMITS = ServerLimits(
