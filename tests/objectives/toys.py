@@ -150,7 +150,7 @@ def install(patch: Callable[[Any, str, Any], None] = setattr) -> None:
         Recipe("tiny-dino", tiny_dino, "views", "tests", rule="fixed", objective=TinyDINOConfig),
         Recipe("tiny-pixels", tiny_pixels, "pixels", "tests", rule="fixed", objective=TinyPixelsConfig),
     ]
-    patch(names, "NAMES", (*names.RECIPE_NAMES, *(recipe.name for recipe in recipes)))
+    patch(names, "RECIPE_NAMES", (*names.RECIPE_NAMES, *(recipe.name for recipe in recipes)))
     for recipe in recipes:
         registry.RECIPES[recipe.name], OBJECTIVES[recipe.name] = recipe, recipe.objective
 

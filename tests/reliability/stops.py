@@ -80,7 +80,7 @@ def phases(sent: Path, chance: random.Random) -> list[tuple[str, Callable[[], ob
     """Where a signal comes, what makes it come there, and the step that has to be saved (None: whichever it is)."""
     signals = lambda: raising(sent)  # noqa: E731
     found: list[tuple[str, Callable[[], object], int | None]] = []
-    found += [("the data scan", before(data_job, "screen", 1, signals), 0)] * 3
+    found += [("the data scan", before(data_job, "screen_images", 1, signals), 0)] * 3
     found += [("the building of the model", before(Session, "build", 1, signals), 1)] * 2
     found += [("warm-up", at_step(step, signals), step) for step in (1, 2, 5)]
     found += [("a step", at_step(step, signals), step) for step in sorted(chance.sample(range(7, 31), 5))]
