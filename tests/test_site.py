@@ -94,7 +94,7 @@ def test_links_and_blocks_of_the_repository_become_those_of_the_site(site):
         "```text",
         "[x](data.md)",
         "```",
-        "[`vitreous.nn.grid.resize_position_table`](reference/python/nn.md#vitreous.nn.grid.resize)",
+        "[`vitreous.nn.grid.resize_position_table`](reference/python/nn.md#vitreous.nn.grid.resize_position_table)",
     ]
 
 

@@ -49,7 +49,7 @@ EXACT = InferenceOptions("cpu", "fp32")
 @pytest.fixture(autouse=True)
 def without_workers(monkeypatch):
     """A dozen pictures are read sooner than a process is forked."""
-    monkeypatch.setattr("vitreous.jobs.soup.default_workers", lambda: 0)
+    monkeypatch.setattr("vitreous.jobs.soup.default_worker_count", lambda: 0)
 
 
 def tinted(folder, size=1.0, seed=0, classes=CLASSES, config=CONFIG, preprocess=None):
