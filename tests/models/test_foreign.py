@@ -321,7 +321,7 @@ def test_wrong_names_and_what_a_model_cannot_do_are_told(monkeypatch):
     assert code == 2 and "is not the config" in text
     for recipe in ("mae", "masked-patches", "dinov2"):
         code, text = refused("--recipe", recipe, "--model", "timm:test_resnet")
-        assert code == 2 and "blocks all see every token" in text, text
+        assert code == 2 and "blocks all attend to every token" in text, text
     code, text = refused("--model", "timm:test_resnet", "--micro-batch", "2")
     assert code == 2 and "batch norms of timm:test_resnet" in text
     monkeypatch.setitem(sys.modules, "timm", None)

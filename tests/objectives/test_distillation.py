@@ -188,7 +188,7 @@ def foreign(place, count=3):
 
 def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
     source = foreign(tmp_path / "x.onnx")
-    with pytest.raises(UsageError, match="does not tell its mean") as error:
+    with pytest.raises(UsageError, match="does not contain its mean") as error:
         DistillationConfig(teacher=source).located(PLAIN, CLASSES)
     assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
     config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
