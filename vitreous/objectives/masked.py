@@ -82,7 +82,7 @@ class MaskedPatchesConfig(ObjectiveConfig):
         )
         return (
             text
-            + f" The model predicts {parts} of a patch, in {COLOUR_LEVELS} levels per channel, shown by their midpoints."
+            + f" The model predicts {parts} of a patch, in {COLOUR_LEVELS} levels per channel; midpoints are shown."
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MaskedPatchesObjective:
