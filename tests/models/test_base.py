@@ -24,7 +24,7 @@ def test_images_that_do_not_fit_are_refused_with_the_way_to_fix_them():
         (images[0].movedim(0, -1), ValueError, "add a batch axis: images.movedim(-1, 0)[None]"),
         (images[:, :1], ValueError, "the model takes 3 channels, the images have 1"),
         (images[:, :1], ValueError, "vitreous.create(…, channels=1)"),
-        (torch.rand(32, 32), ValueError, "got (32, 32); give 4 axes"),
+        (torch.rand(32, 32), ValueError, "got (32, 32); pass 4 axes"),
         ((images * 255).byte(), TypeError, "expected floats, got torch.uint8: scale to [0, 1] and normalise"),
         (images.double(), TypeError, "expected torch.float32, got torch.float64: use images.float()"),
         (images.numpy(), TypeError, "a torch.Tensor, got numpy.ndarray"),

@@ -130,7 +130,7 @@ def test_other_peoples_names(spelling):
 def test_unknown_names_are_refused(wrong):
     with pytest.raises(UsageError, match="unknown model"):
         config_from_name(wrong)
-    with pytest.raises(UsageError, match="no ViT"):
+    with pytest.raises(UsageError, match="is not a ViT"):
         vit_config_from_name("BiT-R50x1")
 
 

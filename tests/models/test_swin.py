@@ -165,7 +165,7 @@ def test_unknown_names_are_refused(wrong):
         ({"version": 2, "attention": {"pretrained_window": (3,)}}, "each of 2 stages"),
         ({"image": (16,)}, "two axes"),
         ({"mlp": {"ratio": 0.01}}, "no hidden channel"),
-        ({"family": "vit"}, "no Swin"),
+        ({"family": "vit"}, "is not a Swin"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(changes, message):

@@ -331,7 +331,7 @@ def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
     if len(shape) == axes + 2 and shape[-1] == channels:
         raise ValueError(f"{problem}; put channels first: images.movedim(-1, 1)")
     if len(shape) == axes + 2:
-        problem = f"{problem}: the model expects {channels} channels, the images have {shape[1]}"
+        problem = f"{problem}: the model takes {channels} channels, the images have {shape[1]}"
         raise ValueError(f"{problem}; convert them, or vitreous.create(…, channels={shape[1]})")
     raise ValueError(f"{problem}; pass {axes + 2} axes, batch and channels first")
 
