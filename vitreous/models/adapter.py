@@ -108,7 +108,9 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
         places = ReferencePoints(height_and_width(images), (config.patch[0], config.patch[1]), images.device)
-        joined = torch.cat([x.flatten(2).transpose(1, 2) + own for x, own in zip(levels, self.level, strict=True)], 1)
+        joined = torch.cat(
+            [x.flatten(2).transpose(1, 2) + embedding for x, embedding in zip(levels, self.level, strict=True)], 1
+        )
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
         blocks, interaction_tokens = iter(vit.encoder.blocks), []
         interaction: Any
@@ -162,12 +164,12 @@ def pad_to_coarsest_stride(images: Tensor) -> Tensor:
 
 def init_convolutions(module: nn.Module) -> None:
     """Draw convolutions from N(0, 2 / fan_out), in place, with zero biases."""
-    for part in module.modules():
-        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
-            fan_out = part.kernel_size[0] * part.kernel_size[1] * part.out_channels // part.groups
-            nn.init.normal_(part.weight, std=(2 / fan_out) ** 0.5)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+    for submodule in module.modules():
+        if isinstance(submodule, (nn.Conv2d, nn.ConvTranspose2d)):
+            fan_out = submodule.kernel_size[0] * submodule.kernel_size[1] * submodule.out_channels // submodule.groups
+            nn.init.normal_(submodule.weight, std=(2 / fan_out) ** 0.5)
+            if submodule.bias is not None:
+                nn.init.zeros_(submodule.bias)
 
 
 @lru_cache

@@ -178,7 +178,7 @@ class VisionModel(nn.Module, Generic[Config]):
     def attention_modules(self) -> Iterator[tuple[int, nn.Module]]:
         """Yield block index, from 0, and module of every attention that has a method `weights`."""
         for layer, block in enumerate(self.blocks()):
-            yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
+            yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "weights"))
 
     def position_tables(self) -> dict[str, nn.Module]:
         """The modules whose `read(grid)` returns the positions added to patch tokens, by location; {} if there are
@@ -292,7 +292,7 @@ class VisionModel(nn.Module, Generic[Config]):
 
         Raises UsageError for a model without such blocks (BiT, models of other libraries).
         """
-        encoders = [part for part in self.modules() if isinstance(part, Encoder)]
+        encoders = [submodule for submodule in self.modules() if isinstance(submodule, Encoder)]
         if not encoders and enable:
             raise UsageError(f"{self.config.name()} does not support gradient checkpointing", "use smaller batches")
         for encoder in encoders:
@@ -345,6 +345,6 @@ def resolve_block_indices(count: int, indices: int | Sequence[int] | None) -> li
         if not 0 < indices <= count:
             raise ValueError(f"cannot take the last {indices} of {count} blocks: use 1 to {count}")
         return list(range(count - indices, count))
-    if wrong := [index for index in indices if not -count <= index < count]:
-        raise ValueError(f"there is no block {wrong[0]}: use {-count} to {count - 1}")
+    if out_of_range := [index for index in indices if not -count <= index < count]:
+        raise ValueError(f"there is no block {out_of_range[0]}: use {-count} to {count - 1}")
     return [index % count for index in indices]

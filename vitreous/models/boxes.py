@@ -131,11 +131,11 @@ def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: i
     rows, down = bilinear_sampling_weights(regions[:, 2], regions[:, 4], height, bins, sampling)
     columns, across = bilinear_sampling_weights(regions[:, 1], regions[:, 3], length, bins, sampling)
     first = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
-    places = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
+    indices = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
     shares = down[:, :, None, :, None] * across[:, None, :, None]
     table = maps.movedim(1, -1).reshape(images * height * length, width)
-    bags, own = places.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
-    sums = F.embedding_bag(bags, table, per_sample_weights=own, mode="sum")
+    bags, bag_weights = indices.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
+    sums = F.embedding_bag(bags, table, per_sample_weights=bag_weights, mode="sum")
     return sums.view(count, bins, bins, width).movedim(-1, 1)
 
 
@@ -146,10 +146,10 @@ def bilinear_sampling_weights(
     bin, and their weights."""
     steps = (torch.arange(bins * sampling, device=low.device) + 0.5) / (bins * sampling)
     points = (low - 0.5)[:, None] + (high - low)[:, None] * steps
-    seen = (points >= -1) & (points <= length)
+    inside = (points >= -1) & (points <= length)
     points = points.clamp(0, length - 1)
-    before = points.floor()
-    places = torch.stack([before, (before + 1).clamp(max=length - 1)], -1).long()
-    share = points - before
-    shares = torch.stack([1 - share, share], -1) * seen[..., None] / sampling
-    return places.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)
+    lower = points.floor()
+    indices = torch.stack([lower, (lower + 1).clamp(max=length - 1)], -1).long()
+    fraction = points - lower
+    shares = torch.stack([1 - fraction, fraction], -1) * inside[..., None] / sampling
+    return indices.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)

@@ -49,5 +49,5 @@ def replace_known_fields(config: C, changes: dict[str, Any]) -> C:
     For example, `regularization.dropout` does not change the config of a ResNet.
     """
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
-    known = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
-    return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known}))
+    known_paths = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
+    return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known_paths}))

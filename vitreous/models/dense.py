@@ -23,11 +23,11 @@ class BackboneWithHead(VisionModel[Any]):
         super().__init__()
         self.config = config
         self.any_size = True  # a dense head supports any number of pixels
-        own = config.backbone
+        backbone_config = config.backbone
         if backbone is None:
-            backbone = own.model_class()(own)
-        elif own.backbone == backbone.config:
-            backbone = own.model_class()(own, backbone)
+            backbone = backbone_config.model_class()(backbone_config)
+        elif backbone_config.backbone == backbone.config:
+            backbone = backbone_config.model_class()(backbone_config, backbone)
         self.backbone: Any = backbone
         self.backbone.any_size = True
         for name, part in self.backbone.named_modules():

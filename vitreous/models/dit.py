@@ -56,12 +56,12 @@ class DiT(VisionModel[DiTConfig]):
     def block(self, index: int) -> AdaLNBlock:
         """Build one block of the stack: over time if blocks alternate and the index is odd."""
         c = self.config
-        kind = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
+        block_class = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
         attention = (QKNormAttention if c.qk_norm else Attention)(c.width, c.heads)
         mlp = Mlp(c.width, c.hidden, gelu="tanh")
         for linear in (mlp.fc1, mlp.fc2):
             nn.init.zeros_(linear.bias)
-        return kind(c.width, attention, mlp, c.eps)
+        return block_class(c.width, attention, mlp, c.eps)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         """(B, C, *image), (B,) float, (B,) int64 -> (B, C', *image) in the images' size.

@@ -146,18 +146,21 @@ def wrap_backbone(
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
     if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
         base.reset_classifier(0)  # type: ignore[operator]
-    own = read_module_sizes(base)
-    image, patch = to_size_pair(image_size or own.get("image")), to_size_pair(patch_size or own.get("patch"))
+    module_sizes = read_module_sizes(base)
+    image, patch = (
+        to_size_pair(image_size or module_sizes.get("image")),
+        to_size_pair(patch_size or module_sizes.get("patch")),
+    )
     if image is None or patch is None:
         raise UsageError(f"the {'patch' if image else 'image'} size of {type(module).__name__} is unknown", WRAP_HINT)
-    count = channels or own.get("channels") or 3
+    count = channels or module_sizes.get("channels") or 3
     tokens = probe_tokens(base, count, image)
     prefix = tokens.shape[1] - math.prod(side // p for side, p in zip(image, patch, strict=True))
     if prefix < 0 or any(side % p for side, p in zip(image, patch, strict=True)):
         problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
         raise UsageError(problem, WRAP_HINT)
     config = ForeignConfig(
-        own.get("name") or type(base).__name__,
+        module_sizes.get("name") or type(base).__name__,
         image,
         patch,
         width=tokens.shape[2],
@@ -172,10 +175,10 @@ def read_module_sizes(module: nn.Module) -> dict[str, Any]:
     """Read name, image, patch and channels from a module, by the attribute names of timm and transformers."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
-        known = getattr(module, "pretrained_cfg", None) or {}
+        pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}
         first = getattr(embed, "proj", None)
-        facts = {"name": known.get("architecture"), "image": getattr(embed, "img_size", None)}
-        return facts | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}
+        sizes = {"name": pretrained_cfg.get("architecture"), "image": getattr(embed, "img_size", None)}
+        return sizes | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}
     names = {"name": "model_type", "image": "image_size", "patch": "patch_size", "channels": "num_channels"}
     return {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
 

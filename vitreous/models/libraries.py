@@ -86,9 +86,9 @@ def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
                 f"{option!r} is not an option of timm:{name}", "write options as timm:NAME,drop_path_rate=0.1"
             )
         arguments[key] = parse_literal(value)
-    known = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    size = tuple(known.input_size[1:]) if known is not None else DEFAULT_IMAGE_SIZE
-    sized = "img_size" if known is not None and known.fixed_input_size else ""
+    pretrained_cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    size = tuple(pretrained_cfg.input_size[1:]) if pretrained_cfg is not None else DEFAULT_IMAGE_SIZE
+    sized = "img_size" if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else ""
     return replace(
         start,
         library="timm",
@@ -103,21 +103,21 @@ def begin_transformers_config(start: ForeignConfig, place: str) -> ForeignConfig
     none."""
     transformers = import_model_library("transformers")
     try:
-        known = transformers.AutoConfig.from_pretrained(place).to_dict()
+        library_config = transformers.AutoConfig.from_pretrained(place).to_dict()
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"hf:{place} is not the config of a transformers model ({reason})", NAME_HINTS["hf"]) from None
     path = Path(place)
     if path.exists():  # the local path is private, and useless elsewhere
         start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
-    own = known.get("image_size")
-    sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT_IMAGE_SIZE)
-    settings = {name: value for name, value in known.items() if name not in IGNORED_CONFIG_KEYS}
+    native_size = library_config.get("image_size")
+    sides = (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
+    settings = {name: value for name, value in library_config.items() if name not in IGNORED_CONFIG_KEYS}
     return replace(
         start,
         library="transformers",
         image=start.image or sides,
-        sized_by="image_size" if own else "",
+        sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
 
@@ -154,10 +154,10 @@ def build_encoder(config: ForeignConfig) -> nn.Module:
     try:
         if config.library == "timm":
             return library.create_model(num_classes=0, in_chans=config.channels, **size, **arguments)
-        kind = arguments.pop("model_type")
+        model_type = arguments.pop("model_type")
         size = {name: list(image) if len(set(image)) > 1 else image[0] for name, image in size.items()}
         channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
-        settings = library.AutoConfig.for_model(kind, **arguments | channels | size)
+        settings = library.AutoConfig.for_model(model_type, **arguments | channels | size)
         module = library.AutoModel.from_config(settings)
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -194,14 +194,14 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         problem = f"{config.full_name} returns no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
     patch = detect_patch_size(module, config, output, layout)
-    places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
-    if layout == "tokens" and tokens.shape[1] - prefix != places:
+    num_patches = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
+    if layout == "tokens" and tokens.shape[1] - prefix != num_patches:
         problem = f"{config.full_name} returns {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
     names = [
         match for name, _ in module.named_parameters() if (match := re.match(BLOCK_PATTERN, f"encoder.module.{name}"))
     ]
-    numbers = {int(match[1]) for match in names}
+    block_numbers = {int(match[1]) for match in names}
     return replace(
         config,
         patch=patch,
@@ -209,8 +209,8 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         pooled=0 if pooled == tokens.shape[2] else pooled,
         prefix=prefix,
         layout=layout,
-        depth=len(numbers),
-        first_block=min(numbers, default=0),
+        depth=len(block_numbers),
+        first_block=min(block_numbers, default=0),
         stages=detect_stages(module) if layout != "tokens" else (),
         batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
         draws=has_random_layers(module, config),
@@ -254,13 +254,13 @@ def detect_patch_size(
         grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
         strides = [side / places for side, places in zip(config.image, grid, strict=True)]
         return tuple(2 ** round(math.log2(stride)) if stride % 1 else int(stride) for stride in strides)
-    own = getattr(getattr(module, "patch_embed", None), "patch_size", None)
-    own = own or getattr(getattr(module, "config", None), "patch_size", None)
-    if own is None:
+    patch_size = getattr(getattr(module, "patch_embed", None), "patch_size", None)
+    patch_size = patch_size or getattr(getattr(module, "config", None), "patch_size", None)
+    if patch_size is None:
         raise UsageError(
             f"the patch size of {config.full_name} is unknown", "use wrap_backbone() in Python, or another model"
         )
-    return (own, own) if isinstance(own, int) else tuple(own)
+    return (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
 
 
 def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
@@ -313,8 +313,8 @@ class LibraryEncoder(nn.Module):
             return getattr(self, verb)(x.float(), *arguments)
         weights = {name: parameter.float() for name, parameter in self.named_parameters()}
         with torch.autocast(x.device.type, dtype):
-            answer = torch.func.functional_call(self, weights, (x, verb, *arguments))
-        return [part.to(dtype) for part in answer] if isinstance(answer, list) else answer.to(dtype)
+            output = torch.func.functional_call(self, weights, (x, verb, *arguments))
+        return [part.to(dtype) for part in output] if isinstance(output, list) else output.to(dtype)
 
     def raw(self, images: Tensor) -> Any:
         """(B, C, *image) -> the library's output after its last block and norm: tokens or a map."""
@@ -326,12 +326,12 @@ class LibraryEncoder(nn.Module):
 
     def position_interpolation_options(self, images: Tensor) -> dict[str, bool]:
         """Arguments that transformers needs for images (B, C, *image) whose size differs from the module's."""
-        own = getattr(getattr(self.module, "config", None), "image_size", None)
-        own = (own, own) if isinstance(own, int) else own
-        if own is None or tuple(own) == tuple(images.shape[2:]):
+        native_size = getattr(getattr(self.module, "config", None), "image_size", None)
+        native_size = (native_size, native_size) if isinstance(native_size, int) else native_size
+        if native_size is None or tuple(native_size) == tuple(images.shape[2:]):
             return {}
-        word = "interpolate_pos_encoding"
-        return {word: True} if word in inspect.signature(self.module.forward).parameters else {}
+        argument = "interpolate_pos_encoding"
+        return {argument: True} if argument in inspect.signature(self.module.forward).parameters else {}
 
     def pool(self, tokens: Tensor, layout: FeatureLayout, prefix: int) -> Tensor:
         """(B, P + N, D) -> (B, F): the library's pooling before its head, if it is defined.

@@ -64,15 +64,15 @@ def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None)
     `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and other libraries' names for these. Raises UsageError for any
     other.
     """
-    known = {key.lower(): key for key in reversed(MODEL_NAMES)}
+    canonical_names = {key.lower(): key for key in reversed(MODEL_NAMES)}
     for pattern, ours in _SPELLINGS:
         match = pattern.fullmatch(name.lower())
         if match:
             words = re.split(r"([/-])", match.expand(ours))
             spelled = "".join(SIZE_WORDS.get(word.lower(), word) for word in words)
-            name = known.get(spelled.lower(), spelled)
+            name = canonical_names.get(spelled.lower(), spelled)
             break
-    name = name if name in MODEL_NAMES else known.get(name.lower(), name)
+    name = name if name in MODEL_NAMES else canonical_names.get(name.lower(), name)
     image = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
     configs = (config_type(family).parse_name(name, image) for family in FAMILIES)
     config = next((config for config in configs if config is not None), None)

@@ -67,13 +67,13 @@ class PackedViT(nn.Module):
         """n images (C, *size) -> a list of (P + N, D): the first block's input, for all patches or the patches in
         `keep`. Images of the same size are projected together, and their positions are resized once."""
         placed: dict[int, Tensor] = {}
-        for numbers in group_by_size(images):
-            tokens = self.model.place(self.model.project(torch.stack([images[number] for number in numbers])))
+        for image_indices in group_by_size(images):
+            tokens = self.model.place(self.model.project(torch.stack([images[number] for number in image_indices])))
             if keep is None:
-                placed |= zip(numbers, self.model.with_prefix(tokens), strict=True)
+                placed |= zip(image_indices, self.model.with_prefix(tokens), strict=True)
                 continue
-            for own, number in zip(tokens, numbers, strict=True):
-                placed[number] = self.model.with_prefix(gather_tokens(own[None], keep[number][None]))[0]
+            for image_tokens, number in zip(tokens, image_indices, strict=True):
+                placed[number] = self.model.with_prefix(gather_tokens(image_tokens[None], keep[number][None]))[0]
         return [placed[number] for number in range(len(images))]
 
     def encode(self, sequences: Sequence[Tensor]) -> list[Tensor]:
@@ -85,10 +85,10 @@ class PackedViT(nn.Module):
             raise UsageError("packed sequences do not support stochastic depth", "use regularization.drop_path=0")
         lengths = tuple(map(len, sequences))
         masked = self.is_masked(sequences[0])
-        row = torch.cat(list(sequences))
-        if masked and (lacking := -len(row) % ROW_MULTIPLE):
-            row, lengths = torch.cat([row, row.new_zeros(lacking, row.shape[1])]), (*lengths, lacking)
-        encoded = self.model.encoder(row[None], Segments(lengths, masked))[0]
+        packed = torch.cat(list(sequences))
+        if masked and (lacking := -len(packed) % ROW_MULTIPLE):
+            packed, lengths = torch.cat([packed, packed.new_zeros(lacking, packed.shape[1])]), (*lengths, lacking)
+        encoded = self.model.encoder(packed[None], Segments(lengths, masked))[0]
         return list(encoded.split(lengths))[: len(sequences)]
 
 
@@ -112,10 +112,10 @@ def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
 
 def pack_sequences(lengths: Sequence[int], most: int) -> list[slice]:
     """Lengths of sequences -> consecutive chunks of at most `most` tokens, or of one longer sequence."""
-    parts, start, size = [], 0, 0
+    chunks, start, size = [], 0, 0
     for number, length in enumerate(lengths):
         if number > start and size + length > most:
-            parts.append(slice(start, number))
+            chunks.append(slice(start, number))
             start, size = number, 0
         size += length
-    return [*parts, slice(start, len(lengths))] if lengths else []
+    return [*chunks, slice(start, len(lengths))] if lengths else []

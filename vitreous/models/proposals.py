@@ -82,11 +82,14 @@ class RegionProposals(nn.Module):
         The top candidates of each level (twice as many in training) are corrected and clipped; non-maximum suppression
         per level follows.
         """
-        most = self.config.proposals * (2 if self.training else 1)
+        max_proposals = self.config.proposals * (2 if self.training else 1)
         index, start = [], 0
-        for own in anchors:
-            index.append(logits[:, start : start + len(own)].topk(min(most, len(own))).indices + start)
-            start += len(own)
+        for level_anchors in anchors:
+            index.append(
+                logits[:, start : start + len(level_anchors)].topk(min(max_proposals, len(level_anchors))).indices
+                + start
+            )
+            start += len(level_anchors)
         chosen, counts = torch.cat(index, 1), [rows.shape[1] for rows in index]
         scores = logits.gather(1, chosen).sigmoid()
         deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
@@ -116,16 +119,16 @@ class RegionProposals(nn.Module):
         smooth L1 over the foreground ones, divided by n.
         """
         (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
-        places, rows = torch.cat(anchors), []
+        all_anchors, rows = torch.cat(anchors), []
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
-            labels, match = self.matches(places, boxes[~crowd], boxes[crowd])
+            labels, match = self.matches(all_anchors, boxes[~crowd], boxes[crowd])
             keys = draw_splitmix64(targets["keys"][image], len(labels))
             positive, negative = sample_foreground_background(labels, keys, self.config.sizes.anchors, 0.5)
-            chosen = torch.cat([positive, negative])
-            entropy = F.binary_cross_entropy_with_logits(logits[image, chosen], labels[chosen].float())
-            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], places[positive])
+            sampled = torch.cat([positive, negative])
+            entropy = F.binary_cross_entropy_with_logits(logits[image, sampled], labels[sampled].float())
+            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], all_anchors[positive])
             distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=SMOOTH_L1_BETA, reduction="sum")
-            rows.append(torch.stack([entropy, distance / max(1, len(chosen))]))
+            rows.append(torch.stack([entropy, distance / max(1, len(sampled))]))
         objectness, corrections = torch.stack(rows).mean(0)
         losses = {"objectness": objectness, "proposals": corrections}
         return losses, self.propose(logits.detach(), deltas.detach(), anchors, size)

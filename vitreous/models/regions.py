@@ -104,15 +104,17 @@ class RegionHeads(nn.Module):
         logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
         rows = []
         for image, row in enumerate(zip(logits.float().split(counts), corrections.float().split(counts), strict=True)):
-            (boxes, labels, match), (own, deltas) = chosen[image], row
+            (boxes, labels, match), (region_labels, deltas) = chosen[image], row
             if self.config.agnostic:
-                deltas = deltas.repeat(1, own.shape[1])
+                deltas = deltas.repeat(1, region_labels.shape[1])
             objects = select_targets(targets, image, "boxes")
             wanted = boxes if not len(objects) else objects[match]
-            entropy, distance = fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])
+            entropy, distance = fastrcnn_loss(
+                region_labels, deltas, [labels], [self.coder.encode_single(wanted, boxes)]
+            )
             if self.config.scores == "sigmoid":
                 counted = targets["federated"][image] if "federated" in targets else None
-                entropy = federated_loss(own, labels, counted)
+                entropy = federated_loss(region_labels, labels, counted)
             rows.append(torch.stack([entropy, distance]))
         classes, distances = torch.stack(rows).mean(0)
         losses = {"classes": classes, "boxes": distances}
@@ -123,13 +125,13 @@ class RegionHeads(nn.Module):
         logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
         rows = [
             maskrcnn_loss(
-                own,
+                region_labels,
                 [boxes],
                 [select_targets(targets, image, "masks")],
                 [select_targets(targets, image, "labels")],
                 [match],
             )
-            for image, (own, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
+            for image, (region_labels, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
         ]
         return losses | {"masks": torch.stack(rows).mean()}
 

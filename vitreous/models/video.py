@@ -126,14 +126,14 @@ class Video(ViT):
         if self.temporal is None:
             return x
         c = self.config
-        before = x[:, :, 0] if c.pool == "class" else x[:, :, c.prefix :].mean(2)
-        after = before
+        slot_vectors = x[:, :, 0] if c.pool == "class" else x[:, :, c.prefix :].mean(2)
+        after = slot_vectors
         if isinstance(self.position, SpaceTimePosition):
-            after = before + self.position.time.read((x.shape[1],)).to(before)
+            after = slot_vectors + self.position.time.read((x.shape[1],)).to(slot_vectors)
         after = self.temporal(after)
         if c.pool == "class":
             return torch.cat([after[:, :, None], x[:, :, 1:]], 2)
-        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (after - before)[:, :, None]], 2)
+        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (after - slot_vectors)[:, :, None]], 2)
 
     def join(self, x: Tensor) -> Tensor:
         """(B, T, P + h w, D) -> (B, P + N, D): all tokens of a factorised model as one sequence."""

@@ -126,9 +126,9 @@ class ViT(VisionModel[ViTConfig]):
         c = self.config
 
         if c.positions.at == "each":
-            own = build_position(c)
-            assert own is not None
-            return BlockWithPosition(self.plain_block(index, drop_path), own, build_prefix_positions(c))
+            position = build_position(c)
+            assert position is not None
+            return BlockWithPosition(self.plain_block(index, drop_path), position, build_prefix_positions(c))
         block = self.plain_block(index, drop_path)
         return BlockWithSharedPosition(block) if c.positions.at == "shared" else block
 
@@ -161,14 +161,19 @@ class ViT(VisionModel[ViTConfig]):
 
     def attention(self, index: int) -> nn.Module:
         """Build the attention of a block."""
-        c, own = self.config, self.config.attention
-        if own.kind == "relative":
-            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), own.qkv_bias)
-        if own.kind == "rotary":
-            return RotaryAttention(c.width, c.heads, len(c.grid), own.qkv_bias)
-        if own.window:
-            return LocalAttention(c.width, c.heads, own.window if index in c.windowed_blocks else 0, own.qkv_bias)
-        return Attention(c.width, c.heads, own.qkv_bias)
+        c, attention_config = self.config, self.config.attention
+        if attention_config.kind == "relative":
+            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), attention_config.qkv_bias)
+        if attention_config.kind == "rotary":
+            return RotaryAttention(c.width, c.heads, len(c.grid), attention_config.qkv_bias)
+        if attention_config.window:
+            return LocalAttention(
+                c.width,
+                c.heads,
+                attention_config.window if index in c.windowed_blocks else 0,
+                attention_config.qkv_bias,
+            )
+        return Attention(c.width, c.heads, attention_config.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -236,18 +241,18 @@ class ViT(VisionModel[ViTConfig]):
         if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
         self.check_images(images)
-        size, own = tuple(images.shape[2:]), self.config.image
+        size, native_size = tuple(images.shape[2:]), self.config.image
         if (
-            size == own
-            or len(size) != len(own)
-            or (self.training and all(a <= b for a, b in zip(size, own, strict=True)))
+            size == native_size
+            or len(size) != len(native_size)
+            or (self.training and all(a <= b for a, b in zip(size, native_size, strict=True)))
         ):
             return
         self.any_size = True
-        given, native = (" x ".join(map(str, sides)) for sides in (size, own))
+        given_text, native = (" x ".join(map(str, sides)) for sides in (size, native_size))
         text = (
-            f"images of {given} pixels, but the model was created for {native}: positions are resized to their grid "
-            "of patches, and predictions"
+            f"images of {given_text} pixels, but the model was created for {native}: positions are resized to their "
+            "grid of patches, and predictions"
         )
         text += (
             f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that "

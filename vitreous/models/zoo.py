@@ -42,12 +42,13 @@ def create_untrained_model(
     config = config_from_name(name, None if "patch" in changes else image_size)
     if "patch" in changes and image_size is not None:
         changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
-    known = {"num_classes", *config.option_names()} - {"classes"}
-    unknown = set(changes) - set(known)
+    option_names = {"num_classes", *config.option_names()} - {"classes"}
+    unknown = set(changes) - set(option_names)
     if unknown:
-        word = min(unknown)
+        option = min(unknown)
         raise UsageError(
-            f"a {type(config).__name__.removesuffix('Config')} has no {word}", suggest_option(config, word, known)
+            f"a {type(config).__name__.removesuffix('Config')} has no {option}",
+            suggest_option(config, option, option_names),
         )
     classes = config.classes if num_classes is None else num_classes
     return build_model(config.with_options(classes=classes, channels=channels or config.channels, **changes))

@@ -207,10 +207,10 @@ def allow_single_value_batch_norm(module: nn.Module) -> None:
     Such an input has no variance and PyTorch raises ValueError. Here it is normalised by the running statistics, which
     are not updated.
     """
-    for part in module.modules():
-        if isinstance(part, BATCH_NORMS) and part.track_running_stats:
-            part.register_forward_pre_hook(use_running_statistics)
-            part.register_forward_hook(use_batch_statistics, always_call=True)
+    for submodule in module.modules():
+        if isinstance(submodule, BATCH_NORMS) and submodule.track_running_stats:
+            submodule.register_forward_pre_hook(use_running_statistics)
+            submodule.register_forward_hook(use_batch_statistics, always_call=True)
 
 
 def has_single_value_per_channel(x: Tensor) -> bool:

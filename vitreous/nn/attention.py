@@ -38,8 +38,8 @@ class Segments:
 
     def mask(self, device: torch.device) -> Tensor:
         """Return the mask (N, N) bool: true where both tokens belong to the same sequence."""
-        numbers = torch.arange(len(self.lengths), device=device)
-        owner = numbers.repeat_interleave(torch.tensor(self.lengths, device=device))
+        segment_ids = torch.arange(len(self.lengths), device=device)
+        owner = segment_ids.repeat_interleave(torch.tensor(self.lengths, device=device))
         return owner[:, None] == owner[None]
 
 
@@ -246,10 +246,10 @@ def attend_in_chunks(
     y = q.new_empty(batch, asked, heads, v.shape[-1]).transpose(1, 2)
     nothing, images = q.new_zeros(()), max(1, (logits_at_once or CHUNK_LOGITS) // (heads * asked * k.shape[2]))
     for start in range(0, batch, images):
-        part = slice(start, start + images)
-        queries, keys, values = (x[part].flatten(0, 1) for x in (q, k, v))
+        chunk = slice(start, start + images)
+        queries, keys, values = (x[chunk].flatten(0, 1) for x in (q, k, v))
         logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
-        y[part] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
+        y[chunk] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
     return y
 
 
@@ -262,9 +262,9 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
     """
     tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    most = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
+    max_tokens = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
     tracing = is_compiling()
-    if mask is not None or q.device.type != "cpu" or tokens > most or tracing:
+    if mask is not None or q.device.type != "cpu" or tokens > max_tokens or tracing:
         y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
     if learning:
@@ -283,11 +283,11 @@ def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tens
         return dot_product_attention(q, k, v, segments.mask(q.device))
     runs = segments.runs
     parts = zip(*(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
-    answers = [
-        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in part)).flatten(-3, -2)
-        for part, (length, count) in zip(parts, runs, strict=True)
+    outputs = [
+        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in segment)).flatten(-3, -2)
+        for segment, (length, count) in zip(parts, runs, strict=True)
     ]
-    return torch.cat(answers, -2)
+    return torch.cat(outputs, -2)
 
 
 def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:

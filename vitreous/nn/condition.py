@@ -33,8 +33,8 @@ class AdaLNBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N."""
-        numbers = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
-        shift, scale, gate, *of_mlp = numbers.chunk(6, -1)  # (B, ..., 1, D) each
+        modulation = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
+        shift, scale, gate, *of_mlp = modulation.chunk(6, -1)  # (B, ..., 1, D) each
         x = x + gate * self.attention(modulate(self.norm(x), shift, scale))
         shift, scale, gate = of_mlp
         return x + gate * self.mlp(modulate(self.norm(x), shift, scale))

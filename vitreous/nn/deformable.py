@@ -36,8 +36,8 @@ def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tens
         image = part.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
         points = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
         read = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
-        share = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
-        total = total + (read * share).sum(-1)
+        point_weights = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
+        total = total + (read * point_weights).sum(-1)
     return torch.unflatten(total, 0, (batch, heads)).permute(0, 3, 1, 2)
 
 
@@ -77,10 +77,10 @@ class DeformableAttention(nn.Module):
         shape = (*queries.shape[:2], self.heads, self.levels, self.points)
         steps = get_device_table(grid_sizes_xy, queries.device, tuple(map(tuple, grids)))  # (L, 2)
         offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
-        places = centres[None, :, None, :, None] + offsets
+        locations = centres[None, :, None, :, None] + offsets
         weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
-        seen = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
-        return self.out(sample_levels(seen, grids, places, weights).flatten(-2).to(queries.dtype))
+        projected = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
+        return self.out(sample_levels(projected, grids, locations, weights).flatten(-2).to(queries.dtype))
 
 
 def grid_sizes_xy(grids: tuple[tuple[int, int], ...]) -> Tensor:

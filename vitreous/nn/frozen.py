@@ -74,21 +74,21 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: st
     ):
         return FrozenWindowedAttention(module, dtype, packed)
     fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or uses_native_gelu(dtype)))
-    kind = FROZEN_CLASSES.get(type(module), type(module)) if fused else type(module)
+    frozen_class = FROZEN_CLASSES.get(type(module), type(module)) if fused else type(module)
     state = dict(vars(module))
     children: dict[str, nn.Module | None] = {}
     for name, child in state["_modules"].items():
-        if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
+        if frozen_class is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             children[name] = PackedLinear(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
             children[name] = (
                 None if child is None else copy_frozen(child, torch.float32 if name == "head" else dtype, packed)
             )
-    own: dict[str, nn.Parameter | None] = {}
+    parameters: dict[str, nn.Parameter | None] = {}
     for name, parameter in state["_parameters"].items():
-        own[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
-    twin = kind.__new__(kind)
-    vars(twin).update(state, _parameters=own, _buffers=dict(state["_buffers"]), _modules=children)
+        parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    twin = frozen_class.__new__(frozen_class)
+    vars(twin).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.read:
         for name, part in named_modules(module.blocks[-1]):
             if type(part) is Attention:

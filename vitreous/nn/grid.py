@@ -94,8 +94,8 @@ def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
     axes = len(grid)
     batch, *sizes, width = windows.shape
     order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
-    whole = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
-    return crop_grid(windows.permute(order).reshape(batch, *whole, width), grid)
+    padded_grid = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
+    return crop_grid(windows.permute(order).reshape(batch, *padded_grid, width), grid)
 
 
 def resize_position_table(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:

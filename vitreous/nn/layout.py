@@ -125,10 +125,12 @@ class WindowedAttention(nn.Module):
         if not any(shift) and not filled:
             return None
         # 1, plus a bit for each seam before the token; 0 is padding, from `window_partition`
-        whole = grid if filled else self.whole(grid)
-        region = torch.ones((1, *whole, 1), dtype=torch.long, device=device)
-        for axis, (length, s) in enumerate(zip(whole, shift, strict=True)):
+        padded_grid = grid if filled else self.whole(grid)
+        region = torch.ones((1, *padded_grid, 1), dtype=torch.long, device=device)
+        for axis, (length, s) in enumerate(zip(padded_grid, shift, strict=True)):
             behind = torch.arange(length, device=device) < s  # the shift moves them to the end
-            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(whole))), 1) * 2 ** (1 + axis)
+            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(padded_grid))), 1) * 2 ** (
+                1 + axis
+            )
         regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)
         return (regions[..., :, None] == regions[..., None, :])[..., None, :, :]

@@ -51,19 +51,19 @@ class LocalAttention(Attention):
         for axis, length in enumerate(sides, 1):
             rest = length % self.window
             if rest and length > self.window:
-                parts = grid.split_with_sizes([length - rest, rest], axis)
-                return torch.cat([self.within(part, first_keys, first_values) for part in parts], axis)
+                slabs = grid.split_with_sizes([length - rest, rest], axis)
+                return torch.cat([self.within(slab, first_keys, first_values) for slab in slabs], axis)
         size = tuple(min(length, self.window) for length in sides)
         windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
         q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
         if first_keys.shape[-2]:
             k, v = (
-                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), own], -2)
-                for first, own in ((first_keys, k), (first_values, v))
+                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), window_values], -2)
+                for first, window_values in ((first_keys, k), (first_values, v))
             )
-        answers = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
-        return window_reverse(answers.view(len(grid), *count, *size, -1), sides)
+        outputs = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
+        return window_reverse(outputs.view(len(grid), *count, *size, -1), sides)
 
     def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside

@@ -57,7 +57,7 @@ def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000
     frequencies = base ** (-torch.arange(half) / (half - 1 if form == "big-vision" else half))
     angles = [torch.arange(length)[:, None] * frequencies for length in grid]  # (length, half) each
     return F.pad(
-        combine_axis_tables([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid),
+        combine_axis_tables([torch.cat([axis_angles.sin(), axis_angles.cos()], 1) for axis_angles in angles], grid),
         (0, width - 2 * half * axes),
     )
 

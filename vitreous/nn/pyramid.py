@@ -65,7 +65,7 @@ class SimplePyramid(nn.Module):
         if levels > 3:
             self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
         channels = (quarter, half, inputs, inputs)[5 - levels :]
-        self.reduce = nn.ModuleList(conv_layer_norm(own, width, 1) for own in channels)
+        self.reduce = nn.ModuleList(conv_layer_norm(map_width, width, 1) for map_width in channels)
         self.smooth = nn.ModuleList(conv_layer_norm(width, width, 3) for _ in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
@@ -102,8 +102,8 @@ class FeaturePyramid(nn.Module):
         if not widths or levels < len(widths):
             raise ValueError(f"{levels} levels are fewer than the {len(widths)} maps")
         self.levels = levels
-        self.norms = nn.ModuleList(LayerNorm2d(own) for own in widths)
-        self.laterals = ModuleList(nn.Conv2d(own, width, 1) for own in widths)
+        self.norms = nn.ModuleList(LayerNorm2d(map_width) for map_width in widths)
+        self.laterals = ModuleList(nn.Conv2d(map_width, width, 1) for map_width in widths)
         self.smooth = ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
         for conv in (*self.laterals, *self.smooth):
             nn.init.kaiming_uniform_(conv.weight, a=1)

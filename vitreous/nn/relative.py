@@ -51,15 +51,17 @@ class RelativeAttention(Attention):
 
     def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): the bias added to their logits."""
-        whole = places.prefix + math.prod(places.grid)
+        num_tokens = places.prefix + math.prod(places.grid)
         # (2 T - 1, h, d)
-        rows = resize_position_table(self.table.flatten(1), (2 * whole - 1,), "bilinear")
+        rows = resize_position_table(self.table.flatten(1), (2 * num_tokens - 1,), "bilinear")
         table = torch.unflatten(rows, 1, self.table.shape[1:])
-        numbers = torch.arange(whole, device=q.device)[None]
+        token_indices = torch.arange(num_tokens, device=q.device)[None]
         if places.index is not None:
-            front = numbers[:, : places.prefix].expand(len(places.index), -1)
-            numbers = torch.cat([front, places.index + places.prefix], 1)
-        offsets = numbers[:, None, queries, None] - numbers[:, None, None, :] + whole - 1  # (1 or B, 1, Q, N)
+            front = token_indices[:, : places.prefix].expand(len(places.index), -1)
+            token_indices = torch.cat([front, places.index + places.prefix], 1)
+        offsets = (
+            token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
+        )  # (1 or B, 1, Q, N)
         products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, Q, 2 T - 1)
         return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
 
@@ -169,5 +171,5 @@ def gather_relative_positions(table: Tensor, length: int) -> Tensor:
     """(2 L - 1, d) -> (length, length, d): entry (q, k) is the vector of q - k; the table is resized to 2 length -
     1."""
     table = resize_position_table(table, (2 * length - 1,), "bilinear")
-    places = torch.arange(length, device=table.device)
-    return table[places[:, None] - places + length - 1]
+    positions = torch.arange(length, device=table.device)
+    return table[positions[:, None] - positions + length - 1]

@@ -79,8 +79,8 @@ class SpaceOrTimeHeads(nn.Module):
         """(..., N, D) -> (..., h / 2, Q, N): the attention probabilities of the `queries`, or of all N. Rows sum to
         one."""
         q, k, _ = split_heads(self.qkv(x), self.whole_heads)
-        chosen = slice(self.heads, None) if self.of_time else slice(self.heads)
-        return attention_probabilities(q[..., chosen, queries, :], k[..., chosen, :, :])
+        head_slice = slice(self.heads, None) if self.of_time else slice(self.heads)
+        return attention_probabilities(q[..., head_slice, queries, :], k[..., head_slice, :, :])
 
 
 def zero_output_layer(branch: ResidualBranch, layer: str) -> None:

@@ -41,10 +41,12 @@ class UPerNetDecoder(nn.Module):
         axes = len(patches[0])
         self.resize = nn.ModuleList(nn.Identity() for _ in widths)
         if len(set(patches)) == 1 and len(patches) > 1:
-            self.resize = nn.ModuleList(ResampleBlock(own, number - 1, axes) for number, own in enumerate(widths))
+            self.resize = nn.ModuleList(
+                ResampleBlock(map_width, number - 1, axes) for number, map_width in enumerate(widths)
+            )
         self.pools = nn.ModuleList(conv_group_norm_relu(widths[0], width, 1, axes) for _ in POOLING_BINS)
         self.top = conv_group_norm_relu(widths[0] + len(POOLING_BINS) * width, width, 3, axes)
-        self.laterals = nn.ModuleList(conv_group_norm_relu(own, width, 1, axes) for own in widths[1:])
+        self.laterals = nn.ModuleList(conv_group_norm_relu(map_width, width, 1, axes) for map_width in widths[1:])
         self.smooth = nn.ModuleList(conv_group_norm_relu(width, width, 3, axes) for _ in widths[1:])
         self.fuse = conv_group_norm_relu(len(widths) * width, width, 3, axes)
         self.dropout = DROPOUTS[axes](dropout)
@@ -101,6 +103,9 @@ def adaptive_average_pool(x: Tensor, bins: int) -> Tensor:
     """
     for axis, length in enumerate(x.shape[2:], 2):
         edges = [(length * n // bins, -(-length * (n + 1) // bins)) for n in range(bins)]
-        rows = [[1 / (end - start) if start <= place < end else 0.0 for place in range(length)] for start, end in edges]
+        rows = [
+            [1 / (end - start) if start <= position < end else 0.0 for position in range(length)]
+            for start, end in edges
+        ]
         x = (x.movedim(axis, -1) @ x.new_tensor(rows).T).movedim(-1, axis)
     return x

@@ -71,11 +71,11 @@ class WindowAttention(Attention):
         q = q[..., queries, :]
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is None:
-            answers = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
+            outputs = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
         else:  # the windows of an image become heads, so that all images share the bias
             joined = mask_logits(bias, mask[..., queries, :]).flatten(0, -3)
-            answers = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
-        return answers.reshape(q.shape).transpose(-3, -2).flatten(-2)
+            outputs = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
+        return outputs.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
         """(..., T, D) -> (..., h, Q, T): the attention probabilities of the `queries`, or of all T. Rows are queries
@@ -123,8 +123,8 @@ class ContinuousPositionBias(nn.Module):
 
     def offsets(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
-        places = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
-        return 16 * torch.sigmoid(self.fc2(self.fc1(places).relu()).float())
+        log_offsets = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
+        return 16 * torch.sigmoid(self.fc2(self.fc1(log_offsets).relu()).float())
 
     def forward(self) -> Tensor:
         """-> (h, T, T): the bias added to the logits of a window."""

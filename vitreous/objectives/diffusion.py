@@ -130,8 +130,8 @@ class GeneratorObjective(Objective):
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answer = self.answer(batch)[:, : batch["target"].shape[1]]
-        return {"loss": (answer - batch["target"]).square().mean()}
+        output = self.answer(batch)[:, : batch["target"].shape[1]]
+        return {"loss": (output - batch["target"]).square().mean()}
 
     def deployed_model(self) -> Any:
         """The model."""
@@ -174,9 +174,9 @@ class DiffusionObjective(GeneratorObjective):
         return self.assemble_batch(batch, noised, left_out) | {"step": step, **both}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answer = self.answer(batch)
-        error = (answer[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
+        output = self.answer(batch)
+        error = (output[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:
             return {"loss": error, "error": error.detach(), "bound": torch.zeros_like(error).detach()}
-        bound = self.gaussian.variational_bound(answer, batch["clean"], batch["noisy"], batch["step"]).mean()
+        bound = self.gaussian.variational_bound(output, batch["clean"], batch["noisy"], batch["step"]).mean()
         return {"loss": error + bound, "error": error.detach(), "bound": bound.detach()}

@@ -132,9 +132,9 @@ class DINO(UnlabelledObjective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]
         with torch.no_grad():
-            answers = self.answer(images)
-            accumulate_outputs(self.outputs, answers.flatten(0, 1), self.idle)
-            targets = ((answers - self.centre) / self.temperature).softmax(-1)
+            teacher_logits = self.answer(images)
+            accumulate_outputs(self.outputs, teacher_logits.flatten(0, 1), self.idle)
+            targets = ((teacher_logits - self.centre) / self.temperature).softmax(-1)
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
         logits = compute_prototype_logits(self.head, features, len(images), self.reduce, self.idle)
         loss = cross_view_entropy(targets, logits / self.config.temperature)
@@ -259,7 +259,7 @@ def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module,
     pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
     for weight, follower in pairs:
         gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
-        whole = weight if gather is None else gather()
-        follower.lerp_(whole.detach().to(follower.dtype), 1 - momentum)
-    for own, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
-        follower.copy_(own)
+        gathered = weight if gather is None else gather()
+        follower.lerp_(gathered.detach().to(follower.dtype), 1 - momentum)
+    for buffer, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
+        follower.copy_(buffer)

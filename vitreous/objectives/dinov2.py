@@ -201,8 +201,8 @@ class DINOv2(UnlabelledObjective):
         """Draw the masks, and set the teacher's temperature."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         if self.frozen is not None:
-            whole = (*batch["images"].shape[:2], *self.model.config.grid)
-            masks = torch.ones(whole, dtype=torch.bool, device=batch["images"].device)
+            mask_shape = (*batch["images"].shape[:2], *self.model.config.grid)
+            masks = torch.ones(mask_shape, dtype=torch.bool, device=batch["images"].device)
             return {**batch, "masks": masks, "masked": torch.full((len(masks),), masks[0].numel())}
         keys = derive_keys(
             self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(NUM_GLOBAL_VIEWS).numpy()
@@ -269,15 +269,15 @@ class DINOv2(UnlabelledObjective):
         and masked patches. Raises WeightsError if a resumed run finds another frozen teacher."""
         if self.frozen is not None:
             check_teacher_digest(self.frozen, self.digest)
-            patch, seen = self.model.config.patch, self.setting.normalisation
-            whole, every = self.frozen.answer(images, seen, patch, self.reduce, self.idle)
-            return whole, every.flatten(0, 1)[index]
+            patch, normalisation = self.model.config.patch, self.setting.normalisation
+            image_head, every = self.frozen.answer(images, normalisation, patch, self.reduce, self.idle)
+            return image_head, every.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
         features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :].flatten(0, 1)[index].float()
-        whole, part = self.teacher_head, self.heads("teacher_")[-1]
-        return whole(features, self.reduce, self.idle), part(patches, self.reduce, self.idle)
+        image_head, patch_head = self.teacher_head, self.heads("teacher_")[-1]
+        return image_head(features, self.reduce, self.idle), patch_head(patches, self.reduce, self.idle)
 
     def after_step(self, progress: TrainingProgress) -> None:
         """Update the teacher from the student, and the centres from the teacher's outputs of this step."""
@@ -318,8 +318,10 @@ class DINOv2(UnlabelledObjective):
             masked = math.prod(shape.grid)
         large = shape.macs() + heads[0] + masked * heads[-1]
         small = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
-        own = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
-        return own + NUM_GLOBAL_VIEWS * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
+        student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
+        return student_flops + NUM_GLOBAL_VIEWS * (
+            2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid))
+        )
 
 
 def masked_positions(masks: Tensor, count: int) -> Tensor:

@@ -101,15 +101,15 @@ class DistillationObjective(SupervisedObjective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         config, (logits, taught) = self.distillation, self.answer(batch)
         base = cross_entropy(logits, batch["labels"], config.loss, config.smoothing, self.class_weights)
-        answers, temperature = batch["answers"], config.temperature
+        teacher_logits, temperature = batch["answers"], config.temperature
         if config.kind == "hard":
-            distilled = F.cross_entropy(taught, answers.argmax(1))
+            distilled = F.cross_entropy(taught, teacher_logits.argmax(1))
         else:
-            targets = (answers / temperature).log_softmax(1)
+            targets = (teacher_logits / temperature).log_softmax(1)
             learned = (taught / temperature).log_softmax(1)
             distilled = F.kl_div(learned, targets, reduction="batchmean", log_target=True) * temperature**2
             if config.reduction == "official":
-                distilled = distilled / answers.shape[1]
+                distilled = distilled / teacher_logits.shape[1]
         return {"loss": (1 - config.alpha) * base + config.alpha * distilled}
 
     def answer(self, batch: Batch) -> tuple[Tensor, Tensor]:

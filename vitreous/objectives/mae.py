@@ -73,8 +73,8 @@ class MAEConfig(ObjectiveConfig):
         """Number of patches of a grid that the encoder sees."""
         if not self.tubes:
             return int(math.prod(grid) * (1 - self.mask))
-        places = math.prod(grid[1:])
-        return grid[0] * (places - int(places * self.mask))
+        spatial_positions = math.prod(grid[1:])
+        return grid[0] * (spatial_positions - int(spatial_positions * self.mask))
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for a model that needs every patch, several views, tubes without a time axis, or a mask
@@ -95,11 +95,11 @@ class MAEConfig(ObjectiveConfig):
 
     def describe_restoration(self) -> str:
         """Description of a reconstruction."""
-        text = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
+        description = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
-            return text
+            return description
         where = "each channel of a patch" if self.normalise_channels else "a patch"
-        return text + (
+        return description + (
             f" Its targets are pixels with mean 0 and std 1 within {where}. Each restored patch is shown with the mean"
             " and std of the original patch, which the model does not predict."
         )
@@ -125,28 +125,28 @@ class MAEDecoder(nn.Module):
 
     def __init__(self, shape: ModelConfig, config: MAEConfig) -> None:
         super().__init__()
-        own, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
+        width, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
         videomae = shape.positions.kind == "sinusoid"
-        self.embed = nn.Linear(shape.width, own, bias=not videomae)
-        self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
-        position = SinusoidPosition(own).read(grid) if videomae else sincos_position_table(grid, own)
+        self.embed = nn.Linear(shape.width, width, bias=not videomae)
+        self.mask_token = nn.Parameter(torch.empty(width).normal_(std=0.02))
+        position = SinusoidPosition(width).read(grid) if videomae else sincos_position_table(grid, width)
         self.register_buffer("position", position.flatten(0, -2), persistent=False)
         blocks = build_blocks(
-            config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own))
+            config.decoder_depth, lambda i, rate: Block(width, Attention(width, heads), Mlp(width, 4 * width))
         )
         if videomae:
             for block in blocks:
-                block.attention.part.qkv = QkvLinearWithoutKeyBias(own)
-        self.encoder = Encoder(own, blocks)
-        self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
+                block.attention.part.qkv = QkvLinearWithoutKeyBias(width)
+        self.encoder = Encoder(width, blocks)
+        self.head = nn.Linear(width, shape.channels * math.prod(shape.patch))
         init_xavier(self)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
         """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 indices -> (B, M, V): the predicted values of masked
         patches."""
         x, position = self.embed(tokens), self.position.to(tokens.dtype)
-        prefix, seen = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
-        x = torch.cat([self.mask_token + position[masked], seen + position[visible], prefix], 1)
+        prefix, visible_tokens = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
+        x = torch.cat([self.mask_token + position[masked], visible_tokens + position[visible], prefix], 1)
         return self.head(self.encoder(x)[:, : masked.shape[1]])
 
 
@@ -230,12 +230,15 @@ class MAE(UnlabelledObjective):
         patch, grid = self.model.config.patch, self.model.config.grid
         visible, masked = self.draw(keys, images.device)
         predicted = self.predict(images, visible, masked).float()
-        whole = patchify(images.float(), patch).flatten(1, -2)
+        target_patches = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            mean, deviation = self.moments(self.parts(gather_tokens(whole, masked)))
+            mean, deviation = self.moments(self.parts(gather_tokens(target_patches, masked)))
             predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
-        shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
+        shown = (
+            target_patches.scatter(1, places, torch.zeros_like(predicted)),
+            target_patches.scatter(1, places, predicted),
+        )
         seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
         return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 

@@ -71,18 +71,18 @@ class MaskedPatchesConfig(ObjectiveConfig):
     def describe_restoration(self) -> str:
         """Description of a reconstruction."""
         stay = 1 - self.masked - self.swapped
-        text = (
+        description = (
             f"{self.share:.0%} of the patches are predicted. Of these, {self.masked:.0%} (grey) are hidden from the"
             f" encoder, {self.swapped:.0%} show another patch, {stay:.0%} are unchanged."
         )
         if self.target == "pixels":
-            return text
-        parts = (
+            return description
+        target_text = (
             "its mean colour" if self.target == "mean-colour" else f"{SMALL_PATCH_SIDE} x {SMALL_PATCH_SIDE} colours"
         )
         return (
-            text
-            + f" The model predicts {parts} of a patch, in {COLOUR_LEVELS} levels per channel; midpoints are shown."
+            description
+            + f" The model predicts {target_text} of a patch, in {COLOUR_LEVELS} levels per channel, shown as midpoints."
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MaskedPatchesObjective:
@@ -175,20 +175,20 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answers, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
+        logits, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
         if self.config.target == "pixels":
-            return {"loss": (answers - targets).square().mean()}
-        return {"loss": F.cross_entropy(answers.reshape(-1, self.colours), targets.flatten())}
+            return {"loss": (logits - targets).square().mean()}
+        return {"loss": F.cross_entropy(logits.reshape(-1, self.colours), targets.flatten())}
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
         """(B, C, *image) normalised, (B,) keys -> the images with corrupted patches, and with predicted ones."""
         patch, grid = self.model.config.patch, self.model.config.grid
         source, places = self.draw(keys, images.device)
-        answers = self.predict(images, source, places)
-        painted = answers if self.config.target == "pixels" else self.paint(answers)
-        whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
-        restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
+        logits = self.predict(images, source, places)
+        painted = logits if self.config.target == "pixels" else self.paint(logits)
+        patches, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
+        restored = patches.scatter(1, places[..., None].expand_as(painted), painted)
         seen, restored = self.corrupt(images.float(), source), unpatchify(torch.unflatten(restored, 1, grid), patch)
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
         return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
@@ -222,6 +222,6 @@ def average_pool_patches(patches: Tensor, side: int, axes: int) -> Tensor:
     for axis in range(-axes, 0):
         length = patches.shape[axis]
         starts, ends = ([f(i * length / side) for i in range(side + 1)] for f in (math.floor, math.ceil))
-        parts = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
-        patches = torch.stack(parts, axis)
+        means = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
+        patches = torch.stack(means, axis)
     return patches.flatten(-axes)

@@ -59,9 +59,9 @@ class PrototypeTeacher(WeightsTeacher):
     ) -> tuple[Tensor, Tensor]:
         """(B, C, *image) of a student with this patch size -> (B, K) and (B, N, K) float32: the logits for images, and
         for each of the student's patches. If the teacher has another patch size, images are resized."""
-        own, pixels = self.model.config.patch, self.read(images.float(), normalisation)
-        if own != patch:
-            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, own, strict=True))
+        teacher_patch, pixels = self.model.config.patch, self.read(images.float(), normalisation)
+        if teacher_patch != patch:
+            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, teacher_patch, strict=True))
             pixels = F.interpolate(pixels, side, mode="bicubic", antialias=True)
         with torch.no_grad():
             model: Any = self.placed(images.device)
@@ -69,8 +69,8 @@ class PrototypeTeacher(WeightsTeacher):
             encoded = model.features(pixels.to(self.dtype)).float()
             pooled, patches = model.pool(encoded), encoded[:, model.config.prefix :]
             heads = self.heads.to(images.device)
-            whole = heads[0](pooled.float(), reduce, idle)
-            return whole, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
+            image_logits = heads[0](pooled.float(), reduce, idle)
+            return image_logits, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
 
     def flops(self, patches: int = 0) -> float:
         """Floating-point operations of an image, heads included, for this number of `patches`; 0: the teacher's native
@@ -83,8 +83,8 @@ class PrototypeTeacher(WeightsTeacher):
 
 def select_head_options(config: dict[str, Any]) -> HeadOptions:
     """The options of a head among the fields of an objective's config."""
-    known = {field.name for field in fields(HeadOptions)}
-    return HeadOptions(**{name: value for name, value in config.items() if name in known})
+    field_names = {field.name for field in fields(HeadOptions)}
+    return HeadOptions(**{name: value for name, value in config.items() if name in field_names})
 
 
 def check_teacher_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:

@@ -83,12 +83,12 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
         missing."""
         if self.mean:
             return self
-        given = ~np.isnan(labels)
+        is_present = ~np.isnan(labels)
         return replace(
             self,
             mean=tuple(np.nanmean(labels, 0).tolist()),
             std=tuple(np.nanstd(labels, 0).tolist()),
-            present=tuple(given.mean(0).tolist()),
+            present=tuple(is_present.mean(0).tolist()),
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> RegressionObjective:

@@ -60,9 +60,11 @@ class SegmentationConfig(ObjectiveConfig):
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
         """Raise UsageError for views without class maps, and an unsupported model."""
-        kind = SceneViews if len(model.image) == 2 else VolumeViews
-        if not isinstance(views, kind):
-            raise UsageError(f"segmentation of these data requires views of type {kind.name}", "remove --views.name")
+        views_class = SceneViews if len(model.image) == 2 else VolumeViews
+        if not isinstance(views, views_class):
+            raise UsageError(
+                f"segmentation of these data requires views of type {views_class.name}", "remove --views.name"
+            )
         if self.class_weights and len(self.class_weights) != len(classes):
             problem = f"{len(self.class_weights)} class weights for {len(classes)} classes"
             raise UsageError(problem, "set one for each class with --objective.class_weights")
@@ -141,12 +143,12 @@ def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None 
 
         for each image: sum(-w[class of i] log p[class of i] for pixels i with a class) / sum(w[class of i])
     """
-    known = classes != IGNORE_INDEX
-    targets = classes.where(known, 0)
-    share = known if weights is None else known * weights[targets]
-    rows = F.cross_entropy(logits, targets, reduction="none") * share
-    total = share.flatten(1).sum(1)
-    return (rows.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
+    labelled = classes != IGNORE_INDEX
+    targets = classes.where(labelled, 0)
+    pixel_weights = labelled if weights is None else labelled * weights[targets]
+    losses = F.cross_entropy(logits, targets, reduction="none") * pixel_weights
+    total = pixel_weights.flatten(1).sum(1)
+    return (losses.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
 
 
 def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
@@ -155,9 +157,9 @@ def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
 
         1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
     """
-    known = (classes != IGNORE_INDEX)[:, None]
-    shares = logits.softmax(1) * known
-    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * known
+    labelled = (classes != IGNORE_INDEX)[:, None]
+    shares = logits.softmax(1) * labelled
+    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * labelled
     axes = tuple(range(2, logits.ndim))
     overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + wanted.sum(axes)
     return (1 - (2 * overlap + smooth) / (total + smooth)).mean()

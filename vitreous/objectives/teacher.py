@@ -85,9 +85,9 @@ class WeightsTeacher(Teacher):
     def __init__(
         self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32, heads: nn.Module | None = None
     ) -> None:
-        seen, model = bundle.preprocess, bundle.model
+        preprocess, model = bundle.preprocess, bundle.model
         digest = hash_weights(model if heads is None else nn.ModuleList([model, heads]))
-        super().__init__(source, bundle.classes, (seen.mean, seen.std), digest)
+        super().__init__(source, bundle.classes, (preprocess.mean, preprocess.std), digest)
         self.size = tuple(bundle.model.config.image)
         self.model: Model = bundle.model.requires_grad_(False).eval()
         self.dtype = dtype
@@ -149,8 +149,8 @@ class OnnxTeacher(Teacher):
     def logits(self, images: Tensor) -> Tensor:
         """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
-        answers = self.session.run([self.output], {self.input: pixels})[0]
-        return copy_to_device(from_numpy(np.array(answers, dtype=np.float32)), images.device)
+        outputs = self.session.run([self.output], {self.input: pixels})[0]
+        return copy_to_device(from_numpy(np.array(outputs, dtype=np.float32)), images.device)
 
 
 def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
@@ -160,8 +160,8 @@ def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str
         return None
     try:
         card: Any = json.loads(metadata[CARD_KEY])["card"]
-        seen: Preprocess = from_builtins(AnyPreprocess, card["preprocess"])
-        return task_from_json(card, source).classes, (seen.mean, seen.std)
+        preprocess: Preprocess = from_builtins(AnyPreprocess, card["preprocess"])
+        return task_from_json(card, source).classes, (preprocess.mean, preprocess.std)
     except (KeyError, ValueError, TypeError) as error:
         raise WeightsError(f"the model card in {source} cannot be read ({error})", "export the teacher again") from None
 

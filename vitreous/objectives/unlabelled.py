@@ -116,10 +116,10 @@ def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
     """
     if model.front == "patches":
         return images
-    places = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
+    hidden_grid = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
     for axis, side in enumerate(model.patch, 2):
-        places = places.repeat_interleave(side, axis)
-    return images.masked_fill(places, 0.0)
+        hidden_grid = hidden_grid.repeat_interleave(side, axis)
+    return images.masked_fill(hidden_grid, 0.0)
 
 
 def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
@@ -158,14 +158,14 @@ def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]],
     Neighbours are searched among the features of all processes. A feature also gets gradients from the features whose
     neighbour it is. Features of an `idle` process are excluded.
     """
-    own = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
-    everything, start = gather(own)
+    normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
+    everything, start = gather(normalised)
     count = len(everything)
     if count < 2 or idle:
         return 0.0 * features.float().sum()
     with torch.no_grad():
         nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
-    rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
-    loss = -(vector_norm(rows - rows[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
+    candidates = torch.cat([everything[:start], normalised, everything[start + len(normalised) :]])
+    loss = -(vector_norm(candidates - candidates[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
     # a process's loss is weighted by its share of the samples; its part of the total gradient needs weight one
-    return loss.detach() + (loss - loss.detach()) * (count / len(own))
+    return loss.detach() + (loss - loss.detach()) * (count / len(normalised))

@@ -75,8 +75,8 @@ class BestEvaluation:
         """Restore from the output of `to_dict`."""
         if not stored:
             return cls()
-        known: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
-        return cls(**known)
+        fields: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
+        return cls(**fields)
 
 
 def check_selection(run: Run, val: Split | None) -> None:

@@ -65,12 +65,12 @@ class CheckpointStore:
                 for name in names
             }
             (temporary / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
-            place = self.place(step)
-            if place.exists():  # an invalid leftover, from which the run was not resumed
-                self.discard(place)
-            sync_and_rename(temporary, place)
+            folder = self.place(step)
+            if folder.exists():  # an invalid leftover, from which the run was not resumed
+                self.discard(folder)
+            sync_and_rename(temporary, folder)
         self.prune(pinned)
-        return place
+        return folder
 
     @contextmanager
     def handle_write_errors(self, step: int, temporary: Path) -> Iterator[None]:
@@ -89,15 +89,16 @@ class CheckpointStore:
         Invalid ones are skipped with a warning. Raises WeightsError if there are checkpoints and none is valid.
         """
         self.sweep()
-        places = list(self.places())
-        for place in places:
-            fault = find_damage(place)
+        checkpoints = list(self.places())
+        for checkpoint in checkpoints:
+            fault = find_damage(checkpoint)
             if fault is None:
-                return place
-            warn(f"checkpoint {place.name} is not used: {fault}")
-        if places:
+                return checkpoint
+            warn(f"checkpoint {checkpoint.name} is not used: {fault}")
+        if checkpoints:
             raise WeightsError(
-                f"none of the {len(places)} checkpoints in {self.folder} is valid", "start a new run with another --out"
+                f"none of the {len(checkpoints)} checkpoints in {self.folder} is valid",
+                "start a new run with another --out",
             )
         return None
 
@@ -113,12 +114,12 @@ class CheckpointStore:
     def prune(self, pinned: int | None = None) -> None:
         """Remove checkpoints older than the newest `keep` valid ones, except that of a `pinned` step."""
         valid = 0
-        for place in list(self.places()):
+        for checkpoint in list(self.places()):
             if valid >= max(self.keep, 2):
-                if pinned is None or place != self.place(pinned):
-                    self.discard(place)
+                if pinned is None or checkpoint != self.place(pinned):
+                    self.discard(checkpoint)
             else:
-                valid += find_damage_by_size(place) is None
+                valid += find_damage_by_size(checkpoint) is None
 
     def discard(self, place: Path) -> None:
         """Remove a checkpoint: rename it to a hidden folder, then delete its files."""

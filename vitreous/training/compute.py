@@ -92,9 +92,9 @@ class GradientComputer:
         size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
             first = step_slice.start - step_slice.start % self.run.batch_size  # for the whole batch over all processes
-            most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
-            most = 0 if self.run.preprocess.has_buckets else most
-            passes = -(-max(most, size) // self.run.micro_batch)
+            max_samples = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
+            max_samples = 0 if self.run.preprocess.has_buckets else max_samples
+            passes = -(-max(max_samples, size) // self.run.micro_batch)
         scalars = []
         for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
             piece = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch

@@ -77,9 +77,9 @@ class FlatParameters:
         static = {id(p) for p in self.module.frozen_parameters()}
         self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if id(p) in static}
         copied = dict(iterate_named_tensors(self.eval_module))
-        for name, own in self.shipped.items():
-            if own in self.frozen:
-                self.frozen[own] = copied[name].data
+        for name, objective_name in self.shipped.items():
+            if objective_name in self.frozen:
+                self.frozen[objective_name] = copied[name].data
 
     def arrange(self, groups: dict[str, ParameterGroup]) -> None:
         """Assign a range to every parameter: `spans` by name, `groups` and `names` by group."""
@@ -149,8 +149,8 @@ class FlatParameters:
             mine = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
             first, *others = torch.cat(ranks.gather(mine))
             summed = first.float()
-            for other in others:
-                summed += other
+            for shard_grad in others:
+                summed += shard_grad
             total[a : a + ALL_REDUCE_CHUNK] = summed
         if self.total is self.grad:
             self.grad.copy_(total)
@@ -184,14 +184,14 @@ class FlatParameters:
         if limit is not None and by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
-            part = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
+            group_by = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
             squares: dict[str, Tensor] = {}
             for group, span in self.groups.items():
                 norms = self.norms(self.master_grad[span], self.names[group])
                 for name, own in zip(self.names[group], norms, strict=True):
-                    squares[part[name]] = squares.get(part[name], 0) + own.square()
+                    squares[group_by[name]] = squares.get(group_by[name], 0) + own.square()
             for name, view in self.views(self.master_grad).items():
-                view.mul_((limit / (squares[part[name]].sqrt() + 1e-6)).clamp(max=1.0))
+                view.mul_((limit / (squares[group_by[name]].sqrt() + 1e-6)).clamp(max=1.0))
         return norm
 
     def sync(self, step: int, decay: float | None = None) -> None:
@@ -207,9 +207,9 @@ class FlatParameters:
         """The deployed module with the averaged weights, in float32, and its current other state."""
         live = dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
-            own = self.shipped[name]
-            if own not in self.parameters and own not in self.frozen:
-                tensor.copy_(live[own])
+            objective_name = self.shipped[name]
+            if objective_name not in self.parameters and objective_name not in self.frozen:
+                tensor.copy_(live[objective_name])
         return self.eval_module
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:

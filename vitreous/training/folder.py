@@ -84,8 +84,8 @@ class RunFolder:
         with self.locked():
             number = len(list(self.path.glob("config.*.yaml"))) + 1
             write_text_atomic(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
-            before = (self.path / "command.txt").read_text("utf-8")
-            write_text_atomic(self.path / "command.txt", before + command + "\n")
+            previous = (self.path / "command.txt").read_text("utf-8")
+            write_text_atomic(self.path / "command.txt", previous + command + "\n")
             for name, document in documents.items():
                 write_text_atomic(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
             write_text_atomic(self.config, to_yaml(run))
@@ -192,9 +192,9 @@ class MetricsFollower:
                 text = file.read()
         except FileNotFoundError:
             return False, []
-        whole = text[: text.rfind(b"\n") + 1]
-        self.place += len(whole)
-        parsed = (parse_json_line(line) for line in whole.decode("utf-8", "replace").splitlines())
+        complete_lines = text[: text.rfind(b"\n") + 1]
+        self.place += len(complete_lines)
+        parsed = (parse_json_line(line) for line in complete_lines.decode("utf-8", "replace").splitlines())
         return anew, [line for line in parsed if line is not None]
 
 

@@ -43,10 +43,10 @@ class HealthMonitor:
         """Warn about validation images that are byte-identical to training images."""
         if val is None or not len(val):
             return
-        rows = np.linspace(0, len(val) - 1, min(MAX_DUPLICATE_QUERIES, len(val))).astype(int)
-        copies = count_shared_images(train, val, rows)
+        indices = np.linspace(0, len(val) - 1, min(MAX_DUPLICATE_QUERIES, len(val))).astype(int)
+        copies = count_shared_images(train, val, indices)
         if copies:
-            share = "all" if copies == len(rows) else f"{copies} of {len(rows)}"
+            share = "all" if copies == len(indices) else f"{copies} of {len(indices)}"
             self.once(
                 "data",
                 f"{share} sampled validation images are also training images, which inflates accuracy; separate "
@@ -82,9 +82,9 @@ class HealthMonitor:
         """After an evaluation: warn if all predictions are the same class."""
         if report.cells is None:
             return
-        seen, taken = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
-        if len(seen) > 1 and len(taken) == 1:
-            name = classes[int(taken[0])]
+        label_classes, predicted_classes = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
+        if len(label_classes) > 1 and len(predicted_classes) == 1:
+            name = classes[int(predicted_classes[0])]
             self.once(
                 "one class",
                 f"all {report.images} validation images are predicted as {name}: the model has learned nothing yet, or "
@@ -96,22 +96,22 @@ def count_shared_images(train: Split, val: Split, rows: np.ndarray) -> int:
     """Count the validation images of these (n,) indices that are in the training split, byte for byte; 0 if that takes
     too long."""
     if isinstance(train, ArraySplit) and isinstance(val, ArraySplit):
-        known = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
-        return sum(hash_image_file(val.pixels[row].tobytes()) in known for row in rows)
+        train_hashes = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
+        return sum(hash_image_file(val.pixels[index].tobytes()) in train_hashes for index in rows)
     if not isinstance(train, FileSplit) or not isinstance(val, FileSplit) or len(train) > MAX_DUPLICATE_CANDIDATES:
         return 0
     try:
         sizes: dict[int, list] = {}
         for path in train.paths:
             sizes.setdefault(path.stat().st_size, []).append(path)
-        known = {}
+        train_hashes = {}
         copies = 0
-        for row in rows:
-            path = val.paths[row]
+        for index in rows:
+            path = val.paths[index]
             size = path.stat().st_size
-            if size in sizes and size not in known:
-                known[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
-            copies += size in sizes and hash_image_file(path.read_bytes()) in known[size]
+            if size in sizes and size not in train_hashes:
+                train_hashes[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
+            copies += size in sizes and hash_image_file(path.read_bytes()) in train_hashes[size]
         return copies
     except OSError:
         return 0

@@ -37,10 +37,10 @@ class LiveCurves:
         """Add a line of metrics."""
         self.lines.append(line)
         if not self.display.terminal and "lr" not in line:
-            figures = "  ".join(
+            metrics_text = "  ".join(
                 f"{name} {format_value(x)}" for name, x in line.items() if "/" in name and is_measured_value(x)
             )
-            self.display.line(f"step {line['step']:,}  {figures}")
+            self.display.line(f"step {line['step']:,}  {metrics_text}")
 
     def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
         """Reset to the lines of metrics from which a run continues."""
@@ -49,13 +49,13 @@ class LiveCurves:
     def measure(self) -> str:
         """The name of the main metric of the evaluations; empty before the first."""
         names = [name for line in self.lines if "lr" not in line for name in line if "/" in name]
-        known = [
+        metric_keys = [
             f"{prefix}/{name}"
             for name, metric in METRICS.items()
             if metric.is_leading
             for prefix in ("val", "training_images")
         ]
-        return next((name for name in known if name in names), names[0] if names else "")
+        return next((name for name in metric_keys if name in names), names[0] if names else "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draw one curve, or two side by side if there is room."""
@@ -72,7 +72,7 @@ class LiveCurves:
             Text(draw_curve(key, *extract_curve(self.lines, key), self.steps, width), style=colour, no_wrap=True)
             for key, colour in zip(keys, ("cyan", "green"), strict=False)
         ]
-        for row in [drawn] if beside else [[one] for one in drawn]:
+        for row in [drawn] if beside else [[curve] for curve in drawn]:
             table.add_row(*row)
         yield table
 

@@ -34,9 +34,9 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
     if run.preprocess.has_buckets:
         problem = "--micro-batch auto does not support buckets, whose images differ in size"
         raise UsageError(problem, "set a number of images")
-    whole = -(-run.batch_size // ranks.world)
-    size, most = whole, estimate_max_images(run)
-    while size > most:
+    rank_batch = -(-run.batch_size // ranks.world)
+    size, max_images = rank_batch, estimate_max_images(run)
+    while size > max_images:
         size = -(-size // 2)
     session = Session(run, inputs, folder, ranks=ranks)
     state = session.build()
@@ -51,9 +51,10 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
     size = -int(ranks.all_reduce_max([-size], session.device)[0])  # the minimum over processes
     del session, state, shards
     gc.collect()
-    if size < whole:
-        tell(f"{size} images fit into memory: batches of {whole} are split into {-(-whole // size)} micro-batches")
-    return replace(run, micro_batch=size if size < whole else None)
+    if size < rank_batch:
+        count = -(-rank_batch // size)
+        tell(f"{size} images fit into memory: batches of {rank_batch} are split into {count} micro-batches")
+    return replace(run, micro_batch=size if size < rank_batch else None)
 
 
 def can_compute_batch(session: Session, state: TrainingState, shards: Shards, size: int) -> bool:
@@ -79,8 +80,8 @@ def load_first_batch(session: Session, state: TrainingState, size: int) -> Batch
 def estimate_max_images(run: Run) -> float:
     """Return how many images' activations fit a CPU's free memory; infinite on other devices, and for models without an
     estimate."""
-    numbers, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
-    if run.device != "cpu" or not numbers or not free:
+    num_activations, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
+    if run.device != "cpu" or not num_activations or not free:
         return float("inf")
     share = 1 / max(1, run.model.depth) if run.recompute else 1.0
-    return max(1.0, ACTIVATION_MEMORY_SHARE * free / (numbers * DTYPES[run.precision].itemsize * share))
+    return max(1.0, ACTIVATION_MEMORY_SHARE * free / (num_activations * DTYPES[run.precision].itemsize * share))

@@ -98,9 +98,9 @@ class Ranks:
         """The main process's text."""
         if self.world == 1:
             return text
-        held = [text]
-        dist.broadcast_object_list(held)
-        return held[0]
+        texts = [text]
+        dist.broadcast_object_list(texts)
+        return texts[0]
 
     def wait(self) -> None:
         """Wait for all processes (a barrier)."""
@@ -192,18 +192,18 @@ def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelt
     process draws a name, the others send requests under theirs, and only a live process responds. Raises RuntimeError
     after `timeout`.
     """
-    own, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    token, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        agent.set(RENDEZVOUS_KEY, own)
-        store = dist.PrefixStore(own, agent)
-        asked = {other: store.get(f"asked/{other}") for other in range(1, world)}  # waits for each
-        for other, question in asked.items():
-            store.set(f"answered/{other}", question.decode())
+        agent.set(RENDEZVOUS_KEY, token)
+        store = dist.PrefixStore(token, agent)
+        asked = {rank_index: store.get(f"asked/{rank_index}") for rank_index in range(1, world)}  # waits for each
+        for rank_index, question in asked.items():
+            store.set(f"answered/{rank_index}", question.decode())
         return store
     while time.monotonic() < until:
         store = dist.PrefixStore(agent.get(RENDEZVOUS_KEY).decode(), agent)
-        store.set(f"asked/{rank}", own)
-        if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == own:
+        store.set(f"asked/{rank}", token)
+        if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == token:
             return store
         time.sleep(0.05)
     raise RuntimeError(f"process group: timed out after {timeout.total_seconds():.0f} s, waiting for the first process")

@@ -165,11 +165,11 @@ class Run:
     stop_on_collapse: bool = False  # end a self-supervised run at the first collapse warning, with exit code 7
 
     def __post_init__(self) -> None:
-        whole = {
+        integers = {
             name: getattr(self, name)
             for name in ("batch_size", "accumulate", "log_every", "evaluate_every", "save_every", "keep", "shards")
         }
-        for name, value in whole.items():
+        for name, value in integers.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
         if (
@@ -237,8 +237,8 @@ class Run:
                 "remove --buckets, or use --recipe sit or dit",
             )
         if self.reproducible or self.data.sampling != "even" or self.data.repeats > 1:
-            word = "--reproducible" if self.reproducible else "another --sampling than even"
-            raise UsageError(f"{word} cannot be combined with buckets", "remove one of them")
+            option = "--reproducible" if self.reproducible else "another --sampling than even"
+            raise UsageError(f"{option} cannot be combined with buckets", "remove one of them")
         for size in self.preprocess.buckets:
             if any(side % patch for side, patch in zip(size, self.model.patch, strict=True)):
                 raise UsageError(
@@ -258,7 +258,7 @@ class Run:
         if views.fewest_tokens > tokens:
             problem = f"images have at most {tokens} tokens, but views.fewest_tokens is {views.fewest_tokens}"
             raise UsageError(problem, "use --native-aspect --tokens LOW-HIGH")
-        wrong = {
+        conflicts = {
             "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
             "a simple crop": views.crop_style == "simple" and "--views.crop-style torchvision",
             "stochastic depth": self.model.regularization.drop_path > 0 and "--drop-path 0",
@@ -266,7 +266,7 @@ class Run:
             and "--progressive 1, and --tokens LOW-HIGH for several resolutions",
             "--compile": self.compile and "--no-compile",
         }
-        for name, hint in wrong.items():
+        for name, hint in conflicts.items():
             if hint:
                 raise UsageError(f"{name} cannot be combined with --native-aspect", f"use {hint}")
 
@@ -306,8 +306,8 @@ class Run:
     def mean_tokens(self) -> int:
         """Mean of the maximum number of patches of training images at native aspect ratio; 0: all have the model's
         size."""
-        most = self.max_image_tokens
-        return (getattr(self.views, "fewest_tokens", 0) or most) + most >> 1
+        max_tokens = self.max_image_tokens
+        return (getattr(self.views, "fewest_tokens", 0) or max_tokens) + max_tokens >> 1
 
     @property
     def total(self) -> int:

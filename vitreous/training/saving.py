@@ -57,7 +57,7 @@ class Checkpointer:
         if self.saved == state.images:
             return  # replacing it would leave a moment without a checkpoint
         state.read_metrics()
-        text = json.dumps(
+        state_json = json.dumps(
             {
                 "format": CHECKPOINT_FORMAT,
                 **collect_counters(state),
@@ -71,9 +71,9 @@ class Checkpointer:
             self.publish_pending(state.ranks.is_main)
         with self.tolerate_write_errors():
             if isinstance(state.flat, ShardedParameters):
-                self.begin(state, text)
+                self.begin(state, state_json)
             elif state.ranks.is_main:
-                self.write(state, text)
+                self.write(state, state_json)
             self.saved = state.images
 
     @contextmanager
@@ -188,11 +188,11 @@ class Checkpointer:
 
 def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
     """Load weights, averaged weights and untrained state of a checkpoint; returns whether it exists and is valid."""
-    place, ranks = store.place(step), state.ranks
-    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(place) is None else ""):
+    folder, ranks = store.place(step), state.ranks
+    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(folder) is None else ""):
         return False
-    state.flat.load(load_checkpoint_tensors(place, "model"), load_checkpoint_tensors(place, "ema") or None)
-    state.flat.load_untrained_state(load_checkpoint_tensors(place, "frozen"))
+    state.flat.load(load_checkpoint_tensors(folder, "model"), load_checkpoint_tensors(folder, "ema") or None)
+    state.flat.load_untrained_state(load_checkpoint_tensors(folder, "frozen"))
     return True
 
 
@@ -208,8 +208,8 @@ def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
     parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
         parts["ema"] = flat.views(flat.average)
-    if held := flat.untrained_state():
-        parts["frozen"] = held
+    if untrained := flat.untrained_state():
+        parts["frozen"] = untrained
     return parts
 
 

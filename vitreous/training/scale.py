@@ -69,7 +69,7 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
     moving = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
     static = {id(p) for p in objective.frozen_parameters()}
     tensors = [*parameters.values(), *objective.buffers()]
-    held = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
+    state_bytes = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
     deployed = objective.deployed_model()
     shipped = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
     blocks = []
@@ -80,7 +80,7 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
         moving=sum(moving.values()),
         matrices=sum(size for name, size in moving.items() if choose_group_kind(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
-        held_bytes=held,
+        held_bytes=state_bytes,
         shipped=sum(t.numel() for t in shipped),
         blocks=tuple(blocks),
         root=sum(moving.values()) - sum(blocks),
@@ -89,8 +89,8 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
 
 def count_device_images(run: Run, world: int) -> int:
     """Return the number of images that a device computes at a time."""
-    whole = -(-run.batch_size // world)
-    return min(whole, run.micro_batch or whole)
+    rank_batch = -(-run.batch_size // world)
+    return min(rank_batch, run.micro_batch or rank_batch)
 
 
 def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cuda") -> dict[str, int | None]:
@@ -121,8 +121,10 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
     resident = sum(value or 0 for name, value in counted.items() if name not in TRANSIENT_MEMORY)
     passing = {name: counted[name] or 0 for name in TRANSIENT_MEMORY}
     backward = passing["activations_bytes"] + passing["gathered_bytes"]
-    known = counted["activations_bytes"] is not None
-    return counted | {"peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if known else None}
+    is_activation_known = counted["activations_bytes"] is not None
+    return counted | {
+        "peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if is_activation_known else None
+    }
 
 
 #: purposes that do not exist all the time
@@ -132,14 +134,14 @@ TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
 def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
     """Return the bytes of `images` images' activations for the backward pass; None without a formula, for example for
     objectives that process crops or subsets of patches."""
-    numbers = run.model.count_activations(device=device) if run.objective.labelled else None
-    if numbers is None:
+    num_activations = run.model.count_activations(device=device) if run.objective.labelled else None
+    if num_activations is None:
         return None
     if run.recompute:  # the blocks' inputs, and the activations of one block
         depth = run.model.depth
         tokens = run.model.prefix + torch.Size(run.model.grid).numel()
-        numbers = numbers // depth + depth * tokens * run.model.width
-    return images * numbers * DTYPES[run.precision].itemsize
+        num_activations = num_activations // depth + depth * tokens * run.model.width
+    return images * num_activations * DTYPES[run.precision].itemsize
 
 
 def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:

@@ -142,10 +142,10 @@ class Session:
         self.warn(state, scalars | self.initial_features)
         report = self.last_report if self.validation_images.prefix == VAL_PREFIX else None
         val = f"  val {report.leading_text}" if report else ""
-        text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
-        text += f"{costs['images_per_second']:.0f} images/s{val}"
+        progress_text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
+        progress_text += f"{costs['images_per_second']:.0f} images/s{val}"
         if self.ranks.is_main:
-            self.listener.progress("train", state.images, self.run.total, text)
+            self.listener.progress("train", state.images, self.run.total, progress_text)
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the averaged weights on the validation images, in the run's precision."""
@@ -222,16 +222,19 @@ class Session:
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
         """Keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations without
         improvement."""
-        run, before = self.run, self.best
+        run, previous_best = self.run, self.best
         if not (run.keep_best or run.early_stop):
             return
-        self.best = before.after(report, state.step, self.epoch(state))
+        self.best = previous_best.after(report, state.step, self.epoch(state))
         if run.keep_best and self.best.step == state.step:
             self.checkpointer.pinned = state.step
             self.save(state)
             # the disk is full, which was already reported
             if not self.ranks.broadcast_text("saved" if self.checkpointer.saved == state.images else ""):
-                self.best, self.checkpointer.pinned = replace(before, evaluations=before.evaluations + 1), before.step
+                self.best, self.checkpointer.pinned = (
+                    replace(previous_best, evaluations=previous_best.evaluations + 1),
+                    previous_best.step,
+                )
         if self.best.is_out_of_patience(run) and not state.done:
             state.halt = True
             self.save(state)
@@ -246,11 +249,11 @@ class Session:
             self.best = BestEvaluation.from_dict(stored.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
-            now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
+            current = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
-                f"{stored[name]} {word} before, {now[name]} now"
-                for name, word in (("threads", "threads"), ("world", "processes"))
-                if stored.get(name, now[name]) != now[name]
+                f"{stored[name]} {label} before, {current[name]} now"
+                for name, label in (("threads", "threads"), ("world", "processes"))
+                if stored.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:
                 self.note(f"{'; '.join(changed)}: results may differ by rounding")

@@ -141,11 +141,11 @@ class ShardedParameters(FlatParameters):
         """The deployed module with the average, gathered on the CPU. Every process has to call this."""
         average, live = self.pieces(self.views(self.average)), dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
-            own = self.shipped[name]
-            if own in average:
-                tensor.copy_(average[own].full_tensor())
-            elif own not in self.frozen:
-                tensor.copy_(live[own])
+            objective_name = self.shipped[name]
+            if objective_name in average:
+                tensor.copy_(average[objective_name].full_tensor())
+            elif objective_name not in self.frozen:
+                tensor.copy_(live[objective_name])
         return self.eval_module
 
 

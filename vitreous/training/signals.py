@@ -41,9 +41,9 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_handlers = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)

@@ -92,10 +92,10 @@ def check_processes(run: Run, ranks: Ranks) -> None:
     """Raise UsageError if the model does not support the run's fine-tuning, or the run this number of processes."""
     tune.check_fine_tuning(run.model, run.tune)
     if run.reproducible and run.shards % ranks.world:
-        allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
+        divisors = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
         raise UsageError(
             f"the {run.shards} shards of a reproducible run are not divisible by {ranks.world} processes",
-            f"use {allowed}",
+            f"use {divisors}",
         )
     if run.batch_size < ranks.world:
         raise UsageError(

@@ -110,19 +110,19 @@ def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
 def find_lora_targets(model: Model, endings: tuple[str, ...]) -> list[str]:
     """Return the names of the linear layers before the head that have one of these endings. Raises UsageError for an
     ending that matches no layer, or another type of layer."""
-    before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
-    linear = [name for name, part in before.items() if isinstance(part, nn.Linear)]
-    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
-    chosen: list[str] = []
+    candidates = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
+    linear = [name for name, part in candidates.items() if isinstance(part, nn.Linear)]
+    linear_names = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
+    targets: list[str] = []
     for ending in endings:
-        matches = [name for name in before if f".{name}".endswith(f".{ending}")]
+        matches = [name for name in candidates if f".{name}".endswith(f".{ending}")]
         if not matches or set(matches) - set(linear):
             raise UsageError(
                 f"lora_targets: {ending} matches {'other than linear' if matches else 'no'} layers",
-                f"the model has {known}",
+                f"the model has {linear_names}",
             )
-        chosen += [name for name in matches if name not in chosen]
-    return chosen
+        targets += [name for name in matches if name not in targets]
+    return targets
 
 
 def merge_lora_adapters(model: Model) -> Model:
@@ -136,16 +136,16 @@ def merge_lora_adapters(model: Model) -> Model:
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    whole = copy.deepcopy(model)
-    for name, layer in list(whole.named_modules()):
+    merged = copy.deepcopy(model)
+    for name, layer in list(merged.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(whole.get_submodule(parent), own, layer.get_base_layer())
-    for part in whole.modules():
+            parent, _, attribute = name.rpartition(".")
+            setattr(merged.get_submodule(parent), attribute, layer.get_base_layer())
+    for part in merged.modules():
         if hasattr(part, "peft_config"):
             del part.peft_config
-    return whole
+    return merged
 
 
 def enable_block_recompute(model: Model) -> None:

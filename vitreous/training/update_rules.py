@@ -67,22 +67,22 @@ def muon_step(
 
     Decay is decoupled. The iteration runs in `dtype`; matrices and momenta keep their dtype.
     """
-    for places in batch_by_shape(matrices):
-        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in places]
-        rows, columns = matrices[places[0]].shape
+    for indices in batch_by_shape(matrices):
+        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in indices]
+        rows, columns = matrices[indices[0]].shape
         rate = lr * max(1.0, rows / columns) ** 0.5
-        for i, update in zip(places, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
+        for i, update in zip(indices, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
             matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
 
 
 def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield indices of matrices of one shape, with at most `MAX_BATCH_ELEMENTS` elements together, or one matrix."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)
-    for place, matrix in enumerate(matrices):
-        shapes[matrix.shape].append(place)
-    for shape, places in shapes.items():
+    for index, matrix in enumerate(matrices):
+        shapes[matrix.shape].append(index)
+    for shape, indices in shapes.items():
         count = max(1, MAX_BATCH_ELEMENTS // shape.numel())
-        yield from (places[i : i + count] for i in range(0, len(places), count))
+        yield from (indices[i : i + count] for i in range(0, len(indices), count))
 
 
 def orthogonalize_newton_schulz(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:

@@ -45,9 +45,13 @@ def choose_validation_images(evaluators: Sequence[Evaluator], inputs: RunInputs)
     if inputs.val is not None:
         return ValidationImages(inputs.val, list(evaluators), VAL_PREFIX)
     train = inputs.train
-    rows = np.linspace(0, len(train) - 1, min(MAX_SAMPLED_IMAGES, len(train))).astype(np.int64)
-    unlabelled = [other for evaluator in evaluators if (other := evaluator.without_labels()) is not None]
-    return ValidationImages(train.take(rows), unlabelled, TRAINING_IMAGES_PREFIX)
+    indices = np.linspace(0, len(train) - 1, min(MAX_SAMPLED_IMAGES, len(train))).astype(np.int64)
+    unlabelled = [
+        unlabelled_evaluator
+        for evaluator in evaluators
+        if (unlabelled_evaluator := evaluator.without_labels()) is not None
+    ]
+    return ValidationImages(train.take(indices), unlabelled, TRAINING_IMAGES_PREFIX)
 
 
 def sample_feature_images(images: ValidationImages) -> ValidationImages:
@@ -55,8 +59,8 @@ def sample_feature_images(images: ValidationImages) -> ValidationImages:
 
     They are cheap enough to evaluate a model before its first step.
     """
-    rows = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
-    return ValidationImages(images.split.take(rows), [FeatureEvaluator()], images.prefix)
+    indices = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
+    return ValidationImages(images.split.take(indices), [FeatureEvaluator()], images.prefix)
 
 
 def feature_history(report: Report, images: ValidationImages, metrics: Path) -> dict[str, float]:

@@ -216,8 +216,8 @@ class ModelConfig:
 
     def values_at(self, paths: Iterable[str]) -> dict[str, Any]:
         """The values of options by dotted path, without options that the config does not have."""
-        own = self.option_paths()
-        return {path: attrgetter(path)(self) for path in paths if path in own}
+        option_paths = self.option_paths()
+        return {path: attrgetter(path)(self) for path in paths if path in option_paths}
 
     def check_image(self, image: tuple[int, ...]) -> None:
         """Raise UsageError for an image size (pixels per axis) that the model does not support."""
@@ -303,8 +303,8 @@ class ModelConfig:
         match = re.search(groups.block, parameter)
         if match:
             return 1 + self.block_number(*(int(number or 0) for number in match.groups()))
-        before = parameter.startswith(tuple(f"{part}." for part in groups.entry)) or parameter in groups.entry
-        return 0 if before else self.depth + 1
+        is_before_blocks = parameter.startswith(tuple(f"{part}." for part in groups.entry)) or parameter in groups.entry
+        return 0 if is_before_blocks else self.depth + 1
 
     def block_number(self, *numbers: int) -> int:
         """The index of a block, from 0, from the numbers in its parameters' names."""

@@ -46,11 +46,11 @@ class BiTConfig(ModelConfig):
             raise UsageError(
                 "blocks must have at least one stage, each with at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
             )
-        known = get_args(NumericsName)
-        if self.numerics not in known:
+        numerics_names = get_args(NumericsName)
+        if self.numerics not in numerics_names:
             raise UsageError(
                 f"unknown numerics {self.numerics}",
-                suggest_nearest(self.numerics, known) or f"use one of {', '.join(known)}",
+                suggest_nearest(self.numerics, numerics_names) or f"use one of {', '.join(numerics_names)}",
             )
         if self.axial and self.width * self.factor % 16:
             raise UsageError(

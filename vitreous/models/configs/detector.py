@@ -114,8 +114,12 @@ class DetectorConfig(BackboneWithHeadConfig):
     def taps(self) -> tuple[int, ...]:
         """Strides of the backbone's maps that are the pyramid's input, the finest first: the only one, or those from
         `finest` pixels on."""
-        own = self.backbone.strides
-        return own if len(own) == 1 else tuple(stride for stride in own if stride >= self.finest)
+        backbone_strides = self.backbone.strides
+        return (
+            backbone_strides
+            if len(backbone_strides) == 1
+            else tuple(stride for stride in backbone_strides if stride >= self.finest)
+        )
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -123,8 +127,8 @@ class DetectorConfig(BackboneWithHeadConfig):
         if len(self.backbone.strides) == 1:
             stride = self.backbone.strides[0]
             return tuple(s for s in (stride // 4, stride // 2, stride, stride * 2, stride * 4) if s >= self.finest)
-        own = self.taps
-        return (*own, *(own[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(own))))
+        tap_strides = self.taps
+        return (*tap_strides, *(tap_strides[-1] * 2**step for step in range(1, PYRAMID_LEVELS + 1 - len(tap_strides))))
 
     def export_rules(self) -> ExportRules:
         """One image at a time, because non-maximum suppression is per image."""

@@ -131,8 +131,10 @@ class DiTConfig(ModelConfig):
 
     def name(self) -> str:
         """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
-        own = (self.width, self.depth, self.heads)
-        size = next((key for key, row in DIT_SHAPES.items() if row == own), f"{self.width}x{self.depth}")
+        shape = (self.width, self.depth, self.heads)
+        size = next(
+            (key for key, size_shape in DIT_SHAPES.items() if size_shape == shape), f"{self.width}x{self.depth}"
+        )
         patch = self.patch[:1] if len(self.patch) == 2 and len(set(self.patch)) == 1 else self.patch
         alternating = "-alternating" if self.arrangement == "alternating" else ""
         return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"

@@ -186,9 +186,9 @@ class SwinConfig(ModelConfig):
 
     def name(self) -> str:
         """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
-        own = (self.width, self.blocks, self.heads)
+        shape = (self.width, self.blocks, self.heads)
         free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
-        size = next((key for key, row in SWIN_SIZES.items() if row == own), free)
+        size = next((key for key, size_shape in SWIN_SIZES.items() if size_shape == shape), free)
         attention = self.attention
         trained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
         window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{trained}{attention.window}"
@@ -274,8 +274,8 @@ class SwinConfig(ModelConfig):
         total = embed + self.width_out * self.classes
         for stage, (grid, width, size) in enumerate(zip(grids, self.widths, self.windows, strict=True)):
             tokens = math.prod(grid)
-            seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
-            attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
+            padded_tokens = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
+            attention = padded_tokens * (4 * width**2 + 2 * math.prod(size) * width)
             merging = tokens * 2 * width**2 if stage else 0  # from four tokens of half the width
             if self.version == 2:  # the bias network, once for all windows
                 attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + self.heads[stage])

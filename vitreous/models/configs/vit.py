@@ -332,8 +332,10 @@ def transformer_config(**settings: Any) -> Any:
     of them, and for an unknown field of a group.
     """
     settings = resolve_family({"family": "vit"} | settings)
-    kind = config_type(settings["family"])
-    return kind(**{name: fill_group(getattr(kind, name, None), name, value) for name, value in settings.items()})
+    config_class = config_type(settings["family"])
+    return config_class(
+        **{name: fill_group(getattr(config_class, name, None), name, value) for name, value in settings.items()}
+    )
 
 
 def fill_group(group: Any, name: str, value: Any) -> Any:
@@ -356,17 +358,19 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
     families = set(used.values())
     if len(families) > 1:
         raise UsageError(f"no model family has all of {' and '.join(used)}", "use the options of a single family")
-    own = settings["family"]
-    if own not in FAMILIES:
-        raise UsageError(f"unknown family {own}", suggest_nearest(str(own), FAMILIES) or "leave it out")
+    family_name = settings["family"]
+    if family_name not in FAMILIES:
+        raise UsageError(f"unknown family {family_name}", suggest_nearest(str(family_name), FAMILIES) or "leave it out")
     # the family changes only if its defining options are removed
-    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
-    stays = kind_of_attention(settings) in (None, "decomposed") if own == "sam" else settings.get(makes or "", True)
-    family = families.pop() if families else own if stays else "vit"
-    if family == "sam" != own and kind_of_attention(settings) is None:  # explicit, so that SAM rejects it
+    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(family_name)
+    stays = (
+        kind_of_attention(settings) in (None, "decomposed") if family_name == "sam" else settings.get(makes or "", True)
+    )
+    family = families.pop() if families else family_name if stays else "vit"
+    if family == "sam" != family_name and kind_of_attention(settings) is None:  # explicit, so that SAM rejects it
         settings = dict(settings) | {"attention": {"kind": "plain"} | settings.get("attention", {})}
-    known = {field.name for field in fields(config_type(family))}
-    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_BY_OPTION} | {
+    field_names = {field.name for field in fields(config_type(family))}
+    return {name: value for name, value in settings.items() if name in field_names or name not in FAMILY_BY_OPTION} | {
         "family": family
     }
 
@@ -374,9 +378,9 @@ def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
 def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
     """Return the config of a key of `VIT_VARIANTS`, such as `DeiT-S/16-distilled`."""
     for prefix, members in VIT_VARIANTS.items():
-        row = members.get(name.removeprefix(f"{prefix}-"))
-        if row is not None and name.startswith(f"{prefix}-"):
-            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
+        options = members.get(name.removeprefix(f"{prefix}-"))
+        if options is not None and name.startswith(f"{prefix}-"):
+            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), options, image)
     return None
 
 

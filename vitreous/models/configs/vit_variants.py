@@ -139,8 +139,8 @@ class SAMConfig(ViTConfig):
         width = self.width
         if index in self.windowed_blocks:
             size = self.attention.window
-            seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
-            return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
+            window_tokens, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
+            return tokens * (4 * width**2 + 2 * window_tokens * width + 2 * size * width)
         tokens = math.prod(grid)
         return tokens * (4 * width**2 + 2 * tokens * width + sum(grid) * width)
 

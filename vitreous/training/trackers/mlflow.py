@@ -34,17 +34,17 @@ class MLflow:
             self.client.update_run(self.id, "RUNNING")
             return self.id
         self.id = self.client.create_run(find_or_create_experiment(self.client), run_name=info.name).info.run_id
-        for part in batch_parameters(info.config):
-            self.client.log_batch(self.id, params=part)
+        for batch in batch_parameters(info.config):
+            self.client.log_batch(self.id, params=batch)
         return self.id
 
     def log_line(self, line: MetricsLine) -> None:
         """Add the metrics of a line."""
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        timestamp = int(1000 * time.time())
         self.client.log_batch(
-            self.id, [Metric(name, x, now, line["step"]) for name, x in extract_numbers(line).items()]
+            self.id, [Metric(name, x, timestamp, line["step"]) for name, x in extract_numbers(line).items()]
         )
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
@@ -66,8 +66,8 @@ class MLflow:
 def find_or_create_experiment(client: Any) -> str:
     """Return the experiment of MLFLOW_EXPERIMENT_NAME (default: vitreous), and create it if it is missing."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vitreous")
-    known = client.get_experiment_by_name(name)
-    return known.experiment_id if known else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id if experiment else client.create_experiment(name)
 
 
 def batch_parameters(config: Mapping[str, Any]) -> list[list[Any]]:

@@ -48,19 +48,19 @@ def choose_trackers(names: Sequence[str], resumed: RunFolder | None, listener: P
     stored = (
         tuple(TrackerProgress(resumed.path).entries) if resumed and (resumed.path / TRACKERS_FILE).is_file() else ()
     )
-    able = []
+    available = []
     for name in dict.fromkeys(names or stored):
         if name not in TRACKERS:
             continue
         try:
             import_module(TRACKERS[name].library)
-            able.append(name)
+            available.append(name)
         except ImportError:
             hint = install_hint(TRACKERS[name].extra)
             if names:
                 raise ResourceError(f"{name} is not installed", f"{hint}, or remove --log-to {name}") from None
             listener.note(f"{name} is not installed, so this run is no longer logged to it; {hint}")
-    return tuple(able)
+    return tuple(available)
 
 
 class Trackers:

@@ -24,12 +24,14 @@ class WeightsAndBiases:
         import wandb
 
         self.wandb, identity = wandb, info.identity or uuid.uuid4().hex
-        place = {
+        destination = {
             "project": os.environ.get("WANDB_PROJECT", "vitreous"),
             "dir": os.environ.get("WANDB_DIR", info.folder),
         }
         quiet = wandb.Settings(console="off", silent=True)  # keep stdout and stderr clean
-        self.run = wandb.init(**place, id=identity, name=info.name, config=info.config, resume="allow", settings=quiet)
+        self.run = wandb.init(
+            **destination, id=identity, name=info.name, config=info.config, resume="allow", settings=quiet
+        )
         self.run.define_metric("*", step_metric="step")
         return identity
 
