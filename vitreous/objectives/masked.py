@@ -82,7 +82,7 @@ class MaskedPatchesConfig(ObjectiveConfig):
         )
         return (
             description
-            + f" The model predicts {target_text} of a patch, in {COLOUR_LEVELS} levels per channel, shown as midpoints."
+            + f" The model predicts {target_text} of a patch, in {COLOUR_LEVELS} levels per channel (midpoints)."
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MaskedPatchesObjective:
