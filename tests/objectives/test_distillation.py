@@ -128,7 +128,7 @@ def test_classes_are_put_in_the_students_order():
     [
         (lambda: bundle(("ant", "bee", "dog")), "'cat' of the data"),
         (lambda: bundle(("ant", "bee", "cat", "dog")), "4 classes"),
-        (lambda: bundle(task=FeatureExtraction()), "no classes"),
+        (lambda: bundle(task=FeatureExtraction()), "not classes"),
         (lambda: bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
     ],
 )

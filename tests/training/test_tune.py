@@ -298,10 +298,10 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
         (
             "plain",
             FineTuneConfig(lora_rank=2, lora_targets=("qkv", "query")),
-            "query names no layers\n  the model has fc1, fc2, out, projection, qkv",
+            "query matches no layers\n  the model has fc1, fc2, out, projection, qkv",
         ),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head names no layers"),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head matches no layers"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm matches other than linear layers"),
         ("BiT", FineTuneConfig(lora_rank=2), "the model has no linear layers before its head"),
     ],
 )
