@@ -217,7 +217,7 @@ def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     other.save(tmp_path / "teacher")
     changed = config.build(build_model(PLAIN), SETTING)
     changed.load_state_dict(held)
-    with pytest.raises(WeightsError, match="not what it was when the run began"):
+    with pytest.raises(WeightsError, match="has changed since the run began"):
         changed.ask(images)
 
 

@@ -134,7 +134,7 @@ def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(teacher_r
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
     own = objective(teacher_runs)
     own.digest[0] += 1
-    with pytest.raises(WeightsError, match="not what it was when the run began"):
+    with pytest.raises(WeightsError, match="has changed since the run began"):
         own(batch_for(own))
 
 
