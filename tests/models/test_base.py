@@ -24,7 +24,7 @@ def test_images_that_do_not_fit_are_refused_with_the_way_to_fix_them():
         (images[0].movedim(0, -1), ValueError, "add a batch axis: images.movedim(-1, 0)[None]"),
         (images[:, :1], ValueError, "the model takes 3 channels, the images have 1"),
         (images[:, :1], ValueError, "vitreous.create(…, channels=1)"),
-        (torch.rand(32, 32), ValueError, "got (32, 32); give 4 axes"),
+        (torch.rand(32, 32), ValueError, "got (32, 32); pass 4 axes"),
         ((images * 255).byte(), TypeError, "expected floats, got torch.uint8: scale to [0, 1] and normalise"),
         (images.double(), TypeError, "expected torch.float32, got torch.float64: use images.float()"),
         (images.numpy(), TypeError, "a torch.Tensor, got numpy.ndarray"),
@@ -72,7 +72,7 @@ def test_names_of_other_libraries_are_answered_by_ours(tmp_path):
         assert ours in str(caught.value)
     with pytest.raises(AttributeError, match=r"use vitreous\.create\(weights='hf:ORG/NAME'\)"):
         type(model).from_pretrained("google/vit-base-patch16-224")
-    with pytest.raises(TypeError, match=r"takes images, not pixel_values: model\(images\) gives the logits"):
+    with pytest.raises(TypeError, match=r"takes images, not pixel_values: model\(images\) returns the logits"):
         model(pixel_values=torch.rand(1, 3, SIZE, SIZE))
     with pytest.raises(AttributeError, match=r"use vitreous\.create\(NAME\)"):
         vitreous.create_model("ViT-B/16")
@@ -155,11 +155,11 @@ def test_models_with_stages_give_a_map_of_each():
 
 def test_indices_that_there_are_not_are_refused():
     model, images = small(), torch.rand(1, 3, SIZE, SIZE)
-    with pytest.raises(ValueError, match="there is no block 2: give -2 to 1"):
+    with pytest.raises(ValueError, match="there is no block 2: use -2 to 1"):
         model.forward_intermediates(images, [2])
-    with pytest.raises(ValueError, match="the last 3 of 2 blocks: give 1 to 2"):
+    with pytest.raises(ValueError, match="cannot take the last 3 of 2 blocks: use 1 to 2"):
         model.get_intermediate_layers(images, 3)
-    with pytest.raises(ValueError, match="output_fmt is 'NCHW' or 'NLC', not 'NHWC'"):
+    with pytest.raises(ValueError, match="output_fmt must be 'NCHW' or 'NLC', not 'NHWC'"):
         model.forward_intermediates(images, output_fmt="NHWC")
 
 
@@ -171,7 +171,7 @@ def test_a_new_head(name):
     assert torch.equal(model(images), torch.zeros(1, 7)) and model.config.classes == model.num_classes == 7
     model.reset_classifier(0)
     torch.testing.assert_close(model(images), pooled)
-    with pytest.raises(UsageError, match="is not for classes of images"):
+    with pytest.raises(UsageError, match="does not classify images"):
         small("dit").reset_classifier(3)
 
 

@@ -183,7 +183,7 @@ def test_initial_values():
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"family": "vit"}, "is no BiT"),
+        ({"family": "vit"}, "is not a BiT"),
         ({"width": 0}, "at least 1"),
         ({"classes": -1}, "classes at least 0"),
         ({"image": (32, 32, 32)}, "two axes"),

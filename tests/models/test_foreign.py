@@ -311,17 +311,17 @@ def refused(*words):
 def test_wrong_names_and_what_a_model_cannot_do_are_told(monkeypatch):
     assert refused("--model", "timm:resnet_18") == (
         2,
-        "error: timm has no model resnet_18\n  perhaps you meant timm:resnet18\n",
+        "error: timm has no model resnet_18\n  did you mean timm:resnet18\n",
     )
     code, text = refused("--model", "timm:test_resnet,depth=x,9")
-    assert code == 2 and "'9' is no option" in text
+    assert code == 2 and "'9' is not an option" in text
     code, text = refused("--model", "timm:test_resnet,no_such=1")
     assert code == 2 and "cannot build" in text and "no_such" in text
     code, text = refused("--model", "hf:nowhere/at/all")
-    assert code == 2 and "is no config" in text
+    assert code == 2 and "is not the config" in text
     for recipe in ("mae", "masked-patches", "dinov2"):
         code, text = refused("--recipe", recipe, "--model", "timm:test_resnet")
-        assert code == 2 and "blocks all see every token" in text, text
+        assert code == 2 and "blocks all attend to every token" in text, text
     code, text = refused("--model", "timm:test_resnet", "--micro-batch", "2")
     assert code == 2 and "batch norms of timm:test_resnet" in text
     monkeypatch.setitem(sys.modules, "timm", None)

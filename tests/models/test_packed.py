@@ -106,12 +106,12 @@ def test_what_cannot_be_packed_is_refused():
         {"attention": {"kind": "rotary"}},
         {"attention": {"window": 2}, "class_token": False, "pool": "mean"},
     ):
-        with pytest.raises(UsageError, match="plain ViTs"):
+        with pytest.raises(UsageError, match="a plain ViT"):
             PackedViT(model_of(**changes))
     with pytest.raises(UsageError, match="stochastic depth"):
         PackedViT(model_of(regularization={"drop_path": 0.1}).train())([torch.randn(3, 32, 32)])
     with pytest.raises(UsageError, match="at least one token"):
         fit_size_to_tokens((3, 3), (1, 1), 0)
-    with pytest.raises(ValueError, match="no image"):
+    with pytest.raises(ValueError, match="images is empty"):
         PackedViT(model_of())([])
     assert config_from_name("ViT-S/16", 224).grid == (14, 14)

@@ -155,8 +155,8 @@ def test_unknown_names_are_refused(wrong):
 @pytest.mark.parametrize(
     "changes,message",
     [
-        ({"blocks": (2, 0)}, "no stages"),
-        ({"heads": (2,)}, "no stages"),
+        ({"blocks": (2, 0)}, "do not define stages"),
+        ({"heads": (2,)}, "do not define stages"),
         ({"heads": (3, 3)}, "not a multiple of 3 heads"),
         ({"attention": {"window": 0}}, "at least 1"),
         ({"attention": {"pad": "none"}}, "pad=none"),
@@ -165,7 +165,7 @@ def test_unknown_names_are_refused(wrong):
         ({"version": 2, "attention": {"pretrained_window": (3,)}}, "each of 2 stages"),
         ({"image": (16,)}, "two axes"),
         ({"mlp": {"ratio": 0.01}}, "no hidden channel"),
-        ({"family": "vit"}, "no Swin"),
+        ({"family": "vit"}, "is not a Swin"),
     ],
 )
 def test_configs_that_cannot_be_are_refused(changes, message):

@@ -172,10 +172,10 @@ def test_names_are_read_as_they_are_written(name):
     "changes,message",
     [
         ({"image": (32, 32), "patch": (8, 8)}, "takes clips"),
-        ({"arrangement": "factorised-attention", "attention": {"kind": "rotary"}}, "goes with attention.kind=plain"),
+        ({"arrangement": "factorised-attention", "attention": {"kind": "rotary"}}, "requires attention.kind=plain"),
         ({"arrangement": "factorised-encoder", "temporal_depth": 0}, "at least one block"),
-        ({"arrangement": "factorised-dot-product", "heads": 3}, "cannot be halved"),
-        ({"attention": {"kind": "rotary"}, "heads": 6}, "cannot be turned"),
+        ({"arrangement": "factorised-dot-product", "heads": 3}, "cannot be split into two halves"),
+        ({"attention": {"kind": "rotary"}, "heads": 6}, "cannot be rotated"),
         ({"no_key_bias": True, "attention": {"qkv_bias": False}}, "qkv_bias=true"),
     ],
 )

@@ -52,8 +52,8 @@ def train(data, recipe, out, settings=(), **options):
 
 #: what is wrong -> data, recipe, options; settings; what the message and its hint say
 REFUSED = {
-    "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves none to see", "smaller"),
-    "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves none", "smaller patches"),
+    "a mask of all": ("flat", "mae", {}, {"objective.mask": ["0.99"]}, "16 patches leaves no visible", "smaller"),
+    "one patch": ("flat", "mae", {"model": "ViT-16x1/16"}, {}, "0.75 of 1 patches leaves no", "smaller patches"),
     "no patch": ("flat", "masked-patches", {}, {"objective.share": ["0.01"]}, "0.01 of 16 patches", "smaller patches"),
     "image below a patch": (
         "flat",
@@ -73,12 +73,12 @@ REFUSED = {
     "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid chooses by labels", "--lr"),
     "no labels": ("flat", "small", {}, {}, "so there are no labels", "folder of its class"),
     "no labels for a student": ("flat", "distil", {}, {}, "so there are no labels", "folder of its class"),
-    "no teacher": ("classes", "distil", {}, {}, "no teacher to learn from", "--objective.teacher"),
+    "no teacher": ("classes", "distil", {}, {}, "no teacher is set", "--objective.teacher"),
     "a teacher that is nowhere": ("classes", "distil", {}, {"objective.teacher": ["nowhere"]}, "no weights at", "name"),
     "a damaged teacher": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.pt"]}, "damaged", "again"),
-    "a damaged file": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.onnx"]}, "not run by onnx", "again"),
-    "no file": ("classes", "distil", {}, {"objective.teacher": ["HOME/none.onnx"]}, "cannot be read", "the file of"),
-    "a teacher without a head": ("classes", "distil", {}, {"objective.teacher": ["HOME/mae"]}, "no classes", "name"),
+    "a damaged file": ("classes", "distil", {}, {"objective.teacher": ["HOME/junk.onnx"]}, "cannot run", "again"),
+    "no file": ("classes", "distil", {}, {"objective.teacher": ["HOME/none.onnx"]}, "cannot be read", "the path of"),
+    "a teacher without a head": ("classes", "distil", {}, {"objective.teacher": ["HOME/mae"]}, "not classes", "use"),
     "a teacher of other classes": ("classes", "distil", {}, {"objective.teacher": ["HOME/cd"]}, "2 classes", "fine"),
     "a teacher of grey images": (
         "classes",
@@ -93,7 +93,7 @@ REFUSED = {
         "distil",
         {},
         {"objective.teacher_mean": ["0"], "objective.teacher_std": ["0"]},
-        "a channel each",
+        "one number per channel",
         "",
     ),
 }

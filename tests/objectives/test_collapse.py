@@ -94,8 +94,11 @@ def test_the_first_evaluation_of_a_run_that_collapsed_is_an_alarm(objectives):
 def test_an_alarm_names_the_cause_and_the_setting(objectives):
     build_dino = objectives["dino"].config
     for settings, cause in (
-        ({}, "no loss forbids it; use --objective.koleo 0.1"),
-        ({"batch_norm": True}, "the head's batch norm hides what all features share; use --objective.koleo 0.1"),
+        ({}, "no loss term prevents it; use --objective.koleo 0.1"),
+        (
+            {"batch_norm": True},
+            "the head's batch norm hides the component that all features share; use --objective.koleo 0.1",
+        ),
         ({"batch_norm": True, "koleo": 0.1}, "raise --objective.koleo (now 0.1)"),
     ):
         objective = DINO(objectives["dino"].model, replace(build_dino, **settings))

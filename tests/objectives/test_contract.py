@@ -144,7 +144,7 @@ def test_the_loss_falls_on_a_batch_that_is_seen_again(name, tmp_path):
 
 def test_samples_that_see_each_other_are_not_computed_in_parts(tmp_path):
     for change in ({"shards": 2}, {"micro_batch": 2}, {"reproducible": True}):
-        with pytest.raises(UsageError, match="see each other"):
+        with pytest.raises(UsageError, match="depend on each other"):
             session_of("tiny-dino", tmp_path, **change)
 
 

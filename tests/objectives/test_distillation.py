@@ -128,7 +128,7 @@ def test_classes_are_put_in_the_students_order():
     [
         (lambda: bundle(("ant", "bee", "dog")), "'cat' of the data"),
         (lambda: bundle(("ant", "bee", "cat", "dog")), "4 classes"),
-        (lambda: bundle(task=FeatureExtraction()), "no classes"),
+        (lambda: bundle(task=FeatureExtraction()), "not classes"),
         (lambda: bundle(channels=1, mean=(0.5,), std=(0.5,)), "1 channels"),
     ],
 )
@@ -188,7 +188,7 @@ def foreign(place, count=3):
 
 def test_what_a_foreign_file_does_not_tell_is_asked_for(tmp_path):
     source = foreign(tmp_path / "x.onnx")
-    with pytest.raises(UsageError, match="does not tell its mean") as error:
+    with pytest.raises(UsageError, match="does not contain its mean") as error:
         DistillationConfig(teacher=source).located(PLAIN, CLASSES)
     assert "--objective.teacher-mean" in error.value.hint and "--objective.teacher-std" in error.value.hint
     config = DistillationConfig(teacher=source, teacher_mean=(0.5, 0.25, 0.0), teacher_std=(1.0, 2.0, 4.0))
@@ -217,7 +217,7 @@ def test_a_teacher_is_found_again_and_told_from_another(tmp_path):
     other.save(tmp_path / "teacher")
     changed = config.build(build_model(PLAIN), SETTING)
     changed.load_state_dict(held)
-    with pytest.raises(WeightsError, match="not what it was when the run began"):
+    with pytest.raises(WeightsError, match="has changed since the run began"):
         changed.ask(images)
 
 

@@ -218,7 +218,7 @@ def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_pa
     assert parse_token_range("256") == (256, 256) and parse_token_range("64-256") == (64, 256)
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
-        (aspect_data, {"tokens": "3"}, "too little of a picture"),
+        (aspect_data, {"tokens": "3"}, "is too small for images at native aspect ratio"),
         (aspect_data, {"tokens": "many"}, "tokens cannot be many"),
         (aspect_data, {"tokens": "64-16"}, "tokens cannot be"),
         (aspect_data, {"native_aspect": False}, "add native_aspect=True"),

@@ -134,7 +134,7 @@ def test_a_student_is_trained_killed_and_resumed_and_ships_its_average(teacher_r
     assert open_weights(teacher_runs / "teacher").config.patch == (4, 4)
     own = objective(teacher_runs)
     own.digest[0] += 1
-    with pytest.raises(WeightsError, match="not what it was when the run began"):
+    with pytest.raises(WeightsError, match="has changed since the run began"):
         own(batch_for(own))
 
 
@@ -154,10 +154,14 @@ def test_a_batch_norm_in_its_heads_sees_the_batch(teacher_runs):
     ("teacher", "model", "text"),
     [
         ("", STUDENT, "no teacher"),
-        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  name a run of recipe='dinov2'"),
+        ("dino", STUDENT, "needs the heads of DINOv2, and .* has those of dino\n  use a run of recipe='dinov2'"),
         ("nowhere", STUDENT, "no weights at"),
-        ("teacher", transformer_config(**{**vars(STUDENT), "channels": 1}), "reads 3 channels, the student 1"),
-        ("teacher", transformer_config(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}), "other axes"),
+        ("teacher", transformer_config(**{**vars(STUDENT), "channels": 1}), "takes 3 channels, the student 1"),
+        (
+            "teacher",
+            transformer_config(**{**vars(STUDENT), "image": (16,) * 3, "patch": (8,) * 3}),
+            "another number of axes",
+        ),
     ],
 )
 def test_teachers_that_cannot_be_are_refused(teacher_runs, teacher, model, text):

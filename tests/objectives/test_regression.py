@@ -78,8 +78,8 @@ def test_targets_are_standardised_by_their_own_values():
 
 
 @pytest.mark.parametrize(("changes", "message"), [
-    ({"loss": "softmax"}, "there is no loss softmax for values"), ({"delta": 0.0}, "delta must be above 0"),
-    ({"mean": (1.0,)}, "have a number per target"), ({"std": (0.0,), "mean": (1.0,), "present": (1.0,)}, "above 0"),
+    ({"loss": "softmax"}, "unknown regression loss softmax"), ({"delta": 0.0}, "delta must be above 0"),
+    ({"mean": (1.0,)}, "must have one number per target"), ({"std": (0.0,), "mean": (1.0,), "present": (1.0,)}, "above 0"),
     ({"patch_dropout": 1.0}, "patch_dropout must be"),
 ])  # fmt: skip
 def test_numbers_that_cannot_be_are_refused(changes, message):
@@ -215,7 +215,7 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for models that name classes of images"),
     (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
-    (["train", "DATA", "--loss", "softmax"], "there is no loss softmax for values"),
+    (["train", "DATA", "--loss", "softmax"], "unknown regression loss softmax"),
     (["train", "DATA", "--sampling", "balanced"], "--sampling balanced reads classes, and regression learns"),
     (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced reads classes, and regression"),
     (["train", "DATA", "--targets", "age"], "has no column age"),

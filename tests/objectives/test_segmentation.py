@@ -175,7 +175,7 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
     other = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
     load_pretrained_weights(other, tmp_path / "x")
     assert all(torch.equal(x, y) for x, y in zip(other.parameters(), backbone.parameters(), strict=True))
-    with pytest.raises(UsageError, match="stages of its own"):
+    with pytest.raises(UsageError, match="backbone has stages"):
         config.check(config_from_name("Swin-T/4", 224), ("a", "b"), SceneViews())
 
 

@@ -113,9 +113,9 @@ def test_the_encoder_sees_no_hidden_pixel_and_a_reconstruction_keeps_the_rest():
 
 
 @pytest.mark.parametrize(("config", "model", "problem"), [
-    (TINY, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "pictures have no time"),
-    (replace(TINY, mask=0.01), tiny(), "leaves none"), (replace(TINY, mask=0.99, tubes=False), tiny(), "leaves none"),
-    (TINY, tiny().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "see every"),
+    (TINY, ViTConfig(image=(32, 32), patch=(8, 8), classes=0), "images have no time axis"),
+    (replace(TINY, mask=0.01), tiny(), "leaves no"), (replace(TINY, mask=0.99, tubes=False), tiny(), "leaves no"),
+    (TINY, tiny().with_options(no_key_bias=False, arrangement="factorised-attention", positions={"kind": "learned"}), "attend to every"),
 ])  # fmt: skip
 def test_what_cannot_be_hidden_is_refused(config, model, problem):
     with pytest.raises(UsageError, match=problem):

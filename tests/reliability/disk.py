@@ -87,7 +87,7 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
         with tally.trial(f"{name} at two saves"):
             said = " ".join(bench.finish(ADAMW, out, during(fault, 3, 4)).split())
             for number in (1, 2):
-                expect(f"training goes on ({number} of 3 failures)" in said, said)
+                expect(f"training continues ({number} of 3 failures)" in said, said)
             expect(
                 "checkpoint of step 9 not saved in" in said
                 and str(out) in said.replace(" ", "").replace("run", "run "),
@@ -119,7 +119,7 @@ def full_disks(bench: Bench, tally: Tally, share: int = 1) -> None:
     with tally.trial("metrics that cannot be written"):
         out = bench.out()
         said = bench.finish(ADAMW, out, before(RunFolder, "append", 5, refuse))
-        expect("not written" in said and "training goes on" in said, said)
+        expect("not written" in said and "training continues" in said, said)
         expected, found = dict(bench.reference(ADAMW)[0]), outcome(out)
         expected["metrics"] = [line for number, line in enumerate(expected["metrics"], 1) if number != 5]
         expect(expected == found, "more differs than the line that could not be written")

@@ -73,7 +73,7 @@ def test_predicted_patches_differ_and_the_others_are_equal_to_the_pixel(pretrain
     assert made["predicted"].mean() == share
     hidden = (seen == HIDDEN_PATCH_GREY).all(-1)
     assert (hidden == predicted).all() if share == 0.75 else (predicted[hidden].all() and hidden.mean() > 0.25)
-    assert ("true mean" in figure["caption"] or "deviation that it has" in figure["caption"]) == (name == "mae")
+    assert ("true mean" in figure["caption"] or "std of the original patch" in figure["caption"]) == (name == "mae")
     assert (tmp_path / figure["png"]).read_bytes().startswith(b"\x89PNG")
 
 

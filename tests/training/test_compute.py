@@ -127,7 +127,7 @@ def test_a_micro_batch_is_found_by_trying(tmp_path, monkeypatch):
         and run.micro_batch == 2
         and (run.batch_size, run.steps) == (session.run.batch_size, session.run.steps)
     )
-    assert said == ["2 images at a time fit into memory: batches of 8 are computed in 4 parts"]
+    assert said == ["2 images fit into memory: batches of 8 are split into 4 micro-batches"]
     monkeypatch.setattr(probe, "can_compute_batch", lambda *_: False)
     with pytest.raises(ResourceError, match="a single image"):
         probe.find_micro_batch(session.run, session.inputs, session.folder, SINGLE_PROCESS, said.append)

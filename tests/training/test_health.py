@@ -28,13 +28,13 @@ def test_validation_images_that_are_trained_on(told, tmp_path):
     HealthMonitor(told.append).data(split, other)
     assert not told
     HealthMonitor(told.append).data(split, split)
-    assert "all validation images" in told[0]
+    assert "all sampled validation images" in told[0]
     photos = make_folder(tmp_path / "photos", {"train": 4, "val": 4})
     copied = photos / "val" / "ant" / "copy.png"
     copied.write_bytes((photos / "train" / "bee" / "1.png").read_bytes())
     data = open_data(photos)
     HealthMonitor(told.append).data(data.split("train"), data.split("val"))
-    assert "1 of 13 validation images" in told[1] and len(told) == 2
+    assert "1 of 13 sampled validation images" in told[1] and len(told) == 2
 
 
 def test_a_gradient_far_beyond_what_was_usual_is_told_once(told):
@@ -58,9 +58,9 @@ def test_one_answer_for_everything(told):
     health.report(evaluate_classification(np.eye(3)[labels], labels, ("a", "b", "c")), ("a", "b", "c"))
     assert not told
     health.report(evaluate_classification(np.tile([0.0, 1.0, 0.0], (4, 1)), labels, ("a", "b", "c")), ("a", "b", "c"))
-    assert "all 4 validation images are taken for b" in told[0]
+    assert "all 4 validation images are predicted as b" in told[0]
 
 
 def test_a_learning_rate_of_zero_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="trains nothing"):
+    with pytest.raises(UsageError, match="must be above 0"):
         make(tmp_path, optimizer=OptimizerConfig(lr=0.0))

@@ -200,7 +200,7 @@ def test_checkpoints_that_fail_do_not_stop_a_run_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("vitreous.training.checkpoint.shutil.disk_usage", lambda path: type("Usage", (), {"free": 0})())
     session.save(state)
     session.save(state)
-    assert len(notes) == 2 and "training goes on (2 of 3 failures)" in notes[1]
+    assert len(notes) == 2 and "training continues (2 of 3 failures)" in notes[1]
     with pytest.raises(ResourceError):
         session.save(state)
     monkeypatch.undo()
@@ -213,7 +213,7 @@ def test_accumulation_beyond_an_epoch_is_refused(tmp_path):
         make(tmp_path, batch_size=16, accumulate=8)
     assert (
         str(error.value)
-        == "accumulate=8 with 3 batches an epoch gives no optimiser step\n  use accumulate=3 or a smaller "
+        == "accumulate=8 with 3 batches per epoch gives no optimiser step\n  use accumulate=3 or a smaller "
         "batch_size"
     )
 

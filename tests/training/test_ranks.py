@@ -171,7 +171,7 @@ def test_a_process_that_dies_ends_all_and_the_run_goes_on_from_there(folder, tmp
         job(folder, tmp_path / "two", 2, options={"resume": True}),
     )
     assert codes[1][1] == -9 and codes[1][0] == 6, (codes, errors)  # by itself, not by the limit
-    assert "another process of the run is gone" in errors and "resume=True" in errors, errors
+    assert "another process of the run has ended" in errors and "resume=True" in errors, errors
     assert codes[2] == [0, 0]
     assert outcome(tmp_path / "two")[:3] == outcome(tmp_path / "one")[:3]
 
@@ -208,7 +208,7 @@ def test_processes_that_cannot_share_the_work_are_refused(folder, tmp_path, carr
         job(folder, tmp_path / "muon", 2, options={**TINY, "parallel": "fsdp", "optimizer": "muon"}),
     )
     assert codes == [[2] * 3, [2], [2, 2]]
-    assert "3 processes do not divide the 4 shards of a reproducible run" in errors and "use 1, 2, 4" in errors
+    assert "the 4 shards of a reproducible run are not divisible by 3 processes" in errors and "use 1, 2, 4" in errors
 
 
 @pytest.mark.parametrize("reproducible", [False, True])

@@ -234,7 +234,7 @@ def test_a_tracker_that_fails_in_any_call_is_one_note(tmp_path, monkeypatch, cal
         opened.log_pictures({}, 1)
         opened.log_bundle(tmp_path)
     (note,) = notes.texts
-    assert "tensorboard gets no more of this run (OSError: [Errno 28] No space left on device)" in note
+    assert "tensorboard no longer receives this run (OSError: [Errno 28] No space left on device)" in note
     assert len(row.lines) == (call != "start")
 
 
@@ -250,9 +250,9 @@ def test_a_run_goes_on_whose_tracker_ends_the_process_or_hangs(photos, tmp_path,
         summary = train(str(photos), listener=notes, log_to=tuple(rows), log_timeout=0.5, **options)
         lines = read_json_lines(RunFolder(out).metrics)
         assert summary["steps"] == 3 and [line["step"] for line in lines if "lr" in line] == [1, 2, 3]
-        first, second = (text for text in notes.texts if "gets no more of this run" in text)
+        first, second = (text for text in notes.texts if "no longer receives this run" in text)
         assert first.startswith("tensorboard ") and "this library ends the process" in first and "\n" not in first
-        assert second.startswith("wandb ") and "did not answer in time" in second
+        assert second.startswith("wandb ") and "did not respond in time" in second
         assert (rows["tensorboard"].lines, rows["wandb"].lines) == ([], lines)
         assert {"tracker wandb"} == ABANDONED_THREADS
     finally:

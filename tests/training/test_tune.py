@@ -289,19 +289,19 @@ def test_a_trained_twin_with_adapters_becomes_the_model_that_the_run_was_for():
 @pytest.mark.parametrize(
     "kind,tune,expected",
     [
-        ("plain", FineTuneConfig(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("BiT", FineTuneConfig(last_blocks=4), "last_blocks is 4, the model has 3 blocks"),
-        ("plain", FineTuneConfig(last_blocks=-1), "use 0 (the head alone) to 3"),
+        ("plain", FineTuneConfig(last_blocks=4), "last_blocks is 4, but the model has 3 blocks"),
+        ("BiT", FineTuneConfig(last_blocks=4), "last_blocks is 4, but the model has 3 blocks"),
+        ("plain", FineTuneConfig(last_blocks=-1), "use 0 (only the head) to 3"),
         ("plain", FineTuneConfig(last_blocks=1, lora_rank=2), "use one of them"),
         ("plain", FineTuneConfig(lora_rank=-1), "lora_rank must be at least 0"),
         ("plain", FineTuneConfig(lora_rank=2, lora_dropout=1.0), "lora_dropout at least 0 and below 1"),
         (
             "plain",
             FineTuneConfig(lora_rank=2, lora_targets=("qkv", "query")),
-            "query names no layers\n  the model has fc1, fc2, out, projection, qkv",
+            "query matches no layers\n  the model has fc1, fc2, out, projection, qkv",
         ),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head names no layers"),
-        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm names other than linear layers"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("head",)), "head matches no layers"),
+        ("plain", FineTuneConfig(lora_rank=2, lora_targets=("norm",)), "norm matches other than linear layers"),
         ("BiT", FineTuneConfig(lora_rank=2), "the model has no linear layers before its head"),
     ],
 )

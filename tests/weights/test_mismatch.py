@@ -571,9 +571,9 @@ def test_windows_that_weights_were_not_trained_with_are_told(tmp_path):
     windowed = CONFIG.with_options(attention={"window": 3, "global_blocks": (1,)})
     Bundle(model(), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "plain")
     text = load_pretrained_weights(model(windowed), tmp_path / "plain").text()
-    assert "; windows of 3 x 3 tokens in 1 of 2 blocks, without which the weights were trained: " in text
+    assert "; windows of 3 x 3 tokens in 1 of 2 blocks; the weights were trained without them: " in text
     costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (windowed, CONFIG))
-    assert f"trained: {costs} GFLOPs an image of 32 pixels" in text
+    assert f"trained without them: {costs} GFLOPs per image of 32 pixels" in text
     Bundle(model(windowed), Classification(tuple("abcde")), ImagePreprocess((32, 32))).save(tmp_path / "windowed")
-    assert "without which" not in load_pretrained_weights(model(windowed), tmp_path / "windowed").text()
-    assert "without which" not in load_pretrained_weights(model(), tmp_path / "plain").text()
+    assert "without them" not in load_pretrained_weights(model(windowed), tmp_path / "windowed").text()
+    assert "without them" not in load_pretrained_weights(model(), tmp_path / "plain").text()

@@ -1,1 +1,1 @@
-"""One idea per file: a frozen config and the module that it describes."""
+"""Model families: each consists of a frozen config and the module that it describes."""

@@ -1,9 +1,9 @@
-"""ViT-Adapter (arXiv:2205.08534): maps of four strides from a plain ViT, which stays what it is.
+"""ViT-Adapter (arXiv:2205.08534): maps of four strides from an unchanged plain ViT.
 
-B images, D width of the ViT, N its patch tokens, M places of the levels of strides 8, 16 and 32 side by side.
+B images, D width of the ViT, N its patch tokens, M positions of the concatenated levels of strides 8, 16 and 32.
 
     images (B, C, H, W) -> prior (B, D, h, w) of strides 4, 8, 16, 32
-                        -> tokens (B, N, D) <-> levels (B, M, D), group by group of the blocks
+                        -> tokens (B, N, D) <-> levels (B, M, D), for each group of blocks
                         -> maps (B, h, w, D) of strides 4, 8, 16, 32
 """
 
@@ -31,11 +31,11 @@ from vitreous.nn.grid import pad_to_multiple
 
 
 class ViTAdapter(VisionModel[AdapterConfig]):
-    """A ViT, its `SpatialPrior` and its `InteractionBlock`s; `backbone` where it is there already, else a fresh one.
+    """A ViT, its `SpatialPrior` and its `InteractionBlock`s. `backbone` is an existing ViT; the default is a fresh one.
 
-    With fresh gates the tokens of the ViT are those that it has alone, to the bit. Tokens in front of the patches go
-    through the blocks and take no part in the exchange; its last norm is not used. Convolutions are drawn from
-    N(0, 2 / fan_out), linear layers from N(0, 0.02^2), the embedding of a level from N(0, 1).
+    With fresh gates, the ViT's tokens are bit-identical to those of the ViT alone. Prefix tokens pass through the
+    blocks and do not take part in the exchange; the ViT's last norm is not used. Convolutions are drawn from N(0, 2 /
+    fan_out), linear layers from N(0, 0.02^2), the embedding of a level from N(0, 1).
     """
 
     def __init__(self, config: AdapterConfig, backbone: nn.Module | None = None) -> None:
@@ -63,20 +63,20 @@ class ViTAdapter(VisionModel[AdapterConfig]):
 
     @classmethod
     def count_macs(cls, config: AdapterConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of the ViT and of the adapter, for one image of these sides."""
+        """Multiply-adds of the ViT and of the adapter, for one image of this size."""
         return config.backbone.macs(image) + adapter_macs(config, image)
 
     def inspected_backbone(self) -> VisionModel[Any]:
-        """The ViT, whose tokens have nothing of the adapter."""
+        """The ViT, whose tokens do not depend on the adapter."""
         return self.backbone
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, h w, D): the coarsest map, row by row."""
+        """(B, C, H, W) -> (B, h w, D): the coarsest map in raster order."""
         return self.features_at(images, self.config.strides[-1:])[0].flatten(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows, sides
-        rounded up. Raises ValueError for a stride of no map."""
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of that stride, height and width rounded
+        up. Raises ValueError if no map has the stride."""
         self.config.check_strides(strides)
         self.backbone.check_images(images)
         size = height_and_width(images)
@@ -108,7 +108,9 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         vit, config = self.backbone, self.config.backbone
         tokens = vit.project(images)
         places = ReferencePoints(height_and_width(images), (config.patch[0], config.patch[1]), images.device)
-        joined = torch.cat([x.flatten(2).transpose(1, 2) + own for x, own in zip(levels, self.level, strict=True)], 1)
+        joined = torch.cat(
+            [x.flatten(2).transpose(1, 2) + embedding for x, embedding in zip(levels, self.level, strict=True)], 1
+        )
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
         blocks, interaction_tokens = iter(vit.encoder.blocks), []
         interaction: Any
@@ -123,7 +125,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return [interaction_tokens[i] for i in self.config.token_interactions], joined
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """(B, P + N, D), or (B, *grid, D) of blocks on a grid -> the tokens in front, and the patches (B, N, D)."""
+        """(B, P + N, D), or (B, *grid, D) for blocks on a grid -> the prefix tokens, and the patches (B, N, D)."""
         if self.config.backbone.on_grid:
             return None, x.flatten(1, 2)
         prefix = self.config.backbone.prefix
@@ -134,11 +136,11 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return patches.unflatten(1, grid) if prefix is None else torch.cat([prefix, patches], 1)
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D): as it is; every map has its own norm."""
+        """(B, h, w, D) -> (B, h, w, D): the identity, because every map has a separate norm."""
         return x
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, D): there is no head."""
+        """(B, D) -> (B, D): the identity, because there is no head."""
         return pooled
 
     def blocks(self) -> list[nn.Module]:
@@ -146,7 +148,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         return self.backbone.blocks()
 
     def first_layer(self) -> nn.Module:
-        """The layer of the ViT that reads the image."""
+        """The layer of the ViT that is applied to the image."""
         return self.backbone.first_layer()
 
 
@@ -156,24 +158,27 @@ def height_and_width(images: Tensor) -> tuple[int, int]:
 
 
 def pad_to_coarsest_stride(images: Tensor) -> Tensor:
-    """(B, C, H, W) -> the same with zeros after the end of each axis, up to whole places of the coarsest map."""
+    """Pad (B, C, H, W) with zeros at the end of each axis, to a multiple of the coarsest stride."""
     return pad_to_multiple(images.movedim(1, -1), (COARSEST_STRIDE, COARSEST_STRIDE)).movedim(-1, 1)
 
 
 def init_convolutions(module: nn.Module) -> None:
     """Draw convolutions from N(0, 2 / fan_out), in place, with zero biases."""
-    for part in module.modules():
-        if isinstance(part, (nn.Conv2d, nn.ConvTranspose2d)):
-            fan_out = part.kernel_size[0] * part.kernel_size[1] * part.out_channels // part.groups
-            nn.init.normal_(part.weight, std=(2 / fan_out) ** 0.5)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+    for submodule in module.modules():
+        if isinstance(submodule, (nn.Conv2d, nn.ConvTranspose2d)):
+            fan_out = submodule.kernel_size[0] * submodule.kernel_size[1] * submodule.out_channels // submodule.groups
+            nn.init.normal_(submodule.weight, std=(2 / fan_out) ** 0.5)
+            if submodule.bias is not None:
+                nn.init.zeros_(submodule.bias)
 
 
 @lru_cache
 def adapter_macs(config: AdapterConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of an adapter for one image of these sides, without those of its ViT: its products and
-    convolutions, counted by its own layers on tensors without storage. Sampling and norms are left out."""
+    """Multiply-adds of an adapter for one image of this size, without those of its ViT.
+
+    Products and convolutions are counted by the adapter's layers on tensors without storage. Sampling and norms are not
+    counted.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     height, width = (-(-side // COARSEST_STRIDE) * COARSEST_STRIDE for side in image)

@@ -1,5 +1,4 @@
-"""What models of all families share: checks of their input, a short repr, and methods by the names that timm and
-DINOv2 have for them.
+"""Base class of all models: input checks, a short repr, and methods with the names of timm and DINOv2.
 
 B images, C channels, P prefix tokens, N patch tokens, D width.
 """
@@ -20,15 +19,15 @@ from vitreous.nn.sizes import format_size
 
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
-#: attributes of models of timm and transformers -> what to use here
+#: attributes of timm and transformers models -> the equivalent here
 MISSING_ATTRIBUTE_HINTS = {
     "default_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
     "pretrained_cfg": "use model.config, and vitreous.load(RUN).card.preprocess for mean, std and size",
-    "feature_info": "use model.config.levels, which features_at(images, strides) gives",
-    "embed_dim": "use model.config.width, or model.num_features for what the head reads",
+    "feature_info": "use model.config.levels; features_at(images, strides) returns these maps",
+    "embed_dim": "use model.config.width, or model.num_features for the channels of the head's input",
     "patch_embed": "use model.projection",
     "pos_embed": "use model.position",
-    "cls_token": "use model.prefix, whose first row it is",
+    "cls_token": "use model.prefix[0]",
     "get_classifier": "use model.head",
     "save_pretrained": "use vitreous.save(model, FOLDER)",
     "push_to_hub": "use vitreous.push(RUN, 'hf:org/name')",
@@ -38,7 +37,7 @@ MISSING_ATTRIBUTE_HINTS = {
 
 
 class VisionModel(nn.Module, Generic[Config]):
-    """A model that reads images: its `config`, checks, and methods by the names of other libraries.
+    """Base class of image models: `config`, input checks, and methods with the names of other libraries.
 
     The repr is a summary; `print(torch.nn.Module.__repr__(model))` prints the tree of modules.
     """
@@ -50,7 +49,8 @@ class VisionModel(nn.Module, Generic[Config]):
         any_size: bool
 
         def __getattr__(self, name: str) -> Any:
-            """A submodule, parameter or buffer of the family."""
+            """Return a registered submodule, parameter or buffer. Raises AttributeError, with the equivalent for names
+            of timm and transformers."""
             ...
 
         def __call__(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -70,7 +70,7 @@ class VisionModel(nn.Module, Generic[Config]):
             ...
 
         def first_layer(self) -> nn.Module:
-            """The layer that reads the image."""
+            """The layer that is applied to the image."""
             ...
 
         def last_norm(self, tokens: Tensor) -> Tensor:
@@ -82,11 +82,14 @@ class VisionModel(nn.Module, Generic[Config]):
         def __call__(self, *arguments, **keywords):
             """Run `forward`, with hooks. Raises TypeError for keywords of transformers."""
             if "pixel_values" in keywords:
-                raise TypeError(f"{type(self).__name__} takes images, not pixel_values: model(images) gives the logits")
+                raise TypeError(
+                    f"{type(self).__name__} takes images, not pixel_values: model(images) returns the logits"
+                )
             return super().__call__(*arguments, **keywords)
 
         def __getattr__(self, name):
-            """What PyTorch has registered. Raises AttributeError, for names of timm and transformers with ours."""
+            """Return a registered submodule, parameter or buffer. Raises AttributeError, with the equivalent for names
+            of timm and transformers."""
             if name in MISSING_ATTRIBUTE_HINTS:
                 raise AttributeError(f"{type(self).__name__} has no {name}: {MISSING_ATTRIBUTE_HINTS[name]}")
             return super().__getattr__(name)
@@ -104,14 +107,14 @@ class VisionModel(nn.Module, Generic[Config]):
         return self.head(pooled)
 
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone, where
-        `config.drops_patches`. Raises NotImplementedError for models that compute whole images."""
-        raise NotImplementedError(f"{self.config.name()} computes whole images: no patch can be left out")
+        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches with these indices only, if
+        `config.drops_patches`. Raises NotImplementedError for models that need all patches."""
+        raise NotImplementedError(f"{self.config.name()} needs all patches of an image: patches cannot be dropped")
 
     @classmethod
     def count_macs(cls, config: Any, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of these sides, as PyTorch counts them on a model without
-        values: products and convolutions."""
+        """Multiply-adds of one forward pass for one image of this size: products and convolutions, as PyTorch counts
+        them on a model without values."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.utils.flop_counter import FlopCounterMode
 
@@ -124,8 +127,8 @@ class VisionModel(nn.Module, Generic[Config]):
 
     @classmethod
     def from_pretrained(cls, *arguments: object, **keywords: object) -> Self:
-        """Call the next class that has it, such as `PyTorchModelHubMixin`. Raises AttributeError where there is none,
-        naming `create`."""
+        """Call the next class that defines it, such as `PyTorchModelHubMixin`. Otherwise raise AttributeError, which
+        refers to `create`."""
         following = getattr(super(), "from_pretrained", None)
         if following is None:
             problem = f"{cls.__name__} has no from_pretrained: use vitreous.create(weights='hf:ORG/NAME')"
@@ -142,13 +145,16 @@ class VisionModel(nn.Module, Generic[Config]):
             f"input: images {format_input_shape(config)}, floats, normalised",
             f"blocks: {config.depth}, patches of {format_size(config.patch)} pixels",
             f"features: (B, {config.features})",
-            f"classes: {config.classes}" if config.classes else "classes: none, the output are features",
+            f"classes: {config.classes}" if config.classes else "classes: none, outputs features",
         ]
         return "\n  ".join(lines)
 
     def check_images(self, images: Tensor) -> None:
-        """Raise TypeError for anything but a tensor of floats, ValueError for (B, C, *image) with other axes or
-        channels than the model's, and UsageError for a size that it cannot take."""
+        """Check input images.
+
+        Raises TypeError for anything but a tensor of floats, ValueError for (B, C, *image) with other axes or channels
+        than the model's, and UsageError for an unsupported size.
+        """
         config = self.config
         axes = len(config.image)
         if not isinstance(images, Tensor) or images.ndim != axes + 2 or images.shape[1] != config.channels:
@@ -161,7 +167,8 @@ class VisionModel(nn.Module, Generic[Config]):
         config.check_image(tuple(images.shape[2:]))
 
     def first_parameter(self) -> Tensor:
-        """A parameter, of any shape, for the type and device of the model; an empty tensor where there is none."""
+        """The first parameter, of any shape, to get the dtype and device of the model; an empty tensor if there is
+        none."""
         return next(self.parameters(), torch.empty(0))
 
     def inspected_backbone(self) -> VisionModel[Any]:
@@ -169,12 +176,13 @@ class VisionModel(nn.Module, Generic[Config]):
         return self
 
     def attention_modules(self) -> Iterator[tuple[int, nn.Module]]:
-        """Yield block index, from 0, and module of every attention that tells its `weights`."""
+        """Yield block index, from 0, and module of every attention that has a method `weights`."""
         for layer, block in enumerate(self.blocks()):
-            yield from ((layer, part) for part in block.modules() if hasattr(part, "weights"))
+            yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "weights"))
 
     def position_tables(self) -> dict[str, nn.Module]:
-        """The modules whose `read(grid)` gives the positions that are added to patch tokens, by where; {} without."""
+        """The modules whose `read(grid)` returns the positions added to patch tokens, by location; {} if there are
+        none."""
         return {} if self.config.positions.kind == "none" else {"input": self.position}  # type: ignore[dict-item]
 
     @property
@@ -188,11 +196,11 @@ class VisionModel(nn.Module, Generic[Config]):
         return self.config.features
 
     def forward_features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): `features` by timm's name."""
+        """(B, C, *image) -> (B, P + N, D): `features` under timm's name."""
         return self.features(images)
 
     def forward_head(self, tokens: Tensor, pre_logits: bool = False) -> Tensor:
-        """(B, P + N, D) -> (B, classes), or (B, F) with `pre_logits`: `pool` and `classify` by timm's name."""
+        """(B, P + N, D) -> (B, classes), or (B, F) with `pre_logits`: `pool` and `classify` under timm's name."""
         pooled = self.pool(tokens)
         return pooled if pre_logits else self.classify(pooled)
 
@@ -204,16 +212,15 @@ class VisionModel(nn.Module, Generic[Config]):
         output_fmt: Literal["NCHW", "NLC"] = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """(B, C, *image) -> the features (B, P + N, D), and the patch tokens after each block of `indices`, as timm has
-        it.
+        """(B, C, *image) -> the features (B, P + N, D), and the patch tokens after each block of `indices`, as in timm.
 
-        `indices` count blocks from 0, or from -1 backwards; a number stands for as many last blocks, None for all.
-        Models with stages (Swin, BiT, ViT-Adapter) count stages. With `norm` the last norm is applied to each. Maps are
-        (B, D, *grid), or with `output_fmt="NLC"` (B, N, D). `intermediates_only` leaves the features out. Raises
-        ValueError for an index or a format that there is not, NotImplementedError for a model of pixels or objects.
+        `indices` count blocks from 0, or from -1 backwards; an integer selects that many last blocks, None all. Models
+        with stages (Swin, BiT, ViT-Adapter) count stages. With `norm` the last norm is applied to each. Maps are (B, D,
+        *grid), or with `output_fmt="NLC"` (B, N, D). `intermediates_only` omits the features. Raises ValueError for an
+        unknown index or format, NotImplementedError for a dense or detection model.
         """
         if output_fmt not in ("NCHW", "NLC"):
-            raise ValueError(f"output_fmt is 'NCHW' or 'NLC', not {output_fmt!r}")
+            raise ValueError(f"output_fmt must be 'NCHW' or 'NLC', not {output_fmt!r}")
         maps = [tokens for tokens, _ in self.intermediate_tokens(images, indices, norm)]
         maps = [x.movedim(-1, 1) if output_fmt == "NCHW" else x.flatten(1, -2) for x in maps]
         return maps if intermediates_only else (self.features(images), maps)
@@ -226,10 +233,10 @@ class VisionModel(nn.Module, Generic[Config]):
         return_class_token: bool = False,
         norm: bool = True,
     ) -> tuple[Tensor, ...] | tuple[tuple[Tensor, Tensor], ...]:
-        """(B, C, *image) -> the patch tokens (B, N, D) after the last `n` blocks, or those of these indices, as DINOv2
-        has it.
+        """(B, C, *image) -> the patch tokens (B, N, D) after the last `n` blocks, or those of these indices, as in
+        DINOv2.
 
-        `reshape` makes them (B, D, *grid); with `return_class_token` each comes with the first prefix token (B, D).
+        With `reshape` they are (B, D, *grid); with `return_class_token` each comes with the first prefix token (B, D).
         Raises ValueError as `forward_intermediates`, and for the class token of a model without one.
         """
         layers = self.intermediate_tokens(images, n, norm)
@@ -237,19 +244,19 @@ class VisionModel(nn.Module, Generic[Config]):
         if not return_class_token:
             return tuple(patches)
         if not self.config.class_token:
-            raise ValueError(f"{self.config.name()} has no class token: leave return_class_token out")
+            raise ValueError(f"{self.config.name()} has no class token: remove return_class_token")
         return tuple((x, prefix[:, 0]) for x, (_, prefix) in zip(patches, layers, strict=True))
 
     def intermediate_tokens(
         self, images: Tensor, indices: int | Sequence[int] | None, norm: bool
     ) -> list[tuple[Tensor, Tensor]]:
         """(B, C, *image) -> patch tokens (B, *grid, D) and prefix tokens (B, P, D) after the blocks, or stages, of
-        these indices. Raises ValueError for one that there is not, NotImplementedError for a model without features of
-        blocks."""
+        these indices. Raises ValueError for an unknown index, NotImplementedError for a model without intermediate
+        features."""
         config = self.config
         features_after: Any = getattr(self, "features_after", None)
         if not hasattr(self, "features_at"):
-            raise NotImplementedError(f"{type(self).__name__} gives no features of blocks by itself: ask its backbone")
+            raise NotImplementedError(f"{type(self).__name__} has no intermediate features: use those of its backbone")
         if features_after is None or config.has_stages:
             strides = [config.strides[i] for i in resolve_block_indices(len(config.strides), indices)]
             maps = self.features_at(images, strides)
@@ -267,39 +274,40 @@ class VisionModel(nn.Module, Generic[Config]):
         return [(x[:, prefix:].unflatten(1, grid), x[:, :prefix]) for x in outputs]
 
     def reset_classifier(self, num_classes: int) -> None:
-        """Put a new head for that many classes in place, whose weights are 0; with 0 the output are features.
+        """Replace the head by a new one for `num_classes` classes, whose weights are 0; with 0 the model outputs
+        features.
 
-        Raises UsageError for a model without a head for images.
+        Raises UsageError for a model without an image classification head.
         """
         build = getattr(self, "build_head", None)
         if build is None:
-            hint = "create another: vitreous.create(NAME, num_classes=N)"
-            raise UsageError(f"the head of {self.config.name()} is not for classes of images", hint)
+            hint = "create a new model: vitreous.create(NAME, num_classes=N)"
+            raise UsageError(f"the head of {self.config.name()} does not classify images", hint)
         parameter = self.first_parameter()
         self.config = replace_known_fields(self.config, {"classes": num_classes})
         self.head = build().to(parameter.device, parameter.dtype).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Keep only the input of each block in training and compute the rest again in the backward pass.
+        """Store only the input of each block in training and recompute the rest in the backward pass.
 
         Raises UsageError for a model without such blocks (BiT, models of other libraries).
         """
-        encoders = [part for part in self.modules() if isinstance(part, Encoder)]
+        encoders = [submodule for submodule in self.modules() if isinstance(submodule, Encoder)]
         if not encoders and enable:
-            raise UsageError(f"{self.config.name()} has no blocks that are computed again", "use smaller batches")
+            raise UsageError(f"{self.config.name()} does not support gradient checkpointing", "use smaller batches")
         for encoder in encoders:
             encoder.recompute = enable
 
 
 def zero_parameters(module: nn.Module) -> nn.Module:
-    """The module, with all of its parameters set to 0."""
+    """Set all parameters of a module to 0, and return it."""
     for parameter in module.parameters():
         nn.init.zeros_(parameter)
     return module
 
 
 def linear_head(width: int, classes: int) -> nn.Module:
-    """(B, width) -> (B, classes): a linear layer whose weights are 0; without classes, the features as they are."""
+    """Build a linear layer (B, width) -> (B, classes) whose weights are 0; with 0 classes, the identity."""
     return zero_parameters(nn.Linear(width, classes)) if classes else nn.Identity()
 
 
@@ -309,11 +317,11 @@ def format_input_shape(config: ModelConfig) -> str:
 
 
 def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
-    """Raise TypeError or ValueError for what is not (B, C, *image), with the way to make it so."""
+    """Raise TypeError or ValueError for inputs that are not (B, C, *image), with the conversion that fixes them."""
     expected = f"expected images {format_input_shape(config)}"
     if not isinstance(images, Tensor):
         problem = f"{expected}, a torch.Tensor, got {type(images).__module__}.{type(images).__qualname__}"
-        raise TypeError(f"{problem}: vitreous.load(RUN).transform(image)[None] makes one")
+        raise TypeError(f"{problem}: vitreous.load(RUN).transform(image)[None] creates one")
     shape, axes, channels = tuple(images.shape), len(config.image), config.channels
     problem = f"{expected}, got {shape}"
     if len(shape) == axes + 1 and shape[0] == channels:
@@ -325,18 +333,18 @@ def raise_image_error(config: ModelConfig, images: object) -> NoReturn:
     if len(shape) == axes + 2:
         problem = f"{problem}: the model takes {channels} channels, the images have {shape[1]}"
         raise ValueError(f"{problem}; convert them, or vitreous.create(…, channels={shape[1]})")
-    raise ValueError(f"{problem}; give {axes + 2} axes, batch and channels first")
+    raise ValueError(f"{problem}; pass {axes + 2} axes, batch and channels first")
 
 
 def resolve_block_indices(count: int, indices: int | Sequence[int] | None) -> list[int]:
-    """Indices from 0 of `count` blocks: all, the last so many, or these, counted backwards where they are negative.
-    Raises ValueError for others."""
+    """Return indices from 0 of `count` blocks, from None (all), a number of last blocks, or indices that may be
+    negative. Raises ValueError for others."""
     if indices is None:
         return list(range(count))
     if isinstance(indices, int):
         if not 0 < indices <= count:
-            raise ValueError(f"the last {indices} of {count} blocks: give 1 to {count}")
+            raise ValueError(f"cannot take the last {indices} of {count} blocks: use 1 to {count}")
         return list(range(count - indices, count))
-    if wrong := [index for index in indices if not -count <= index < count]:
-        raise ValueError(f"there is no block {wrong[0]}: give {-count} to {count - 1}")
+    if out_of_range := [index for index in indices if not -count <= index < count]:
+        raise ValueError(f"there is no block {out_of_range[0]}: use {-count} to {count - 1}")
     return [index % count for index in indices]

@@ -1,6 +1,6 @@
 """BiT, the paper's convolutional baseline (arXiv:1912.11370), and AxialResNet (arXiv:2010.11929, appendix D.6).
 
-B batch, C channels, N places of the last map, D its channels; image and grid are one length per axis.
+B batch, C channels, N positions of the last map, D its channels; image and grid are one length per axis.
 
     images (B, C, H, W) -> features (B, N, D) -> pool (B, D) -> logits
 """
@@ -22,28 +22,28 @@ class BiT(VisionModel[BiTConfig]):
 
     | parameter | drawn from |
     |---|---|
-    | convolutions | LeCun normal, cut at two deviations (flax's default); standardised on every pass |
+    | convolutions | LeCun normal, truncated at two std (flax's default); standardised on every pass |
     | norms | scale 1, bias 0 |
     | axial attention: q, k, v; relative positions | N(0, 1 / C); N(0, 1 / d) (csrhddlam/axial-deeplab) |
     | head | 0 |
 
-    The head is a linear layer on the mean; the published 1x1 convolution is the same thing.
+    The head is a linear layer on the mean, equivalent to the published 1x1 convolution.
     """
 
     def __init__(self, config: BiTConfig) -> None:
         super().__init__()
         self.config = config
-        self.any_size = True  # convolutions take images of any size; a ViT warns of others than its own
+        self.any_size = True  # convolutions take any image size; a ViT warns about sizes other than its native one
         native = config.image if config.axial else None
         self.body = ResNet(config.blocks, config.width * config.factor, config.channels, config.numerics, axial=native)
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:
-        """(B, D) -> (B, classes): a head whose weights are 0."""
+        """Build a head (B, D) -> (B, classes) whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image: the root convolution."""
+        """The layer that is applied to the image: the root convolution."""
         return self.body.root.conv
 
     def blocks(self) -> list[nn.Module]:
@@ -51,12 +51,12 @@ class BiT(VisionModel[BiTConfig]):
         return [unit for stage in self.body.stages.children() for unit in stage.get_submodule("units").children()]
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D): the last map after norm and ReLU, row by row."""
+        """(B, C, H, W) -> (B, N, D): the last map after norm and ReLU, in raster order."""
         return self.body(self.checked(images)).flatten(2).transpose(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of the stage in which a place covers so
-        many rows, before any norm; `config.levels` has them all. Raises ValueError for a stride of no stage."""
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of the stage of that stride, before any
+        norm; `config.levels` lists them. Raises ValueError if no stage has the stride."""
         self.config.check_strides(strides)
         maps = dict(zip(self.config.strides, self.body.maps(self.checked(images)), strict=True))
         return [maps[stride].movedim(1, -1) for stride in strides]
@@ -66,6 +66,6 @@ class BiT(VisionModel[BiTConfig]):
         return self.body.norm(x.movedim(-1, 1)).relu().movedim(1, -1)
 
     def checked(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) in the type of the weights. Raises as `check_images`."""
+        """(B, C, H, W) in the dtype of the weights. Raises as `check_images`."""
         self.check_images(images)
         return images.to(self.body.norm.weight.dtype)

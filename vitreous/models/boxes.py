@@ -1,7 +1,6 @@
-"""Boxes: non-maximum suppression, sampling for training, and RoIAlign (arXiv:1703.06870, section 3): features of their
-content.
+"""Operations on boxes: non-maximum suppression, sampling for training, and RoIAlign (arXiv:1703.06870, section 3).
 
-Boxes (n, 4) float32 are left, top, right, bottom in pixels. Everything has a fixed shape but what training chooses.
+Boxes (n, 4) float32 are left, top, right, bottom in pixels. All shapes are fixed, except those of training samples.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CANONICAL_ROI_SIDE = 14  # places along the side of a region on the level that it is read from: 224 pixels at stride 16
-MIN_CROWD_OVERLAP = 0.7  # of a box lies in a crowd: it is neither an object nor background (Detectron's threshold)
+CANONICAL_ROI_SIDE = 14  # positions along a region's side on its canonical level: 224 pixels at stride 16
+MIN_CROWD_OVERLAP = 0.7  # share of a box in a crowd from which it is neither object nor background (as in Detectron)
 
 
 def nms_keep_mask(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshold: float) -> Tensor:
-    """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes that stay when all that overlap a better one of their group, if
-    there are groups, by more than `threshold` (IoU) are left out, by torchvision's non-maximum suppression.
+    """(n, 4), (n,), (n,) int64 -> (n,) bool: the boxes kept by torchvision's non-maximum suppression.
 
-    Groups are laid out side by side, where boxes of one cannot meet those of another: in rows of as many as there are
-    rows, so that coordinates stay small and exact.
+    A box is dropped if it overlaps a kept box of higher score by more than `threshold` (IoU), within its group if there
+    are groups. Boxes of each group are shifted to a separate area. The areas form a square grid, so that coordinates
+    stay small and exact.
     """
     from torchvision.ops import nms
 
@@ -35,25 +34,25 @@ def nms_keep_mask(boxes: Tensor, scores: Tensor, groups: Tensor | None, threshol
 
 
 def clip_boxes(boxes: Tensor, size: tuple[int, int]) -> Tensor:
-    """(..., 4) -> (..., 4): boxes cut off at the edges of an image of (height, width)."""
+    """(..., 4) -> (..., 4): boxes clipped to an image of (height, width)."""
     height, width = size
     return torch.stack([boxes[..., axis].clamp(0, (width, height)[axis % 2]) for axis in range(4)], -1)
 
 
 def has_min_side(boxes: Tensor, least: float) -> Tensor:
-    """(..., 4) -> (...) bool, any shape: whether both sides of a box are at least so long."""
+    """(..., 4) -> (...) bool, any shape: whether width and height of a box are at least `least`."""
     return ((boxes[..., 2] - boxes[..., 0]) >= least) & ((boxes[..., 3] - boxes[..., 1]) >= least)
 
 
 def pyramid_roi_align(
     levels: Sequence[Tensor], strides: Sequence[int], regions: Tensor, bins: int, sampling: int
 ) -> Tensor:
-    """RoIAlign (arXiv:1703.06870, section 3) on a pyramid: levels (B, W, h, w), regions (n, 5), which are an image's
-    number and a box -> (n, W, bins, bins) float32.
+    """RoIAlign (arXiv:1703.06870, section 3) on a pyramid: levels (B, W, h, w), regions (n, 5), image index and box, ->
+    (n, W, bins, bins) float32.
 
-    A region of side s is read from the level on which it has nearest to 14, but less than 28, places along a side
-    (FPN, arXiv:1612.03144, Eq. 1). All levels lie in one map, each with its outermost places around it, as RoIAlign
-    reads beyond an edge: so one call reads all regions, whatever their level.
+    A region is sampled from the level on which its side has at least 14, but less than 28, positions (FPN,
+    arXiv:1612.03144, Eq. 1), or from the nearest level. All levels are copied into one map, each with its border
+    repeated, as RoIAlign reads beyond an edge. Thus one call samples all regions, whatever their level.
 
         for image, box in regions:
             level = clamp(floor(log2(sqrt(area of box) / (14 strides[0]))), 0, number of levels - 1)
@@ -78,11 +77,11 @@ def pyramid_roi_align(
 
 
 def sample_foreground_background(labels: Tensor, keys: Tensor, count: int, share: float) -> tuple[Tensor, Tensor]:
-    """(n,) int64, above 0 for objects, 0 for background, below for neither -> positions of the objects and of the
-    background that are learned from: `count` in all, at most the `share` of them objects, drawn evenly.
+    """Sample foreground and background for training: (n,) int64 labels, above 0 for objects, 0 for background, below
+    for ignored, -> indices of the sampled objects and background.
 
-    It is `BalancedPositiveNegativeSampler` of torchvision with chance from `keys` (n,), all different: those with the
-    lowest.
+    There are `count` in all, at most the `share` of them objects, sampled uniformly. This is torchvision's
+    `BalancedPositiveNegativeSampler` with randomness from distinct `keys` (n,): the lowest are selected.
     """
     positive, negative = torch.where(labels >= 1)[0], torch.where(labels == 0)[0]
     positive = positive[keys[positive].argsort(stable=True)][: int(count * share)]
@@ -90,8 +89,8 @@ def sample_foreground_background(labels: Tensor, keys: Tensor, count: int, share
 
 
 def draw_splitmix64(key: Tensor, count: int) -> Tensor:
-    """A key, a scalar int64 -> (count,) int64, as good as random: SplitMix64's finaliser of key + place, the same on
-    every device and machine."""
+    """A key, a scalar int64 -> (count,) pseudo-random int64: SplitMix64's finaliser of key + index, the same on every
+    device and machine."""
     state = key + torch.arange(1, count + 1, device=key.device) * to_signed_int64(0x9E3779B97F4A7C15)
     state = (state ^ logical_right_shift(state, 30)) * to_signed_int64(0xBF58476D1CE4E5B9)
     state = (state ^ logical_right_shift(state, 27)) * to_signed_int64(0x94D049BB133111EB)
@@ -99,17 +98,17 @@ def draw_splitmix64(key: Tensor, count: int) -> Tensor:
 
 
 def logical_right_shift(values: Tensor, bits: int) -> Tensor:
-    """(n,) int64 -> the bits of 64 shifted to the right, zeros from the left."""
+    """Shift (n,) int64 to the right as unsigned 64-bit numbers, with zeros from the left."""
     return (values >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def to_signed_int64(value: int) -> int:
-    """64 bits as the number that int64 takes them for."""
+    """Reinterpret an unsigned 64-bit number as int64."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def is_in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
-    """(n, 4), (m, 4) -> (n,) bool: whether 0.7 of a box, or more, lies in one of the crowds."""
+    """(n, 4), (m, 4) -> (n,) bool: whether at least 0.7 of a box is in one of the crowds."""
     if not len(crowds):
         return torch.zeros(len(boxes), dtype=torch.bool, device=boxes.device)
     corner = torch.maximum(boxes[:, None, :2], crowds[None, :, :2])
@@ -119,37 +118,38 @@ def is_in_crowd(boxes: Tensor, crowds: Tensor) -> Tensor:
 
 
 def single_level_roi_align(maps: Tensor, regions: Tensor, bins: int, sampling: int) -> Tensor:
-    """Maps (B, W, h, w), regions (n, 5), an image's number and a box in places of the map -> (n, W, b, b).
+    """Maps (B, W, h, w), regions (n, 5), image index and box in positions of the map -> (n, W, b, b).
 
-    What torchvision's `roi_align` gives with `aligned=True`: each bin the mean of s x s points, each read bilinearly.
+    Equal to torchvision's `roi_align` with `aligned=True`: each bin is the mean of s x s points, each interpolated
+    bilinearly.
 
         for bin in bins of the region:
-            for y, x in the centres of s x s cells of the bin, less half a place:
-                sum over the four places around: (1 - |y - row|) (1 - |x - column|) map[row, column] / s^2
+            for y, x in the centres of s x s cells of the bin, less half a position:
+                sum over the four positions around: (1 - |y - row|) (1 - |x - column|) map[row, column] / s^2
     """
     (images, width, height, length), count = maps.shape, len(regions)
     rows, down = bilinear_sampling_weights(regions[:, 2], regions[:, 4], height, bins, sampling)
     columns, across = bilinear_sampling_weights(regions[:, 1], regions[:, 3], length, bins, sampling)
     first = regions[:, 0].long().view(-1, 1, 1, 1, 1) * height
-    places = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
+    indices = (first + rows[:, :, None, :, None]) * length + columns[:, None, :, None]  # (n, b, b, 2 s, 2 s)
     shares = down[:, :, None, :, None] * across[:, None, :, None]
     table = maps.movedim(1, -1).reshape(images * height * length, width)
-    bags, own = places.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
-    sums = F.embedding_bag(bags, table, per_sample_weights=own, mode="sum")
+    bags, bag_weights = indices.flatten(0, 2).flatten(1), shares.flatten(0, 2).flatten(1)
+    sums = F.embedding_bag(bags, table, per_sample_weights=bag_weights, mode="sum")
     return sums.view(count, bins, bins, width).movedim(-1, 1)
 
 
 def bilinear_sampling_weights(
     low: Tensor, high: Tensor, length: int, bins: int, sampling: int
 ) -> tuple[Tensor, Tensor]:
-    """Where regions (n,) begin and end along an axis of so many places -> (n, b, 2 s) int64 places that each bin reads,
-    and their weights."""
+    """Start and end of regions (n,) along an axis of `length` positions -> (n, b, 2 s) int64 positions sampled by each
+    bin, and their weights."""
     steps = (torch.arange(bins * sampling, device=low.device) + 0.5) / (bins * sampling)
     points = (low - 0.5)[:, None] + (high - low)[:, None] * steps
-    seen = (points >= -1) & (points <= length)
+    inside = (points >= -1) & (points <= length)
     points = points.clamp(0, length - 1)
-    before = points.floor()
-    places = torch.stack([before, (before + 1).clamp(max=length - 1)], -1).long()
-    share = points - before
-    shares = torch.stack([1 - share, share], -1) * seen[..., None] / sampling
-    return places.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)
+    lower = points.floor()
+    indices = torch.stack([lower, (lower + 1).clamp(max=length - 1)], -1).long()
+    fraction = points - lower
+    shares = torch.stack([1 - fraction, fraction], -1) * inside[..., None] / sampling
+    return indices.view(-1, bins, 2 * sampling), shares.view(-1, bins, 2 * sampling)

@@ -1,4 +1,4 @@
-"""What a model is, as frozen values: the configs of all families. Needs no PyTorch."""
+"""The configs of all families: frozen values that describe a model. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -44,8 +44,10 @@ TRANSFORMER_FIELDS = ViTConfig.option_paths()
 
 
 def replace_known_fields(config: C, changes: dict[str, Any]) -> C:
-    """A copy with those of the changes, by their dotted paths, that the config has fields for: `regularization.dropout`
-    is not for a ResNet, which stays."""
+    """Return a copy with the changes, by dotted path, that the config has fields for; others are ignored.
+
+    For example, `regularization.dropout` does not change the config of a ResNet.
+    """
     names = {field.name for field in fields(config)}  # type: ignore[arg-type]
-    known = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
-    return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known}))
+    known_paths = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
+    return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known_paths}))

@@ -1,4 +1,4 @@
-"""What parts of models cost: multiply-adds, as functions of sizes, which `ModelConfig.macs` adds up."""
+"""Multiply-adds of model components, as functions of sizes, which `ModelConfig.macs` sums up."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def block_macs(tokens: int, width: int, hidden: int) -> int:
 
 
 def convolution_macs(widths: tuple[int, ...], units: tuple[int, ...], image: tuple[int, int], channels: int) -> int:
-    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the stage before and one for each unit, at the size
-    before pooling."""
+    """Multiply-adds of a `ConvStem` for one image: a 3x3 from the previous stage and one per unit, at the size before
+    pooling."""
     total = 0
     for number, (width, count) in enumerate(zip(widths, units, strict=True)):
         places = math.ceil(image[0] / 2**number) * math.ceil(image[1] / 2**number)
@@ -24,8 +24,8 @@ def convolution_macs(widths: tuple[int, ...], units: tuple[int, ...], image: tup
 def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple[int, int], axial: bool = False) -> int:
     """Multiply-adds of root and stages; pre- and post-activation units cost the same.
 
-    A unit of width w on an h x w' map costs a 1x1 from its inputs, the 3x3 and a 1x1 to 4 w, and in the first of a
-    stage a 1x1 shortcut; the last three at the size after its stride.
+    A unit of width w on an h x w' map has a 1x1 from its inputs, the 3x3 and a 1x1 to 4 w; the first of a stage also
+    has a 1x1 shortcut. The last three are at the size after its stride.
     """
 
     def places(scale: int) -> int:
@@ -44,17 +44,17 @@ def resnet_macs(blocks: tuple[int, ...], width: int, channels: int, image: tuple
 
 
 def axial_macs(width: int, image: tuple[int, int], scale: int) -> int:
-    """Multiply-adds of row and column attention on the map of which a place spans `scale` pixels.
+    """Multiply-adds of row and column attention on a map of stride `scale`, in pixels.
 
     For a line of L: 2 L C^2 for queries, keys and values; 3 L^2 C / 2 for three logits of half width; 2 L^2 C for
     values and their positions.
     """
     height, length = (math.ceil(size / scale) for size in image)
-    lines = ((height, length), (length, height))  # how many, how long
+    lines = ((height, length), (length, height))  # number of lines, length
     return sum(count * (2 * size * width**2 + 7 * size**2 * width // 2) for count, size in lines)
 
 
 def window_lengths(length: int, window: int) -> list[int]:
-    """The sides of the windows that an axis is cut into: 5, 2 -> [2, 2, 1]."""
+    """The sizes of the windows of an axis: 5, 2 -> [2, 2, 1]."""
     whole, rest = divmod(length, window)
     return [window] * whole + [rest] * (rest > 0)

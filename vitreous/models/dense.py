@@ -1,4 +1,4 @@
-"""What models on a backbone share: answers for pixels or for objects, not for whole images."""
+"""Base class of models on a backbone with outputs for pixels or objects instead of whole images."""
 
 from __future__ import annotations
 
@@ -8,27 +8,26 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 
-#: parts of a backbone that read what no dense head needs
+#: submodules of a backbone that dense heads do not use
 UNUSED_BACKBONE_MODULES = ("neck", "pooling", "pooled_norm", "representation", "head")
 
 
 class BackboneWithHead(VisionModel[Any]):
-    """A backbone, to which a subclass adds a head; `backbone` where it is there already, else a fresh one. One that is
-    there without the adapter of the config gets that.
+    """A backbone, to which a subclass adds a head.
 
-    Parts of the backbone that nothing of an answer depends on get no gradient: those of UNREAD, and those that are
-    named in `unread`.
+    `backbone` is an existing backbone, to which the config's adapter is added if it lacks one; the default is a fresh
+    backbone. Submodules that no output depends on get no gradient: those of UNREAD, and those named in `unread`.
     """
 
     def __init__(self, config: Any, backbone: nn.Module | None = None, unread: tuple[str, ...] = ()) -> None:
         super().__init__()
         self.config = config
-        self.any_size = True  # of images: a dense head answers for as many pixels as there are
-        own = config.backbone
+        self.any_size = True  # a dense head supports any number of pixels
+        backbone_config = config.backbone
         if backbone is None:
-            backbone = own.model_class()(own)
-        elif own.backbone == backbone.config:
-            backbone = own.model_class()(own, backbone)
+            backbone = backbone_config.model_class()(backbone_config)
+        elif backbone_config.backbone == backbone.config:
+            backbone = backbone_config.model_class()(backbone_config, backbone)
         self.backbone: Any = backbone
         self.backbone.any_size = True
         for name, part in self.backbone.named_modules():
@@ -40,17 +39,17 @@ class BackboneWithHead(VisionModel[Any]):
         return self.backbone.features(images)
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, D): what the backbone makes of its tokens for a whole image."""
+        """(B, P + N, D) -> (B, D): the backbone's pooled tokens."""
         return self.backbone.pool(tokens)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D): a dense head has no answer for a whole image. Raises NotImplementedError."""
-        raise NotImplementedError("a dense head answers for pixels or objects, not for images")
+        """(B, D): raise NotImplementedError, because a dense head has no output per image."""
+        raise NotImplementedError("a dense head predicts pixels or objects, not image classes")
 
     def blocks(self) -> list[nn.Module]:
         """The residual blocks of the backbone, in order."""
         return self.backbone.blocks()
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image."""
+        """The layer that is applied to the image."""
         return self.backbone.first_layer()

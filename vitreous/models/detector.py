@@ -1,7 +1,7 @@
-"""A backbone with the heads of Faster or Mask R-CNN on a feature pyramid (arXiv:1506.01497, arXiv:1703.06870), as
-ViTDet has them (arXiv:2203.16527).
+"""A backbone with the heads of Faster or Mask R-CNN on a feature pyramid (arXiv:1506.01497, arXiv:1703.06870), as in
+ViTDet (arXiv:2203.16527).
 
-B images of H x W pixels, W channels of the pyramid, A anchors, P proposals, K classes, N objects of an answer. Boxes
+B images of H x W pixels, W channels of the pyramid, A anchors, P proposals, K classes, N detections per image. Boxes
 are left, top, right, bottom in pixels of the images.
 
     images (B, C, H, W) -> maps (B, *grid, D) -> pyramid (B, W, h, w) of each stride -> proposals (B, P, 4)
@@ -23,11 +23,11 @@ from vitreous.models.proposals import RegionProposals
 from vitreous.models.regions import RegionHeads
 from vitreous.nn.pyramid import FeaturePyramid, SimplePyramid
 
-LAST_NORM_NAMES = ("norm", "encoder.norm", "body.norm")  # of a backbone, after the maps that the pyramid reads
+LAST_NORM_NAMES = ("norm", "encoder.norm", "body.norm")  # of a backbone, after the pyramid's input maps
 
 
 class Detector(BackboneWithHead):
-    """A backbone, a pyramid, proposals and heads; `backbone` where it is there already, else a fresh one."""
+    """A backbone, a pyramid, proposals and heads. `backbone` is an existing backbone; the default is a fresh one."""
 
     def __init__(self, config: DetectorConfig, backbone: nn.Module | None = None) -> None:
         super().__init__(config, backbone, (*LAST_NORM_NAMES, *config.backbone.unread(config.taps)))
@@ -36,26 +36,26 @@ class Detector(BackboneWithHead):
 
     @classmethod
     def count_macs(cls, config: DetectorConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of these sides."""
+        """Multiply-adds of one forward pass for one image of this size."""
         return config.backbone.macs(image) + detector_head_macs(config, image)
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        """(B, C, H, W) -> boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64, and where there are
-        masks (B, N, 28, 28) float32, the probability of each place of a box.
+        """(B, C, H, W) -> boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64, and if the model has
+        masks (B, N, 28, 28) float32, the probability at each position of a box.
 
-        N is `config.detections`, the highest score first; rows behind the last object have score 0 and a box of zeros.
-        An image's answer does not depend on its batch.
+        N is `config.detections`, the highest score first; entries after the last detection have score 0 and a box of
+        zeros. An image's detections do not depend on its batch.
         """
         levels, size = self.levels(images), (images.shape[2], images.shape[3])
         return self.regions(levels, self.proposals(levels, size), size)
 
     def losses(self, images: Tensor, targets: Mapping[str, Any]) -> dict[str, Tensor]:
-        """(B, C, H, W) and what is on them -> float32 scalars, each the mean over the images: `objectness` and
-        `proposals` of anchors, `classes` and `boxes` of regions, and `masks`.
+        """(B, C, H, W) and annotations -> float32 scalars, each the mean over the images: `objectness` and `proposals`
+        of anchors, `classes` and `boxes` of regions, and `masks`.
 
-        `targets` has lists of B: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and where they are
-        learned `masks` (n, H, W) bool; and `keys` (B,) int64, from which it is drawn which anchors and regions of an
-        image are learned from. `federated` (B, K) bool may be there: the classes that the loss of each image counts.
+        `targets` has lists of B: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and for models with
+        masks `masks` (n, H, W) bool. `keys` (B,) int64 seed the sampling of training anchors and regions of each image.
+        Optionally, `federated` (B, K) bool selects the classes that each image's loss includes.
         """
         levels, size = self.levels(images), (images.shape[2], images.shape[3])
         losses, proposals = self.proposals.losses(levels, size, targets)
@@ -68,7 +68,7 @@ class Detector(BackboneWithHead):
 
 
 def build_pyramid(config: DetectorConfig) -> nn.Module:
-    """The feature pyramid of a detector: of one map where there is no other, else of those from the finest on."""
+    """Build the feature pyramid of a detector: from the single map, or from the maps from the finest on."""
     widths = [config.backbone.level_at(stride).width for stride in config.taps]
     if len(config.backbone.strides) == 1:
         return SimplePyramid(widths[0], config.width, len(config.strides))
@@ -77,8 +77,11 @@ def build_pyramid(config: DetectorConfig) -> nn.Module:
 
 @lru_cache
 def detector_head_macs(config: DetectorConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of pyramid and heads for one image of these sides, counted by their layers on tensors without
-    storage. Norms, RoIAlign and the choice of boxes are left out."""
+    """Multiply-adds of pyramid and heads for one image of this size, counted by their layers on tensors without
+    storage.
+
+    Norms, RoIAlign and non-maximum suppression are not counted.
+    """
     from torch.utils.flop_counter import FlopCounterMode
 
     levels = [config.backbone.level_at(stride) for stride in config.taps]

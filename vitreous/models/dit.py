@@ -1,11 +1,11 @@
-"""The Diffusion Transformer (arXiv:2212.09748): a ViT that answers with an image, steered by a time and a class.
+"""The Diffusion Transformer (arXiv:2212.09748): a ViT that outputs an image, conditioned on a time and a class.
 
 B batch, C channels, N tokens, D width; image and grid are one length per axis.
 
     images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, N, D) -> head (B, C', *image)
 
-The condition (B, D) is the sum of a time's and a class's embedding. Nothing is drawn at random: leaving out a class in
-training is the objective's part.
+The condition (B, D) is the sum of a time's and a class's embedding. The model draws no random numbers: the objective
+drops classes in training.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from vitreous.system.machine import get_device_table
 
 
 class DiT(VisionModel[DiTConfig]):
-    """adaLN-Zero, initialised as the paper's code does it: linear layers Xavier uniform with bias 0, the layers of the
-    time and the table of classes N(0, 0.02^2), and 0 for all that reads the condition and for the last layer: a fresh
-    model answers 0, and each of its blocks is the identity.
+    """A Transformer of adaLN-Zero blocks, initialised as in the paper's code.
 
-    Row `classes` of the table of classes stands for no class (classifier-free guidance, arXiv:2207.12598). Positions
-    are fixed sines and cosines, read at whatever grid arrives. Of clips, `alternating` blocks attend to the tokens of a
-    time slot and to those at a place, in turn (Latte, arXiv:2401.03048, variant 1).
+    Linear layers are Xavier uniform with bias 0; the layers of the time and the table of classes are N(0, 0.02^2). The
+    layers on the condition and the last layer are 0, so a fresh model outputs 0, and each of its blocks is the
+    identity.
+
+    Entry `classes` of the table of classes means no class (classifier-free guidance, arXiv:2207.12598). Positions are
+    fixed sines and cosines for the input's grid. For clips, `alternating` blocks attend alternately to the tokens of a
+    time slot and of a position (Latte, arXiv:2401.03048, variant 1).
     """
 
     def __init__(self, config: DiTConfig) -> None:
@@ -52,20 +54,20 @@ class DiT(VisionModel[DiTConfig]):
             nn.init.normal_(self.classes.weight, std=0.02)
 
     def block(self, index: int) -> AdaLNBlock:
-        """One block of the stack: over time where blocks alternate and the number is odd."""
+        """Build one block of the stack: over time if blocks alternate and the index is odd."""
         c = self.config
-        kind = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
+        block_class = AdaLNTemporalBlock if c.arrangement == "alternating" and index % 2 else AdaLNBlock
         attention = (QKNormAttention if c.qk_norm else Attention)(c.width, c.heads)
         mlp = Mlp(c.width, c.hidden, gelu="tanh")
         for linear in (mlp.fc1, mlp.fc2):
             nn.init.zeros_(linear.bias)
-        return kind(c.width, attention, mlp, c.eps)
+        return block_class(c.width, attention, mlp, c.eps)
 
     def forward(self, images: Tensor, time: Tensor, labels: Tensor | None = None) -> Tensor:
         """(B, C, *image), (B,) float, (B,) int64 -> (B, C', *image) in the images' size.
 
-        Where no labels are given, they are of no class. Raises ValueError for images of other channels, and for labels
-        that a model without classes is given.
+        Without `labels`, images have no class. Raises ValueError for a wrong number of channels, and for labels if the
+        model has no classes.
         """
         tokens = self.project(images)
         grid = tuple(tokens.shape[1:-1])
@@ -73,7 +75,7 @@ class DiT(VisionModel[DiTConfig]):
         return unpatchify(x.unflatten(1, grid), self.config.patch)
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image."""
+        """The layer that is applied to the image."""
         return self.projection
 
     def blocks(self) -> list[nn.Module]:
@@ -91,12 +93,12 @@ class DiT(VisionModel[DiTConfig]):
         return (tokens + (table.to(tokens.dtype) if self.training else table)).flatten(1, -2)
 
     def condition(self, time: Tensor, labels: Tensor | None = None) -> Tensor:
-        """(B,), (B,) int64 -> (B, D): SiLU of the sum of both embeddings, what every block reads. Label K is no
-        class."""
+        """(B,), (B,) int64 -> (B, D): SiLU of the sum of both embeddings, the condition of every block. Label K means
+        no class."""
         embedded = self.time(time)
         if self.classes is None:
             if labels is not None:
-                raise ValueError("the model has no classes to ask for")
+                raise ValueError("the model has no classes, but labels were passed")
             return F.silu(embedded)
         labels = torch.full_like(time, self.config.classes, dtype=torch.int64) if labels is None else labels
         return F.silu(embedded + self.classes(labels).to(embedded.dtype))
@@ -108,7 +110,7 @@ class DiT(VisionModel[DiTConfig]):
         return self.last(x.flatten(1, -2), condition)
 
     def slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """(B, N, D) -> what blocks take: the same, or (B, T, S, D) where they alternate."""
+        """(B, N, D) -> the blocks' input: unchanged, or (B, T, S, D) if blocks alternate."""
         return tokens.unflatten(1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
 
     def features_after(

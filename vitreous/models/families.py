@@ -1,6 +1,6 @@
-"""The one table of model families: the name that files store -> the class of its configs, which knows everything else.
+"""The table of model families: the name stored in files -> the class of its configs.
 
-A new family is a file of `configs`, a file of its module, and a row here. Classes are imported when they are asked for.
+A new family is a file of `configs`, a file of its module, and an entry here. Classes are imported on first use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from vitreous.config import import_object
 if TYPE_CHECKING:
     from typing import Any
 
-#: in the order in which `vitreous models` lists them
+#: in the order of `vitreous models`
 FAMILIES: dict[str, str] = {
     "vit": "vitreous.models.configs.vit:ViTConfig",
     "hybrid": "vitreous.models.configs.hybrid:HybridConfig",
@@ -31,5 +31,5 @@ FAMILIES: dict[str, str] = {
 
 
 def config_type(family: str) -> type[Any]:
-    """The class of a family's configs. Raises KeyError for a family that the table has not."""
+    """Return the config class of a family. Raises KeyError for an unknown family."""
     return import_object(FAMILIES[family])

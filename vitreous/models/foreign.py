@@ -1,7 +1,7 @@
-"""Encoders of other libraries behind the verbs of a ViT: timm's and transformers', by name, or any module that gives
-tokens.
+"""Encoders of other libraries with the interface of a ViT: timm's and transformers', by name, or any module that
+returns tokens.
 
-B images of C channels, P prefix tokens, N places, D channels of a token, F of what the head reads.
+B images of C channels, P prefix tokens, N positions, D channels of a token, F channels of the head's input.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
 
-WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16), of a module (B, C, H, W) -> (B, N, D)"
+WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16)for a module (B, C, H, W) -> (B, N, D)"
 
 
 class ForeignModel(VisionModel[ForeignConfig]):
-    """An encoder of another library, and a linear head of ours, whose weights start at 0.
+    """An encoder of another library, and a linear head of this package, whose weights start at 0.
 
-    It has the verbs `features`, `pool` and `classify`, the maps that dense heads read, and `config`, that objectives,
-    heads and engines ask for. The encoder is that of `config.library`, freshly initialised, or the module that is
-    given. Raises UsageError without either, and as `libraries.build_encoder`.
+    It implements `features`, `pool` and `classify`, the maps for dense heads, and the `config` that objectives, heads
+    and engines need. The encoder is built from `config.library`, freshly initialised, or passed as a module. Raises
+    UsageError without either, and as `libraries.build_encoder`.
     """
 
     def __init__(self, config: ForeignConfig, encoder: nn.Module | None = None) -> None:
@@ -38,14 +38,12 @@ class ForeignModel(VisionModel[ForeignConfig]):
         if encoder is None and not config.library:
             raise UsageError(
                 f"{config.full_name} is a model of another library",
-                "build it there, and give wrap_backbone() the module",
+                "build it with that library, and pass the module to wrap_backbone()",
             )
         self.config = config
-        self.any_size = True  # what the library refuses is refused
+        self.any_size = True  # the library checks sizes
         if encoder is None:
-            with torch.device(
-                "cpu"
-            ):  # what a module works out as it is made has values, where weights are filled later
+            with torch.device("cpu"):  # buffers computed in constructors have values; weights are filled later
                 encoder = build_encoder(config)
         allow_single_value_batch_norm(encoder)
         self.encoder = LibraryEncoder(encoder)
@@ -53,15 +51,16 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     @classmethod
     def count_macs(cls, config: ForeignConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of these sides; 0 of a module that nothing here can build."""
+        """Multiply-adds of one forward pass for one image of this size; 0 for a module that cannot be rebuilt."""
         return foreign_macs(config, image)
 
     def build_head(self) -> nn.Module:
-        """(B, F) -> (B, classes): a head whose weights are 0."""
+        """Build a head (B, F) -> (B, classes) whose weights are 0."""
         return linear_head(self.config.features, self.config.classes)
 
     def train(self, mode: bool = True) -> ForeignModel:
-        """Parts whose parameters are all frozen stay in evaluation mode: a batch norm keeps its statistics."""
+        """Set training mode, except for submodules whose parameters are all frozen: their batch norms keep their
+        statistics."""
         super().train(mode)
         for part in self.encoder.modules() if mode else ():
             weights = list(part.parameters())
@@ -70,22 +69,22 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return self
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every place of the last map, row by row.
-        Raises ValueError for other channels."""
+        """(B, C, *image) -> (B, P + N, D): every token after the last norm, or every position of the last map in raster
+        order. Raises ValueError for a wrong number of channels."""
         return flatten_features(self.encoder(self.checked(images)), self.config.layout)
 
     def checked(self, images: Tensor) -> Tensor:
-        """(B, C, *image), as they are. Raises as `check_images`."""
+        """(B, C, *image), unchanged. Raises as `check_images`."""
         self.check_images(images)
         return images
 
     def pool(self, tokens: Tensor) -> Tensor:
-        """(B, P + N, D) -> (B, F): what the head reads."""
+        """(B, P + N, D) -> (B, F): the head's input."""
         return self.encoder(tokens, "pool", self.config.layout, self.config.prefix)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map in which a place covers so many rows;
-        `config.levels` has them all. Raises ValueError for a stride of no map."""
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the map of that stride; `config.levels` lists them.
+        Raises ValueError if no map has the stride."""
         self.config.check_strides(strides)
         if self.config.stages:
             return self.encoder(self.checked(images), "maps", tuple(strides))
@@ -98,7 +97,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return self.encoder(self.checked(images), "after", tuple(depths))
 
     def last_norm(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D): the norm after the last block; maps of stages are as they are."""
+        """(..., D) -> (..., D): the norm after the last block; maps of stages are unchanged."""
         return x if self.config.stages else self.encoder(x, "norm")
 
     def blocks(self) -> list[nn.Module]:
@@ -107,14 +106,16 @@ class ForeignModel(VisionModel[ForeignConfig]):
         return [part for match, part in named if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image: the first convolution, or the first linear layer."""
+        """The layer that is applied to the image: the first convolution, or the first linear layer."""
         return next(part for part in self.encoder.modules() if isinstance(part, nn.Conv2d | nn.Linear))
 
 
 @lru_cache(256)
 def foreign_macs(config: ForeignConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of one forward pass for one image of these sides, as PyTorch counts them on a module without
-    values: products and convolutions, head included. FLOPs are twice this. 0 of a module that nothing here can build.
+    """Multiply-adds of one forward pass for one image of this size: products and convolutions, head included, as
+    PyTorch counts them on a module without values.
+
+    FLOPs are twice this. 0 for a module that cannot be rebuilt.
     """
     if not config.library:
         return 0
@@ -135,28 +136,31 @@ def wrap_backbone(
     patch_size: int | Sequence[int] | None = None,
     channels: int | None = None,
 ) -> ForeignModel:
-    """A Vision Transformer of timm or transformers, or any module (B, C, H, W) -> (B, N, D), for objectives, heads and
-    engines of this package.
+    """Wrap a Vision Transformer of timm or transformers, or any module (B, C, H, W) -> (B, N, D), for this package's
+    objectives, heads and engines.
 
-    The weights are shared: training it trains `module`. A head of its own is taken off a timm model and left out of a
-    transformers model; `num_classes` makes a new one, whose weights are 0. Sizes that the module does not tell are to
-    be said. Raises UsageError where they are not, and for a module that does not give tokens.
+    The weights are shared: training trains `module`. The head of a timm model is removed, that of a transformers model
+    is not used; `num_classes` adds a new one, whose weights are 0. Sizes that cannot be read from the module must be
+    passed. Raises UsageError if they are missing, or if the module does not return tokens.
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
     if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
         base.reset_classifier(0)  # type: ignore[operator]
-    own = read_module_sizes(base)
-    image, patch = to_size_pair(image_size or own.get("image")), to_size_pair(patch_size or own.get("patch"))
+    module_sizes = read_module_sizes(base)
+    image, patch = (
+        to_size_pair(image_size or module_sizes.get("image")),
+        to_size_pair(patch_size or module_sizes.get("patch")),
+    )
     if image is None or patch is None:
-        raise UsageError(f"{type(module).__name__} does not tell its {'patch' if image else 'image'} size", WRAP_HINT)
-    count = channels or own.get("channels") or 3
+        raise UsageError(f"the {'patch' if image else 'image'} size of {type(module).__name__} is unknown", WRAP_HINT)
+    count = channels or module_sizes.get("channels") or 3
     tokens = probe_tokens(base, count, image)
     prefix = tokens.shape[1] - math.prod(side // p for side, p in zip(image, patch, strict=True))
     if prefix < 0 or any(side % p for side, p in zip(image, patch, strict=True)):
         problem = f"{tokens.shape[1]} tokens of {format_size(image)} pixels are not patches of {format_size(patch)}"
         raise UsageError(problem, WRAP_HINT)
     config = ForeignConfig(
-        own.get("name") or type(base).__name__,
+        module_sizes.get("name") or type(base).__name__,
         image,
         patch,
         width=tokens.shape[2],
@@ -168,25 +172,25 @@ def wrap_backbone(
 
 
 def read_module_sizes(module: nn.Module) -> dict[str, Any]:
-    """What a module tells of itself: name, image, patch and channels; timm's and transformers' names for them."""
+    """Read name, image, patch and channels from a module, by the attribute names of timm and transformers."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
-        known = getattr(module, "pretrained_cfg", None) or {}
+        pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}
         first = getattr(embed, "proj", None)
-        facts = {"name": known.get("architecture"), "image": getattr(embed, "img_size", None)}
-        return facts | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}
+        sizes = {"name": pretrained_cfg.get("architecture"), "image": getattr(embed, "img_size", None)}
+        return sizes | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}
     names = {"name": "model_type", "image": "image_size", "patch": "patch_size", "channels": "num_channels"}
     return {ours: getattr(config, theirs, None) for ours, theirs in names.items()}
 
 
 def to_size_pair(size: int | Sequence[int] | None) -> tuple[int, ...] | None:
-    """One number as two, (height, width)."""
+    """Convert a single size to (height, width)."""
     return size if size is None else (size, size) if isinstance(size, int) else tuple(size)
 
 
 @torch.no_grad()
 def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Tensor:
-    """The tokens (1, N, D) of a black image. Raises UsageError for what gives none."""
+    """Return the tokens (1, N, D) of a black image. Raises UsageError if the module returns none."""
     training = module.training
     first = next(module.parameters(), torch.empty(0))
     try:
@@ -200,6 +204,6 @@ def probe_tokens(module: nn.Module, channels: int, image: tuple[int, ...]) -> Te
         module.train(training)
     if not isinstance(tokens, Tensor) or tokens.ndim != 3:
         form = " x ".join(map(str, tokens.shape)) if isinstance(tokens, Tensor) else type(tokens).__name__
-        problem = f"{type(module).__name__} gives {form}, not tokens (B, N, D)"
-        raise UsageError(problem, "models that make maps, as ResNets and Swins, are read as weights: create(weights=…)")
+        problem = f"{type(module).__name__} returns {form}, not tokens (B, N, D)"
+        raise UsageError(problem, "load models that return maps, such as ResNets and Swins, with create(weights=…)")
     return tokens

@@ -1,4 +1,4 @@
-"""Initial weights beyond the paper's: MAE's, and attention that starts out as trained attention looks."""
+"""Alternative weight initialisations: MAE's, and mimetic initialisation of attention."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def init_mimetic(
 ) -> None:
     """Mimetic initialisation (Trockman and Kolter, arXiv:2305.09828), in place.
 
-    Trained ViTs have W_q W_k^T near a multiple of I, head by head, and W_v W_out near a negative one. So each product
-    is drawn as a Z + b I, or a Z - b I for value and output, with Z Gaussian of variance 1 / D, and factored by its
-    SVD; a head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2, so that near
-    places are alike. Worth several points on sets as small as CIFAR-10, where attention is slow to form
+    In trained ViTs, W_q W_k^T is close to a positive multiple of I in each head, and W_v W_out to a negative one. Thus
+    each product is drawn as a Z + b I, or a Z - b I for value and output, with Z Gaussian of variance 1 / D, and
+    factored by its SVD; a head keeps its d largest directions. Positions start as sines and cosines of amplitude 1/2,
+    so that neighbouring positions are similar. It gains several points on datasets as small as CIFAR-10
     (benchmarks/README.md).
     """
-    assert isinstance(model, ViT), "a run of another model has no mimetic initialisation"
+    assert isinstance(model, ViT), "mimetic initialisation requires a plain ViT"
     if isinstance(model.position, LearnedPosition):
         model.position.table.data.copy_(0.5 * sincos_position_table(model.config.table_grid, model.config.width))
     for attention in (part for part in model.encoder.modules() if isinstance(part, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
-        q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows by head
+        q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows grouped by head
         for rows in torch.arange(width).split(head):
             q[rows], k[rows] = low_rank_factors(draw_near_identity(width, *query_key), head)
         v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
@@ -36,7 +36,7 @@ def init_mimetic(
 
 def init_xavier(module: nn.Module) -> None:
     """Draw the weights of all linear layers from Xavier's uniform distribution, in place, as MAE does
-    (arXiv:2111.06377, appendix A.1); biases are 0, prefix tokens N(0, 0.02^2)."""
+    (arXiv:2111.06377, appendix A.1). Biases are 0, prefix tokens N(0, 0.02^2)."""
     for part in module.modules():
         if isinstance(part, nn.Linear):
             nn.init.xavier_uniform_(part.weight)

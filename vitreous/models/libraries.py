@@ -1,7 +1,7 @@
-"""Models of timm and of transformers by name: built, described, and asked for their features.
+"""Models of timm and of transformers by name: construction, description and feature extraction.
 
-The only file that imports either library, inside functions; their extras are `timm` and
-`transformers`. B images, D channels, P prefix tokens, N places.
+The only file that imports either library, inside functions; their extras are `timm` and `transformers`. B images, D
+channels, P prefix tokens, N positions.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from vitreous.models.configs.foreign import BLOCK_PATTERN, FeatureLayout, Foreig
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
 
-LIBRARY_BY_PREFIX = {"timm": "timm", "hf": "transformers"}  # of names -> the library
-DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, of models that tell no image size
-MIN_STRIDE = 4  # pixels to a place of the finest map that dense heads read
-#: fields of a config of transformers that say nothing of the module
+LIBRARY_BY_PREFIX = {"timm": "timm", "hf": "transformers"}  # name prefix -> library
+DEFAULT_IMAGE_SIZE = (224, 224)  # pixels, for models without an image size
+MIN_STRIDE = 4  # in pixels, of the finest map for dense heads
+#: fields of a transformers config that do not affect the module
 IGNORED_CONFIG_KEYS = (
     "architectures",
     "dtype",
@@ -42,11 +42,11 @@ IGNORED_CONFIG_KEYS = (
 
 
 def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | None:
-    """The config of `timm:NAME[,OPTION=VALUE…]`, with options of `timm.create_model`, or of `hf:PLACE`: a folder or a
-    JSON file with the config of a transformers model, or a repository of the Hub. None for other names.
+    """Return the config of `timm:NAME[,OPTION=VALUE…]`, with options of `timm.create_model`, or of `hf:PLACE`.
 
-    Raises UsageError for a name that the library has not, and for a model that gives no features; ResourceError where
-    the library is not installed.
+    PLACE is a folder or a JSON file with the config of a transformers model, or a repository of the Hub. Returns None
+    for other names. Raises UsageError for an unknown name, and for a model without features; ResourceError if the
+    library is not installed.
     """
     kind, _, rest = name.partition(":")
     if kind not in LIBRARY_BY_PREFIX or not rest:
@@ -56,7 +56,7 @@ def parse_foreign(name: str, image: tuple[int, ...] | None) -> ForeignConfig | N
 
 @lru_cache(64)
 def read_foreign_config(name: str, image: tuple[int, ...] | None) -> ForeignConfig:
-    """The config of a name, read off a module without weights. Raises as `parse_foreign`."""
+    """Return the config of a name, read from a module without weights. Raises as `parse_foreign`."""
     kind, _, rest = name.partition(":")
     start = ForeignConfig(name, image or (), (1, 1), 1)
     start = begin_timm_config(start, rest) if kind == "timm" else begin_transformers_config(start, rest)
@@ -65,28 +65,30 @@ def read_foreign_config(name: str, image: tuple[int, ...] | None) -> ForeignConf
         try:
             flexible = replace(start, arguments=any_size)
             return complete_config(flexible, build_meta_encoder(flexible))
-        except UsageError:  # a model that has no such option, or a wrong one, which is told below
+        except UsageError:  # an unknown or wrong option, which is reported below
             pass
     return complete_config(start, build_meta_encoder(start))
 
 
 def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
-    """The config with library, arguments and image size, of `NAME,OPTION=VALUE`. Raises UsageError for an unknown name
-    and for what is no option."""
+    """Return the config with library, arguments and image size, from `NAME,OPTION=VALUE`. Raises UsageError for an
+    unknown name or option."""
     timm = import_model_library("timm")
     name, *options = text.split(",")
     if not timm.is_model(name):
         near = find_closest_match(name.partition(".")[0], timm.list_models())
-        raise UsageError(f"timm has no model {name}", f"perhaps you meant timm:{near}" if near else NAME_HINTS["timm"])
+        raise UsageError(f"timm has no model {name}", f"did you mean timm:{near}" if near else NAME_HINTS["timm"])
     arguments: dict[str, Any] = {"model_name": name}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier() or key in ("pretrained", "num_classes", "in_chans", "img_size"):
-            raise UsageError(f"{option!r} is no option of timm:{name}", "write them as timm:NAME,drop_path_rate=0.1")
+            raise UsageError(
+                f"{option!r} is not an option of timm:{name}", "write options as timm:NAME,drop_path_rate=0.1"
+            )
         arguments[key] = parse_literal(value)
-    known = timm.get_pretrained_cfg(name, allow_unregistered=True)
-    size = tuple(known.input_size[1:]) if known is not None else DEFAULT_IMAGE_SIZE
-    sized = "img_size" if known is not None and known.fixed_input_size else ""
+    pretrained_cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
+    size = tuple(pretrained_cfg.input_size[1:]) if pretrained_cfg is not None else DEFAULT_IMAGE_SIZE
+    sized = "img_size" if pretrained_cfg is not None and pretrained_cfg.fixed_input_size else ""
     return replace(
         start,
         library="timm",
@@ -97,36 +99,37 @@ def begin_timm_config(start: ForeignConfig, text: str) -> ForeignConfig:
 
 
 def begin_transformers_config(start: ForeignConfig, place: str) -> ForeignConfig:
-    """The same for a config of transformers. Raises UsageError where there is none."""
+    """Return the config with library, arguments and image size of a transformers model. Raises UsageError if there is
+    none."""
     transformers = import_model_library("transformers")
     try:
-        known = transformers.AutoConfig.from_pretrained(place).to_dict()
+        library_config = transformers.AutoConfig.from_pretrained(place).to_dict()
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
-        raise UsageError(f"hf:{place} is no config of a transformers model ({reason})", NAME_HINTS["hf"]) from None
+        raise UsageError(f"hf:{place} is not the config of a transformers model ({reason})", NAME_HINTS["hf"]) from None
     path = Path(place)
-    if path.exists():  # its place is nobody's business, and says nothing elsewhere
+    if path.exists():  # the local path is private, and useless elsewhere
         start = replace(start, full_name=f"hf:{(path.parent if path.suffix == '.json' else path).resolve().name}")
-    own = known.get("image_size")
-    sides = (own, own) if isinstance(own, int) else tuple(own or DEFAULT_IMAGE_SIZE)
-    settings = {name: value for name, value in known.items() if name not in IGNORED_CONFIG_KEYS}
+    native_size = library_config.get("image_size")
+    sides = (native_size, native_size) if isinstance(native_size, int) else tuple(native_size or DEFAULT_IMAGE_SIZE)
+    settings = {name: value for name, value in library_config.items() if name not in IGNORED_CONFIG_KEYS}
     return replace(
         start,
         library="transformers",
         image=start.image or sides,
-        sized_by="image_size" if own else "",
+        sized_by="image_size" if native_size else "",
         arguments=json.dumps(settings, sort_keys=True),
     )
 
 
 NAME_HINTS = {
-    "timm": "`timm.list_models()` has their names",
-    "hf": "name a folder or a file with its config.json, or a repository that is in the Hub's cache",
+    "timm": "`timm.list_models()` lists the names",
+    "hf": "use a folder or a file with its config.json, or a repository in the Hub's cache",
 }
 
 
 def parse_literal(text: str) -> Any:
-    """A number, a truth value or a list as Python writes it; other text as it is."""
+    """Parse a number, a boolean or a list in Python syntax; return other text unchanged."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -134,47 +137,50 @@ def parse_literal(text: str) -> Any:
 
 
 def import_model_library(name: str) -> Any:
-    """timm or transformers. Raises ResourceError, with the command that installs it, where it is missing."""
+    """Import timm or transformers. Raises ResourceError, with the command that installs it, if it is missing."""
     try:
         return import_module(name)
     except ImportError:
         hint = install_hint(name)
-        raise ResourceError(f"models of {name} need {name}, which is not installed", hint) from None
+        raise ResourceError(f"{name} models require {name}, which is not installed", hint) from None
 
 
 def build_encoder(config: ForeignConfig) -> nn.Module:
-    """The module of a config, initialised as its library does it, without its head. Raises UsageError for arguments
-    that it does not take, ResourceError where the library is not installed."""
+    """Build the module of a config without its head, initialised by its library. Raises UsageError for invalid
+    arguments, ResourceError if the library is not installed."""
     arguments: dict[str, Any] = json.loads(config.arguments)
     library = import_model_library(config.library)
     size = {config.sized_by: config.image} if config.sized_by else {}
     try:
         if config.library == "timm":
             return library.create_model(num_classes=0, in_chans=config.channels, **size, **arguments)
-        kind = arguments.pop("model_type")
+        model_type = arguments.pop("model_type")
         size = {name: list(image) if len(set(image)) > 1 else image[0] for name, image in size.items()}
         channels = {"num_channels": config.channels} if "num_channels" in arguments else {}
-        settings = library.AutoConfig.for_model(kind, **arguments | channels | size)
+        settings = library.AutoConfig.for_model(model_type, **arguments | channels | size)
         module = library.AutoModel.from_config(settings)
     except (TypeError, ValueError, AssertionError, RuntimeError, KeyError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise UsageError(f"{config.library} cannot build {config.full_name} ({reason})", "change its options") from None
     pooler = getattr(module, "pooler", None)
     if pooler is not None and next(pooler.parameters(), None) is not None:
-        module.pooler = None  # a layer that no classifier of theirs reads
+        module.pooler = None  # a layer that the library's classifiers do not use
     return module
 
 
 def build_meta_encoder(config: ForeignConfig) -> nn.Module:
-    """The module with shapes and no values, in evaluation mode; one that takes images of other sizes than its own, if
-    its library has that. Raises UsageError as `build_encoder`."""
+    """Build the module with shapes but without values, in evaluation mode.
+
+    If the library supports it, the module accepts other image sizes than its native one. Raises UsageError as
+    `build_encoder`.
+    """
     with torch.device("meta"), NoInitMode():
         return build_encoder(config).eval()
 
 
 def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
-    """The config with what the module tells of itself. Raises UsageError for a module that gives neither tokens nor
-    maps."""
+    """Return the config with the properties read from the module. Raises UsageError if the module returns neither
+    tokens nor maps."""
     reader = LibraryEncoder(module)
     images = torch.zeros(1, config.channels, *config.image, device="meta")
     try:
@@ -185,17 +191,17 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
             pooled = reader.pool(tokens, layout, prefix := count_prefix_tokens(module, config, layout)).shape[-1]
     except (RuntimeError, ValueError, TypeError, AttributeError, AssertionError) as error:
         reason = str(error).strip().partition("\n")[0]
-        problem = f"{config.full_name} gives no features for images of {format_size(config.image)} pixels ({reason})"
+        problem = f"{config.full_name} returns no features for images of {format_size(config.image)} pixels ({reason})"
         raise UsageError(problem, "use another --image-size, or another model") from None
     patch = detect_patch_size(module, config, output, layout)
-    places = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
-    if layout == "tokens" and tokens.shape[1] - prefix != places:
-        problem = f"{config.full_name} gives {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
+    num_patches = math.prod(-(-side // length) for side, length in zip(config.image, patch, strict=True))
+    if layout == "tokens" and tokens.shape[1] - prefix != num_patches:
+        problem = f"{config.full_name} returns {tokens.shape[1]} tokens, which are not patches of {format_size(patch)}"
         raise UsageError(problem, "use a plain Vision Transformer or a convolutional network of the library")
     names = [
         match for name, _ in module.named_parameters() if (match := re.match(BLOCK_PATTERN, f"encoder.module.{name}"))
     ]
-    numbers = {int(match[1]) for match in names}
+    block_numbers = {int(match[1]) for match in names}
     return replace(
         config,
         patch=patch,
@@ -203,8 +209,8 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         pooled=0 if pooled == tokens.shape[2] else pooled,
         prefix=prefix,
         layout=layout,
-        depth=len(numbers),
-        first_block=min(numbers, default=0),
+        depth=len(block_numbers),
+        first_block=min(block_numbers, default=0),
         stages=detect_stages(module) if layout != "tokens" else (),
         batch_norm=any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules()),
         draws=has_random_layers(module, config),
@@ -212,24 +218,24 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
 
 
 def detect_feature_layout(module: nn.Module, output: Any) -> FeatureLayout:
-    """How a module gives its features. Raises ValueError for what is no tensor of three or four axes."""
+    """Return the layout of a module's features. Raises ValueError unless it is a tensor of three or four axes."""
     if not isinstance(output, Tensor) or output.ndim not in (3, 4):
         form = " x ".join(map(str, output.shape)) if isinstance(output, Tensor) else type(output).__name__
-        raise ValueError(f"it gives {form}")
+        raise ValueError(f"it returns {form}")
     if output.ndim == 3:
         return "tokens"
     return "channels-last" if getattr(module, "output_fmt", "NCHW") == "NHWC" else "channels-first"
 
 
 def flatten_features(output: Tensor, layout: FeatureLayout) -> Tensor:
-    """Features as the library gives them -> (B, P + N, D)."""
+    """Flatten features as returned by the library to (B, P + N, D)."""
     if layout == "tokens":
         return output
     return output.flatten(2).mT if layout == "channels-first" else output.flatten(1, 2)
 
 
 def count_prefix_tokens(module: nn.Module, config: ForeignConfig, layout: FeatureLayout) -> int:
-    """Tokens in front of those of the patches."""
+    """Return the number of prefix tokens."""
     if layout != "tokens":
         return 0
     if config.library == "timm":
@@ -242,24 +248,24 @@ def count_prefix_tokens(module: nn.Module, config: ForeignConfig, layout: Featur
 def detect_patch_size(
     module: nn.Module, config: ForeignConfig, output: Tensor, layout: FeatureLayout
 ) -> tuple[int, ...]:
-    """Features (1, ...) of an image -> pixels to a token, or to a place of the last map, per axis. Raises UsageError
-    where a module does not tell."""
+    """Return pixels per token, or per position of the last map, per axis, from features (1, ...) of an image. Raises
+    UsageError if it cannot be determined."""
     if layout != "tokens":
         grid = output.shape[2:] if layout == "channels-first" else output.shape[1:3]
         strides = [side / places for side, places in zip(config.image, grid, strict=True)]
         return tuple(2 ** round(math.log2(stride)) if stride % 1 else int(stride) for stride in strides)
-    own = getattr(getattr(module, "patch_embed", None), "patch_size", None)
-    own = own or getattr(getattr(module, "config", None), "patch_size", None)
-    if own is None:
+    patch_size = getattr(getattr(module, "patch_embed", None), "patch_size", None)
+    patch_size = patch_size or getattr(getattr(module, "config", None), "patch_size", None)
+    if patch_size is None:
         raise UsageError(
-            f"{config.full_name} does not tell its patch size", "use wrap_backbone() in Python, or another model"
+            f"the patch size of {config.full_name} is unknown", "use wrap_backbone() in Python, or another model"
         )
-    return (own, own) if isinstance(own, int) else tuple(own)
+    return (patch_size, patch_size) if isinstance(patch_size, int) else tuple(patch_size)
 
 
 def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Stride and channels of each map of a module, the finest first, the last of each stride; none where it gives
-    none."""
+    """Return stride and channels of each map of a module, the finest first, the last of each stride; () if it has no
+    maps."""
     info = getattr(module, "feature_info", None)
     if info is None or not hasattr(module, "forward_intermediates"):
         return ()
@@ -270,7 +276,7 @@ def detect_stages(module: nn.Module) -> tuple[tuple[int, int], ...]:
 
 
 def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
-    """Whether a module drops anything in training."""
+    """Return whether a module has active dropout or stochastic depth in training."""
     parts = any(
         getattr(part, name, 0.0)
         for part in module.modules()
@@ -287,11 +293,11 @@ def has_random_layers(module: nn.Module, config: ForeignConfig) -> bool:
 
 
 class LibraryEncoder(nn.Module):
-    """A module of another library and the ways to ask it: for its features, what its head reads, and its maps.
+    """A module of another library, with methods for its features, the head's input, and its maps.
 
-    `frozen_as_is`: engines compute it as it is, in float32. With weights of another type the module computes under
-    autocast, from float32 copies of them, as its own library trains in mixed precision: norms and their statistics
-    stay float32. Answers have the type of the weights.
+    `frozen_as_is`: engines run it unchanged, in float32. With weights of another dtype the module computes under
+    autocast, from float32 copies of them, as in its library's mixed-precision training: norms and their statistics stay
+    float32. Outputs have the dtype of the weights.
     """
 
     frozen_as_is = True
@@ -301,17 +307,17 @@ class LibraryEncoder(nn.Module):
         self.module = module
 
     def forward(self, x: Tensor, verb: str = "raw", *arguments: Any) -> Any:
-        """The answer of a method of this class, `verb`, for x: images (B, C, *image) or tokens (B, P + N, D)."""
+        """Call the method `verb` of this class on x: images (B, C, *image) or tokens (B, P + N, D)."""
         dtype = next((p.dtype for p in self.module.parameters()), torch.float32)
         if dtype == torch.float32:
             return getattr(self, verb)(x.float(), *arguments)
         weights = {name: parameter.float() for name, parameter in self.named_parameters()}
         with torch.autocast(x.device.type, dtype):
-            answer = torch.func.functional_call(self, weights, (x, verb, *arguments))
-        return [part.to(dtype) for part in answer] if isinstance(answer, list) else answer.to(dtype)
+            output = torch.func.functional_call(self, weights, (x, verb, *arguments))
+        return [part.to(dtype) for part in output] if isinstance(output, list) else output.to(dtype)
 
     def raw(self, images: Tensor) -> Any:
-        """(B, C, *image) -> what the library gives after its last block and norm: tokens or a map."""
+        """(B, C, *image) -> the library's output after its last block and norm: tokens or a map."""
         forward_features = getattr(self.module, "forward_features", None)
         if forward_features is not None:
             return forward_features(images)
@@ -319,17 +325,20 @@ class LibraryEncoder(nn.Module):
         return getattr(output, "last_hidden_state", output)
 
     def position_interpolation_options(self, images: Tensor) -> dict[str, bool]:
-        """What transformers has to be told of images (B, C, *image) of another size than the module's."""
-        own = getattr(getattr(self.module, "config", None), "image_size", None)
-        own = (own, own) if isinstance(own, int) else own
-        if own is None or tuple(own) == tuple(images.shape[2:]):
+        """Arguments that transformers needs for images (B, C, *image) whose size differs from the module's."""
+        native_size = getattr(getattr(self.module, "config", None), "image_size", None)
+        native_size = (native_size, native_size) if isinstance(native_size, int) else native_size
+        if native_size is None or tuple(native_size) == tuple(images.shape[2:]):
             return {}
-        word = "interpolate_pos_encoding"
-        return {word: True} if word in inspect.signature(self.module.forward).parameters else {}
+        argument = "interpolate_pos_encoding"
+        return {argument: True} if argument in inspect.signature(self.module.forward).parameters else {}
 
     def pool(self, tokens: Tensor, layout: FeatureLayout, prefix: int) -> Tensor:
-        """(B, P + N, D) -> (B, F): as the library does before its head, where it says so; else the first token if there
-        are `prefix` tokens, or the mean of all, normed where the library norms the mean of a map."""
+        """(B, P + N, D) -> (B, F): the library's pooling before its head, if it is defined.
+
+        Otherwise the first token if there are `prefix` tokens, or the mean of all, normalised if the library normalises
+        the mean of a map.
+        """
         forward_head = getattr(self.module, "forward_head", None)
         if forward_head is not None:
             form = {"tokens": tokens, "channels-first": tokens.mT.unsqueeze(-1), "channels-last": tokens.unsqueeze(1)}
@@ -350,7 +359,7 @@ class LibraryEncoder(nn.Module):
         return [by_number[last[stride]].movedim(1, -1) for stride in strides]
 
     def after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> (B, P + N, D) for each depth: every token after so many blocks, before the last norm."""
+        """(B, C, *image) -> (B, P + N, D) for each depth: every token after that many blocks, before the last norm."""
         module: Any = self.module
         if hasattr(module, "forward_intermediates"):
             asked = sorted({depth - 1 for depth in depths})
@@ -375,7 +384,7 @@ class LibraryEncoder(nn.Module):
 
 
 def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); of a module without prefix, as they are."""
+    """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); without prefix tokens, unchanged."""
     if isinstance(pair, Tensor):
         return pair
     patches, prefix = pair

@@ -1,4 +1,5 @@
-"""Models by name, which the configs of `families` read. Needs no PyTorch, so a wrong name is refused at once."""
+"""Models by name, which the configs of `families` parse. Does not import PyTorch, so errors in names are reported
+quickly."""
 
 from __future__ import annotations
 
@@ -12,11 +13,11 @@ from vitreous.models.presets import SIZE_WORDS
 from vitreous.models.presets import VIT_SIZES as VIT_SIZES
 from vitreous.nn.sizes import nearest_divisible_size
 
-#: what `vitreous models` lists; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are built
-#: on request
+#: names listed by `vitreous models`; other patches, `ViT-WIDTHxDEPTH/PATCH` and `Swin-WIDTHxBLOCKS-BLOCKS/PATCH` are
+#: built on request
 MODEL_NAMES = [name for family in FAMILIES for name in config_type(family).preset_names]
 
-#: other people's spellings -> ours, tried in turn
+#: other libraries' spellings -> canonical names, tried in order
 _SPELLINGS = [
     (re.compile(r"dinov2[-_]vit(\w)(\d+)"), r"DINOv2-\1/\2"),
     (re.compile(r"dinov2[-_]vit(\w)(\d+)_reg4?"), r"DINOv2-\1/\2-registers"),
@@ -48,53 +49,58 @@ _SPELLINGS = [
 ]
 
 MAX_SMALL_IMAGE_SIDE = 64  # pixels: images up to this side are not enlarged
-LARGE_IMAGE_SIZE = (224, 224)  # the input for all others
-#: what is learned of annotated images -> (height, width) of the input of the recipe that `train` takes for it
+LARGE_IMAGE_SIZE = (224, 224)  # the input for larger images
+#: annotation type -> (height, width) of the input of `train`'s default recipe
 ANNOTATED_IMAGE_SIZES = {"objects": (320, 320), "classes": (256, 256)}
 
 
 def config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ModelConfig:
-    """The config that a name stands for, at `image_size` pixels (the name's own, else the multiple of the patch nearest
-    224).
+    """Return the config of a model name, at `image_size` pixels (default: the name's size, else the multiple of the
+    patch nearest 224).
 
-    Accepted in any case: `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`, and
-    `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels, `ViT-128x6/8x8x8` for volumes;
+    Case is ignored. Accepted are `ViT-B/16`, `B/16`, `vit_base_patch16_224`, `vit_b_16`, `google/vit-base-patch16-224`,
+    and `ViT-128x6/4` for a width of 128 and a depth of 6 with heads of 32 channels, `ViT-128x6/8x8x8` for volumes;
     `R50+ViT-B/16`, `Conv+ViT-S/16`, `BiT-R50x1`, `Axial-ViT-B/16`, `DeiT-S/16-distilled`, `DINOv2-B/14-registers`,
-    `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and what others call them. Raises UsageError for any other.
+    `CLIP-L/14`, `SAM-B/16`, `ViTDet-B/16`, `Swin-T/4`, and other libraries' names for these. Raises UsageError for any
+    other.
     """
-    known = {key.lower(): key for key in reversed(MODEL_NAMES)}
+    canonical_names = {key.lower(): key for key in reversed(MODEL_NAMES)}
     for pattern, ours in _SPELLINGS:
         match = pattern.fullmatch(name.lower())
         if match:
             words = re.split(r"([/-])", match.expand(ours))
             spelled = "".join(SIZE_WORDS.get(word.lower(), word) for word in words)
-            name = known.get(spelled.lower(), spelled)
+            name = canonical_names.get(spelled.lower(), spelled)
             break
-    name = name if name in MODEL_NAMES else known.get(name.lower(), name)
+    name = name if name in MODEL_NAMES else canonical_names.get(name.lower(), name)
     image = (image_size, image_size) if isinstance(image_size, int) else image_size and tuple(image_size)
     configs = (config_type(family).parse_name(name, image) for family in FAMILIES)
     config = next((config for config in configs if config is not None), None)
     if config is None:
-        raise UsageError(f"unknown model {name}", suggest_nearest(name, MODEL_NAMES) or "`vitreous models` lists them")
+        raise UsageError(
+            f"unknown model {name}", suggest_nearest(name, MODEL_NAMES) or "run `vitreous models` to list the names"
+        )
     return config
 
 
 def vit_config_from_name(name: str, image_size: int | tuple[int, ...] | None = None) -> ViTConfig:
-    """The same for a ViT. Raises UsageError for the name of another model too."""
+    """Return the config of a ViT's name, as `config_from_name`. Raises UsageError for names of other models too."""
     config = config_from_name(name, image_size)
     if isinstance(config, ViTConfig):
         return config
-    raise UsageError(f"{name} is no ViT", "name one: `vitreous models 'ViT-*'` lists them")
+    raise UsageError(f"{name} is not a ViT", "use a ViT; `vitreous models 'ViT-*'` lists the names")
 
 
 def choose_small_model(size: tuple[int, ...]) -> str:
-    """The name of the model for images of this (height, width), both at most SMALL."""
+    """Return the default model for images of this (height, width), both at most SMALL."""
     return "ViT-64x6/2" if max(size) <= 16 else "Conv+ViT-128x4/8"
 
 
 def choose_default_image_size(size: tuple[int, int], annotated: str = "") -> tuple[int, ...]:
-    """The (height, width) of the input that `train` takes without options, in pixels, where the first training image
-    has this size; `annotated`: what is learned of annotations, `objects` or `classes`, if any."""
+    """Return the default input (height, width) of `train`, in pixels, from the size of the first training image.
+
+    `annotated` is the annotation type, `objects` or `classes`, if any.
+    """
     if annotated:
         return ANNOTATED_IMAGE_SIZES[annotated]
     if max(size) > MAX_SMALL_IMAGE_SIDE:

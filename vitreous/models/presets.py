@@ -1,4 +1,4 @@
-"""Sizes and names of the families: tables. The configs of `configs` read and write names by them."""
+"""Tables of sizes and names of the model families, which `configs` uses to parse and format names."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _VITDET: dict[str, Any] = _SAM | {"neck": 0, "position_grid": (14, 14)}
 _GIANT = {"width": 1536, "depth": 40, "heads": 24, "mlp.hidden": 4096, "mlp.kind": "swiglu"}
 _DEIT: dict[str, Any] = {"pool": "distilled", "positions.slots": 2, "positions.resize": "bicubic"}
 _DEIT3: dict[str, Any] = {"positions.slots": 0, "norm.layer_scale": 1e-4, "positions.resize": "bicubic"}
-#: families that are a plain ViT with other options: family -> size and patch -> what differs from ViT of that size
+#: variants of a plain ViT: family -> size and patch -> options that differ from the ViT of that size
 VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "DeiT": {f"{size}/16-distilled": _DEIT for size in ("Ti", "S", "B")},
     "DeiT-III": dict.fromkeys(("S/16", "M/16", "B/16", "L/16", "H/14"), _DEIT3),
@@ -79,7 +79,7 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "DINOv2": dict.fromkeys(("S/14", "B/14", "L/14"), _DINOV2)
     | {f"{name}-registers": _REGISTERS for name in ("S/14", "B/14", "L/14")}
     | {"g/14": _DINOV2 | _GIANT, "g/14-registers": _REGISTERS | _GIANT}
-    # what facebookresearch/dinov2's vitl14.yaml trains; the published L/14 is distilled and has GELU
+    # as trained by facebookresearch/dinov2's vitl14.yaml; the published L/14 is distilled and has GELU
     | {"L/14-swiglu": _DINOV2 | {"mlp.hidden": 2736, "mlp.kind": "swiglu"}},
     "MAE": {name: {"classes": 0, "positions.resize": "bicubic"} for name in ("B/16", "L/16", "H/14")},
     "CLIP": {name: _CLIP | {"classes": out} for name, out in {"B/32": 512, "B/16": 512, "L/14": 768}.items()},
@@ -95,10 +95,10 @@ VIT_VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     },
     "Axial-ViT": {name: NO_TOKENS | {"axial": True} for name in ("B/16", "B/32")},
 }
-#: blocks of the stem, and the pixels of a token where the name's number says something else (arXiv:2010.11929 Table 6,
+#: blocks of the stem, and the pixels per token if they differ from the name's number (arXiv:2010.11929 Table 6,
 #: AugReg)
 HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {
-    "R+ViT-Ti/16": ((), 32),  # named so, though a token covers 32 pixels: patches of 8 on a map of a quarter
+    "R+ViT-Ti/16": ((), 32),  # despite its name, 32 pixels per token: patches of 8 on a map of stride 4
     "R26+ViT-S/32": ((2, 2, 2, 2), None),
     "R26+ViT-B/32": ((2, 2, 2, 2), None),
     "R50+ViT-B/16": ((3, 4, 9), None),
@@ -106,7 +106,7 @@ HYBRID_PRESETS: dict[str, tuple[tuple[int, ...], int | None]] = {
     "R50+ViT-L/16": ((3, 4, 9), None),
     "R50+ViT-L/32": ((3, 4, 6, 3), None),
 }
-#: arXiv:2106.14881, with the stem of ConvStemConfig where none is named
+#: arXiv:2106.14881, by default with the stem of ConvStemConfig
 CONV_HYBRID_NAMES = ("Conv+ViT-128x4/8", "Conv32-128x1-256x1-256+ViT-128x4/8", "Conv+ViT-Ti/16", "Conv+ViT-S/16")
 BIT_NAMES = ("50x1", "50x2", "50x3", "101x1", "101x3", "152x1", "152x2", "152x4", "200x3")
 
@@ -117,7 +117,7 @@ SWIN_SIZES = {
     "B": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
     "L": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
 }
-SWIN_WINDOWS = {1: 7, 2: 8}  # of names that say no other, by version
+SWIN_WINDOWS = {1: 7, 2: 8}  # default windows, by version
 SWIN_NAMES = (
     *(f"Swin-{name}" for name in ("T/4", "S/4", "B/4", "L/4", "B/4-window12", "L/4-window12")),
     *(f"SwinV2-{size}/4{window}" for size in "TSB" for window in ("", "-window16")),

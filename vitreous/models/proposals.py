@@ -1,6 +1,6 @@
 """The region proposal network (arXiv:1506.01497, section 3) on a feature pyramid (arXiv:1612.03144, section 4.1).
 
-B images, W channels, A anchors of an image over all levels, P proposals.
+B images, W channels, A anchors per image over all levels, P proposals.
 """
 
 from __future__ import annotations
@@ -26,22 +26,21 @@ ANCHOR_RATIOS = (0.5, 1.0, 2.0)  # height / width of anchors
 ANCHOR_FOREGROUND_IOU, ANCHOR_BACKGROUND_IOU = (
     0.7,
     0.3,
-)  # IoU from which an anchor is an object, and up to which it is background
-NMS_IOU = 0.7  # IoU of proposals of a level, above which the worse one is left out
+)  # IoU from which an anchor is foreground, and below which it is background
+NMS_IOU = 0.7  # IoU above which the lower-scored proposal of a level is suppressed
 SMOOTH_L1_BETA = 1 / 9  # of the smooth L1 loss
-MIN_PROPOSAL_SIDE = 1e-3  # pixels along the sides of a proposal
+MIN_PROPOSAL_SIDE = 1e-3  # minimum side in pixels
 
 
 class Proposals(NamedTuple):
-    """Where objects may be: `boxes` (B, P, 4) float32, best first, and `valid` (B, P) bool, false for rows that fill
-    up."""
+    """Region proposals: `boxes` (B, P, 4) float32, best first, and `valid` (B, P) bool, false for padding."""
 
     boxes: Tensor
     valid: Tensor
 
 
 class RegionProposals(nn.Module):
-    """Anchors of three shapes at every place of every level, and which of them hold an object."""
+    """Anchors of three shapes at every position of every level, and their objectness and box corrections."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -55,7 +54,7 @@ class RegionProposals(nn.Module):
         self.matcher = Matcher(ANCHOR_FOREGROUND_IOU, ANCHOR_BACKGROUND_IOU, allow_low_quality_matches=True)
 
     def forward(self, levels: Sequence[Tensor], size: tuple[int, int]) -> Proposals:
-        """Levels (B, W, h, w) of images of (height, width) `size` -> P proposals of each."""
+        """Levels (B, W, h, w) of images of (height, width) `size` -> P proposals per image."""
         return self.propose(*self.predict(levels), self.anchors(levels), size)
 
     def predict(self, levels: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -67,8 +66,8 @@ class RegionProposals(nn.Module):
         return logits.float().view(count, -1), deltas.float().view(count, -1, 4)
 
     def anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
-        """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors of each: those of torchvision's `AnchorGenerator`, or of
-        detectron2's `DefaultAnchorGenerator` where they are not rounded."""
+        """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors per level: as torchvision's `AnchorGenerator`, or as
+        detectron2's `DefaultAnchorGenerator` if they are not rounded."""
         anchors = []
         for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
             y, x = (torch.arange(side, device=level.device) * float(stride) for side in level.shape[2:])
@@ -78,13 +77,19 @@ class RegionProposals(nn.Module):
 
     @torch.no_grad()
     def propose(self, logits: Tensor, deltas: Tensor, anchors: list[Tensor], size: tuple[int, int]) -> Proposals:
-        """(B, A) logits, (B, A, 4) corrections of anchors (a, 4) of each level -> the best: of each level at most so
-        many (twice in training), corrected, clipped, without those that overlap a better one of their level."""
-        most = self.config.proposals * (2 if self.training else 1)
+        """(B, A) logits, (B, A, 4) corrections of anchors (a, 4) per level -> the best proposals.
+
+        The top candidates of each level (twice as many in training) are corrected and clipped; non-maximum suppression
+        per level follows.
+        """
+        max_proposals = self.config.proposals * (2 if self.training else 1)
         index, start = [], 0
-        for own in anchors:
-            index.append(logits[:, start : start + len(own)].topk(min(most, len(own))).indices + start)
-            start += len(own)
+        for level_anchors in anchors:
+            index.append(
+                logits[:, start : start + len(level_anchors)].topk(min(max_proposals, len(level_anchors))).indices
+                + start
+            )
+            start += len(level_anchors)
         chosen, counts = torch.cat(index, 1), [rows.shape[1] for rows in index]
         scores = logits.gather(1, chosen).sigmoid()
         deltas = deltas.gather(1, chosen[..., None].expand(-1, -1, 4))
@@ -101,7 +106,7 @@ class RegionProposals(nn.Module):
         return Proposals(boxes, valid)
 
     def nms_per_level(self, boxes: Tensor, scores: Tensor, counts: list[int]) -> Tensor:
-        """(n, 4), (n,), as many of each level as `counts` says -> (n,) bool: those that stay."""
+        """(n, 4), (n,), `counts` boxes of each level -> (n,) bool: the boxes kept."""
         levels = zip(boxes.split(counts), scores.split(counts), strict=True)
         return torch.cat([nms_keep_mask(*level, None, NMS_IOU) for level in levels])
 
@@ -110,27 +115,27 @@ class RegionProposals(nn.Module):
     ) -> tuple[dict[str, Tensor], Proposals]:
         """Levels (B, W, h, w) and `Detector.losses`' targets -> losses, scalars, and the proposals.
 
-        Of an image with n anchors that are learned from, `objectness` is the mean cross-entropy over them, `proposals`
-        the sum of smooth L1 over those of objects, divided by n.
+        For an image with n sampled anchors, `objectness` is the mean cross-entropy over them, `proposals` the sum of
+        smooth L1 over the foreground ones, divided by n.
         """
         (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
-        places, rows = torch.cat(anchors), []
+        all_anchors, rows = torch.cat(anchors), []
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
-            labels, match = self.matches(places, boxes[~crowd], boxes[crowd])
+            labels, match = self.matches(all_anchors, boxes[~crowd], boxes[crowd])
             keys = draw_splitmix64(targets["keys"][image], len(labels))
             positive, negative = sample_foreground_background(labels, keys, self.config.sizes.anchors, 0.5)
-            chosen = torch.cat([positive, negative])
-            entropy = F.binary_cross_entropy_with_logits(logits[image, chosen], labels[chosen].float())
-            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], places[positive])
+            sampled = torch.cat([positive, negative])
+            entropy = F.binary_cross_entropy_with_logits(logits[image, sampled], labels[sampled].float())
+            wanted = self.coder.encode_single(boxes[~crowd][match[positive]], all_anchors[positive])
             distance = F.smooth_l1_loss(deltas[image, positive], wanted, beta=SMOOTH_L1_BETA, reduction="sum")
-            rows.append(torch.stack([entropy, distance / max(1, len(chosen))]))
+            rows.append(torch.stack([entropy, distance / max(1, len(sampled))]))
         objectness, corrections = torch.stack(rows).mean(0)
         losses = {"objectness": objectness, "proposals": corrections}
         return losses, self.propose(logits.detach(), deltas.detach(), anchors, size)
 
     def matches(self, anchors: Tensor, boxes: Tensor, crowds: Tensor) -> tuple[Tensor, Tensor]:
-        """(A, 4), (n, 4), (m, 4) -> (A,) int64, 1 for an object, 0 for background, -1 for neither, and (A,) int64, the
-        number of the object."""
+        """(A, 4), (n, 4), (m, 4) -> (A,) int64, 1 for foreground, 0 for background, -1 for ignored, and (A,) int64, the
+        index of the matched object."""
         from torchvision.ops import box_iou
 
         if len(boxes):
@@ -143,8 +148,11 @@ class RegionProposals(nn.Module):
 
 
 def build_anchor_cells(side: float, rounded: bool) -> list[list[float]]:
-    """Anchors of an area of `side` squared around a place at 0, in the order of RATIOS: left, top, right, bottom, in
-    pixels, and `rounded` to whole ones, halves to even."""
+    """Build anchors of an area of `side` squared centred at 0, in the order of RATIOS: left, top, right, bottom in
+    pixels.
+
+    With `rounded`, corners are rounded to whole pixels, halves to even.
+    """
     sizes = [(side / ratio**0.5, side * ratio**0.5) for ratio in ANCHOR_RATIOS]
     cells = [[-width / 2, -height / 2, width / 2, height / 2] for width, height in sizes]
     return [[float(round(edge)) for edge in cell] for cell in cells] if rounded else cells

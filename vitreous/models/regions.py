@@ -1,6 +1,6 @@
-"""The heads that look at regions: their class, their box, their mask (arXiv:1506.01497, arXiv:1703.06870).
+"""Region heads for class, box and mask (arXiv:1506.01497, arXiv:1703.06870).
 
-B images, W channels, P proposals, K classes, N objects of an answer, R regions that are learned from.
+B images, W channels, P proposals, K classes, N detections per image, R sampled training regions.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from vitreous.models.configs.detector import DetectorConfig
 from vitreous.models.proposals import Proposals
 from vitreous.nn.pyramid import LayerNorm2d
 
-BOX_CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # what corrections of x, y, width and height are multiplied by
-REGION_FOREGROUND_IOU = 0.5  # IoU from which a region is an object
-FOREGROUND_FRACTION = 0.25  # of the regions that are learned from are objects, at most
-BOX_BINS, MASK_BINS = 7, 14  # of a region along a side, for its box and for its mask
-MAX_NMS_CANDIDATES = 1000  # boxes of an image, the best of all classes, of which those of one object are suppressed
-MIN_DETECTION_SIDE = 1e-2  # pixels along the sides of an object
-REGION_SAMPLING_SALT = 0x5245  # what tells draws of regions from those of anchors
+BOX_CODER_WEIGHTS = (10.0, 10.0, 5.0, 5.0)  # scale of the corrections of x, y, width and height
+REGION_FOREGROUND_IOU = 0.5  # IoU from which a region is foreground
+FOREGROUND_FRACTION = 0.25  # maximum share of foreground in the sampled regions
+BOX_BINS, MASK_BINS = 7, 14  # along a region's side, for box and mask head
+MAX_NMS_CANDIDATES = 1000  # highest-scored boxes per image, over all classes, that enter non-maximum suppression
+MIN_DETECTION_SIDE = 1e-2  # minimum side in pixels
+REGION_SAMPLING_SALT = 0x5245  # separates the random numbers of regions from those of anchors
 
 
 class RegionHeads(nn.Module):
-    """Classes, boxes and masks of regions, by heads of torchvision's layers."""
+    """Heads for classes, boxes and masks of regions, built from torchvision's layers."""
 
     def __init__(self, config: DetectorConfig) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class RegionHeads(nn.Module):
         self.matcher = Matcher(REGION_FOREGROUND_IOU, REGION_FOREGROUND_IOU, allow_low_quality_matches=False)
 
     def forward(self, levels: Sequence[Tensor], proposals: Proposals, size: tuple[int, int]) -> tuple[Tensor, ...]:
-        """Levels (B, W, h, w), proposals of images of (height, width) `size` -> what `Detector.forward` returns, N rows
-        of each image."""
+        """Levels (B, W, h, w), proposals of images of (height, width) `size` -> the output of `Detector.forward`, N
+        entries per image."""
         logits, corrections = self.box(self.read(levels, prepend_image_indices(proposals.boxes), BOX_BINS))
         images, count = proposals.boxes.shape[:2]
         logits = logits.float()
@@ -67,8 +67,8 @@ class RegionHeads(nn.Module):
         return boxes, scores, labels, masks
 
     def choose(self, boxes: Tensor, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best of those above
-        the threshold that overlap no better one of their class; zeros behind the last."""
+        """(B, P, K, 4), (B, P, K) -> boxes (B, N, 4), scores (B, N) and labels (B, N) int64: the best above the
+        threshold after non-maximum suppression per class; zeros after the last."""
         c, nothing = self.config, torch.zeros((), device=scores.device)
         scores = scores.where((scores > c.threshold) & has_min_side(boxes, MIN_DETECTION_SIDE), nothing).flatten(1)
         scores, order = scores.topk(min(MAX_NMS_CANDIDATES, scores.shape[1]))
@@ -89,11 +89,12 @@ class RegionHeads(nn.Module):
     def losses(self, levels: Sequence[Tensor], proposals: Proposals, targets: Mapping[str, Any]) -> dict[str, Tensor]:
         """Levels (B, W, h, w), proposals, `Detector.losses`' targets -> losses, scalars.
 
-        Of an image with R regions that are learned from, `classes` is the mean cross-entropy over them, or with scores
-        by `sigmoid` the sum of `federated_loss` over its classes, of `federated` alone where targets have them, (B, K)
-        bool; `boxes` the sum
-        of smooth L1 over those of objects, divided by R (torchvision's `fastrcnn_loss`), `masks` the mean binary
-        cross-entropy over the masks of objects, 0 where there are none (`maskrcnn_loss`).
+        For an image with R sampled regions:
+
+        - `classes`: the mean cross-entropy over them. With `sigmoid` scores it is the sum of `federated_loss` over the
+          image's classes, only those in `federated` (B, K) bool if targets have it.
+        - `boxes`: the sum of smooth L1 over foreground regions, divided by R (torchvision's `fastrcnn_loss`).
+        - `masks`: the mean binary cross-entropy over the masks of objects, 0 if there are none (`maskrcnn_loss`).
         """
         from torchvision.models.detection.roi_heads import fastrcnn_loss, maskrcnn_loss
 
@@ -103,15 +104,17 @@ class RegionHeads(nn.Module):
         logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
         rows = []
         for image, row in enumerate(zip(logits.float().split(counts), corrections.float().split(counts), strict=True)):
-            (boxes, labels, match), (own, deltas) = chosen[image], row
+            (boxes, labels, match), (region_labels, deltas) = chosen[image], row
             if self.config.agnostic:
-                deltas = deltas.repeat(1, own.shape[1])
+                deltas = deltas.repeat(1, region_labels.shape[1])
             objects = select_targets(targets, image, "boxes")
             wanted = boxes if not len(objects) else objects[match]
-            entropy, distance = fastrcnn_loss(own, deltas, [labels], [self.coder.encode_single(wanted, boxes)])
+            entropy, distance = fastrcnn_loss(
+                region_labels, deltas, [labels], [self.coder.encode_single(wanted, boxes)]
+            )
             if self.config.scores == "sigmoid":
                 counted = targets["federated"][image] if "federated" in targets else None
-                entropy = federated_loss(own, labels, counted)
+                entropy = federated_loss(region_labels, labels, counted)
             rows.append(torch.stack([entropy, distance]))
         classes, distances = torch.stack(rows).mean(0)
         losses = {"classes": classes, "boxes": distances}
@@ -122,13 +125,13 @@ class RegionHeads(nn.Module):
         logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
         rows = [
             maskrcnn_loss(
-                own,
+                region_labels,
                 [boxes],
                 [select_targets(targets, image, "masks")],
                 [select_targets(targets, image, "labels")],
                 [match],
             )
-            for image, (own, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
+            for image, (region_labels, (boxes, match)) in enumerate(zip(logits, objects, strict=True))
         ]
         return losses | {"masks": torch.stack(rows).mean()}
 
@@ -136,8 +139,8 @@ class RegionHeads(nn.Module):
     def sample_training_regions(
         self, proposals: Proposals, targets: Mapping[str, Any], image: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw the regions of an image that are learned from: boxes (R, 4), labels (R,) int64, 0 for background and
-        1 + the class for an object, and (R,) int64, the number of the object. Objects' own boxes are among them."""
+        """Sample an image's training regions: boxes (R, 4), labels (R,) int64, 0 for background and 1 + the class for
+        an object, and (R,) int64, the index of the object. Ground-truth boxes are among the candidates."""
         from torchvision.ops import box_iou
 
         objects, labels = select_targets(targets, image, "boxes"), select_targets(targets, image, "labels")
@@ -155,17 +158,17 @@ class RegionHeads(nn.Module):
         return boxes[chosen], own[chosen], match[chosen].clamp(min=0)
 
     def read(self, levels: Sequence[Tensor], regions: Tensor, bins: int) -> Tensor:
-        """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the type of the levels; the coarsest level is
-        for proposals alone."""
+        """Levels (B, W, h, w), regions (n, 5) -> (n, W, bins, bins) in the dtype of the levels; the coarsest level is
+        used only for proposals."""
         used, strides = levels[:-1], self.config.strides[:-1]
         return pyramid_roi_align(used, strides, regions, bins, self.config.sizes.sampling).to(levels[0].dtype)
 
 
 class BoxHead(nn.Module):
-    """(n, W, 7, 7) -> (n, 1 + K) logits, the background first, and (n, (1 + K) 4) corrections of the regions, or (n, 4)
-    for all classes.
+    """(n, W, 7, 7) -> (n, 1 + K) logits, the background first, and corrections of the regions, (n, (1 + K) 4), or (n,
+    4) shared by all classes.
 
-    Linear layers are drawn Xavier uniform, the last ones from N(0, 0.01^2) and N(0, 0.001^2), as Detectron2 has it.
+    Linear layers are drawn Xavier uniform, the last ones from N(0, 0.01^2) and N(0, 0.001^2), as in Detectron2.
     """
 
     def __init__(self, config: DetectorConfig) -> None:
@@ -193,10 +196,11 @@ class BoxHead(nn.Module):
 
 
 def federated_loss(logits: Tensor, labels: Tensor, counted: Tensor | None = None) -> Tensor:
-    """(R, 1 + K) logits s of regions, of which the first is not read, (R,) int64 labels, 0 for background and 1 + the
-    class for an object -> a scalar: the binary cross-entropy of every class, the sum over classes, the mean over
-    regions; of the classes `counted` (K,) bool alone, where it is known of no other whether it is there
-    (arXiv:2103.07461; as detectron2 has it).
+    """(R, 1 + K) logits s of regions, of which the first is not used, (R,) int64 labels, 0 for background and 1 + the
+    class for an object -> a scalar: the binary cross-entropy, summed over classes, averaged over regions.
+
+    If `counted` (K,) bool is set, only these classes count: for the others the image is not exhaustively annotated
+    (arXiv:2103.07461; as in detectron2).
 
         sum(log(1 + exp(s[r, 1 + k])) - s[r, 1 + k] * (labels[r] == 1 + k) for r in regions for k in counted) / R
     """
@@ -215,17 +219,17 @@ def mask_head(config: DetectorConfig) -> nn.Module:
 
 
 def prepend_image_indices(boxes: Tensor) -> Tensor:
-    """(B, n, 4) -> (B n, 5): each box behind the number of its image."""
+    """(B, n, 4) -> (B n, 5): each box with the index of its image in front."""
     images, count = boxes.shape[:2]
     numbers = torch.arange(images, device=boxes.device, dtype=boxes.dtype)[:, None, None].expand(-1, count, 1)
     return torch.cat([numbers, boxes], -1).flatten(0, 1)
 
 
 def prepend_image_index(boxes: Tensor, image: int) -> Tensor:
-    """(n, 4) -> (n, 5): each box behind the number of the image."""
+    """(n, 4) -> (n, 5): each box with the index of the image in front."""
     return torch.cat([torch.full_like(boxes[:, :1], image), boxes], 1)
 
 
 def select_targets(targets: Mapping[str, Any], image: int, name: str) -> Tensor:
-    """What is known of the objects of an image that are no crowds, (n, ...)."""
+    """Return the named annotations of an image's objects that are not crowds, (n, ...)."""
     return targets[name][image][~targets["crowd"][image]]

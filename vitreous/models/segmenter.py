@@ -16,11 +16,11 @@ from vitreous.nn.decoder import LinearDecoder, UNETDecoder
 from vitreous.nn.sizes import patch_grid
 from vitreous.nn.upernet import UPerNetDecoder
 
-CONVOLUTIONAL_HEADS = ("unet", "upernet")  # heads whose cost their layers tell
+CONVOLUTIONAL_HEADS = ("unet", "upernet")  # heads whose cost is counted by their layers
 
 
 class Segmenter(BackboneWithHead):
-    """A backbone and its head; `backbone` where it is there already, else a fresh one."""
+    """A backbone and its head. `backbone` is an existing backbone; the default is a fresh one."""
 
     def __init__(self, config: SegmenterConfig, backbone: nn.Module | None = None) -> None:
         widths, patches = map_widths_and_patches(config)
@@ -29,7 +29,7 @@ class Segmenter(BackboneWithHead):
 
     @classmethod
     def count_macs(cls, config: SegmenterConfig, image: tuple[int, ...]) -> int:
-        """Multiply-adds of one forward pass for one image of these sides; norms and interpolation are left out."""
+        """Multiply-adds of one forward pass for one image of this size; norms and interpolation are not counted."""
         total = config.backbone.macs(image)
         if config.head in CONVOLUTIONAL_HEADS:
             return total + decoder_macs(config, image)
@@ -42,8 +42,10 @@ class Segmenter(BackboneWithHead):
         return self.head(images, [x.to(images.dtype) for x in self.maps(images)])  # frozen blocks may give bfloat16
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """(B, C, *image) -> (B, *grid, D) maps that the head reads, the coarsest or last first. Those of a ViT all pass
-        its last norm, as DINOv2's linear heads have it; of stages the last one does."""
+        """(B, C, *image) -> (B, *grid, D) maps for the head, the coarsest or last first.
+
+        The ViT's last norm is applied to all of its maps, as for DINOv2's linear heads, or to the last map of stages.
+        """
         c = self.config
         if c.backbone.has_stages:
             strides = c.backbone.strides[::-1][: len(map_widths_and_patches(c)[0])]
@@ -55,7 +57,7 @@ class Segmenter(BackboneWithHead):
 
 
 def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tuple[int, ...]]]:
-    """The channels of each map, and the pixels per axis of its places."""
+    """Return the channels and the stride in pixels per axis of each map."""
     backbone = config.backbone
     if backbone.has_stages:
         levels = backbone.levels[::-1][: 1 if config.head == "linear" else None]
@@ -64,7 +66,7 @@ def map_widths_and_patches(config: SegmenterConfig) -> tuple[list[int], list[tup
 
 
 def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tuple[int, ...]]) -> nn.Module:
-    """The head for maps of these channels and pixels per axis."""
+    """Build the head for maps of these channels and strides."""
     if config.head == "unet":
         return UNETDecoder(config.channels, widths, patches, config.classes, width=config.head_width)
     if config.head == "upernet":
@@ -74,7 +76,7 @@ def build_decoder(config: SegmenterConfig, widths: list[int], patches: list[tupl
 
 @lru_cache
 def decoder_macs(config: SegmenterConfig, image: tuple[int, ...]) -> int:
-    """Multiply-adds of a head of convolutions, counted by its own layers on a tensor without storage."""
+    """Multiply-adds of a convolutional head, counted by its layers on a tensor without storage."""
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 

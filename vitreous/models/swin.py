@@ -27,14 +27,14 @@ from vitreous.nn.windows import CosineWindowAttention, PatchMerging, WindowAtten
 class Swin(VisionModel[SwinConfig]):
     """Stages of blocks on (B, h, w, D) tokens, every second block with its windows shifted by half of their size.
 
-    An image of any size works. What patches, merged tokens or windows do not divide is filled up with zeros after its
-    end; `config.pad` says whether windows attend to these. Initialised as Microsoft's code does it:
+    Any image size works: images are padded with zeros at their ends to whole patches, merged tokens and windows.
+    `config.pad` selects whether windows attend to the padding. Initialised as in Microsoft's code:
 
     | parameter | drawn from |
     |---|---|
     | patch projection | uniform within 1 / sqrt(C p q), PyTorch's convolution; its norm: scale 1, bias 0 |
     | linear layers, tables of relative positions | N(0, 0.02^2); biases 0 |
-    | norms | scale 1, bias 0; scale 0 where a branch ends in one (version 2) |
+    | norms | scale 1, bias 0; scale 0 if a branch ends in one (version 2) |
     | factors of the cosine (version 2) | 10 |
     | head | 0 |
     """
@@ -42,7 +42,7 @@ class Swin(VisionModel[SwinConfig]):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         self.config = c = config
-        self.any_size = True  # windows take images of any size; a ViT warns of others than its own
+        self.any_size = True  # windows take any image size; a ViT warns about sizes other than its native one
         self.projection = nn.Linear(c.channels * math.prod(c.patch_size), c.width)
         self.first_norm = nn.LayerNorm(c.width, eps=c.norm.eps)
         self.stages = nn.ModuleList(build_swin_stages(c))
@@ -50,11 +50,11 @@ class Swin(VisionModel[SwinConfig]):
         self.head = self.build_head()
 
     def build_head(self) -> nn.Module:
-        """(B, D) -> (B, classes): a head whose weights are 0."""
+        """Build a head (B, D) -> (B, classes) whose weights are 0."""
         return linear_head(self.config.width_out, self.config.classes)
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image: the projection of its patches."""
+        """The layer that is applied to the image: the patch projection."""
         return self.projection
 
     def blocks(self) -> list[nn.Module]:
@@ -62,8 +62,8 @@ class Swin(VisionModel[SwinConfig]):
         return [block for stage in self.stages for block in stage.get_submodule("blocks").children()]
 
     def project(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, h, w, D): a linear layer and a norm on the pixels of each patch; an image that patches do
-        not divide is filled up with zeros."""
+        """(B, C, H, W) -> (B, h, w, D): a linear layer and a norm on the pixels of each patch; images are zero-padded
+        to whole patches."""
         c = self.config
         self.check_images(images)
         if any(side % p for side, p in zip(images.shape[2:], c.patch_size, strict=True)):
@@ -71,17 +71,17 @@ class Swin(VisionModel[SwinConfig]):
         return self.first_norm(self.projection(patchify(images, c.patch_size)))
 
     def features(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, N, D): the tokens of the last stage after the last norm, row by row."""
+        """(B, C, H, W) -> (B, N, D): the tokens of the last stage after the last norm, in raster order."""
         x = self.project(images)
         for stage in self.stages:
             x = stage(x)
         return self.norm(x).flatten(1, 2)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the tokens of the stage in which one covers so many
-        rows, before any last norm; `config.levels` has them all.
+        """(B, C, H, W) -> for each stride, in pixels, (B, h, w, D): the tokens of the stage of that stride, before any
+        last norm; `config.levels` lists them.
 
-        Stages after the last that is asked for are not computed. Raises ValueError for a stride of no stage.
+        Later stages are not computed. Raises ValueError if no stage has the stride.
         """
         self.config.check_strides(strides)
         x, outputs = self.project(images), {}
@@ -97,19 +97,19 @@ class Swin(VisionModel[SwinConfig]):
 
 
 class SwinStage(Encoder):
-    """Blocks on one grid, and before them, in all stages but the first, the merging of 2 x 2 tokens."""
+    """Blocks on one grid; in all stages but the first, 2 x 2 tokens are merged before them."""
 
     def __init__(self, width: int, blocks: Sequence[nn.Module], merge: nn.Module | None) -> None:
         super().__init__(width, blocks, norm=False)
         self.merge = merge or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) where tokens are merged."""
+        """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) if tokens are merged."""
         return super().forward(self.merge(x))
 
 
 def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
-    """The stages of a model; stochastic depth counts the blocks of all of them."""
+    """Build the stages of a model; stochastic depth rises over the blocks of all stages."""
     places = [(stage, index) for stage, count in enumerate(config.blocks) for index in range(count)]
     noise = config.regularization
     stacked = build_blocks(
@@ -127,10 +127,10 @@ def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
 
 
 def build_swin_block(config: SwinConfig, stage: int, index: int, drop_path: float) -> Block:
-    """A block of a stage; the windows of those of odd `index` are shifted by half of their size."""
+    """Build a block of a stage; windows are shifted by half of their size if `index` is odd."""
     c, width, heads, size = config, config.widths[stage], config.heads[stage], config.windows[stage]
     shift = (size[0] // 2 * (index % 2), size[1] // 2 * (index % 2))
-    if c.attention.pad == "zeros-after-shift":  # timm decides by the native grid alone which axes are shifted
+    if c.attention.pad == "zeros-after-shift":  # in timm only the native grid decides which axes are shifted
         native = c.grids(c.image)[stage]
         shift = tuple(s if length > w else 0 for s, length, w in zip(shift, native, size, strict=True))
     if c.version == 2:

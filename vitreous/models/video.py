@@ -7,8 +7,8 @@ B batch, T time slots, N = T h w patch tokens, P prefix tokens, S = P + h w toke
     factorised-attention     (B, T, S, D) -> in each block attention over S, attention over T, MLP
     factorised-dot-product   (B, T, S, D) -> in each block half of the heads over S, half over T, MLP
 
-The tensors of space have the names of a picture's ViT. With `temporal_zero` those of time add nothing until they are
-trained, so that a fresh factorised model answers as its ViT answers for the frames: logits are the mean over slots.
+Spatial tensors have the names of an image ViT. With `temporal_zero`, temporal layers add nothing until they are
+trained, so a fresh factorised model has the outputs of its ViT on the frames: logits are the mean over slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vitreous.nn.spacetime import SpaceTimeBlock, SpaceTimeHeads, flatten_time_s
 
 
 class Video(ViT):
-    """A ViT of clips, (B, C, T, H, W) -> (B, classes)."""
+    """A ViT for clips, (B, C, T, H, W) -> (B, classes)."""
 
     config: VideoConfig
 
@@ -44,7 +44,7 @@ class Video(ViT):
             self.temporal = Encoder(c.width, blocks, norm=False)
 
     def block(self, index: int, drop_path: float) -> nn.Module:
-        """One block of the stack; with attention over time where the arrangement has it in each block."""
+        """Build one block of the stack; with attention over time if each block of the arrangement has it."""
         c, block = self.config, super().block(index, drop_path)
         if c.arrangement != "factorised-attention":
             return block
@@ -57,7 +57,7 @@ class Video(ViT):
         return SpaceTimeBlock(block, time)
 
     def temporal_block(self, index: int, drop_path: float) -> Block:
-        """One block over the time slots of a factorised encoder."""
+        """Build one block over the time slots of a factorised encoder."""
         block = self.plain_block(index, drop_path)
         if self.config.temporal_zero:
             zero_output_layer(block.attention, "out")
@@ -65,38 +65,41 @@ class Video(ViT):
         return block
 
     def attention(self, index: int) -> nn.Module:
-        """The attention of a block, that over space where there are two."""
+        """Build the attention of a block; if there are two, the one over space."""
         c = self.config
         if c.arrangement == "factorised-dot-product":
             return self.drop_key_bias(SpaceTimeHeads(c.width, c.heads, c.attention.qkv_bias))
         return self.drop_key_bias(super().attention(index))
 
     def drop_key_bias(self, part: nn.Module) -> nn.Module:
-        """The attention, without a bias of its keys where the config says so."""
+        """Return the attention, without a bias of its keys if the config disables it."""
         if self.config.no_key_bias:
             part.qkv = QkvLinearWithoutKeyBias(self.config.width)
         return part
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D), or (h, w, D) where the temporal encoder adds those of time."""
+        """(*grid, D), or (h, w, D) if the temporal encoder adds the positions of time."""
         if self.temporal is not None and isinstance(self.position, SpaceTimePosition):
             return self.position.space.read(grid[1:])
         return super().positions_at(grid)
 
     def prepare(self, tokens: Tensor, places: TokenPositions | None = None) -> tuple[Any, ...]:
-        """(B, N, D) -> what the encoder is given: as a ViT's, or (B, T, P + h w, D), each slot with prefix tokens in
-        front. Raises ValueError for tokens of no whole grid."""
+        """(B, N, D) -> the encoder's input: as for a ViT, or (B, T, P + h w, D), each slot with prefix tokens in front.
+        Raises ValueError for tokens that are not a complete grid."""
         if not self.config.factorised:
             return super().prepare(tokens, places)
         places = places or self.native_token_positions(tokens)
         if places.index is not None:
-            raise ValueError("factorised blocks take whole clips: no patch can be left out")
+            raise ValueError("factorised blocks require all patches of a clip")
         slots = places.grid[0]
         return (self.with_prefix(tokens.unflatten(1, (slots, -1)).flatten(0, 1)).unflatten(0, (-1, slots)),)
 
     def encode(self, tokens: Tensor, places: TokenPositions | None = None, whole: bool = True) -> Tensor:
-        """(B, N, D) -> (B, P + N, D): prefix tokens, blocks, final norm; prefix tokens of a factorised model are the
-        means of those of its slots. `whole` and errors are those of a ViT."""
+        """(B, N, D) -> (B, P + N, D): prefix tokens, blocks, final norm.
+
+        The prefix tokens of a factorised model are the means of those of its slots. `whole` and errors are as in
+        `ViT.encode`.
+        """
         if not self.config.factorised:
             return super().encode(tokens, places, whole)
         (x,) = self.prepare(tokens, places)
@@ -104,30 +107,33 @@ class Video(ViT):
         return self.join(x) if whole else flatten_time_slots(x, self.config.pooled_prefix or self.config.prefix)
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, *grid, D) -> for each depth t, (B, P + N, D): what `project` gave after t blocks; those over time of a
-        factorised encoder come after all of them and are not among these."""
+        """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks.
+
+        The blocks over time of a factorised encoder follow all of them and are not counted.
+        """
         if not self.config.factorised:
             return super().encode_to_depths(tokens, depths)
         (x,) = self.prepare(self.place(tokens), self.places(tokens))
         return [self.join(output) for output in self.encoder.features(x, depths)]
 
     def run_temporal_blocks(self, x: Tensor) -> Tensor:
-        """(B, T, S, D) -> (B, T, S, D): a factorised encoder's vectors of slots, after its blocks over time.
+        """(B, T, S, D) -> (B, T, S, D): run a factorised encoder's blocks over time on one vector per slot.
 
-        The vector of a slot is its class token if that is pooled, which is replaced; else the mean of its patch tokens,
-        each of which changes by as much as the mean does. So `pool` reads the mean over slots of what is related.
+        The vector of a slot is its class token if that is pooled; it is replaced by the result. Otherwise it is the
+        mean of the slot's patch tokens, and each of them changes by as much as the mean. Thus `pool` returns the mean
+        over slots of the results.
         """
         if self.temporal is None:
             return x
         c = self.config
-        before = x[:, :, 0] if c.pool == "class" else x[:, :, c.prefix :].mean(2)
-        after = before
+        slot_vectors = x[:, :, 0] if c.pool == "class" else x[:, :, c.prefix :].mean(2)
+        after = slot_vectors
         if isinstance(self.position, SpaceTimePosition):
-            after = before + self.position.time.read((x.shape[1],)).to(before)
+            after = slot_vectors + self.position.time.read((x.shape[1],)).to(slot_vectors)
         after = self.temporal(after)
         if c.pool == "class":
             return torch.cat([after[:, :, None], x[:, :, 1:]], 2)
-        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (after - before)[:, :, None]], 2)
+        return torch.cat([x[:, :, : c.prefix], x[:, :, c.prefix :] + (after - slot_vectors)[:, :, None]], 2)
 
     def join(self, x: Tensor) -> Tensor:
         """(B, T, P + h w, D) -> (B, P + N, D): all tokens of a factorised model as one sequence."""

@@ -4,7 +4,7 @@ B batch, C channels, N patch tokens, P prefix tokens, D width; image and grid ar
 
     images (B, C, *image) -> project (B, *grid, D) -> place (B, N, D) -> encode (B, P + N, D) -> pool (B, D) -> logits
 
-Where a class token is all that is pooled, `forward` computes nothing else in the last block; `features` computes every
+If only the class token is pooled, `forward` computes only this token in the last block; `features` computes every
 token.
 """
 
@@ -51,21 +51,21 @@ TABLES = {
 
 
 class ViT(VisionModel[ViTConfig]):
-    """Eqs. 1-4, initialised as Google's code does it:
+    """Eqs. 1-4, initialised as in Google's code:
 
     | parameter | drawn from |
     |---|---|
-    | patch projection | LeCun normal, cut at two deviations; bias 0 |
+    | patch projection | LeCun normal, truncated at two std; bias 0 |
     | class token, positions, registers | 0; N(0, 0.02^2); N(0, 0.02^2) |
-    | q, k, v, output, MLP matrices | Xavier uniform, each matrix by itself; biases 0, those of the MLP N(0, 1e-6^2) |
+    | q, k, v, output, MLP matrices | Xavier uniform per matrix; biases 0, those of the MLP N(0, 1e-6^2) |
     | representation layer | LeCun normal; bias 0 |
     | head | 0 |
     """
 
-    any_size: bool  # images of other sizes than the config's are meant: no warning
+    any_size: bool  # do not warn about images of other sizes than the config's
     dropout: float  # of patch and prefix tokens; blocks have their own
     stem: Any
-    cell: tuple[int, ...]  # what is cut out, of image or map
+    cell: tuple[int, ...]  # size of a token's input, in pixels or positions of a map
     position: nn.Module | None
     slots: nn.Parameter | None
     first_norm: nn.Module
@@ -104,13 +104,13 @@ class ViT(VisionModel[ViTConfig]):
         self.representation = nn.Linear(c.width_out, c.head.representation) if c.head.representation else None
         self.head = self.build_head()
         for linear in filter(None, (self.projection, self.representation)):
-            deviation = linear.in_features**-0.5 / 0.87962566103423978  # what cutting at two deviations takes away
+            deviation = linear.in_features**-0.5 / 0.87962566103423978  # corrects for truncation at 2 std
             nn.init.trunc_normal_(linear.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
             if linear.bias is not None:
                 nn.init.zeros_(linear.bias)
 
     def position_tables(self) -> dict[str, nn.Module]:
-        """What is added to patch tokens, by where: `input`, or `block 0`, `block 1`, ..."""
+        """The positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
         if self.config.positions.kind == "none":
             return {}
         if self.config.positions.at != "each":
@@ -118,22 +118,22 @@ class ViT(VisionModel[ViTConfig]):
         return {f"block {index}": block.position for index, block in enumerate(self.blocks())}  # type: ignore[misc]
 
     def build_head(self) -> nn.Module:
-        """(B, features) -> (B, classes): a head whose weights are 0."""
+        """Build a head (B, features) -> (B, classes) whose weights are 0."""
         return zero_parameters(build_classifier_head(self.config))
 
     def block(self, index: int, drop_path: float) -> nn.Module:
-        """One block of the stack, with its own stochastic depth rate, and where it looks."""
+        """Build one block of the stack, with its stochastic depth rate, and its restriction to windows or axes."""
         c = self.config
 
         if c.positions.at == "each":
-            own = build_position(c)
-            assert own is not None
-            return BlockWithPosition(self.plain_block(index, drop_path), own, build_prefix_positions(c))
+            position = build_position(c)
+            assert position is not None
+            return BlockWithPosition(self.plain_block(index, drop_path), position, build_prefix_positions(c))
         block = self.plain_block(index, drop_path)
         return BlockWithSharedPosition(block) if c.positions.at == "shared" else block
 
     def plain_block(self, index: int, drop_path: float) -> Block:
-        """Attention and MLP, without regard to where the block looks."""
+        """Build attention and MLP of a block, without windows or axes."""
         c, attention = self.config, self.attention(index)
         hidden, dropout = c.mlp.hidden, c.regularization.dropout
         mlp = SwiGLU(c.width, hidden, dropout) if c.mlp.kind == "swiglu" else Mlp(c.width, hidden, dropout, c.mlp.gelu)
@@ -148,27 +148,32 @@ class ViT(VisionModel[ViTConfig]):
         )
 
     def build_stem(self) -> Any:
-        """What comes before the projection: nothing, or (B, C, *image) -> (B, *map, channels)."""
+        """Build the layers before the projection: none, or (B, C, *image) -> (B, *map, channels)."""
         return None
 
     def build_first_norm(self) -> nn.Module:
-        """What comes between prefix tokens and the first block."""
+        """Build the layer between prefix tokens and the first block."""
         return nn.Identity()
 
     def build_neck(self) -> nn.Module | None:
-        """What comes after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out)."""
+        """Build the layers after the encoder of a model on a grid, (B, *grid, D) -> (B, *grid, width_out)."""
         return None
 
     def attention(self, index: int) -> nn.Module:
-        """The attention of a block."""
-        c, own = self.config, self.config.attention
-        if own.kind == "relative":
-            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), own.qkv_bias)
-        if own.kind == "rotary":
-            return RotaryAttention(c.width, c.heads, len(c.grid), own.qkv_bias)
-        if own.window:
-            return LocalAttention(c.width, c.heads, own.window if index in c.windowed_blocks else 0, own.qkv_bias)
-        return Attention(c.width, c.heads, own.qkv_bias)
+        """Build the attention of a block."""
+        c, attention_config = self.config, self.config.attention
+        if attention_config.kind == "relative":
+            return RelativeAttention(c.width, c.heads, c.prefix + math.prod(c.grid), attention_config.qkv_bias)
+        if attention_config.kind == "rotary":
+            return RotaryAttention(c.width, c.heads, len(c.grid), attention_config.qkv_bias)
+        if attention_config.window:
+            return LocalAttention(
+                c.width,
+                c.heads,
+                attention_config.window if index in c.windowed_blocks else 0,
+                attention_config.qkv_bias,
+            )
+        return Attention(c.width, c.heads, attention_config.qkv_bias)
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, classes): logits."""
@@ -177,21 +182,21 @@ class ViT(VisionModel[ViTConfig]):
         return self.answer(self.place(tokens), self.places(tokens))
 
     def first_layer(self) -> nn.Module:
-        """The layer that reads the image: the projection, or the first convolution of the stem."""
+        """The layer that is applied to the image: the projection, or the first convolution of the stem."""
         return self.projection if self.stem is None else self.stem.first_layer()
 
     def forward_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches of these numbers alone."""
+        """(B, C, *image), (B, K) int64 -> (B, classes): logits from the patches with these indices only."""
         tokens = self.project(images)
         return self.answer(gather_tokens(self.place(tokens), index), self.places(tokens, index))
 
     def encode_patches(self, images: Tensor, index: Tensor) -> Tensor:
-        """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches of these numbers alone."""
+        """(B, C, *image), (B, K) int64 -> (B, P + K, D): every token, from the patches with these indices only."""
         tokens = self.project(images)
         return self.encode(gather_tokens(self.place(tokens), index), self.places(tokens, index))
 
     def blocks(self) -> list[nn.Module]:
-        """The residual blocks in order, as layers are counted: from 0."""
+        """The residual blocks in order, with layer indices from 0."""
         return list(self.encoder.blocks)
 
     def features(self, images: Tensor) -> Tensor:
@@ -203,23 +208,22 @@ class ViT(VisionModel[ViTConfig]):
     def features_after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each depth t, (B, P + N, D): every token after t blocks, before the last norm.
 
-        Blocks after the last that is asked for are not computed. Raises ValueError for a depth that is no number of
-        blocks.
+        Later blocks are not computed. Raises ValueError for a depth out of range.
         """
         return self.encode_to_depths(self.project(images), depths)
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
-        """(B, C, *image) -> for each stride, in pixels, (B, *grid, D): the map in which a place covers so many rows.
+        """(B, C, *image) -> for each stride, in pixels, (B, *grid, D): the map of that stride.
 
-        A ViT has one, the patch tokens after the last block, before any last norm or neck; `config.levels` has them
-        all. Raises ValueError for a stride of no map.
+        A ViT has a single map, the patch tokens after the last block, before any last norm or neck; `config.levels`
+        lists it. Raises ValueError if no map has the stride.
         """
         self.config.check_strides(strides)
         tokens = self.project(images)
         return [self.last_map(tokens)] * len(strides)
 
     def encode_to_depths(self, tokens: Tensor, depths: Sequence[int]) -> list[Tensor]:
-        """(B, *grid, D) -> for each depth t, (B, P + N, D): what `project` gave after t blocks."""
+        """(B, *grid, D) -> for each depth t, (B, P + N, D): the output of `project` after t blocks."""
         x, *context = self.prepare(self.place(tokens), self.places(tokens))
         return [output.flatten(1, -2) for output in self.encoder.features(x, depths, *context)]
 
@@ -229,32 +233,32 @@ class ViT(VisionModel[ViTConfig]):
         return last[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
 
     def warn_about_size(self, images: Tensor, stacklevel: int) -> None:
-        """Warn of images of another size than the model was created for, once; `any_size` says that they are meant.
+        """Warn once about images of another size than the native one, unless `any_size` is set.
 
-        Smaller ones in training are progressive resizing, and give no warning; nor does a graph that is compiled,
-        exported or traced.
+        Smaller images in training are progressive resizing and give no warning; compiled, exported or traced graphs do
+        not warn either.
         """
         if self.any_size or torch.compiler.is_compiling() or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
             return
         self.check_images(images)
-        size, own = tuple(images.shape[2:]), self.config.image
+        size, native_size = tuple(images.shape[2:]), self.config.image
         if (
-            size == own
-            or len(size) != len(own)
-            or (self.training and all(a <= b for a, b in zip(size, own, strict=True)))
+            size == native_size
+            or len(size) != len(native_size)
+            or (self.training and all(a <= b for a, b in zip(size, native_size, strict=True)))
         ):
             return
         self.any_size = True
-        given, native = (" x ".join(map(str, sides)) for sides in (size, own))
+        given_text, native = (" x ".join(map(str, sides)) for sides in (size, native_size))
         text = (
-            f"images of {given} pixels, but the model was created for {native}: positions are resized to their grid "
-            "of patches, and answers"
+            f"images of {given_text} pixels, but the model was created for {native}: positions are resized to their "
+            "grid of patches, and predictions"
         )
         text += (
             f" are mostly worse. Resize the images; or create(…, image_size={max(size)}) and fine-tune at that "
-            "size; or, where it is meant,"
+            "size; or, if this is intended, set"
         )
-        warnings.warn(text + " set model.any_size = True", stacklevel=stacklevel)
+        warnings.warn(text + " model.any_size = True", stacklevel=stacklevel)
 
     def project(self, images: Tensor) -> Tensor:
         """(B, C, *image) -> (B, *grid, D): linear projection of flattened patches, E in Eq. 1, of the image or the
@@ -265,32 +269,31 @@ class ViT(VisionModel[ViTConfig]):
         return self.projection(patchify(images, self.cell))
 
     def place(self, tokens: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, N, D): add positions, read at whatever grid arrives, and flatten."""
+        """(B, *grid, D) -> (B, N, D): add positions, resized to the input's grid, and flatten."""
         if self.position is not None and self.config.positions.at == "input":
             table = self.positions_at(tuple(tokens.shape[1:-1])).to(tokens.device)
             tokens = tokens + (table.to(tokens.dtype) if self.training else table)  # frozen models sum in float32
         return F.dropout(tokens.flatten(1, -2), self.dropout, self.training)
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
-        """(*grid, D), or what broadcasts to it: the positions that are added to the patch tokens of a grid."""
+        """(*grid, D), or a broadcastable shape: the positions added to the patch tokens of a grid."""
         return self.position.read(grid)  # type: ignore[operator, union-attr]
 
     def places(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
-        """Where the tokens of a (B, *grid, D) lie, or those with the numbers `index` (B, K) int64 alone: what `encode`
-        may ask for."""
+        """The positions of the tokens of a (B, *grid, D), or only of those with the indices `index` (B, K) int64, for
+        `encode`."""
         return TokenPositions(tuple(tokens.shape[1:-1]), self.config.prefix, index)
 
     def answer(self, tokens: Tensor, places: TokenPositions | None = None) -> Tensor:
-        """(B, N, D) -> (B, classes): from placed tokens to logits, by way of what `pool` reads alone. Raises ValueError
-        as `encode`."""
+        """(B, N, D) -> (B, classes): from tokens with positions to logits, computing only the tokens that `pool` uses.
+        Raises ValueError as `encode`."""
         return self.classify(self.pool(self.encode(tokens, places, whole=False)))
 
     def encode(self, tokens: Tensor, places: TokenPositions | None = None, whole: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens in front, blocks, final norm. Any N, in any order.
 
-        Where not the `whole` is asked for, (B, R, D) of the R tokens in front that `pool` reads, if it does not read
-        all. Models whose blocks know of places need `places`, unless the tokens are those of the native grid. Raises
-        ValueError.
+        If `whole` is false, (B, R, D) of the R leading tokens that `pool` uses, if it does not use all. Models whose
+        blocks use positions need `places`, unless the tokens are those of the native grid. Raises ValueError.
         """
         x, *context = self.prepare(tokens, places)
         if not self.config.on_grid:
@@ -299,8 +302,8 @@ class ViT(VisionModel[ViTConfig]):
         return (x if self.neck is None else self.neck(x)).flatten(1, -2)
 
     def prepare(self, tokens: Tensor, places: TokenPositions | None = None) -> tuple[Any, ...]:
-        """(B, N, D) -> what the encoder is given: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for
-        blocks on a grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
+        """(B, N, D) -> the encoder's input: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for blocks on a
+        grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
         c = self.config
         if not c.needs_positions:
             return (self.with_prefix(tokens),)
@@ -308,7 +311,7 @@ class ViT(VisionModel[ViTConfig]):
         tokens = self.with_prefix(tokens)
         if c.on_grid:
             if places.index is not None:
-                raise ValueError("axial and windowed blocks take whole grids: no patch can be left out")
+                raise ValueError("axial and windowed blocks require all patches of the grid")
             return (tokens.unflatten(1, places.grid),)
         if c.positions.at == "shared":
             assert self.position is not None
@@ -327,9 +330,10 @@ class ViT(VisionModel[ViTConfig]):
         return self.first_norm(tokens)
 
     def native_token_positions(self, tokens: Tensor) -> TokenPositions:
-        """Where (B, N, D) patch tokens of the native grid lie. Raises ValueError for another number of tokens."""
+        """The positions of (B, N, D) patch tokens of the native grid. Raises ValueError for another number of
+        tokens."""
         if tokens.shape[1] != math.prod(self.config.grid):
-            raise ValueError(f"{tokens.shape[1]} tokens are not those of the native grid", "give their places")
+            raise ValueError(f"{tokens.shape[1]} tokens do not match the native grid", "pass places")
         return TokenPositions(self.config.grid, self.config.prefix)
 
     def last_norm(self, tokens: Tensor) -> Tensor:
@@ -339,7 +343,7 @@ class ViT(VisionModel[ViTConfig]):
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.
 
-        For `distilled`, (B, 2 D): the class and the distillation token, side by side.
+        For `distilled`, (B, 2 D): the class and the distillation token, concatenated.
         """
         if self.pooling is not None:
             pooled = self.pooling(tokens)
@@ -352,15 +356,14 @@ class ViT(VisionModel[ViTConfig]):
         return self.pooled_norm(pooled)
 
     def classify(self, pooled: Tensor) -> Tensor:
-        """(B, D) -> (B, classes): the tanh representation layer where there is one (section 3.2), then the linear
-        head."""
+        """(B, D) -> (B, classes): the tanh representation layer if there is one (section 3.2), then the linear head."""
         if self.representation is not None:
             pooled = self.representation(pooled).tanh()
         return self.head(pooled)
 
 
 def build_position(config: ViTConfig) -> nn.Module | None:
-    """What is added to patch tokens to say where they are."""
+    """Build the position embeddings that are added to patch tokens."""
     kind, resize = config.positions.kind, config.positions.resize
     if kind in TABLES:
         return TABLES[kind](config.table_grid, config.width, resize)
@@ -370,7 +373,7 @@ def build_position(config: ViTConfig) -> nn.Module | None:
 
 
 def build_classifier_head(config: ViTConfig) -> nn.Module:
-    """(B, features) -> (B, classes)."""
+    """Build the head, (B, features) -> (B, classes)."""
     if not config.classes:
         return nn.Identity()
     if config.pool == "distilled":
@@ -379,7 +382,7 @@ def build_classifier_head(config: ViTConfig) -> nn.Module:
 
 
 def build_prefix_positions(config: ViTConfig) -> nn.Parameter | None:
-    """(S, D): what is added to the first prefix tokens, drawn from N(0, 0.02^2)."""
+    """Build the position embeddings (S, D) of the first prefix tokens, drawn from N(0, 0.02^2)."""
     return (
         nn.Parameter(torch.empty(config.prefix_position_count, config.width).normal_(std=0.02))
         if config.prefix_position_count

@@ -38,7 +38,7 @@ class CLIP(ViT):
 
 
 class SAM(ViT):
-    """A ViT with decomposed relative positions, windows in most blocks, and a neck or none."""
+    """A ViT with decomposed relative positions, windows in most blocks, and optionally a neck."""
 
     config: SAMConfig
 
@@ -51,7 +51,7 @@ class SAM(ViT):
         return WindowedAttention(GridAttention(c.width, c.heads, size, c.attention.qkv_bias), size, pad="zeros")
 
     def plain_block(self, index: int, drop_path: float) -> Block:
-        """Attention, MLP, and in some blocks the convolutions by which information crosses windows."""
+        """Attention, MLP, and in some blocks convolutions that propagate information between windows."""
         block = super().plain_block(index, drop_path)
         block.after = ConvPropagation(self.config.width) if index in self.config.conv_blocks else None
         return block
@@ -76,9 +76,9 @@ class Hybrid(ViT):
 
     def features_at(self, images: Tensor, strides: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> for each stride, in pixels, (B, h, w, D): the maps of the stem's stages, and the patch
-        tokens after the last block, before any last norm; `config.levels` has them all.
+        tokens after the last block, before any last norm; `config.levels` lists them.
 
-        Blocks are not computed where the tokens are not asked for. Raises ValueError for a stride of no map.
+        Blocks are computed only if the tokens are requested. Raises ValueError if no map has the stride.
         """
         self.config.check_strides(strides)
         self.check_images(images)

@@ -1,4 +1,4 @@
-"""Models by name."""
+"""Construction of models by name or config."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Model = VisionModel[Any]
 
 
 def build_model(config: ModelConfig) -> Any:
-    """The model of a config, freshly initialised, of the class that its family has."""
+    """Build the model of a config, freshly initialised, of its family's class."""
     return config.model_class()(config)
 
 
@@ -30,8 +30,8 @@ def create_untrained_model(
 ) -> Any:
     """Build a model by name, freshly initialised: `create_untrained_model("ViT-B/16", image_size=384, num_classes=37)`.
 
-    `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
-    head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
+    `image_size` is in pixels, one number or one per axis. `num_classes` defaults to the name's (1000 for most); 0 omits
+    the head. `channels` of an image: 3, or 4 for a DiT's latents. `changes` are fields of `ViTConfig`, `BiTConfig`,
     `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names. Raises UsageError for an unknown
     name or field and for a size that the patch does not divide.
     """
@@ -42,25 +42,26 @@ def create_untrained_model(
     config = config_from_name(name, None if "patch" in changes else image_size)
     if "patch" in changes and image_size is not None:
         changes["image"] = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
-    known = {"num_classes", *config.option_names()} - {"classes"}
-    unknown = set(changes) - set(known)
+    option_names = {"num_classes", *config.option_names()} - {"classes"}
+    unknown = set(changes) - set(option_names)
     if unknown:
-        word = min(unknown)
+        option = min(unknown)
         raise UsageError(
-            f"a {type(config).__name__.removesuffix('Config')} has no {word}", suggest_option(config, word, known)
+            f"a {type(config).__name__.removesuffix('Config')} has no {option}",
+            suggest_option(config, option, option_names),
         )
     classes = config.classes if num_classes is None else num_classes
     return build_model(config.with_options(classes=classes, channels=channels or config.channels, **changes))
 
 
 def suggest_option(config: ModelConfig, word: str, known: Iterable[str]) -> str:
-    """Suggest the group with a field of this name as a keyword, else the nearest known option; "" without one."""
+    """Suggest the group with a field of this name as a keyword, else the nearest known option; "" if there is none."""
     path = next((path for path in config.option_paths() if path.endswith(f".{word}")), "")
     group = path.partition(".")[0]
     return f'use {group}={{"{word}": …}}' if group else suggest_nearest(word, sorted(known))
 
 
 def build_without_init(config: ModelConfig) -> Model:
-    """A model whose parameters have shapes and nothing else; `load_state_dict(…, assign=True)` gives it weights."""
+    """Build a model whose parameters have shapes but no values; `load_state_dict(…, assign=True)` fills them."""
     with torch.device("meta"), NoInitMode():
         return build_model(config)

@@ -1,1 +1,1 @@
-"""Parts: tensors in, tensors out. Nothing here knows of data, training or files."""
+"""Neural network building blocks. They take and return tensors and do not depend on data, training or files."""

@@ -1,7 +1,8 @@
-"""ViT-Adapter (arXiv:2205.08534): convolutions of the image beside a plain ViT, and attention from one to the other.
+"""ViT-Adapter (arXiv:2205.08534): a convolutional branch that exchanges features with a plain ViT by attention.
 
-B images, D width of the ViT, N its tokens; levels of the prior have strides of 8, 16 and 32 pixels, M places in all,
-side by side, and one of 4 pixels goes by itself. Also batch norms that accept a single value per channel.
+B images, D width of the ViT, N its tokens. Levels of the spatial prior have strides of 8, 16 and 32 pixels and are
+concatenated to M positions in all; the level of stride 4 is separate. The module also contains batch norms that accept
+a single value per channel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from vitreous.nn.deformable import DeformableAttention, patch_centres
 
-INTERACTION_STRIDES = (8, 16, 32)  # of the levels that exchange features with the ViT, in pixels
+INTERACTION_STRIDES = (8, 16, 32)  # of levels that exchange features with the ViT, in pixels
 COARSEST_STRIDE = INTERACTION_STRIDES[-1]
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -26,8 +27,8 @@ Grids = Sequence[tuple[int, int]]
 
 
 class Float32BatchNorm(nn.Module):
-    """Batch norm (arXiv:1502.03167) whose statistics are float32: over the batches of all processes on accelerators
-    (PyTorch's SyncBatchNorm), over that of its own process on a CPU."""
+    """Batch norm (arXiv:1502.03167) with float32 statistics. Accelerators compute them over the batches of all
+    processes (PyTorch's SyncBatchNorm), CPUs over the batch of each process."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -41,7 +42,7 @@ class Float32BatchNorm(nn.Module):
         assert mean is not None and variance is not None
         training = self.training and not (x.device.type == "cpu" and has_single_value_per_channel(x))
         if not training:
-            mean, variance = mean.to(exact), variance.to(exact)  # they may have been cast with the weights
+            mean, variance = mean.to(exact), variance.to(exact)  # buffers may have been cast with the weights
         if x.device.type == "cpu" or not training:
             y = F.batch_norm(exact, mean, variance, None, None, training, norm.momentum or 0.0, norm.eps)
         else:
@@ -50,19 +51,21 @@ class Float32BatchNorm(nn.Module):
 
 
 def build_norm_layer(width: int, norm: AdapterNorm) -> nn.Module:
-    """GroupNorm of 32 groups, or fewer where they had less than 8 channels; or `Float32BatchNorm`."""
+    """Build GroupNorm of up to 32 groups, each of at least 8 channels, or `Float32BatchNorm`."""
     return Float32BatchNorm(width) if norm == "batch" else nn.GroupNorm(math.gcd(32, max(1, width // 8)), width)
 
 
 def conv3x3_norm_relu(inputs: int, outputs: int, stride: int, norm: AdapterNorm) -> list[nn.Module]:
-    """A 3 x 3 convolution without bias, norm and ReLU."""
+    """Build a 3 x 3 convolution without bias, norm and ReLU."""
     conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
     return [conv, build_norm_layer(outputs, norm), nn.ReLU()]
 
 
 class SpatialPrior(nn.Module):
-    """Convolutions that read the image at strides of 4, 8, 16 and 32 (section 3.2 of the paper), each brought to D
-    channels by a 1 x 1; `forward_before_output` channels at the first."""
+    """Convolutional image features at strides of 4, 8, 16 and 32 (section 3.2 of the paper).
+
+    A 1 x 1 convolution projects each to D channels. `inner` is the number of channels at stride 4.
+    """
 
     def __init__(self, channels: int, width: int, inner: int, norm: AdapterNorm) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class SpatialPrior(nn.Module):
         self.reduce = nn.ModuleList(nn.Conv2d(size, width, 1) for size in sizes)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """(B, C, H, W), sides that 32 divides -> four maps (B, D, h, w), the finest first."""
+        """(B, C, H, W), H and W divisible by 32 -> four maps (B, D, h, w), the finest first."""
         x, maps = self.stem(images), list[Tensor]()
         for stage, reduce in zip([nn.Identity(), *self.stages], self.reduce, strict=True):
             x = stage(x)
@@ -108,8 +111,10 @@ class ConvFFN(nn.Module):
 
 
 class Injector(nn.Module):
-    """x + gate * attention from the tokens of the ViT to all levels (Eq. 1). The gate, a number for each channel,
-    starts at zero, so that a pre-trained ViT computes what it did."""
+    """x + gate * attention from the ViT's tokens to all levels (Eq. 1).
+
+    The gate, one value per channel, starts at zero, so a pre-trained ViT keeps its outputs.
+    """
 
     def __init__(self, width: int, heads: int, points: int, ratio: float) -> None:
         super().__init__()
@@ -118,14 +123,17 @@ class Injector(nn.Module):
         self.gate = nn.Parameter(torch.zeros(width))
 
     def forward(self, tokens: Tensor, centres: Tensor, levels: Tensor, grids: Grids) -> Tensor:
-        """(B, N, D), their places (N, L, 2) in 0 .. 1 of each level, (B, M, D) -> (B, N, D)."""
+        """(B, N, D), their positions (N, L, 2) in 0 .. 1 of each level, (B, M, D) -> (B, N, D)."""
         seen = self.attention(self.norm_tokens(tokens), centres, self.norm_levels(levels), grids)
         return tokens + self.gate * seen
 
 
 class Extractor(nn.Module):
-    """Attention from all levels to the tokens of the ViT, then a `ConvFFN` of a quarter of the width, each added to
-    what came in (Eqs. 2-3). `drop_path` is the probability that a sample goes without the latter in training."""
+    """Attention from all levels to the ViT's tokens, then a `ConvFFN` of a quarter of the width, both residual (Eqs.
+    2-3).
+
+    `drop_path` is the probability that a sample skips the `ConvFFN` in training.
+    """
 
     def __init__(self, width: int, heads: int, points: int, ratio: float, *, drop_path: float) -> None:
         super().__init__()
@@ -135,7 +143,7 @@ class Extractor(nn.Module):
         self.drop_path = drop_path
 
     def forward(self, levels: Tensor, centres: Tensor, tokens: Tensor, grid: tuple[int, int], grids: Grids) -> Tensor:
-        """(B, M, D), their places (M, 1, 2) in 0 .. 1 of the ViT's grid, (B, N, D) -> (B, M, D)."""
+        """(B, M, D), their positions (M, 1, 2) in 0 .. 1 of the ViT's grid, (B, N, D) -> (B, M, D)."""
         seen = self.attention(self.norm_levels(levels), centres, self.norm_tokens(tokens), [grid])
         levels = levels + seen
         y = self.mlp(self.norm(levels), grids)
@@ -146,10 +154,10 @@ class Extractor(nn.Module):
 
 
 class ReferencePoints:
-    """Where tokens and levels of a batch lie: grids, and the places of each in 0 .. 1 of the others.
+    """Grids of the tokens and levels of a batch, and the positions of each in 0 .. 1 of the others.
 
-    `image` and `patch` are those of the ViT, in pixels; the levels cover the image filled up at its end to whole places
-    of the coarsest, so places are the same in pixels, whatever the patch.
+    `image` and `patch` are the ViT's, in pixels. Levels cover the image padded at its end to a multiple of the coarsest
+    stride, so positions in pixels do not depend on the patch size.
     """
 
     def __init__(self, image: tuple[int, int], patch: tuple[int, int], device: torch.device) -> None:
@@ -164,7 +172,7 @@ class ReferencePoints:
 
 
 class InteractionBlock(nn.Module):
-    """What surrounds a group of the ViT's blocks: an injector before it, and `extractors` after it."""
+    """The adapter modules around a group of the ViT's blocks: an injector before it, and `extractors` after it."""
 
     def __init__(
         self,
@@ -194,16 +202,19 @@ class InteractionBlock(nn.Module):
 
 
 def allow_single_value_batch_norm(module: nn.Module) -> None:
-    """Let every batch norm of a module take inputs of one value per channel in training: such an input has no variance,
-    so it is normalised by the running statistics, which stay as they are. PyTorch raises ValueError for it."""
-    for part in module.modules():
-        if isinstance(part, BATCH_NORMS) and part.track_running_stats:
-            part.register_forward_pre_hook(use_running_statistics)
-            part.register_forward_hook(use_batch_statistics, always_call=True)
+    """Let every batch norm of a module accept inputs with one value per channel in training.
+
+    Such an input has no variance and PyTorch raises ValueError. Here it is normalised by the running statistics, which
+    are not updated.
+    """
+    for submodule in module.modules():
+        if isinstance(submodule, BATCH_NORMS) and submodule.track_running_stats:
+            submodule.register_forward_pre_hook(use_running_statistics)
+            submodule.register_forward_hook(use_batch_statistics, always_call=True)
 
 
 def has_single_value_per_channel(x: Tensor) -> bool:
-    """Whether a (B, C, ...) tensor has one value per channel."""
+    """Return whether a (B, C, ...) tensor has one value per channel."""
     return x.numel() == x.shape[1]
 
 
@@ -214,13 +225,13 @@ class SwitchedNorm(nn.Module):
 
 
 def use_running_statistics(norm: SwitchedNorm, inputs: tuple[Any, ...]) -> None:
-    """Before the forward pass of a batch norm: evaluation mode for a single value per channel."""
+    """Forward pre-hook: set the norm to evaluation mode if the input has a single value per channel."""
     norm.is_single = norm.training and has_single_value_per_channel(inputs[0])
     if norm.is_single:
         norm.training = False
 
 
 def use_batch_statistics(norm: SwitchedNorm, inputs: tuple[Any, ...], output: Any) -> None:
-    """After the forward pass of a batch norm: training mode again, where it was on."""
+    """Forward hook: restore the training mode that `use_running_statistics` turned off."""
     if norm.is_single:
         norm.training = True

@@ -1,6 +1,6 @@
-"""Self-attention over axis -2; every axis before it is batch (arXiv:2010.11929, appendix A).
+"""Self-attention over axis -2; all axes before it are batch axes (arXiv:2010.11929, appendix A).
 
-N tokens, Q of them that ask, D width, h heads, d = D / h.
+N tokens, Q of them queries, D width, h heads, d = D / h.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable, op
 
 @dataclass(frozen=True)
 class Segments:
-    """A row of tokens (..., N, D) made of sequences of these `lengths`, one after the other.
+    """Tokens (..., N, D) made of consecutive sequences of these `lengths`, which do not attend to each other.
 
-    Attention is computed for one after the other, for neighbours of one length together; with `mask_logits` for the
-    whole row at once, where what a token may not see is masked: fewer and larger pieces of work, and N^2 logits.
+    Attention runs once for each run of neighbouring sequences of the same length. With `mask_logits` it runs once for
+    all tokens, with logits between sequences masked: fewer and larger operations, but N^2 logits.
     """
 
     lengths: tuple[int, ...]
@@ -33,26 +33,26 @@ class Segments:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Lengths, each with the number of sequences that have it one after the other."""
+        """Return the length of each run of neighbouring sequences of the same length, and its number of sequences."""
         return [(length, len(list(same))) for length, same in groupby(self.lengths)]
 
     def mask(self, device: torch.device) -> Tensor:
-        """(N, N) bool: true where both tokens are of one sequence."""
-        numbers = torch.arange(len(self.lengths), device=device)
-        owner = numbers.repeat_interleave(torch.tensor(self.lengths, device=device))
+        """Return the mask (N, N) bool: true where both tokens belong to the same sequence."""
+        segment_ids = torch.arange(len(self.lengths), device=device)
+        owner = segment_ids.repeat_interleave(torch.tensor(self.lengths, device=device))
         return owner[:, None] == owner[None]
 
 
 ALL_QUERIES = slice(None)
-#: logits of a part of `attend_in_chunks`, which a core's cache is to hold, and the most of one image
+#: logits of a chunk of `attend_in_chunks`, which must fit a core's cache, and the limit for one image
 CHUNK_LOGITS, MAX_IMAGE_LOGITS = 1 << 19, 1 << 23
-#: of `attend_unscaled`: the most tokens, without gradients and learned from, and logits of a part; measured with AMX
+#: of `attend_unscaled`: token limits without and with gradients, and logits of a chunk; measured with AMX
 MAX_UNFUSED_TOKENS, MAX_UNFUSED_TRAINING_TOKENS, WINDOW_CHUNK_LOGITS = 256, 1024, 1 << 21
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, Eqs. 5-8. `weights` answers what `forward` looked at; the forward pass never stores
-    it."""
+    """Multi-head self-attention, Eqs. 5-8. `weights` returns the attention probabilities; `forward` does not store
+    them."""
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Attention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=bias)
         self.out = nn.Linear(width, width)
-        for part in self.qkv.weight.chunk(3):  # Xavier on each D x D matrix: on the fused one it is too small by sqrt 2
+        for part in self.qkv.weight.chunk(3):  # Xavier per D x D matrix: on the fused one, std is too small by sqrt 2
             nn.init.xavier_uniform_(part)
         nn.init.xavier_uniform_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -69,9 +69,9 @@ class Attention(nn.Module):
             nn.init.zeros_(self.qkv.bias)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the answers to the `queries`, or to all N.
+        """(..., N, D) -> (..., Q, D): the outputs of the `queries`, or of all N tokens.
 
-        `context` is what `forward_before_output` of a kind of attention wants to know beside the tokens.
+        `context` is passed to `forward_before_output`; its content depends on the class of attention.
         """
         return self.out(
             self.forward_before_output(x, *context)
@@ -83,10 +83,10 @@ class Attention(nn.Module):
     def forward_before_output(
         self, x: Tensor, mask: Tensor | Segments | None = None, queries: slice = ALL_QUERIES
     ) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the heads' answers side by side, before the output layer mixes them.
+        """(..., N, D) -> (..., Q, D): the concatenated outputs of the heads, before the output layer.
 
-        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: everywhere. `Segments` are
-        sequences that do not see each other, and are asked for whole.
+        `mask` (..., 1, N, N) bool is true where a query (row) may attend to a key; None: no mask. With `Segments`,
+        sequences do not attend to each other, and `queries` must be all tokens.
         """
         if queries != ALL_QUERIES and mask is None and (layer := self.opened()) is not None:
             return attend_few_queries(x[..., queries, :], x, *layer, self.heads)
@@ -97,16 +97,19 @@ class Attention(nn.Module):
         return dot_product_attention(q[..., queries, :], k, v, allowed).transpose(-3, -2).flatten(-2)
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (3 D, D) and bias (3 D,) of the layer that makes queries, keys and values; None where it is more than
-        a product, or where its weight is no plain tensor, as those that other libraries quantise."""
+        """Return weight (3 D, D) and bias (3 D,) of the query-key-value layer.
+
+        Return None if the layer is more than a matrix product, or if its weight is not a plain tensor (quantised by
+        another library).
+        """
         if type(self.qkv) is not nn.Linear or hasattr(self.qkv.weight, "__tensor_flatten__"):
             return None
         return self.qkv.weight, self.qkv.bias
 
     @open_to_kinds
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to
-        one."""
+        """(..., N, D) -> (..., h, Q, N): the attention probabilities of the `queries`, or of all N tokens. Rows are
+        queries and sum to one."""
         q, k, _ = self.split(x)
         return attention_probabilities(q[..., queries, :], k, mask if mask is None else mask[..., queries, :])
 
@@ -116,15 +119,17 @@ class Attention(nn.Module):
 
 
 class QKNormAttention(Attention):
-    """Attention whose queries and keys are divided by their root mean square, head by head, and scaled by a learned
-    vector of their d channels (RMSNorm, arXiv:1910.07467): logits cannot grow without bound (arXiv:2302.05442)."""
+    """Attention with RMSNorm on queries and keys (arXiv:1910.07467), head by head, with a learned scale of d channels.
+
+    The norm bounds the logits (arXiv:2302.05442).
+    """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__(width, heads, bias)
         self.query_norm, self.key_norm = (nn.RMSNorm(width // heads, eps=1e-6) for _ in range(2))
 
     def opened(self) -> None:
-        """None: queries and keys are more than a product."""
+        """Return None: normalised queries and keys are more than a matrix product."""
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(..., N, D) -> queries and keys, normed, and values, each (..., h, N, d)."""
@@ -134,11 +139,13 @@ class QKNormAttention(Attention):
 
 
 class QkvLinearWithoutKeyBias(nn.Linear):
-    """The layer of queries, keys and values, (..., D) -> (..., 3 D), whose keys have no bias: it would add the same to
-    every logit of a query, which softmax drops (BEiT, arXiv:2106.08254)."""
+    """Query-key-value layer, (..., D) -> (..., 3 D), without a bias for keys (BEiT, arXiv:2106.08254).
+
+    A key bias would add the same value to all logits of a query, which softmax cancels.
+    """
 
     def __init__(self, width: int) -> None:
-        nn.Module.__init__(self)  # nn.Linear's own would make one bias of all three
+        nn.Module.__init__(self)  # nn.Linear.__init__ would create one bias for all three
         self.in_features, self.out_features = width, 3 * width
         self.weight = nn.Parameter(torch.empty(3 * width, width))
         self.query_bias, self.value_bias = (nn.Parameter(torch.zeros(width)) for _ in range(2))
@@ -147,7 +154,7 @@ class QkvLinearWithoutKeyBias(nn.Linear):
 
     @property
     def bias(self) -> Tensor:
-        """(3 D,): those of queries and values, with zeros for keys between them."""
+        """(3 D,): the biases of queries and values, with zeros for keys between them."""
         return torch.cat([self.query_bias, torch.zeros_like(self.query_bias), self.value_bias])
 
 
@@ -169,18 +176,19 @@ def attention_probabilities(q: Tensor, k: Tensor, bias: Tensor | None = None) ->
 
 
 def mask_logits(logits: Tensor, mask: Tensor | None) -> Tensor:
-    """Logits (..., h, Q, N), minus infinity where the `mask` (..., 1, Q, N) bool is false."""
+    """Set logits (..., h, Q, N) to minus infinity where the `mask` (..., 1, Q, N) bool is false."""
     return logits if mask is None else logits.masked_fill(~mask, float("-inf"))
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v on (..., h, N, d), by the fastest way the device has.
+    """softmax(q k^T / sqrt(d) + bias) v on (..., h, N, d), by the device's fastest implementation.
 
-    `bias` is added to the logits, or a mask, as in `attention_probabilities`; its shape goes over (..., h, N, N).
+    `bias` is added to the logits, or is a mask, as in `attention_probabilities`; it must broadcast to (..., h, N, N).
 
-    PyTorch's fused kernel, on the four axes that it takes, everywhere but on a CPU in bfloat16. There its backward pass
-    takes about eight times as long as two batched products with the probabilities kept, and without gradients it takes
-    1.4 to 1.7 times as long as `attend_in_chunks`. With tiles (AMX) a kernel of our own takes half as long as either.
+    All devices use PyTorch's fused kernel on four axes, except CPUs in bfloat16. There the backward pass of the fused
+    kernel takes about eight times as long as two batched products with stored probabilities. Without gradients it takes
+    1.4 to 1.7 times as long as `attend_in_chunks`. With tiles (AMX), this project's kernel takes half as long as
+    either.
     """
     if q.dim() > 4 and bias is None:
         return torch.unflatten(dot_product_attention(*(x.flatten(0, -4) for x in (q, k, v))), 0, q.shape[:-3])
@@ -201,8 +209,11 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None =
 
 
 def prefers_chunked_attention(q: Tensor, k: Tensor) -> bool:
-    """Whether `attend_in_chunks` answers queries (B, h, Q, d) sooner than PyTorch's fused kernel, without gradients: in
-    bfloat16 on a CPU, up to about a thousand tokens."""
+    """Return whether `attend_in_chunks` is faster than PyTorch's fused kernel for queries (B, h, Q, d), without
+    gradients.
+
+    It is in bfloat16 on a CPU, up to about a thousand tokens.
+    """
     return (
         q.device.type == "cpu"
         and q.dtype == torch.bfloat16
@@ -216,7 +227,7 @@ def prefers_chunked_attention(q: Tensor, k: Tensor) -> bool:
 
 @cache
 def has_fast_bf16_matmul() -> bool:
-    """Whether products of bfloat16 are AVX-512's: with tiles (AMX) nothing was measured. Read once a process."""
+    """Return whether bfloat16 products use AVX-512; with tiles (AMX) nothing was measured. Cached per process."""
     features = get_cpu_features()
     return features.get("avx512_bf16", False) and not features.get("amx_bf16", False)
 
@@ -225,34 +236,35 @@ def attend_in_chunks(
     q: Tensor, k: Tensor, v: Tensor, scale: float | None = None, logits_at_once: int | None = None
 ) -> Tensor:
     """softmax(scale q k^T) v by batched products, without gradients: queries (B, h, Q, c), keys (B, h, N, c) and values
-    (B, h, N, d) -> (B, h, Q, d); `scale` is 1 / sqrt(c) unless given.
+    (B, h, N, d) -> (B, h, Q, d). `scale` defaults to 1 / sqrt(c).
 
-    For each part of the batch, of `logits_at_once` logits or as many as stay in a core's cache: p = softmax(scale q
-    k^T), y = p v. Logits and probabilities are in the type of q, as in training (`MaterializedAttention`).
+    The batch is split into chunks of `logits_at_once` logits, by default as many as fit a core's cache. For each chunk:
+    p = softmax(scale q k^T), y = p v. Logits and probabilities have the dtype of q, as in training
+    (`MaterializedAttention`).
     """
     batch, heads, asked, size = q.shape
     y = q.new_empty(batch, asked, heads, v.shape[-1]).transpose(1, 2)
     nothing, images = q.new_zeros(()), max(1, (logits_at_once or CHUNK_LOGITS) // (heads * asked * k.shape[2]))
     for start in range(0, batch, images):
-        part = slice(start, start + images)
-        queries, keys, values = (x[part].flatten(0, 1) for x in (q, k, v))
+        chunk = slice(start, start + images)
+        queries, keys, values = (x[chunk].flatten(0, 1) for x in (q, k, v))
         logits = torch.baddbmm(nothing, queries, keys.mT, beta=0, alpha=size**-0.5 if scale is None else scale)
-        y[part] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
+        y[chunk] = torch.unflatten(torch.bmm(logits.softmax(-1), values), 0, (-1, heads))
     return y
 
 
 def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T) v for queries and keys (..., h, N, c) of more channels than the values (..., h, N, d) have.
+    """softmax(q k^T) v for queries and keys (..., h, N, c) with more channels than the values (..., h, N, d).
 
-    `mask` (..., 1, N, N) bool is true where a query may attend to a key. PyTorch's fused kernel, for which values are
-    filled up to c channels; but on a CPU, and without a mask, products by themselves are faster for windows
-    (`MAX_UNFUSED_TOKENS`), in bfloat16 with gradients up to a thousand tokens.
+    `mask` (..., 1, N, N) bool is true where a query may attend to a key. Values are padded to c channels for PyTorch's
+    fused kernel. Without a mask on a CPU, separate products are faster for windows (`MAX_UNFUSED_TOKENS`), and in
+    bfloat16 with gradients up to a thousand tokens.
     """
     tokens, extra = q.shape[-2], q.shape[-1] - v.shape[-1]
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-    most = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
+    max_tokens = MAX_UNFUSED_TRAINING_TOKENS if learning and q.dtype == torch.bfloat16 else MAX_UNFUSED_TOKENS
     tracing = is_compiling()
-    if mask is not None or q.device.type != "cpu" or tokens > most or tracing:
+    if mask is not None or q.device.type != "cpu" or tokens > max_tokens or tracing:
         y = F.scaled_dot_product_attention(q, k, F.pad(v, (0, extra)), attn_mask=mask, scale=1.0)
         return y[..., : v.shape[-1]]
     if learning:
@@ -262,29 +274,29 @@ def attend_unscaled(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None)
 
 
 def attend_segments(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-    """(..., h, N, d) -> (..., h, N, d): `dot_product_attention` of each sequence by itself, neighbours of one length
-    together.
+    """(..., h, N, d) -> (..., h, N, d): `dot_product_attention` of each sequence, runs of equal lengths together.
 
-    The row is split, not sliced: a slice's gradient is a row of zeros, for each sequence, which are then added up.
+    The tensors are split, not sliced: the gradient of a slice is a full tensor of zeros per sequence, and all of them
+    would be added up.
     """
     if segments.masked:
         return dot_product_attention(q, k, v, segments.mask(q.device))
     runs = segments.runs
     parts = zip(*(x.split_with_sizes([length * count for length, count in runs], -2) for x in (q, k, v)), strict=True)
-    answers = [
-        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in part)).flatten(-3, -2)
-        for part, (length, count) in zip(parts, runs, strict=True)
+    outputs = [
+        dot_product_attention(*(torch.unflatten(x, -2, (count, length)) for x in segment)).flatten(-3, -2)
+        for segment, (length, count) in zip(parts, runs, strict=True)
     ]
-    return torch.cat(answers, -2)
+    return torch.cat(outputs, -2)
 
 
 def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, heads: int) -> Tensor:
-    """(..., Q, D) tokens that ask among (..., N, D) -> (..., Q, D): the heads' answers side by side, without keys or
-    values of the N.
+    """(..., Q, D) query tokens, (..., N, D) tokens -> (..., Q, D): the concatenated outputs of the heads, without
+    computing keys or values of the N tokens.
 
-    With q = W_q a + b_q: q . (W_k x + b_k) = (W_k^T q) . x + q . b_k, where the last term is the same for all x, so
-    that softmax drops it; and sum p (W_v x + b_v) = W_v (sum p x) + b_v. That is 2 Q h N D multiply-adds instead of 2 N
-    D^2: less for Q < d. `weight` (3 D, D) and `bias` (3 D,) are those of queries, keys and values.
+    With q = W_q a + b_q: q . (W_k x + b_k) = (W_k^T q) . x + q . b_k. The last term is the same for all x, so softmax
+    cancels it. And sum p (W_v x + b_v) = W_v (sum p x) + b_v. This takes 2 Q h N D multiply-adds instead of 2 N D^2:
+    fewer for Q < d. `weight` (3 D, D) and `bias` (3 D,) are the query-key-value layer's.
     """
     size = x.shape[-1] // heads
     asks, keys, values = torch.unflatten(weight.to(x.dtype), 0, (3, heads, size)).unbind()  # 3 x (h, d, D)
@@ -292,7 +304,7 @@ def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor |
     if bias is not None:
         bias = torch.unflatten(bias.to(x.dtype), 0, (3, heads, 1, size))
         q = q + bias[0]
-    # (..., h Q, D): all heads look at the same x
+    # (..., h Q, D): all heads attend to the same x
     q = torch.einsum("...hqd,hdc->...hqc", q * size**-0.5, keys).flatten(-3, -2)
     seen = (q @ x.mT).softmax(-1) @ x
     y = torch.einsum("...hqc,hdc->...hqd", torch.unflatten(seen, -2, (heads, -1)), values)
@@ -300,8 +312,8 @@ def attend_few_queries(asking: Tensor, x: Tensor, weight: Tensor, bias: Tensor |
 
 
 class TiledAttention(torch.autograd.Function):
-    """Attention by kernels of our own (`kernels.attend_bf16`), which compute the probabilities again in the backward
-    pass; queries (B, h, Q, d), keys and values (B, h, N, d) in bfloat16 -> (B, h, Q, d)."""
+    """Attention by this project's kernels (`kernels.attend_bf16`), which recompute the probabilities in the backward
+    pass: queries (B, h, Q, d), keys and values (B, h, N, d) in bfloat16 -> (B, h, Q, d)."""
 
     @staticmethod
     def forward(ctx: FunctionContext, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -318,17 +330,17 @@ class TiledAttention(torch.autograd.Function):
 
 
 class KeptContext(FunctionContext):
-    """What `MaterializedAttention` leaves to its backward pass: the shape of the bias too."""
+    """Autograd context of `MaterializedAttention`, which also stores the shape of the bias."""
 
     bias: torch.Size | None
 
 
 class MaterializedAttention(torch.autograd.Function):
-    """Attention by batched products that keeps its probabilities P (..., N, N) for the backward pass; q, k, v and what
-    comes out are (..., N, d).
+    """Attention by batched products that stores its probabilities P (..., N, N) for the backward pass; q, k, v and the
+    output are (..., N, d).
 
-    With S = q k^T / sqrt(d) + bias, P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)),
-    dq = dS k / sqrt(d),  dk = dS^T q / sqrt(d),  dbias = dS, added up in float32 over what shares it.
+    With S = q k^T / sqrt(d) + bias, P = softmax(S), y = P v:  dv = P^T dy,  dP = dy v^T,  dS = P (dP - sum(dP P)), dq =
+    dS k / sqrt(d),  dk = dS^T q / sqrt(d),  dbias = dS, summed in float32 over broadcast axes.
     """
 
     @staticmethod
@@ -352,15 +364,15 @@ class MaterializedAttention(torch.autograd.Function):
 
 
 def sum_broadcast_gradient(grad: Tensor, shape: torch.Size) -> Tensor:
-    """The gradient of a tensor of this shape that was broadcast to that of `grad`: added up in float32."""
+    """Sum the gradient of a broadcast tensor to its original `shape`, in float32."""
     more = grad.dim() - len(shape)
     axes = [*range(more), *(more + axis for axis, side in enumerate(shape) if side == 1 != grad.shape[more + axis])]
     return (grad.sum(axes, dtype=torch.float32).to(grad.dtype) if axes else grad).reshape(shape)
 
 
 def softmax_backward(grad: Tensor, p: Tensor) -> Tensor:
-    """P (dP - sum(dP P)) along the last axis of two tensors of one shape, in one pass where this version of PyTorch
-    lets its own kernel be called."""
+    """P (dP - sum(dP P)) along the last axis of two tensors of the same shape, in one pass if this version of PyTorch
+    exposes its kernel."""
     kernel = getattr(torch, "_softmax_backward_data", None)
     if kernel is not None:
         return kernel(grad, p, -1, p.dtype)

@@ -1,4 +1,4 @@
-"""The residual block and what it is made of (arXiv:2010.11929, Eqs. 2-3).
+"""The residual block and its branches (arXiv:2010.11929, Eqs. 2-3).
 
 N tokens, D width, M hidden width of the MLP.
 """
@@ -18,8 +18,11 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable
 
 
 class Mlp(nn.Module):
-    """Two layers with a GELU between them, of the form `gelu`: torch's names `none` (erf) and `tanh` (Google's code),
-    or `quick`, x sigmoid(1.702 x) (OpenAI's CLIP)."""
+    """Two linear layers with a GELU between them.
+
+    `gelu` selects its form: `none` (erf) and `tanh` (Google's code), torch's names, or `quick`, x sigmoid(1.702 x)
+    (OpenAI's CLIP).
+    """
 
     def __init__(self, width: int, hidden: int, dropout: float = 0.0, gelu: str = "none") -> None:
         super().__init__()
@@ -30,7 +33,7 @@ class Mlp(nn.Module):
             nn.init.normal_(linear.bias, std=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., D) -> (..., D). In training on a CPU GELU is computed again in the backward pass."""
+        """(..., D) -> (..., D). Training on a CPU recomputes the GELU in the backward pass."""
         last = self.fc2
         if x.device.type == "cpu" and torch.is_grad_enabled() and type(last) is nn.Linear and self.gelu != "quick":
             hidden = self.fc1(x)
@@ -46,15 +49,17 @@ class Mlp(nn.Module):
 
 
 class GeluContext(FunctionContext):
-    """What `GeluLinear` leaves to its backward pass: the form of GELU, and whether our kernel computes it."""
+    """Autograd context of `GeluLinear`: the form of GELU, and whether this project's kernel computes it."""
 
     gelu: str
     own: bool
 
 
 class GeluLinear(torch.autograd.Function):
-    """W gelu(h) + b, of (..., M) h -> (..., D), that keeps h alone for the backward pass: GELU costs about a fiftieth
-    of the two products around it, and its values as much memory as h."""
+    """W gelu(h) + b, of (..., M) h -> (..., D), that stores only h for the backward pass.
+
+    Recomputing the GELU costs about 2 % of the two products around it; storing it would take as much memory as h.
+    """
 
     @staticmethod
     def forward(ctx: GeluContext, hidden: Tensor, weight: Tensor, bias: Tensor, gelu: str) -> Tensor:
@@ -106,8 +111,8 @@ class SwiGLU(nn.Module):
 def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
     """(B, ..., D) -> (B, 1, ..., 1): 1 / keep with probability `keep`, else 0, drawn for each sample.
 
-    A compiled graph compares uniform numbers with `keep`: `bernoulli_` would make one graph for each value of it, and
-    every block of a model has its own.
+    Uniform numbers are compared with `keep`, because `bernoulli_` would compile one graph for each value of it, and the
+    value differs from block to block.
     """
     shape = (y.shape[0], *[1] * (y.dim() - 1))
     if is_compiling():
@@ -116,10 +121,10 @@ def draw_drop_path_mask(y: Tensor, keep: float) -> Tensor:
 
 
 class ResidualBranch(nn.Module):
-    """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch that every block is made of.
+    """x + drop_path(scale(dropout(part(norm(x))))): the pre-norm residual branch of every block.
 
-    `layer_scale` is the initial value of LayerScale (arXiv:2103.17239), None for no such parameter. `drop_path` is the
-    probability that a sample's branch is skipped in training (stochastic depth, arXiv:1603.09382); the kept ones are
+    `layer_scale` is the initial value of LayerScale (arXiv:2103.17239); None disables it. `drop_path` is the
+    probability that a sample's branch is skipped in training (stochastic depth, arXiv:1603.09382); kept branches are
     divided by 1 - drop_path.
     """
 
@@ -140,8 +145,8 @@ class ResidualBranch(nn.Module):
         self.scale = None if layer_scale is None else nn.Parameter(torch.full((width,), layer_scale))
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`, the tokens of axis -2 to come
-        out."""
+        """(B, ..., D) -> (B, ..., D). `context` and `queries`, the tokens of axis -2 to return, are passed to the
+        submodule."""
         if queries == ALL_QUERIES:
             y = self.part(self.norm(x), *context)
         else:
@@ -149,7 +154,7 @@ class ResidualBranch(nn.Module):
         return x + self.shorten(F.dropout(y, self.dropout, self.training))
 
     def shorten(self, y: Tensor) -> Tensor:
-        """(B, ..., D) -> (B, ..., D): what the branch adds, scaled, and left out of some samples in training."""
+        """(B, ..., D) -> (B, ..., D): scale the branch's output and drop it for some samples in training."""
         if self.scale is not None:
             y = y * self.scale
         if self.training and self.drop_path > 0:
@@ -158,10 +163,10 @@ class ResidualBranch(nn.Module):
 
 
 class PostNormResidualBranch(ResidualBranch):
-    """x + drop_path(scale(norm(dropout(part(x))))): the norm is on the branch, after its part (Swin V2,
-    arXiv:2111.09883, section 3.2).
+    """x + drop_path(scale(norm(dropout(part(x))))): the norm follows the submodule (Swin V2, arXiv:2111.09883, section
+    3.2).
 
-    Its scale starts at 0, so that a fresh branch adds nothing. Options are those of `ResidualBranch`.
+    The norm's scale starts at 0, so that a fresh branch adds nothing. Options are those of `ResidualBranch`.
     """
 
     def __init__(
@@ -171,7 +176,7 @@ class PostNormResidualBranch(ResidualBranch):
         nn.init.zeros_(self.norm.weight)
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, ..., D) -> (B, ..., D); `context` goes to the part, and so do `queries`."""
+        """(B, ..., D) -> (B, ..., D). `context` and `queries` are passed to the submodule."""
         if queries == ALL_QUERIES:
             y = self.part(x, *context)
         else:
@@ -203,9 +208,9 @@ class Block(nn.Module):
         self.attention, self.mlp = (
             branch(part, width, dropout, drop_path, layer_scale=layer_scale, eps=eps) for part in (attention, mlp)
         )
-        self.after: nn.Module | None = None  # what all tokens pass at last, on a grid
+        self.after: nn.Module | None = None  # applied last, to all tokens on a grid
 
     def forward(self, x: Tensor, *context: Any, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., Q, D): the `queries`, or all N; `context` goes to the attention."""
+        """(..., N, D) -> (..., Q, D): the `queries`, or all N tokens; `context` is passed to the attention."""
         x = self.mlp(self.attention(x, *context, queries=queries))
         return x if self.after is None else self.after(x)

@@ -1,4 +1,4 @@
-"""What steers a block besides its tokens: a time and a class, as adaptive layer norms (adaLN-Zero, arXiv:2212.09748).
+"""Conditioning of blocks on a time and a class by adaptive layer norms (adaLN-Zero, arXiv:2212.09748).
 
 B batch, N tokens, T time slots, S tokens of a slot, D width. A condition is (B, D).
 """
@@ -15,7 +15,7 @@ from vitreous.nn.attention import ALL_QUERIES
 
 
 class AdaLNBlock(nn.Module):
-    """A pre-norm block whose norms have no parameters: shift, scale and gate of both branches are read off a condition.
+    """A pre-norm block whose norms have no parameters: the condition predicts shift, scale and gate of both branches.
 
     Section 3.2 of arXiv:2212.09748, with m1 .. m6 = `modulation`(condition), one (B, D) each, in the order of its code:
 
@@ -33,16 +33,18 @@ class AdaLNBlock(nn.Module):
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, ..., N, D), (B, D) -> (B, ..., N, D): attention is over the N."""
-        numbers = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
-        shift, scale, gate, *of_mlp = numbers.chunk(6, -1)  # (B, ..., 1, D) each
+        modulation = self.modulation(condition).unflatten(0, (-1, *[1] * (x.dim() - 2)))
+        shift, scale, gate, *of_mlp = modulation.chunk(6, -1)  # (B, ..., 1, D) each
         x = x + gate * self.attention(modulate(self.norm(x), shift, scale))
         shift, scale, gate = of_mlp
         return x + gate * self.mlp(modulate(self.norm(x), shift, scale))
 
 
 class AdaLNTemporalBlock(AdaLNBlock):
-    """The same, whose attention is over the tokens at one place at all times: for s in range(S): x[:, :, s] =
-    block(x[:, :, s])."""
+    """An `AdaLNBlock` whose attention is over the tokens of one position at all times.
+
+    The loop that it replaces: for s in range(S): x[:, :, s] = block(x[:, :, s]).
+    """
 
     def forward(self, x: Tensor, condition: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, T, S, D), (B, D) -> (B, T, S, D)."""
@@ -50,8 +52,10 @@ class AdaLNTemporalBlock(AdaLNBlock):
 
 
 class AdaLNHead(nn.Module):
-    """norm(x) * (1 + scale) + shift, then a linear layer to `out` channels: both it and what reads the condition start
-    at 0, so that a fresh model answers 0."""
+    """norm(x) * (1 + scale) + shift, then a linear layer to `out` channels.
+
+    The linear layer and the modulation layer start at 0, so that a fresh model outputs 0.
+    """
 
     def __init__(self, width: int, out: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -66,7 +70,7 @@ class AdaLNHead(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    """A time, embedded by `timestep_embedding` of `channels` channels and two layers with a SiLU between them."""
+    """Time embedding: `timestep_embedding` of `channels` channels and two layers with a SiLU between them."""
 
     def __init__(self, width: int, channels: int = 256, shift: int = 0) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ class TimeEmbedding(nn.Module):
 
 def timestep_embedding(time: Tensor, channels: int, shift: int = 0, period: float = 10000.0) -> Tensor:
     """(B,) float -> (B, channels): [cos(t w_i) | sin(t w_i)], w_i = period^(-i / (h - shift)), i = 0 .. h - 1, h =
-    channels / 2 (GLIDE's form, which DiT took; diffusers' shift is 1)."""
+    channels / 2 (the form of GLIDE and DiT; diffusers' shift is 1)."""
     half = channels // 2
     exponents = -math.log(period) * torch.arange(half, device=time.device, dtype=torch.float32)
     frequencies = torch.exp(exponents / (half - shift))
@@ -99,7 +103,7 @@ def modulate(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
 
 
 def build_zero_linear(width: int, out: int) -> nn.Linear:
-    """A linear layer whose weight (out, width) and bias are 0."""
+    """Build a linear layer whose weight (out, width) and bias are 0."""
     linear = nn.Linear(width, out)
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

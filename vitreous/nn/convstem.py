@@ -1,10 +1,10 @@
-"""A few convolutions in front of the encoder: what tells edges and colours apart is learned faster by them than by
-attention.
+"""A convolutional stem: a few convolutions before the encoder, which learn edges and colours faster than attention.
 
-"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling for strides,
-and LayerNorm over the channels of each place for batch norm, so that an image's answer ignores its batch.
+"Early convolutions help transformers see better" (arXiv:2106.14881), here with residual units, max-pooling instead of
+strides, and LayerNorm over the channels of each position instead of batch norm, so that outputs do not depend on the
+batch.
 
-B batch, C channels, H and W image, h and w map, r pixels to a place of the last map.
+B batch, C channels, H and W image, h and w map, r pixels per position of the last map.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vitreous.system.torch_types import ModuleList
 
 
 class ChannelNormReLU(nn.Module):
-    """LayerNorm over the channels of each place of a map, then ReLU."""
+    """LayerNorm over the channels of each position of a map, then ReLU."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -28,14 +28,14 @@ class ChannelNormReLU(nn.Module):
 
 
 def build_he_conv3x3(inputs: int, outputs: int, gain: float = 1.0) -> nn.Conv2d:
-    """3x3 without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
+    """Build a 3x3 convolution without bias, drawn from N(0, 2 gain^2 / (9 inputs)) (arXiv:1502.01852, Eq. 10)."""
     conv = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
     nn.init.normal_(conv.weight, std=gain * (2 / (9 * inputs)) ** 0.5)
     return conv
 
 
 class ResidualConvUnit(nn.Module):
-    """x + conv(relu(norm(x))): a residual unit of one convolution, which starts at half its usual size."""
+    """x + conv(relu(norm(x))): a residual unit of one convolution, initialised at half the usual scale."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class ResidualConvUnit(nn.Module):
 class ConvStemStage(nn.Module):
     """A convolution, `units` residual units, max-pooling by two if `pooled`, norm and ReLU.
 
-    Pooling comes before the norm, which so costs a quarter.
+    Pooling before the norm reduces the norm's cost to a quarter.
     """
 
     def __init__(self, inputs: int, width: int, units: int, pooled: bool) -> None:
@@ -68,17 +68,16 @@ class ConvStemStage(nn.Module):
 
 
 class ConvStem(nn.Module):
-    """An image becomes a grid of tokens, `reduction` pixels to a token: stages of 3x3 convolutions, each but the last
-    halving the map.
+    """Convolutional stem: image to a grid of tokens, `reduction` pixels per token.
 
-    `widths` are the channels of each stage, `blocks` the residual units in it. Raises ValueError where their numbers
-    differ.
+    Stages of 3x3 convolutions, of which all but the last halve the map. `widths` are the channels of each stage,
+    `blocks` its number of residual units. Raises ValueError if their lengths differ.
     """
 
     def __init__(self, widths: tuple[int, ...], blocks: tuple[int, ...], channels: int = 3) -> None:
         super().__init__()
         if len(widths) != len(blocks):
-            raise ValueError(f"{len(widths)} widths and {len(blocks)} counts of units are not of the same stages")
+            raise ValueError(f"{len(widths)} widths and {len(blocks)} block counts: one of each per stage is required")
         self.reduction, self.width_out = 2 ** (len(widths) - 1), widths[-1]
         inputs = (channels, *widths)
         self.stages = ModuleList(
@@ -87,16 +86,16 @@ class ConvStem(nn.Module):
         )
 
     def first_layer(self) -> nn.Module:
-        """The convolution that reads the image."""
+        """Return the convolution that is applied to the image."""
         return self.stages[0].conv
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): channels last, for it is a grid of tokens."""
+        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), widths[-1]): a grid of tokens, channels last."""
         return self.maps(images)[-1]
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """(B, C, H, W) -> (B, h, w, width): the map after each stage, the finest first."""
-        # the layout that convolutions are fastest in on processors
+        # the fastest layout for convolutions on CPUs
         x = images.movedim(1, -1).contiguous().movedim(-1, 1)
         maps: list[Tensor] = []
         for stage in self.stages:

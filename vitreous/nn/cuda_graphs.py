@@ -1,7 +1,7 @@
-"""Passes of a model as CUDA graphs: recorded once, then launched as one.
+"""Forward and backward passes as CUDA graphs: recorded once, then launched as one.
 
-A training step of a ViT launches hundreds of kernels. Those of small models and small batches finish before the host
-has launched the next ones; a graph launches all kernels of a pass at once.
+A training step of a ViT launches hundreds of kernels. With small models and small batches, kernels finish before the
+host has launched the next ones; a graph launches all kernels of a pass at once.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WARM_UP_PASSES = 3  # of a shape, before it is recorded: kernels are compiled and chosen there
-MAX_GRAPHS = 8  # of a model; further shapes are computed without
+WARM_UP_PASSES = 3  # per shape, before recording: kernels are compiled and selected in them
+MAX_GRAPHS = 8  # per model; further shapes run without a graph
 
 ForwardPasses = Callable[[dict[str, Any]], dict[str, Tensor]]
 
 
 def uses_cuda_graphs(device: torch.device | str) -> bool:
-    """Whether passes on a device are recorded: on CUDA, unless `VITREOUS_CUDA_GRAPHS=0` is set."""
+    """Return whether passes on a device are recorded: on CUDA, unless `VITREOUS_CUDA_GRAPHS=0` is set."""
     return torch.device(device).type == "cuda" and os.environ.get("VITREOUS_CUDA_GRAPHS", "1") != "0"
 
 
 class CudaGraphRunner:
-    """Passes that are computed as CUDA graphs where inputs of one shape come again.
+    """Run passes as CUDA graphs, one for each input shape that recurs.
 
-    Graphs read copies of the inputs and share one memory pool. Gradients are added to the same tensors as without a
-    graph, and random numbers follow `torch.manual_seed` as they do without. Threads may share one. `device` is the GPU
-    that the passes compute on, which need not be PyTorch's current one.
+    Graphs operate on copies of the inputs and share one memory pool. Gradients accumulate in the same tensors, and
+    random numbers follow `torch.manual_seed`, as without graphs. Threads may share a runner. `device` is the GPU of the
+    passes; it need not be PyTorch's current device.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -43,9 +43,10 @@ class CudaGraphRunner:
         self.works, self.lock = True, threading.Lock()
 
     def run(self, passes: ForwardPasses, inputs: dict[str, Any], constant: Hashable = None) -> dict[str, Tensor]:
-        """What `passes` returns for inputs (B, ...) by name; tensors that the next call does not change.
+        """Run `passes` on named inputs (B, ...); the next call does not change the returned tensors.
 
-        `passes` may wait for no tensor and read none but those on the device; `constant` is what else it depends on.
+        `passes` must not synchronise with the host and may use only tensors on the device. `constant` holds all other
+        values that they depend on.
         """
         tensors = {name: entry for name, entry in inputs.items() if isinstance(entry, Tensor) and entry.is_cuda}
         if not self.works or any(isinstance(entry, list) for entry in inputs.values()):
@@ -65,7 +66,7 @@ class CudaGraphRunner:
             return {name: value.clone() for name, value in outputs.items()}
 
     def compute(self, passes: ForwardPasses, inputs: dict[str, Any]) -> dict[str, Tensor]:
-        """The same without a graph, on the stream that graphs are recorded on."""
+        """Run the passes without a graph, on the stream on which graphs are recorded; inputs (B, ...)."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -74,7 +75,7 @@ class CudaGraphRunner:
         return outputs
 
     def capture(self, key: Hashable, passes: ForwardPasses, inputs: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
-        """Record the passes for inputs (B, ...) of one shape; returns False where an operator cannot be recorded."""
+        """Record the passes for inputs (B, ...) of one shape; return False if an operator cannot be recorded."""
         static = {**inputs, **{name: entry.clone() for name, entry in tensors.items()}}
         graph = torch.cuda.CUDAGraph()
         try:  # the loader's thread may call CUDA meanwhile, which only "thread_local" allows
@@ -84,7 +85,7 @@ class CudaGraphRunner:
             self.works = False
             torch.cuda.synchronize(self.device)
             reason = str(error).strip().splitlines()[0]
-            warnings.warn(f"passes are not recorded as CUDA graphs, and launch every kernel: {reason}", stacklevel=2)
+            warnings.warn(f"CUDA graphs are disabled, so every kernel is launched separately: {reason}", stacklevel=2)
             return False
         self.graphs[key] = graph, static, outputs
         return True

@@ -1,4 +1,4 @@
-"""Heads that answer for every pixel, for any number of axes.
+"""Decoder heads with an output per pixel, for any number of axes.
 
 B images of C channels, D width, K classes; image and grid are one length per axis.
 """
@@ -16,12 +16,14 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 CONVOLUTIONS: dict[int, Callable[..., Convolution]] = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 TRANSPOSED: dict[int, Callable[..., nn.Module]] = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
 INTERPOLATION = {1: "linear", 2: "bilinear", 3: "trilinear"}
-GROUP_NORM_GROUPS = 8  # of channels that are normalised together
+GROUP_NORM_GROUPS = 8  # groups of channels that are normalised together
 
 
 class LinearDecoder(nn.Module):
-    """A linear layer on each token of several maps side by side, read at the image's size (DINOv2, arXiv:2304.07193,
-    section 7.4, without its batch norm: the maps are normalised)."""
+    """A linear layer on the concatenated tokens of several maps, with logits interpolated to the image's size.
+
+    As in DINOv2 (arXiv:2304.07193, section 7.4) without its batch norm, because the maps are already normalised.
+    """
 
     def __init__(self, widths: Sequence[int], classes: int) -> None:
         super().__init__()
@@ -30,7 +32,7 @@ class LinearDecoder(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, images: Tensor, maps: Sequence[Tensor]) -> Tensor:
-        """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are read at the grid of the
+        """(B, C, *image), maps (B, *grid, D) -> (B, K, *image) logits; smaller maps are interpolated to the grid of the
         largest."""
         grid = max((x.shape[1:-1] for x in maps), key=math.prod)
         rows = [x if x.shape[1:-1] == grid else interpolate_map(x.movedim(-1, 1), grid).movedim(1, -1) for x in maps]
@@ -39,11 +41,12 @@ class LinearDecoder(nn.Module):
 
 
 class UNETDecoder(nn.Module):
-    """The last map enlarged by two, step by step, beside earlier ones brought to the same size, and at last beside
-    convolutions of the image (UNETR, arXiv:2103.10504, Figure 1, with GroupNorm for its instance norm).
+    """UNETR's decoder (arXiv:2103.10504, Figure 1), with GroupNorm instead of instance norm.
 
-    `widths` and `patches`: the channels of each map, the coarsest first, and the pixels per axis that a place of it
-    stands for. `width` channels at the image's resolution double with every step down, up to those of the coarsest map.
+    The last map is enlarged by two step by step and concatenated with earlier maps of the same size, finally with
+    convolutions of the image. `widths` and `patches` are the channels and the pixels per position and axis of each map,
+    the coarsest first. `width` channels at the image's resolution double with every step down, up to those of the
+    coarsest map.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class UNETDecoder(nn.Module):
 
 
 def pixel_head(inputs: int, classes: int, axes: int) -> Convolution:
-    """A linear layer for every pixel, (B, D, *image) -> (B, K, *image): weights from N(0, 1 / D), biases of zero."""
+    """Build a linear layer for every pixel, (B, D, *image) -> (B, K, *image): weights from N(0, 1 / D), biases of
+    zero."""
     head = CONVOLUTIONS[axes](inputs, classes, 1)
     nn.init.normal_(head.weight, std=inputs**-0.5)
     if head.bias is not None:
@@ -114,8 +118,11 @@ class ConvBlock(nn.Module):
 
 
 class UpsampleBlock(nn.Module):
-    """Transposed convolutions of two and a `ConvBlock` after each, from places of `before` pixels to `after`; a
-    `ConvBlock` alone where they are the same."""
+    """Transposed convolutions of stride two, each with a `ConvBlock` after it, from `before` to `after` pixels per
+    position.
+
+    If both are the same, a single `ConvBlock`.
+    """
 
     def __init__(self, inputs: int, width: int, before: tuple[int, ...], after: tuple[int, ...]) -> None:
         super().__init__()
@@ -133,7 +140,7 @@ class UpsampleBlock(nn.Module):
 
 
 def upsampling_factors(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:
-    """How many times smaller each side is."""
+    """Return the ratio of lengths for each axis."""
     return tuple(a // b for a, b in zip(before, after, strict=True))
 
 
@@ -143,5 +150,5 @@ def interpolate_map(x: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def crop_map(x: Tensor, size: Sequence[int]) -> Tensor:
-    """(B, D, *grid) -> (B, D, *size): the first places of each axis, where images were filled up to whole patches."""
+    """(B, D, *grid) -> (B, D, *size): drop the padding to whole patches at the end of each axis."""
     return x[(..., *(slice(side) for side in size))]

@@ -1,7 +1,7 @@
-"""Multi-scale deformable attention (Deformable DETR, arXiv:2010.04159): a query looks at a few points of each level.
+"""Multi-scale deformable attention (Deformable DETR, arXiv:2010.04159): queries attend to a few points of each level.
 
-B images, Q queries, N places of all levels, L levels, h heads, P points a level, D width, d channels of the values of
-a head. Places are (x, y) in 0 .. 1 of a level's width and height.
+B images, Q queries, N positions of all levels, L levels, h heads, P points per level, D width, d channels per head of
+the values. Positions are (x, y) in 0 .. 1 of a level's width and height.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from vitreous.system.machine import get_device_table
 
 
 def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tensor, weights: Tensor) -> Tensor:
-    """Weighted sums of values that are read bilinearly at places between those of their grids, zeros outside.
+    """Return weighted sums of bilinearly interpolated values, zeros outside their grids.
 
-    values (B, N, h, d), the levels one after the other, row by row, each of (rows, columns) of `grids`; places
-    (B, Q, h, L, P, 2); weights (B, Q, h, L, P) -> (B, Q, h, d). The loop it replaces, for a query and a head:
+    values (B, N, h, d), the levels concatenated in raster order, each of (rows, columns) of `grids`; places (B, Q, h,
+    L, P, 2); weights (B, Q, h, L, P) -> (B, Q, h, d). The loop that it replaces, for one query and head:
 
         y = 0
         for level, (rows, columns) in enumerate(grids):
             for x, y, weight in points of the level:
                 x, y = x * columns - 0.5, y * rows - 0.5
-                for row, column in the four places around (y, x) that are in the grid:
+                for row, column in the four positions around (y, x) that are in the grid:
                     y += weight * (1 - abs(y - row)) * (1 - abs(x - column)) * values[level][row, column]
     """
     batch, queries, heads = places.shape[:3]
@@ -36,25 +36,26 @@ def sample_levels(values: Tensor, grids: Sequence[tuple[int, int]], places: Tens
         image = part.permute(0, 2, 3, 1).reshape(batch * heads, -1, *grid)  # (B h, d, rows, columns)
         points = 2 * places[:, :, :, level].transpose(1, 2).flatten(0, 1) - 1  # (B h, Q, P, 2)
         read = F.grid_sample(image, points, mode="bilinear", padding_mode="zeros", align_corners=False)
-        share = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
-        total = total + (read * share).sum(-1)
+        point_weights = weights[:, :, :, level].transpose(1, 2).flatten(0, 1)[:, None]  # (B h, 1, Q, P)
+        total = total + (read * point_weights).sum(-1)
     return torch.unflatten(total, 0, (batch, heads)).permute(0, 3, 1, 2)
 
 
 class DeformableAttention(nn.Module):
-    """Each query attends to `points` places of every level and head, which a linear layer of it chooses around a place
-    of its own, and weighs them by a softmax over levels and points (arXiv:2010.04159, Eq. 3).
+    """Each query attends to `points` positions per level and head (arXiv:2010.04159, Eq. 3).
 
-    `ratio`: channels of the values, for one of the width (arXiv:2205.08534, section 3.4). Fresh queries look in
-    another direction with each head, at one, two, … places' distance, and weigh all points alike. Values and outputs
-    are drawn Xavier uniform. Raises ValueError where heads do not divide the channels of the values.
+    Linear layers predict the points as offsets from the query's reference point, and their weights, a softmax over
+    levels and points. `ratio` is the values' channels divided by the width (arXiv:2205.08534, section 3.4). At
+    initialisation, each head samples in a different direction, at distances of 1, 2, … positions, with equal weights.
+    Values and outputs are drawn Xavier uniform. Raises ValueError if the heads do not divide the channels of the
+    values.
     """
 
     def __init__(self, width: int, heads: int, levels: int, points: int = 4, *, ratio: float = 1.0) -> None:
         super().__init__()
         inner = int(width * ratio)
         if inner < 1 or inner % heads:
-            raise ValueError(f"{heads} heads do not divide {inner} channels of values")
+            raise ValueError(f"{inner} channels of values are not a multiple of {heads} heads")
         self.heads, self.levels, self.points = heads, levels, points
         self.value, self.out = nn.Linear(width, inner), nn.Linear(inner, width)
         self.offsets = nn.Linear(width, heads * levels * points * 2)
@@ -68,18 +69,18 @@ class DeformableAttention(nn.Module):
         self.offsets.bias.data.copy_(initial_sampling_offsets(heads, levels, points).flatten())
 
     def forward(self, queries: Tensor, centres: Tensor, values: Tensor, grids: Sequence[tuple[int, int]]) -> Tensor:
-        """(B, Q, D) queries, the places (Q, L or 1, 2) that they look around, (B, N, D) of all levels -> (B, Q, D).
+        """(B, Q, D) queries, their reference points (Q, L or 1, 2), (B, N, D) of all levels -> (B, Q, D).
 
-        Offsets are counted in places of the level. Sampling is in float32 at least.
+        Offsets are in positions of the level. Sampling is in float32 or float64.
         """
         exact = torch.promote_types(queries.dtype, torch.float32)
         shape = (*queries.shape[:2], self.heads, self.levels, self.points)
         steps = get_device_table(grid_sizes_xy, queries.device, tuple(map(tuple, grids)))  # (L, 2)
         offsets = self.offsets(queries).to(exact).view(*shape, 2) / steps[:, None]
-        places = centres[None, :, None, :, None] + offsets
+        locations = centres[None, :, None, :, None] + offsets
         weights = self.weights(queries).to(exact).view(*shape[:3], -1).softmax(-1).view(shape)
-        seen = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
-        return self.out(sample_levels(seen, grids, places, weights).flatten(-2).to(queries.dtype))
+        projected = self.value(values).to(exact).unflatten(-1, (self.heads, -1))
+        return self.out(sample_levels(projected, grids, locations, weights).flatten(-2).to(queries.dtype))
 
 
 def grid_sizes_xy(grids: tuple[tuple[int, int], ...]) -> Tensor:
@@ -88,8 +89,10 @@ def grid_sizes_xy(grids: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
-    """(h, L, P, 2): the first offsets. Head k looks along the angle 2 pi k / h, to the edge of a square whose half side
-    is the number of the point."""
+    """Return the initial offsets (h, L, P, 2).
+
+    Head k points along the angle 2 pi k / h, to the edge of a square whose half side is the number of the point.
+    """
     angles = torch.arange(heads) * (2 * math.pi / heads)
     rays = torch.stack([angles.cos(), angles.sin()], -1)
     rays = rays / rays.abs().amax(-1, keepdim=True)
@@ -97,7 +100,7 @@ def initial_sampling_offsets(heads: int, levels: int, points: int) -> Tensor:
 
 
 def patch_centres(grid: tuple[int, int], patch: tuple[int, int], device: torch.device | None = None) -> Tensor:
-    """(rows * columns, 2): the centres (x, y) in pixels of places that stand for `patch` pixels, rows first."""
+    """(rows * columns, 2): the centres (x, y), in pixels, of grid positions of `patch` pixels, in raster order."""
     lines = [(torch.arange(length, device=device) + 0.5) * side for length, side in zip(grid, patch, strict=True)]
     rows, columns = torch.meshgrid(*lines, indexing="ij")
     return torch.stack([columns, rows], -1).flatten(0, 1)

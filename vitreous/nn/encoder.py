@@ -14,13 +14,13 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class Encoder(nn.Module):
-    """Blocks one after the other, then a LayerNorm over every token. `norm=False` leaves the norm to what comes after.
+    """Blocks in sequence, then a LayerNorm over every token. `norm=False` omits the norm.
 
-    `read` is how many tokens in front the rest of the model reads, None for all: of the last block nothing else need be
-    computed.
+    `read` is the number of leading tokens that the rest of the model uses, None for all. The last block computes only
+    their outputs.
 
-    With `recompute` set, training keeps each block's input alone and computes the rest again in the backward pass
-    (arXiv:1604.06174): memory for one block instead of all, for a third more work.
+    With `recompute`, training stores only each block's input and recomputes the rest in the backward pass
+    (arXiv:1604.06174): activation memory for one block instead of all, for a third more compute.
     """
 
     recompute = False
@@ -33,48 +33,48 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(width, eps=eps) if norm else nn.Identity()
 
     def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
-        """(..., N, D) -> (..., N, D), or (..., read, D) where not the `whole` is asked for; `context` goes to every
-        block."""
+        """(..., N, D) -> (..., N, D), or (..., read, D) if `whole` is false; `context` is passed to every block."""
         return self.norm(self.run_blocks(x, *context, whole=whole))
 
     def run_blocks(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
-        """(..., N, D) -> (..., N, D), or (..., read, D): the same before the norm."""
+        """(..., N, D) -> (..., N, D), or (..., read, D) if `whole` is false: the blocks without the final norm."""
         for block in self.blocks:
             few = self.read and not whole and block is self.blocks[-1]
             x = self.step(partial(block, queries=slice(self.read)) if few else block, x, *context)
         return x
 
     def features(self, x: Tensor, taps: Sequence[int], *context: Any) -> list[Tensor]:
-        """(..., N, D) -> for each tap t, (..., N, D) after t blocks, before any last norm; 0 is x itself.
+        """(..., N, D) -> for each tap t, (..., N, D) after t blocks, before the final norm; tap 0 is x itself.
 
-        Blocks after the last tap are not computed. Raises ValueError for a tap that is not a number of blocks.
+        Blocks after the last tap are not computed. Raises ValueError if a tap is not in 0 .. depth.
         """
         if not taps or min(taps) < 0 or max(taps) > len(self.blocks):
-            raise ValueError(f"taps {tuple(taps)} are not depths from 0 to {len(self.blocks)}")
+            raise ValueError(f"taps {tuple(taps)} are not in the range 0 to {len(self.blocks)}")
         outputs = {0: x}
         for depth, block in enumerate(self.blocks[: max(taps)], 1):
             outputs[depth] = x = self.step(block, x, *context)
         return [outputs[tap] for tap in taps]
 
     def step(self, block: Callable[..., Tensor], x: Tensor, *context: Any) -> Tensor:
-        """(..., N, D) -> (..., N, D): one block, to be computed again on the way back where `recompute` says so."""
+        """(..., N, D) -> (..., N, D): one block, recomputed in the backward pass if `recompute` is set."""
         if self.recompute and self.training:
             return checkpoint(block, x, *context, use_reentrant=False)
         return block(x, *context)
 
 
 def build_blocks(depth: int, block: Callable[[int, float], M], drop_path: float = 0.0, rises: bool = True) -> list[M]:
-    """`depth` blocks, each made from its number and its stochastic depth rate: it rises linearly from 0 to `drop_path`,
-    or is that."""
+    """Build `depth` blocks, each from its index and its stochastic depth rate.
+
+    The rate rises linearly from 0 to `drop_path`, or is `drop_path` for all blocks if `rises` is false.
+    """
     return [block(i, drop_path * i / max(depth - 1, 1) if rises else drop_path) for i in range(depth)]
 
 
 def compile_blocks(module: nn.Module) -> None:
     """Compile every block of every encoder in a module, in place, by `torch.compile`.
 
-    Blocks of one shape share a graph, so that a model of any depth compiles in the time of two or three blocks, and
-    what surrounds the blocks (masks, heads, losses) stays ordinary Python. Parameters keep their names; deep copies are
-    not compiled.
+    Blocks of the same shape share a graph, so compiling any depth takes the time of two or three blocks. Code around
+    the blocks (masks, heads, losses) is not compiled. Parameter names do not change. Deep copies are not compiled.
     """
     # a student and its teacher, at two image sizes and with and without stochastic depth, share the code of one block
     import torch._dynamo.config as dynamo

@@ -1,21 +1,21 @@
-"""Parts that only infer: weights cast, packed and fused once, for forward passes that are never differentiated.
+"""Inference-only modules: weights cast, packed and fused once, for forward passes without gradients.
 
-N tokens, D width. What changes is how a product is carried out, never what is computed:
+N tokens, D width. These modules compute the same functions as the originals with faster operators:
 
-    Linear     its weight lies in the layout that the processor's product wants (oneDNN), if `packed`
-    Branch     LayerScale is folded into the weights of its last product, which in float32 adds the residual as it
-               writes
-    Mlp        the GELU is applied by the first product as it writes, if `packed`, or in place by a kernel of our own
-    Encoder    where few tokens are read, the last block's keys and values are not made: its weights stay as they are
-    LayerNorm  computes in float32, whatever the products compute in; where this project's kernels are compiled, one
-               before products of bfloat16 writes bfloat16 in the same pass: `BFloat16OutputNorm`
+    Linear     with `packed`, the weight is stored in the layout of oneDNN's matrix product
+    Branch     LayerScale is folded into the weights of the last product; in float32 that product adds the residual
+               while writing
+    Mlp        the first product applies the GELU while writing, if `packed`, or this project's kernel does in place
+    Encoder    if only a few tokens are used, the last block does not compute keys and values and keeps its weights
+    LayerNorm  computes in float32 whatever the dtype of products; with this project's kernels, a norm before bfloat16
+               products writes bfloat16 in the same pass: `BFloat16OutputNorm`
     StandardizedConv
-               its filters are standardised once, and not on every pass: `FrozenConv`
-    Windows    those of a Swin, in bfloat16 on a CPU, are cut out of queries, keys and values, and attend by batched
+               filters are standardised once instead of on every pass: `FrozenConv`
+    Windows    Swin's windows, in bfloat16 on a CPU, are cut from queries, keys and values, with attention by batched
                products: `FrozenWindowedAttention`
 
-In bfloat16 only products are; norms, positions and the sum that runs through the blocks stay float32, which costs
-little and takes a third off the error.
+In bfloat16, only matrix products use bfloat16. Norms, positions and the residual stream stay float32, which costs
+little and reduces the error by a third.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ from vitreous.system.torch_types import bias_of, named_modules
 
 
 def freeze_for_inference(module: nn.Module, dtype: torch.dtype = torch.float32, packed: bool = False) -> nn.Module:
-    """A copy of `module` for inference with its products in `dtype`, its modules changed as the table above says.
+    """Return a copy of `module` for inference with products in `dtype`, changed as in the table above.
 
-    `packed` asks for oneDNN's packed products; where this PyTorch has none for `dtype`, plain ones are taken. A layer
-    called `head` stays float32, so that answers are. Weights that keep their type and layout are shared with `module`.
-    The copy takes images of any floating type and is in evaluation mode.
+    `packed` selects oneDNN's packed products, or plain ones if this PyTorch has none for `dtype`. The layer called
+    `head` and therefore the logits stay float32. Weights whose dtype and layout do not change are shared with `module`.
+    The copy accepts images of any floating dtype and is in evaluation mode.
     """
     with torch.no_grad():
         return copy_frozen(module, dtype, packed and can_pack(dtype)).eval().requires_grad_(False)
 
 
 def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: str = "") -> nn.Module:
-    """The copy, module by module; a child called `without` is left out. A part that says `frozen_as_is` stays as it is,
-    in float32."""
+    """Copy module by module, without the child named `without`. Modules with `frozen_as_is` stay unchanged, in
+    float32."""
     if getattr(module, "frozen_as_is", False):
         return deepcopy(module).float()
     if isinstance(module, LineAttention):
-        dtype = torch.float32  # its logits are not scaled: bfloat16 would cost more than it saves
+        dtype = torch.float32  # its logits are not scaled: bfloat16 would lose more accuracy than the time it saves
     if isinstance(module, ContinuousPositionBias):
-        dtype, packed = torch.float32, False  # of a few hundred offsets, once for all windows
+        dtype, packed = torch.float32, False  # a few hundred offsets, computed once for all windows
     if isinstance(module, nn.Linear):
         return freeze_linear(module, dtype, packed)
     if isinstance(module, StandardizedConv):
@@ -74,21 +74,21 @@ def copy_frozen(module: nn.Module, dtype: torch.dtype, packed: bool, without: st
     ):
         return FrozenWindowedAttention(module, dtype, packed)
     fused = not isinstance(module, Mlp) or (packed and (module.gelu != "quick" or uses_native_gelu(dtype)))
-    kind = FROZEN_CLASSES.get(type(module), type(module)) if fused else type(module)
+    frozen_class = FROZEN_CLASSES.get(type(module), type(module)) if fused else type(module)
     state = dict(vars(module))
     children: dict[str, nn.Module | None] = {}
     for name, child in state["_modules"].items():
-        if kind is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
+        if frozen_class is FrozenMlp and isinstance(module, Mlp) and name == "fc1":
             children[name] = PackedLinear(module.fc1, dtype, gelu=module.gelu)
         elif name != without:
             children[name] = (
                 None if child is None else copy_frozen(child, torch.float32 if name == "head" else dtype, packed)
             )
-    own: dict[str, nn.Parameter | None] = {}
+    parameters: dict[str, nn.Parameter | None] = {}
     for name, parameter in state["_parameters"].items():
-        own[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
-    twin = kind.__new__(kind)
-    vars(twin).update(state, _parameters=own, _buffers=dict(state["_buffers"]), _modules=children)
+        parameters[name] = None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+    twin = frozen_class.__new__(frozen_class)
+    vars(twin).update(state, _parameters=parameters, _buffers=dict(state["_buffers"]), _modules=children)
     if packed and isinstance(module, Encoder) and module.read:
         for name, part in named_modules(module.blocks[-1]):
             if type(part) is Attention:
@@ -100,7 +100,7 @@ class FrozenAttention(Attention):
     """Attention whose layers are `FrozenLinear` or `PackedLinear`."""
 
     def opened(self) -> tuple[Tensor, Tensor | None] | None:
-        """Weight (3 D, D) and bias (3 D,); None where the weight is packed."""
+        """Return weight (3 D, D) and bias (3 D,), or None if the weight is packed."""
         return (self.qkv.weight, self.qkv.bias) if isinstance(self.qkv, FrozenLinear) else None
 
 
@@ -132,7 +132,7 @@ class BFloat16OutputNorm(nn.LayerNorm):
 
     @staticmethod
     def can_replace(norm: nn.Module, dtype: torch.dtype, packed: bool) -> bool:
-        """Whether a norm before products in `dtype` can be such."""
+        """Return whether a norm before products in `dtype` can be replaced by this class."""
         if type(norm) is not nn.LayerNorm or len(norm.normalized_shape) != 1 or norm.normalized_shape[0] % 16:
             return False
         return bias_of(norm) is not None and packed and uses_native_kernels(dtype)
@@ -143,12 +143,12 @@ class BFloat16OutputNorm(nn.LayerNorm):
 
 
 def uses_native_kernels(dtype: torch.dtype) -> bool:
-    """Whether kernels of our own compute what lies between packed products in `dtype`."""
+    """Return whether this project's kernels compute the operators between packed products in `dtype`."""
     return dtype == torch.bfloat16 and kernels.has_native_kernels()
 
 
 def uses_native_gelu(dtype: torch.dtype) -> bool:
-    """Whether a kernel of our own applies the GELU after a packed product in `dtype`."""
+    """Return whether this project's kernel applies the GELU after a packed product in `dtype`."""
     return uses_native_kernels(dtype) and kernels.is_native_gelu_faster()
 
 
@@ -160,8 +160,8 @@ FROZEN_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 class FrozenConv(StandardizedConv):
-    """A `StandardizedConv` whose filters were standardised once. It stays float32: the roundings of a ResNet's many
-    convolutions add up."""
+    """A `StandardizedConv` with filters standardised once. It stays float32, because rounding errors of a ResNet's many
+    convolutions accumulate."""
 
     def __init__(self, conv: StandardizedConv) -> None:
         nn.Module.__init__(self)
@@ -169,15 +169,15 @@ class FrozenConv(StandardizedConv):
         self.weight = nn.Parameter(conv.filters().detach().float(), requires_grad=False)
 
     def filters(self) -> Tensor:
-        """The filters as they are, (O, I, k, k)."""
+        """The standardised filters, (O, I, k, k)."""
         return self.weight
 
 
 class FrozenWindowedAttention(WindowedAttention):
-    """Windows of a Swin's attention in bfloat16 on a CPU.
+    """Swin's windowed attention in bfloat16 on a CPU.
 
-    The first product is of the whole grid; its shift and its windows are the one copy that lays out heads for batched
-    products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
+    The first product is over the whole grid. A single copy applies the shift, cuts the windows and lays out the heads
+    for batched products. PyTorch's fused attention takes 1.7 times as long for windows of 7 x 7.
     """
 
     def __init__(self, windows: WindowedAttention, dtype: torch.dtype, packed: bool) -> None:
@@ -195,7 +195,7 @@ class FrozenWindowedAttention(WindowedAttention):
 
     @staticmethod
     def can_replace(windows: WindowedAttention) -> bool:
-        """Whether windows are such."""
+        """Return whether this class can replace a `WindowedAttention`."""
         return type(windows.part) is WindowAttention and windows.part.qkv.weight.device.type == "cpu"
 
     def forward(self, x: Tensor) -> Tensor:
@@ -214,7 +214,7 @@ class FrozenWindowedAttention(WindowedAttention):
 
 
 class FrozenBranch(nn.Module):
-    """x + scale(part(norm(x))) with the scale in the last product's weights."""
+    """x + scale(part(norm(x))) with the scale folded into the last product's weights."""
 
     def __init__(self, branch: ResidualBranch, dtype: torch.dtype, packed: bool) -> None:
         super().__init__()
@@ -236,7 +236,7 @@ class FrozenBranch(nn.Module):
         )
 
 
-#: the parts that `FrozenBranch` knows, and the name of the linear layer that comes after `forward_before_output`
+#: submodules that `FrozenBranch` supports, and the name of the linear layer after `forward_before_output`
 OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
     Attention: "out",
     RelativeAttention: "out",
@@ -252,12 +252,12 @@ OUTPUT_LAYER_NAMES: dict[type[nn.Module], str] = {
 def freeze_linear(
     linear: nn.Linear, dtype: torch.dtype, packed: bool, scale: Tensor | None = None
 ) -> FrozenLinear | PackedLinear:
-    """A linear layer for inference, its outputs multiplied by `scale` (out,) if there is one."""
+    """Return a linear layer for inference, its outputs multiplied by `scale` (out,) if set."""
     return (PackedLinear if packed else FrozenLinear)(linear, dtype, scale)
 
 
 class FrozenLinear(nn.Module):
-    """y = (x W^T + b) scale in `dtype`, by PyTorch's own product: (..., n) -> (..., m), scale (m,)."""
+    """y = (x W^T + b) scale in `dtype`, by PyTorch's standard product: (..., n) -> (..., m), scale (m,)."""
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, scale: Tensor | None = None) -> None:
         super().__init__()
@@ -275,11 +275,10 @@ class FrozenLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """y = gelu((x W^T + b) scale), (..., n) -> (..., m), scale (m,), by oneDNN with the weight in its own layout;
-    `gelu` is torch's name of a form, or None.
+    """y = gelu((x W^T + b) scale), (..., n) -> (..., m), scale (m,), by oneDNN with the weight in its packed layout.
 
-    The operators are PyTorch's own but not of its public interface: `can_pack` tries them before anything relies on
-    them.
+    `gelu` is torch's name of a form, or None. The operators are not in PyTorch's public interface: `can_pack` tests
+    them before they are used.
     """
 
     def __init__(
@@ -318,8 +317,8 @@ def fold_output_scale(linear: nn.Linear, dtype: torch.dtype, scale: Tensor | Non
 
 @cache
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether this PyTorch has oneDNN's packed products, by the names and with the arguments used here, and they are
-    right."""
+    """Return whether this PyTorch has oneDNN's packed products with the expected names and arguments, and correct
+    results."""
     linear, x, residual = nn.Linear(32, 48), torch.linspace(-2, 2, 5 * 32).view(1, 5, 32), torch.ones(1, 5, 48)
     try:
         with torch.inference_mode():

@@ -1,7 +1,7 @@
 """Images as grids of tokens, for any number of axes.
 
-B batch, C channels, D width; `image`, `patch` and `grid` are one number per axis: (h, w) for pictures, (t, h, w) for
-video. The grid lives in the shape, (B, *grid, D), so nothing here ever takes a square root of a token count.
+B batch, C channels, D width; `image`, `patch` and `grid` are one number per axis: (h, w) for images, (t, h, w) for
+video. The grid is part of the shape, (B, *grid, D), so no code takes the square root of a token count.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Interpolation(TypedDict):
     antialias: NotRequired[bool]
 
 
-#: How a table of positions is read at another grid, by the rule of whoever trained it: arguments of `F.interpolate`.
+#: How libraries resize position tables to another grid: arguments of `F.interpolate`, by name of the rule.
 RESIZE_MODES: dict[str, Interpolation] = {
     "bicubic-antialias": {"mode": "bicubic", "antialias": True, "align_corners": False},  # timm, DINOv2 with registers
     "bicubic": {"mode": "bicubic", "align_corners": False},  # DeiT, MAE, transformers
@@ -33,7 +33,7 @@ RESIZE_MODES: dict[str, Interpolation] = {
     "bilinear": {"mode": "bilinear", "align_corners": False},  # timm, for Google's files
     "bicubic-aligned": {"mode": "bicubic", "align_corners": True},  # torchvision
     "zoom": {"mode": "bilinear", "align_corners": True},  # Google's own: scipy.ndimage.zoom of order 1
-    "zoom-scipy": {"mode": "bilinear", "align_corners": True},  # the same with scipy's rounding: the last row may be 0
+    "zoom-scipy": {"mode": "bilinear", "align_corners": True},  # `zoom` with scipy's rounding: the last row may be 0
 }
 
 
@@ -60,25 +60,26 @@ def unpatchify(patches: Tensor, patch: tuple[int, ...]) -> Tensor:
 
 
 def gather_tokens(tokens: Tensor, places: Tensor) -> Tensor:
-    """(B, N, D) tokens and (B, K) int64 places -> (B, K, D): those tokens, in that order."""
+    """(B, N, D) tokens and (B, K) int64 indices `places` -> (B, K, D): the selected tokens, in the order of the
+    indices."""
     return tokens.gather(1, places[..., None].expand(-1, -1, tokens.shape[-1]))
 
 
 def pad_to_multiple(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, *grid, D) -> (B, *whole, D): zeros after the ends of the grid, up to a multiple of `size` along each axis."""
+    """(B, *grid, D) -> (B, *padded, D): pad the end of each axis with zeros to a multiple of `size`."""
     missing = [-g % s for g, s in zip(tokens.shape[1:-1], size, strict=True)]
     return F.pad(tokens, [0, 0, *(n for m in reversed(missing) for n in (0, m))]) if any(missing) else tokens
 
 
 def crop_grid(tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, *whole, D) -> (B, *grid, D): the first places along each axis."""
+    """(B, *padded, D) -> (B, *grid, D): the first positions along each axis."""
     for axis, length in enumerate(grid, 1):
         tokens = tokens.narrow(axis, 0, length)
     return tokens
 
 
 def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
-    """(B, *grid, D) -> (B, *count, *size, D): windows, the grid filled up with zeros after its ends to a multiple of
+    """(B, *grid, D) -> (B, *count, *size, D): windows of the grid, whose ends are zero-padded to a multiple of
     `size`."""
     batch, *grid, width = tokens.shape
     tokens = pad_to_multiple(tokens, size)
@@ -89,22 +90,22 @@ def window_partition(tokens: Tensor, size: tuple[int, ...]) -> Tensor:
 
 
 def window_reverse(windows: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `window_partition`, without what was filled up."""
+    """(B, *count, *size, D) -> (B, *grid, D): the inverse of `window_partition`, without the padding."""
     axes = len(grid)
     batch, *sizes, width = windows.shape
     order = [0, *(axis for i in range(axes) for axis in (1 + i, 1 + axes + i)), 1 + 2 * axes]
-    whole = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
-    return crop_grid(windows.permute(order).reshape(batch, *whole, width), grid)
+    padded_grid = [count * size for count, size in zip(sizes[:axes], sizes[axes:], strict=True)]
+    return crop_grid(windows.permute(order).reshape(batch, *padded_grid, width), grid)
 
 
 def resize_position_table(table: Tensor, grid: tuple[int, ...], how: str = "bicubic-antialias") -> Tensor:
-    """(*old, D) -> (*grid, D): a table of positions read at another grid, one axis after the other.
+    """Resize a position table to another grid, (*old, D) -> (*grid, D), one axis after the other.
 
-    `how` names a row of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix and the
-    result is the separable 2-D (or N-D) interpolation of the source that the row names. An equal grid is returned as
-    it is. If the grid differs along one axis only, `bicubic-offset` rescales the other axes too, by (n + 0.1) / n, as
-    `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them as they are. The matrices are made in
-    float64 and the result has the dtype of the table.
+    `how` is a key of `RESIZE_MODES`. Interpolation is linear in the table, so each axis is one small matrix, and the
+    result is the separable 2-D (or N-D) interpolation of that library. If the grid is equal, the table is returned
+    unchanged. If the grid differs along one axis only, `bicubic-offset` also rescales the other axes, by (n + 0.1) / n,
+    as `interpolate_pos_encoding` of DINO and DINOv2 does; all other rules leave them unchanged. The matrices are
+    computed in float64 and the result has the dtype of the table.
     """
     if tuple(table.shape[:-1]) == tuple(grid):
         return table
@@ -121,8 +122,8 @@ def cast_axis_resize_matrix(old: int, new: int, how: str, dtype: torch.dtype) ->
 
 
 def axis_resize_matrix(old: int, new: int, how: str) -> Tensor:
-    """The (new, old) matrix that resizes one axis; every row sums to one, but for the row that `zoom-scipy` may
-    lose."""
+    """Return the (new, old) matrix that resizes one axis. Rows sum to one, except the last one of `zoom-scipy`, which
+    may be 0."""
     identity = torch.eye(old, dtype=torch.float64)[None, None]  # columns are unit vectors; only rows are resized
     if how == "bicubic-offset":
         return F.interpolate(identity, scale_factor=((new + 0.1) / old, 1.0), **RESIZE_MODES[how])[0, 0]

@@ -1,7 +1,7 @@
-"""Operators by this project's own kernels (`native.c`), for bfloat16 on a CPU.
+"""Operators implemented by this project's kernels (`native.c`), for bfloat16 on a CPU.
 
-What lies between products reads and writes each number once, where PyTorch's operators convert in passes of their own;
-attention keeps the logits of 32 queries in a core's cache and multiplies by tiles (AMX).
+Element-wise kernels read and write each number once, while PyTorch's operators convert dtypes in separate passes.
+Attention keeps the logits of 32 queries in a core's cache and multiplies by tiles (AMX).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GELU_GATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class AttentionArguments(ctypes.Structure):
-    """`Attention` of native.c."""
+    """The struct `Attention` of native.c."""
 
     _fields_ = [
         *((name, C_POINTER) for name in ("q", "k", "v", "y")),
@@ -43,7 +43,7 @@ class AttentionArguments(ctypes.Structure):
 
 
 class GradientArguments(ctypes.Structure):
-    """`AttentionGradients` of native.c."""
+    """The struct `AttentionGradients` of native.c."""
 
     _fields_ = [
         *((name, C_POINTER) for name in ("q", "k", "v", "y", "dy", "dq", "dk", "dv")),
@@ -55,18 +55,21 @@ class GradientArguments(ctypes.Structure):
 
 
 def has_native_kernels() -> bool:
-    """Whether `layer_norm`, `add_bf16` and `gelu_bf16_` can be called."""
+    """Return whether `layer_norm`, `add_bf16` and `gelu_bf16_` can be called."""
     return load_native_library().library is not None
 
 
 def is_native_gelu_faster() -> bool:
-    """Whether `gelu_bf16_` is faster than a product that applies a GELU as it writes: with tiles, where products are so
-    fast that oneDNN's error function takes as long as half of one. Without them nothing was measured."""
+    """Return whether `gelu_bf16_` is faster than a product that applies a GELU while writing.
+
+    It is with tiles (AMX), where oneDNN's error function takes half as long as a product. Without them nothing was
+    measured.
+    """
     return load_native_library().tiles
 
 
 def can_apply_gelu(x: Tensor) -> bool:
-    """Whether `gelu_bf16` takes x (..., D), and is faster."""
+    """Return whether `gelu_bf16` supports x (..., D), and is faster."""
     return (
         x.device.type == "cpu"
         and x.dtype == torch.bfloat16
@@ -77,7 +80,7 @@ def can_apply_gelu(x: Tensor) -> bool:
 
 
 def can_transpose(x: Tensor) -> bool:
-    """Whether `transpose_bf16` takes x (N, D)."""
+    """Return whether `transpose_bf16` supports x (N, D)."""
     return (
         x.dtype == torch.bfloat16
         and x.stride(1) == 1
@@ -88,8 +91,8 @@ def can_transpose(x: Tensor) -> bool:
 
 
 def has_data_pointer(x: Tensor) -> bool:
-    """Whether x (..., D) is a tensor with numbers in memory: none that torch.compile traces, torch.vmap batches or
-    another library has made of it."""
+    """Return whether x (..., D) has data in memory. Tensors traced by torch.compile, batched by torch.vmap or wrapped
+    by another library have none."""
     if is_compiling() or type(x) is not Tensor:
         return False
     try:
@@ -99,7 +102,7 @@ def has_data_pointer(x: Tensor) -> bool:
 
 
 def can_attend(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether `attend_bf16` takes queries (B, h, Q, d), keys and values (B, h, N, d)."""
+    """Return whether `attend_bf16` supports queries (B, h, Q, d), keys and values (B, h, N, d)."""
     return (
         q.device.type == "cpu"
         and q.dtype == k.dtype == v.dtype == torch.bfloat16
@@ -139,21 +142,21 @@ def gelu_bf16_(x: Tensor, form: str) -> Tensor:
 
 
 def gelu_bf16(x: Tensor, form: str) -> Tensor:
-    """(..., D) -> (..., D) bfloat16, contiguous: the same, x as it was."""
+    """(..., D) -> (..., D) bfloat16, contiguous: `gelu_bf16_` on a copy of x."""
     y = torch.empty_like(x)
     native_library().gelu(data_pointer(x), data_pointer(y), data_pointer(gelu_coefficients(form)), C_LONG(x.numel()))
     return y
 
 
 def gelu_bf16_backward_(grad: Tensor, x: Tensor, form: str) -> Tensor:
-    """(..., D), (..., D) -> (..., D): x f(x), both contiguous and in bfloat16; `grad` becomes grad times its slope."""
+    """Multiply `grad` (..., D) in place by the derivative of x f(x) at x (..., D); both contiguous and in bfloat16."""
     y, tables = torch.empty_like(x), (gelu_coefficients(form), gelu_slope_coefficients(form))
     native_library().gelu_backward(*map(data_pointer, (x, grad, y, *tables)), C_LONG(x.numel()))
     return y
 
 
 def transpose_bf16(x: Tensor) -> Tensor:
-    """(N, D) -> (D, N) contiguous, of bfloat16; N and D are even, and channels lie side by side."""
+    """(N, D) -> (D, N) contiguous, of bfloat16; N and D are even, and channels are contiguous."""
     y = x.new_empty(x.shape[1], x.shape[0])
     native_library().transpose(
         data_pointer(x), C_LONG(x.stride(0)), C_LONG(x.shape[0]), C_LONG(x.shape[1]), data_pointer(y)
@@ -169,7 +172,8 @@ def gelu_coefficients(form: str) -> Tensor:
 
 @cache
 def gelu_slope_coefficients(form: str) -> Tensor:
-    """(3, 32) float32: the same of the slope of x f(x), which is f(x) + x f'(x)."""
+    """(3, 32) float32: the coefficients of `gelu_coefficients` for the derivative of x f(x), which is f(x) + x
+    f'(x)."""
     function, step = GELU_GATES[form], 1e-5
     return fit_parabolas(lambda x: ((x + step) * function(x + step) - (x - step) * function(x - step)) / (2 * step))
 
@@ -184,17 +188,17 @@ def fit_parabolas(function: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(d)) v: (B, h, Q, d) of queries, (B, h, N, d) of keys and values -> (B, h, Q, d), heads of a
-    query side by side in memory.
+    """softmax(q k^T / sqrt(d)) v: queries (B, h, Q, d), keys and values (B, h, N, d) -> (B, h, Q, d), with the heads of
+    a query contiguous in memory.
 
-    An answer does not depend on the threads, or on other queries. `statistics` (B, h, Q, 2) float32 are written for
+    Outputs do not depend on the number of threads or on other queries. `statistics` (B, h, Q, 2) float32 is written for
     `attend_bf16_backward`. Raises MemoryError.
     """
     batch, heads, queries, channels = q.shape
     y = q.new_empty(batch, queries, heads, channels).transpose(1, 2)
-    threads, most = torch.get_num_threads(), math.ceil(queries / 32)
+    threads, max_chunks = torch.get_num_threads(), math.ceil(queries / 32)
     uneven = batch * heads % threads and batch * heads < 4 * threads
-    parts = min(most, math.ceil(4 * threads / (batch * heads))) if uneven else 1
+    parts = min(max_chunks, math.ceil(4 * threads / (batch * heads))) if uneven else 1
     arguments = AttentionArguments(
         *pointers_and_strides(q, k, v, y),
         *(batch, heads, queries, k.shape[-2], channels, parts),
@@ -202,15 +206,18 @@ def attend_bf16(q: Tensor, k: Tensor, v: Tensor, statistics: Tensor | None = Non
         None if statistics is None else statistics.data_ptr(),
     )
     if native_library().attend(ctypes.byref(arguments)):
-        raise MemoryError("no memory for attention")
+        raise MemoryError("out of memory in attention")
     return y
 
 
 def attend_bf16_backward(
     q: Tensor, k: Tensor, v: Tensor, y: Tensor, grad: Tensor, statistics: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of queries (B, h, Q, d), keys and values (B, h, N, d) from `grad` (B, h, Q, d), that of the answers y,
-    whose channels lie side by side; heads of a token side by side in memory. Raises MemoryError."""
+    """Return the gradients of queries (B, h, Q, d), keys and values (B, h, N, d).
+
+    `grad` (B, h, Q, d) is the gradient of the outputs y; its channels are contiguous. In the results, the heads of a
+    token are contiguous in memory. Raises MemoryError.
+    """
     batch, heads, queries, channels = q.shape
     if grad.stride(-1) != 1:
         grad = grad.contiguous()
@@ -222,23 +229,23 @@ def attend_bf16_backward(
         statistics.data_ptr(),
     )
     if native_library().attend_backward(ctypes.byref(arguments)):
-        raise MemoryError("no memory for the gradients of attention")
+        raise MemoryError("out of memory in the backward pass of attention")
     dq, dk, dv = gradients
     return dq, dk, dv
 
 
 def pointers_and_strides(*tensors: Tensor) -> list[int | ctypes.Array[ctypes.c_long]]:
-    """Where tensors (B, h, N, d) begin, and then the strides of each over its first three axes."""
+    """Return the data pointers of tensors (B, h, N, d), then the strides of each over its first three axes."""
     return [*(x.data_ptr() for x in tensors), *((C_LONG * 3)(*x.stride()[:3]) for x in tensors)]
 
 
 def native_library() -> ctypes.CDLL:
-    """The compiled kernels. Raises RuntimeError where there are none."""
+    """Return the compiled kernels. Raises RuntimeError if they are not available."""
     if (loaded := load_native_library().library) is None:
-        raise RuntimeError(f"no kernels of our own: {load_native_library().note}")
+        raise RuntimeError(f"native kernels are not available: {load_native_library().note}")
     return loaded
 
 
 def data_pointer(x: Tensor) -> ctypes.c_void_p:
-    """(..., D) -> where it begins in memory."""
+    """Return the address of the data of a tensor (..., D)."""
     return C_POINTER(x.data_ptr())

@@ -1,4 +1,4 @@
-"""Where a block looks: wrappers around parts that attend over axis -2, for tokens that lie in a grid.
+"""Wrappers that restrict attention over axis -2 to rows, columns or windows of a grid of tokens.
 
 B batch, D width; tokens are (B, *grid, D).
 """
@@ -17,10 +17,10 @@ WindowPadding = Literal["mask", "zeros", "zeros-after-shift"]
 
 
 class AxialBlock(nn.Module):
-    """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6): each with attention and
+    """A block along the rows, then one along the columns (Axial-ViT, arXiv:2010.11929, D.6), each with attention and
     MLP.
 
-    Every row, then every column, is a sequence of its own, so attention costs N (h + w) instead of N^2. The loops it
+    Every row, then every column, is a separate sequence, so attention costs N (h + w) instead of N^2. The loops that it
     replaces:
 
         for i in range(h): x[:, i] = row(x[:, i])
@@ -37,20 +37,23 @@ class AxialBlock(nn.Module):
 
 
 class WindowedAttention(nn.Module):
-    """A part that attends within windows of the grid (ViTDet, arXiv:2203.16527, section 3; Swin, arXiv:2103.14030).
+    """Attention within windows of the grid (ViTDet, arXiv:2203.16527, section 3; Swin, arXiv:2103.14030).
 
-    `part` is a block or an attention, over sequences or, as `GridAttention` is, over grids. `size` is the window's
-    length and `shift` its offset along each axis, in tokens: the windows that q and k lie in are those of
+    `part` is a block or an attention, over sequences or, like `GridAttention`, over grids. `size` is the window's
+    length and `shift` its offset along each axis, in tokens. Tokens q and k are in the same window if
 
         all((i - s) // w == (j - s) // w for i, j, w, s in zip(q, k, size, shift))
 
-    which is carried out as a cyclic shift with a mask (section 3.2 there). An axis that one window covers is not
-    shifted. `pad` says what becomes of the zeros that fill up a grid that the windows do not divide: with "mask" no
-    token attends to them, with "zeros" they are keys like all others, as SAM's and ViTDet's weights expect.
+    This is implemented as a cyclic shift with a mask (section 3.2 there). An axis that one window covers is not
+    shifted. `pad` selects the role of the zeros that pad a grid to whole windows:
 
-    With "zeros-after-shift" they are so too, and the grid is shifted before it is filled up, as timm's Swin does it:
-    windows then hold other tokens, the mask's seams lie `shift` before the end of the whole grid, and every axis is
-    shifted, whatever its length. Where windows divide the grid the three are the same.
+    - "mask": no token attends to them.
+    - "zeros": they are keys like all others, as the weights of SAM and ViTDet expect.
+    - "zeros-after-shift": as "zeros", but the grid is shifted before it is padded, as in timm's Swin. Windows then
+      contain other tokens, the mask's seams are `shift` before the end of the padded grid, and every axis is shifted,
+      whatever its length.
+
+    If windows divide the grid, the three are the same.
     """
 
     def __init__(
@@ -59,9 +62,9 @@ class WindowedAttention(nn.Module):
         super().__init__()
         shift = shift or (0,) * len(size)
         if len(shift) != len(size) or any(not 0 <= s < w for s, w in zip(shift, size, strict=True)):
-            raise ValueError(f"a shift of {shift} is not below windows of {size}, axis by axis")
+            raise ValueError(f"shift {shift} is not smaller than window size {size} on every axis")
         if pad not in ("mask", "zeros", "zeros-after-shift"):
-            raise ValueError(f"pad={pad} is neither mask, zeros nor zeros-after-shift")
+            raise ValueError(f"pad={pad} is not one of mask, zeros and zeros-after-shift")
         self.part, self.size, self.shift = part, size, shift
         self.pad: WindowPadding = pad
         self.takes_grid = any(isinstance(module, GridAttention) for module in part.modules())
@@ -75,28 +78,28 @@ class WindowedAttention(nn.Module):
         return self.unshift_and_crop(window_reverse(y, self.whole(grid)), grid)
 
     def split(self, x: Tensor) -> tuple[Tensor, ...]:
-        """(B, *grid, D) -> what the part is given: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
-        T = prod(size); and the mask (*count, 1, T, T) bool where some tokens of a window may not attend to others."""
+        """(B, *grid, D) -> inputs of the submodule: (B, *count, *size, D), or (B, *count, T, D) if it takes sequences,
+        T = prod(size); and the mask (*count, 1, T, T) bool, if some tokens of a window may not attend to others."""
         windows, mask = self.cut(x), self.mask(tuple(x.shape[1:-1]), x.device)
         windows = windows if self.takes_grid else windows.flatten(1 + len(self.size), -2)
         return (windows,) if mask is None else (windows, mask)
 
     def effective_shift(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """The shift along each axis of a grid: 0 along those that one window covers."""
+        """Return the shift along each axis of a grid: 0 along axes that one window covers."""
         if self.pad == "zeros-after-shift":
             return self.shift
         return tuple(s if g > w else 0 for g, w, s in zip(grid, self.size, self.shift, strict=True))
 
     def whole(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """The grid filled up to whole windows."""
+        """Return the size of the grid padded to whole windows."""
         return tuple(-(-g // w) * w for g, w in zip(grid, self.size, strict=True))
 
     def cut(self, x: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, *count, *size, D): filled up with zeros, shifted, cut."""
+        """(B, *grid, D) -> (B, *count, *size, D): pad with zeros, shift and partition."""
         return window_partition(self.shift_and_pad_grid(x), self.size)
 
     def shift_and_pad_grid(self, x: Tensor) -> Tensor:
-        """(B, *grid, D) -> (B, *whole, D): what is cut into windows."""
+        """(B, *grid, D) -> (B, *padded, D): the grid before it is partitioned into windows."""
         back, axes = [-s for s in self.effective_shift(tuple(x.shape[1:-1]))], tuple(range(1, x.dim() - 1))
         if self.pad == "zeros-after-shift":
             return pad_to_multiple(x.roll(back, axes) if any(back) else x, self.size)
@@ -104,7 +107,7 @@ class WindowedAttention(nn.Module):
         return x.roll(back, axes) if any(back) else x
 
     def unshift_and_crop(self, y: Tensor, grid: tuple[int, ...]) -> Tensor:
-        """(B, *whole, D) -> (B, *grid, D): the inverse of `shift_and_pad_grid`."""
+        """(B, *padded, D) -> (B, *grid, D): the inverse of `shift_and_pad_grid`."""
         shift, axes = self.effective_shift(grid), tuple(range(1, y.dim() - 1))
         if self.pad == "zeros-after-shift":
             y = crop_grid(y, grid)
@@ -112,19 +115,22 @@ class WindowedAttention(nn.Module):
         return crop_grid(y.roll(shift, axes) if any(shift) else y, grid)
 
     def mask(self, grid: tuple[int, ...], device: torch.device | None = None) -> Tensor | None:
-        """(*count, 1, T, T) bool: which tokens of a window may attend to which; None if all may.
+        """(*count, 1, T, T) bool: whether tokens of a window may attend to each other; None if all may.
 
-        Those may that are on one side of every seam of the cyclic shift. Padding attends to padding: no row is empty.
+        Tokens may if they are on the same side of every seam of the cyclic shift. Padding attends to padding, so no row
+        is empty.
         """
         shift = self.effective_shift(grid)
         filled = self.pad == "mask" and any(g % w for g, w in zip(grid, self.size, strict=True))
         if not any(shift) and not filled:
             return None
-        # 1 and a bit for each seam that a token lies behind; 0, which `window_partition` fills in, is padding
-        whole = grid if filled else self.whole(grid)
-        region = torch.ones((1, *whole, 1), dtype=torch.long, device=device)
-        for axis, (length, s) in enumerate(zip(whole, shift, strict=True)):
-            behind = torch.arange(length, device=device) < s  # the shift takes them to the end
-            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(whole))), 1) * 2 ** (1 + axis)
+        # 1, plus a bit for each seam before the token; 0 is padding, from `window_partition`
+        padded_grid = grid if filled else self.whole(grid)
+        region = torch.ones((1, *padded_grid, 1), dtype=torch.long, device=device)
+        for axis, (length, s) in enumerate(zip(padded_grid, shift, strict=True)):
+            behind = torch.arange(length, device=device) < s  # the shift moves them to the end
+            region = region + behind.view(*(-1 if a == axis else 1 for a in range(len(padded_grid))), 1) * 2 ** (
+                1 + axis
+            )
         regions = self.cut(region)[0].flatten(len(grid))  # (*count, T)
         return (regions[..., :, None] == regions[..., None, :])[..., None, :, :]

@@ -1,5 +1,5 @@
-"""Attention within windows for models with prefix tokens: what a ViT that was trained without windows can be given,
-with the same weights (ViTDet, arXiv:2203.16527, section 3; global tokens as in Longformer, arXiv:2004.05150).
+"""Attention within windows for models with prefix tokens, compatible with the weights of a ViT trained without windows
+(ViTDet, arXiv:2203.16527, section 3; global tokens as in Longformer, arXiv:2004.05150).
 
 B batch, D width, h heads, d = D / h, P prefix tokens, N patch tokens, T tokens of a window.
 """
@@ -18,11 +18,11 @@ from vitreous.nn.position import TokenPositions
 
 
 class LocalAttention(Attention):
-    """Patches attend to those of their own window and to the prefix tokens; prefix tokens attend to everything.
+    """Patches attend to their window and to the prefix tokens; prefix tokens attend to everything.
 
-    `window` tokens along each axis of the grid, 0 for no windows. Windows begin at the first row and column; what is
-    left at the ends of a grid that they do not divide are smaller ones, so nothing is filled up and nothing masked.
-    Patch tokens i and j see each other where all(i // window == j // window), axis by axis.
+    `window` is the tokens along each axis of the grid, 0 for no windows. Windows begin at the first row and column. If
+    they do not divide the grid, the windows at its ends are smaller, so nothing is padded or masked. Patch tokens i and
+    j attend to each other where all(i // window == j // window), axis by axis.
     """
 
     def __init__(self, width: int, heads: int, window: int, bias: bool = True) -> None:
@@ -30,12 +30,12 @@ class LocalAttention(Attention):
         self.window = window
 
     def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + N, D) -> (B, Q, D). Raises ValueError for patches that were left out, and for `queries` other than
-        prefix tokens or everything."""
+        """(B, P + N, D) -> (B, Q, D). Raises ValueError if patches were dropped, or if `queries` are neither prefix
+        tokens nor all tokens."""
         if self.sees_whole_grid(places) or (queries.stop is not None and queries.stop <= places.prefix):
             return super().forward_before_output(x, None, queries)
         if queries != ALL_QUERIES or places.index is not None:
-            raise ValueError("windows take whole grids: no patch can be left out")
+            raise ValueError("windowed attention requires all patches of the grid")
         qkv, prefix = self.qkv(x), places.prefix
         q, k, v = split_heads(qkv, self.heads)
         first = k[..., :prefix, :], v[..., :prefix, :]
@@ -51,33 +51,33 @@ class LocalAttention(Attention):
         for axis, length in enumerate(sides, 1):
             rest = length % self.window
             if rest and length > self.window:
-                parts = grid.split_with_sizes([length - rest, rest], axis)
-                return torch.cat([self.within(part, first_keys, first_values) for part in parts], axis)
+                slabs = grid.split_with_sizes([length - rest, rest], axis)
+                return torch.cat([self.within(slab, first_keys, first_values) for slab in slabs], axis)
         size = tuple(min(length, self.window) for length in sides)
         windows = window_partition(grid, size)  # (B, *count, *size, 3 D)
         count = tuple(windows.shape[1 : 1 + len(size)])
         q, k, v = split_heads(windows.flatten(-1 - len(size), -2).flatten(1, len(size)), self.heads)  # (B, n, h, T, d)
         if first_keys.shape[-2]:
             k, v = (
-                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), own], -2)
-                for first, own in ((first_keys, k), (first_values, v))
+                torch.cat([first[:, None].expand(-1, math.prod(count), -1, -1, -1), window_values], -2)
+                for first, window_values in ((first_keys, k), (first_values, v))
             )
-        answers = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
-        return window_reverse(answers.view(len(grid), *count, *size, -1), sides)
+        outputs = dot_product_attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1)).transpose(-3, -2).flatten(-2)
+        return window_reverse(outputs.view(len(grid), *count, *size, -1), sides)
 
     def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + N, D) -> (B, h, Q, P + N): the probabilities of the `queries`, or all tokens, 0 outside of a patch's
-        window; rows are queries and sum to one."""
+        """(B, P + N, D) -> (B, h, Q, P + N): the attention probabilities of the `queries`, or of all tokens, 0 outside
+        a patch's window. Rows are queries and sum to one."""
         q, k, _ = self.split(x)
         seen = None if self.sees_whole_grid(places) else self.seen(places).to(x.device)[queries]
         return attention_probabilities(q[..., queries, :], k, seen)
 
     def sees_whole_grid(self, places: TokenPositions) -> bool:
-        """Whether all tokens see all others."""
+        """Return whether every token attends to all tokens."""
         return not self.window or max(places.grid) <= self.window
 
     def seen(self, places: TokenPositions) -> Tensor:
-        """-> (P + N, P + N) bool: which tokens (rows) may attend to which."""
+        """-> (P + N, P + N) bool: whether each token (row) may attend to another (column)."""
         lines = [torch.arange(length) // self.window for length in places.grid]
         window = torch.stack([line.flatten() for line in torch.meshgrid(*lines, indexing="ij")])  # (axes, N)
         same = (window[:, :, None] == window[:, None, :]).all(0)

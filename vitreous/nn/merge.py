@@ -1,6 +1,6 @@
-"""Token merging (ToMe, Bolya et al., arXiv:2210.09461): alike tokens become one on their way through the encoder.
+"""Token merging (ToMe, Bolya et al., arXiv:2210.09461): similar tokens are merged inside the encoder.
 
-B batch, N tokens, D width. An option at inference that trades accuracy for speed, by `count` tokens a block.
+B batch, N tokens, D width. An inference option that trades accuracy for speed, by `count` tokens per block.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ def merge_similar_tokens(
 ) -> tuple[Tensor, Tensor]:
     """(B, N, D) tokens, a (B, N, d) metric and (B, N, 1) sizes -> `count` fewer tokens, and their sizes.
 
-    Bipartite soft matching (section 3 there): the tokens after the first `protected` go to two sets in turn, each of
-    the first is joined to the one of the second whose metric has the nearest direction, and the `count` nearest pairs
-    become their mean, weighted by size. At most half of the tokens go.
+    Bipartite soft matching (section 3 there): the tokens after the first `protected` are assigned alternately to two
+    sets. Each token of the first set is paired with the token of the second set with the highest cosine similarity of
+    the metric. The `count` most similar pairs are replaced by their mean, weighted by size. At most half of the tokens
+    are merged.
     """
     count = min(count, (tokens.shape[1] - protected) // 2)
     if count < 1:
@@ -46,9 +47,8 @@ def merge_similar_tokens(
 class TokenMergingEncoder(nn.Module):
     """An encoder of frozen blocks (`nn.frozen`) that merges `count` tokens after the attention of each block.
 
-    Attention is proportional: a token that stands for several counts as several. `protected` tokens in front never
-    merge. With `mean`, the tokens that come out are scaled so that their plain mean is that of all the tokens they
-    stand for.
+    Attention is proportional: a merged token counts as many times as the tokens in it. The leading `protected` tokens
+    never merge. With `mean`, the output tokens are scaled so that their unweighted mean is that of all original tokens.
     """
 
     def __init__(self, encoder: Encoder, count: int, protected: int, mean: bool) -> None:
@@ -57,7 +57,7 @@ class TokenMergingEncoder(nn.Module):
         self.count, self.protected, self.mean = count, protected, mean
 
     def forward(self, x: Tensor, whole: bool = True) -> Tensor:
-        """(B, N, D) -> (B, fewer, D), or (B, read, D) where not the `whole` is asked for."""
+        """(B, N, D) -> (B, fewer, D), or (B, read, D) if `whole` is false."""
         patches, sizes = x.shape[1] - self.protected, x.new_ones(*x.shape[:2], 1)
         for block in self.blocks:
             few = slice(self.read) if not whole and block is self.blocks[-1] else ALL_QUERIES

@@ -1,4 +1,4 @@
-"""Modules that are made without drawing their weights: to be counted, described or filled."""
+"""Construction of modules without initialising their weights, to count, describe or load them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ RANDOM_INIT_METHODS = {Tensor.normal_, Tensor.uniform_}
 
 
 class NoInitMode(TorchFunctionMode):
-    """Random draws that leave tensors as they are. On the meta device they would draw nothing, after two seconds of
-    imports."""
+    """Mode in which random initialisation leaves tensors unchanged.
+
+    The meta device also draws nothing, but takes two seconds of imports.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""From tokens to one vector, by attention pooling, and the neck that follows the last block of dense encoders."""
+"""Attention pooling from tokens to one vector, and the neck after the last block of dense encoders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AttentionPool(nn.Module):
 
 
 class DistilledHeads(nn.Module):
-    """Two classifiers, one on the class token and one on the distillation token; their logits' mean (DeiT,
+    """Two classifiers, on the class token and on the distillation token, whose logits are averaged (DeiT,
     arXiv:2012.12877)."""
 
     def __init__(self, width: int, classes: int, bias: bool = True) -> None:

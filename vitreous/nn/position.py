@@ -1,4 +1,4 @@
-"""Where a token is: position embeddings added to a grid of tokens, and what attention is told of places.
+"""Position embeddings of a grid of tokens, and the token positions that attention receives.
 
 P prefix tokens, K patch tokens, D width.
 """
@@ -20,23 +20,23 @@ from vitreous.system.torch_types import ModuleList
 
 
 class TokenPositions(NamedTuple):
-    """Where the tokens of a batch lie: `prefix` tokens in front, then those of a grid, in raster order.
+    """Positions of the tokens of a batch: `prefix` tokens in front, then the tokens of a grid, in raster order.
 
-    Where only some patches are there, `index` (B, K) int64 has their numbers in the grid.
+    If only some patches are present, `index` (B, K) int64 contains their indices in the grid.
     """
 
     grid: tuple[int, ...]
     prefix: int = 0
-    index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # not that of tuples
+    index: Tensor | None = None  # pyright: ignore[reportIncompatibleMethodOverride]  # replaces tuple.index
 
     def read(self, table: Tensor) -> Tensor:
-        """(*grid, C) -> (1 or B, K, C): the rows of a table that belong to the patch tokens."""
+        """(*grid, C) -> (1 or B, K, C): the table entries of the patch tokens."""
         rows = table.flatten(0, -2)
         return rows[None] if self.index is None else rows[self.index]
 
 
 def combine_axis_tables(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tensor:
-    """A table (length, C) of each axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
+    """A table (length, C) per axis -> (*grid, axes * C): e(i, j) = [X[j] | Y[i]], the last axis first."""
     axes = range(len(grid))
     parts = [
         line.view(*[-1 if a == axis else 1 for a in axes], line.shape[-1]).expand(*grid, -1)
@@ -46,24 +46,24 @@ def combine_axis_tables(lines: Sequence[Tensor], grid: tuple[int, ...]) -> Tenso
 
 
 def sincos_position_table(grid: tuple[int, ...], width: int, base: float = 10000.0, form: str = "mae") -> Tensor:
-    """(*grid, width): sines and cosines of each axis' coordinate, an equal share of the channels to an axis.
+    """(*grid, width): sines and cosines of the coordinates, an equal share of the channels per axis.
 
     Along one axis with m = width / axes channels: [sin(w_i x) | cos(w_i x)], i = 0 .. m / 2 - 1, with w_i = base^(-i /
-    (m / 2)) in MAE's and DiT's `form` and base^(-i / (m / 2 - 1)) in `big-vision`'s (arXiv:2205.01580); the last axis
-    comes first in both. Channels that do not divide stay zero.
+    (m / 2)) in the `form` of MAE and DiT, and base^(-i / (m / 2 - 1)) in that of `big-vision` (arXiv:2205.01580). In
+    both, the last axis comes first. Remaining channels are zero.
     """
     axes = len(grid)
     half = width // (2 * axes)
     frequencies = base ** (-torch.arange(half) / (half - 1 if form == "big-vision" else half))
     angles = [torch.arange(length)[:, None] * frequencies for length in grid]  # (length, half) each
     return F.pad(
-        combine_axis_tables([torch.cat([one.sin(), one.cos()], 1) for one in angles], grid),
+        combine_axis_tables([torch.cat([axis_angles.sin(), axis_angles.cos()], 1) for axis_angles in angles], grid),
         (0, width - 2 * half * axes),
     )
 
 
 class Position(nn.Module):
-    """Positions of a grid: what each of its places adds to a token."""
+    """Position embeddings of a grid, added to its tokens."""
 
     def read(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D)."""
@@ -71,9 +71,9 @@ class Position(nn.Module):
 
 
 class LearnedPosition(Position):
-    """Learned 1-D positions (arXiv:2010.11929, Eq. 1): one vector per place of `grid`, drawn from N(0, 0.02^2).
+    """Learned 1-D positions (arXiv:2010.11929, Eq. 1): one vector per position of `grid`, drawn from N(0, 0.02^2).
 
-    At another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
+    For another grid the table is resized (section 3.2), so a larger, smaller or non-square image needs no new model.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
@@ -89,7 +89,7 @@ class LearnedPosition(Position):
 class LearnedAxesPosition(Position):
     """Learned 2-D positions (arXiv:2010.11929, D.4): a table per axis, an equal share of the channels each.
 
-    e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError where the axes do not divide the width.
+    e(i, j) = [X[j] | Y[i]]: the last axis comes first. Raises ValueError if the width is not a multiple of the axes.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, how: str = "bicubic-antialias") -> None:
@@ -113,8 +113,8 @@ class LearnedAxesPosition(Position):
 class FactorisedPosition(Position):
     """Learned positions of each axis, added up: e(i, j) = Y[i] + X[j] (NaViT, arXiv:2307.06304, section 2.1).
 
-    At another grid each table is resized to the length of its axis, so that a place is a share of it: their fractional
-    coordinates, which rows and columns that were never seen together know too.
+    For another grid each table is resized to the length of its axis, so positions are fractional coordinates. They
+    generalise to combinations of height and width that did not occur in training.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
@@ -130,7 +130,7 @@ class FactorisedPosition(Position):
 
 
 class FixedPosition(Position):
-    """Positions without parameters; they know the device that their model was moved to."""
+    """Positions without parameters, which track the device of their model."""
 
     device = torch.device("cpu")
 
@@ -140,7 +140,7 @@ class FixedPosition(Position):
 
 
 class SinCosPosition(FixedPosition):
-    """Fixed positions, `sincos_position_table` of a form; nothing to learn, and the same at any grid."""
+    """Fixed positions, `sincos_position_table` of a form, without parameters and independent of the grid size."""
 
     def __init__(self, width: int, form: str = "mae") -> None:
         super().__init__()
@@ -152,10 +152,10 @@ class SinCosPosition(FixedPosition):
 
 
 class SpaceTimePosition(Position):
-    """Learned positions of space and of time, apart: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE as
+    """Separate learned positions of space and of time: e(t, i, j) = T[t] + S[i, j] (ViViT, arXiv:2103.15691; MAE as
     spatiotemporal learners, arXiv:2205.09113).
 
-    `space` is a table as that of a picture, and `time` starts at 0, so that a fresh model does not tell slots apart.
+    `space` is a table as for images, and `time` starts at 0, so that a fresh model treats all slots the same.
     """
 
     def __init__(self, grid: tuple[int, ...], width: int, resize_rule: str = "bicubic-antialias") -> None:
@@ -172,10 +172,10 @@ class SpaceTimePosition(Position):
 
 
 class SinusoidPosition(FixedPosition):
-    """Fixed positions of a token's number n in raster order (VideoMAE, arXiv:2203.12602, its released code): sin(n w_i)
-    and cos(n w_i) in turn, w_i = 10000^(-2 i / D).
+    """Fixed positions of a token's index n in raster order (VideoMAE, arXiv:2203.12602, its released code): alternating
+    sin(n w_i) and cos(n w_i), w_i = 10000^(-2 i / D).
 
-    The number depends on the grid, so another one has other positions, as their code has at another size.
+    The index depends on the grid, so the same location has other positions in another grid, as in the released code.
     """
 
     def __init__(self, width: int) -> None:
@@ -196,7 +196,7 @@ def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
 
 
 def gather_token_positions(position: nn.Module, slots: Tensor | None, places: TokenPositions) -> Tensor:
-    """(1 or B, P + K, D): what every token's position is; prefix tokens beyond the `slots` (S, D) have none."""
+    """(1 or B, P + K, D): the position embedding of every token; prefix tokens beyond the `slots` (S, D) have none."""
     assert isinstance(position, Position)
     table = places.read(position.read(places.grid))
     front = table.new_zeros(places.prefix, table.shape[-1])
@@ -206,24 +206,24 @@ def gather_token_positions(position: nn.Module, slots: Tensor | None, places: To
 
 
 class BlockWithPosition(nn.Module):
-    """A block with positions of its own, added to what comes in (arXiv:2010.11929, D.4, Table 8)."""
+    """A block with separate position embeddings, added to its input (arXiv:2010.11929, D.4, Table 8)."""
 
     def __init__(self, block: nn.Module, position: nn.Module, slots: nn.Parameter | None) -> None:
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 
     def forward(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
+        """(B, P + K, D) -> (B, P + K, D), or only the `queries`."""
         return self.block(x + gather_token_positions(self.position, self.slots, places).to(x), queries=queries)
 
 
 class BlockWithSharedPosition(nn.Module):
-    """A block that adds positions which all blocks share (the last column there), worked out once."""
+    """A block that adds position embeddings shared by all blocks (the last column there), computed once per pass."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
         self.block = block
 
     def forward(self, x: Tensor, added: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or the `queries` alone."""
+        """(B, P + K, D), positions (1 or B, P + K, D) -> (B, P + K, D), or only the `queries`."""
         return self.block(x + added.to(x), queries=queries)

@@ -1,7 +1,7 @@
 """Feature pyramids: maps of several strides for detection and segmentation.
 
-B images, D width of the backbone, W width of the pyramid; maps come channels last, (B, h, w, D), as backbones give
-them, and leave channels first, (B, W, h, w), the finest first, as convolutions take them.
+B images, D width of the backbone, W width of the pyramid. Input maps are channels last, (B, h, w, D), as backbones
+return them. Outputs are channels first, (B, W, h, w), the finest first, as convolutions require.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from vitreous.system.torch_types import ModuleList
 
 
 class LayerNorm2d(nn.Module):
-    """LayerNorm over the channels of each place of a map."""
+    """LayerNorm over the channels of each position of a map."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -27,32 +27,32 @@ class LayerNorm2d(nn.Module):
 
 
 def conv_layer_norm(inputs: int, width: int, kernel: int) -> nn.Sequential:
-    """A convolution without bias that keeps the size of the map, and a LayerNorm over its channels."""
+    """Build a convolution without bias that keeps the size of the map, and a LayerNorm over its channels."""
     conv = nn.Conv2d(inputs, width, kernel, padding=kernel // 2, bias=False)
     return nn.Sequential(conv, LayerNorm2d(width))
 
 
 class SimplePyramid(nn.Module):
-    """ViTDet's pyramid from one map alone (arXiv:2203.16527, section 3): for a map of stride p, levels of stride p / 4,
+    """ViTDet's pyramid from a single map (arXiv:2203.16527, section 3): for a map of stride p, levels of stride p / 4,
     p / 2, p, 2 p and 4 p.
 
-    | level | made of the map by |
+    | level | operation on the map |
     |---|---|
     | p / 4 | a 2 x 2 transposed convolution to D / 2, LayerNorm, GELU, a second one to D / 4 |
     | p / 2 | a 2 x 2 transposed convolution to D / 2 |
-    | p | nothing |
-    | 2 p | max-pooling by 2, a remainder rounded up |
-    | 4 p | every second place of the level before |
+    | p | none |
+    | 2 p | max-pooling by 2, sizes rounded up |
+    | 4 p | every second position of the 2 p level |
 
-    The first four each pass a 1 x 1 and a 3 x 3 convolution to W channels, without bias, each with a LayerNorm.
-    Convolutions are drawn as PyTorch does it. Where fewer than five `levels` are asked for, the finest are left out.
-    Raises ValueError for another number than 2 to 5.
+    The first four then pass a 1 x 1 and a 3 x 3 convolution to W channels, without bias, each with a LayerNorm.
+    Convolutions have PyTorch's default initialisation. With fewer than five `levels`, the finest are omitted. Raises
+    ValueError if `levels` is not 2 to 5.
     """
 
     def __init__(self, inputs: int, width: int = 256, levels: int = 5) -> None:
         super().__init__()
         if not 2 <= levels <= 5:
-            raise ValueError(f"a simple pyramid has two to five levels, not {levels}")
+            raise ValueError(f"a simple pyramid has 2 to 5 levels, got {levels}")
         self.count = levels
         half, quarter = inputs // 2, inputs // 4
         if levels > 4:
@@ -65,14 +65,14 @@ class SimplePyramid(nn.Module):
         if levels > 3:
             self.upsample2 = nn.ConvTranspose2d(inputs, half, 2, 2)
         channels = (quarter, half, inputs, inputs)[5 - levels :]
-        self.reduce = nn.ModuleList(conv_layer_norm(own, width, 1) for own in channels)
+        self.reduce = nn.ModuleList(conv_layer_norm(map_width, width, 1) for map_width in channels)
         self.smooth = nn.ModuleList(conv_layer_norm(width, width, 3) for _ in channels)
 
     def forward(self, maps: Sequence[Tensor]) -> list[Tensor]:
-        """[(B, h, w, D)], a list of the one map -> five levels (B, W, ., .): of 4 h, 2 h, h, h / 2 and h / 4 rows,
-        rounded up; or the last of these. Raises ValueError for another number of maps."""
+        """[(B, h, w, D)], a list of one map -> five levels (B, W, ., .) of 4 h, 2 h, h, h / 2 and h / 4 rows, rounded
+        up; or the last of these. Raises ValueError unless there is exactly one map."""
         if len(maps) != 1:
-            raise ValueError(f"a simple pyramid is made of one map, not of {len(maps)}")
+            raise ValueError(f"a simple pyramid takes one map, got {len(maps)}")
         x = maps[0].movedim(-1, 1)
         resized = [x, F.max_pool2d(x, 2, ceil_mode=True)]
         if self.count > 3:
@@ -85,24 +85,25 @@ class SimplePyramid(nn.Module):
 
 
 class FeaturePyramid(nn.Module):
-    """A feature pyramid network over maps of several strides (FPN, arXiv:1612.03144, section 3): the coarsest is
-    enlarged step by step and added to the finer ones.
+    """A feature pyramid network over maps of several strides (FPN, arXiv:1612.03144, section 3).
+
+    The coarsest map is enlarged step by step and added to the finer ones:
 
         level[i] = smooth[i](merged[i]),  merged[i] = lateral[i](norm[i](map[i])) + nearest(merged[i + 1])
 
-    `widths`: the channels of the maps, the finest first; each passes a LayerNorm of its own first, for backbones give
-    them before any last norm (as Swin's detectors have it, arXiv:2103.14030). Where more `levels` are asked for than
-    there are maps, the rest are every second place of the level before. Convolutions are drawn Xavier uniform as in
-    torchvision and detectron2, with zero biases. Raises ValueError for fewer levels than maps.
+    `widths` are the channels of the maps, the finest first. Each map passes a separate LayerNorm first, because
+    backbones return them before the final norm (as in Swin's detectors, arXiv:2103.14030). If there are more `levels`
+    than maps, each further level is every second position of the level before. Convolutions are drawn Xavier uniform as
+    in torchvision and detectron2, with zero biases. Raises ValueError for fewer levels than maps.
     """
 
     def __init__(self, widths: Sequence[int], width: int = 256, levels: int = 5) -> None:
         super().__init__()
         if not widths or levels < len(widths):
-            raise ValueError(f"{levels} levels cannot be of {len(widths)} maps")
+            raise ValueError(f"{levels} levels are fewer than the {len(widths)} maps")
         self.levels = levels
-        self.norms = nn.ModuleList(LayerNorm2d(own) for own in widths)
-        self.laterals = ModuleList(nn.Conv2d(own, width, 1) for own in widths)
+        self.norms = nn.ModuleList(LayerNorm2d(map_width) for map_width in widths)
+        self.laterals = ModuleList(nn.Conv2d(map_width, width, 1) for map_width in widths)
         self.smooth = ModuleList(nn.Conv2d(width, width, 3, padding=1) for _ in widths)
         for conv in (*self.laterals, *self.smooth):
             nn.init.kaiming_uniform_(conv.weight, a=1)
@@ -120,7 +121,8 @@ class FeaturePyramid(nn.Module):
 
 
 def append_subsampled_levels(levels: list[Tensor], count: int) -> list[Tensor]:
-    """Levels (B, W, h, w), the finest first -> `count` of them: every second place of the last one, again and again."""
+    """Extend levels (B, W, h, w), the finest first, to `count`: each further level is every second position of the last
+    one."""
     while len(levels) < count:
         levels = [*levels, levels[-1][..., ::2, ::2]]
     return levels

@@ -1,4 +1,4 @@
-"""Attention that is told where its tokens lie, and so depends on how far they are from each other.
+"""Attention with relative positions: logits depend on the distance between tokens.
 
 B batch, P prefix tokens, N tokens in all, D width, h heads, d = D / h.
 """
@@ -26,8 +26,8 @@ from vitreous.nn.position import TokenPositions
 class RelativeAttention(Attention):
     """Relative 1-D positions (arXiv:2010.11929, D.4, Table 8): logits (q . k + q . R[p_q - p_k]) / sqrt(d).
 
-    The tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size; each
-    head has a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized where more or fewer come. With T
+    Tokens are numbered in raster order, prefix tokens first. `tokens` is their number N at the native size. Each head
+    has a table R of 2 N - 1 vectors, drawn from N(0, 0.02^2), which is resized for another number of tokens. With T
     tokens:
 
         bias[h, q, k] = q[h, q] @ R[h, number[q] - number[k] + T - 1] / sqrt(d)
@@ -44,39 +44,42 @@ class RelativeAttention(Attention):
         return dot_product_attention(q, k, v, self.bias(q, places, queries)).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
+        """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
+        sum to one."""
         q, k, _ = self.split(x)
         return attention_probabilities(q[..., queries, :], k, self.bias(q[..., queries, :], places, queries))
 
     def bias(self, q: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): what is added to their logits."""
-        whole = places.prefix + math.prod(places.grid)
+        """(B, h, Q, d), the `queries` of all N -> (B, h, Q, N): the bias added to their logits."""
+        num_tokens = places.prefix + math.prod(places.grid)
         # (2 T - 1, h, d)
-        rows = resize_position_table(self.table.flatten(1), (2 * whole - 1,), "bilinear")
+        rows = resize_position_table(self.table.flatten(1), (2 * num_tokens - 1,), "bilinear")
         table = torch.unflatten(rows, 1, self.table.shape[1:])
-        numbers = torch.arange(whole, device=q.device)[None]
+        token_indices = torch.arange(num_tokens, device=q.device)[None]
         if places.index is not None:
-            front = numbers[:, : places.prefix].expand(len(places.index), -1)
-            numbers = torch.cat([front, places.index + places.prefix], 1)
-        offsets = numbers[:, None, queries, None] - numbers[:, None, None, :] + whole - 1  # (1 or B, 1, Q, N)
+            front = token_indices[:, : places.prefix].expand(len(places.index), -1)
+            token_indices = torch.cat([front, places.index + places.prefix], 1)
+        offsets = (
+            token_indices[:, None, queries, None] - token_indices[:, None, None, :] + num_tokens - 1
+        )  # (1 or B, 1, Q, N)
         products = q @ table.permute(1, 2, 0).to(q) * q.shape[-1] ** -0.5  # (B, h, Q, 2 T - 1)
         return products.gather(-1, offsets.expand(*q.shape[:2], -1, -1))
 
 
 class RotaryAttention(Attention):
-    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are turned by their
+    """Rotary positions (arXiv:2104.09864) over any number of axes: queries and keys of patches are rotated by their
     coordinates.
 
-    Each axis turns its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs); so a
-    logit depends on how far two patches are from each other, axis by axis. Pairs that the axes cannot share are not
-    turned, nor are prefix tokens, and grids need no resizing. Raises ValueError for heads of an odd number of channels,
-    or of less than a pair to an axis.
+    Each axis rotates its share of the d channels in neighbouring pairs, pair i by coordinate * base^(-i / pairs). A
+    logit thus depends on the offset between two patches, axis by axis. Pairs that the axes cannot share equally and
+    prefix tokens are not rotated. Grids need no resizing. Raises ValueError if a head has an odd number of channels, or
+    less than one pair per axis.
     """
 
     def __init__(self, width: int, heads: int, axes: int = 2, bias: bool = True, *, base: float = 10000.0) -> None:
         super().__init__(width, heads, bias)
         if (width // heads) % 2 or width // heads < 2 * axes:
-            raise ValueError(f"heads of {width // heads} channels cannot be turned along {axes} axes")
+            raise ValueError(f"heads of {width // heads} channels cannot be rotated along {axes} axes")
         self.axes, self.base = axes, base
 
     def forward_before_output(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
@@ -85,19 +88,20 @@ class RotaryAttention(Attention):
         return dot_product_attention(q[..., queries, :], k, v).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor, places: TokenPositions, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, N, D) -> (B, h, Q, N): the probabilities of the `queries`, or all N; rows are queries and sum to one."""
+        """(B, N, D) -> (B, h, Q, N): the attention probabilities of the `queries`, or of all N. Rows are queries and
+        sum to one."""
         q, k, _ = self.project_rotated_qkv(x, places)
         return attention_probabilities(q[..., queries, :], k)
 
     def project_rotated_qkv(self, x: Tensor, places: TokenPositions) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, N, D) -> queries and keys, turned, and values, each (B, h, N, d)."""
+        """(B, N, D) -> rotated queries and keys, and values, each (B, h, N, d)."""
         q, k, v = self.split(x)
         angles = places.read(self.angles(places.grid, q.shape[-1], x.device))[:, None]  # (1 or B, 1, K, d / 2)
         cos, sin = angles.cos().to(q.dtype), angles.sin().to(q.dtype)
         return apply_rotary_embedding(q, cos, sin, places.prefix), apply_rotary_embedding(k, cos, sin, places.prefix), v
 
     def angles(self, grid: tuple[int, ...], channels: int, device: torch.device | None = None) -> Tensor:
-        """(*grid, d / 2): by how much each pair of a head's d channels is turned, in radians."""
+        """(*grid, d / 2): the rotation angle of each pair of a head's d channels, in radians."""
         pairs = channels // 2 // self.axes
         frequencies = self.base ** (-torch.arange(pairs, device=device) / pairs)
         parts: list[Tensor] = []
@@ -108,22 +112,22 @@ class RotaryAttention(Attention):
 
 
 def apply_rotary_embedding(x: Tensor, cos: Tensor, sin: Tensor, prefix: int) -> Tensor:
-    """(B, h, N, d), angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): every pair (a, b) of a patch becomes its
-    rotation."""
+    """(B, h, N, d), the angles' (1 or B, 1, K, d / 2) -> (B, h, N, d): rotate every pair (a, b) of each patch."""
     a, b = x[..., prefix:, ::2], x[..., prefix:, 1::2]
     pairs = torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2)
     return torch.cat([x[..., :prefix, :], pairs], -2)
 
 
 class GridAttention(Attention):
-    """Attention over all of a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2,
-    arXiv:2112.01526; ViTDet).
+    """Attention over a grid's (h, w) axes -3 and -2, with decomposed relative positions (MViTv2, arXiv:2112.01526;
+    ViTDet).
 
-    `size` is the grid that the tables are for, (2 h - 1, d) and (2 w - 1, d), resized where another comes:
+    `size` is the native grid of the tables, (2 h - 1, d) and (2 w - 1, d), which are resized for other grids:
 
         logit[q, k] = q . k / sqrt(d) + q . R_h[row_q - row_k + h - 1] + q . R_w[column_q - column_k + w - 1]
 
-    No (h w, h w) matrix of the last two terms is made: they are the last h + w channels of longer queries and keys.
+    The (h w, h w) matrix of the last two terms is not materialised: they are h + w additional channels of queries and
+    keys.
     """
 
     def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
@@ -131,13 +135,14 @@ class GridAttention(Attention):
         self.rows, self.columns = (nn.Parameter(torch.zeros(2 * length - 1, width // heads)) for length in size)
 
     def forward_before_output(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool, true where a query may attend to a key."""
+        """(..., h, w, D) -> (..., h, w, D); `mask` (..., 1, h w, h w) bool is true where a query may attend to a
+        key."""
         y = attend_unscaled(*self.joined(x), mask)
         return torch.unflatten(y.transpose(-3, -2).flatten(-2), -2, x.shape[-3:-1])
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., h, w, D) -> (..., heads, Q, h w): the probabilities of the `queries`, or all h w; rows are queries and
-        sum to one."""
+        """(..., h, w, D) -> (..., heads, Q, h w): the attention probabilities of the `queries`, or of all h w. Rows are
+        queries and sum to one."""
         q, k, _ = self.joined(x)
         logits = q[..., queries, :] @ k.mT
         return mask_logits(logits, None if mask is None else mask[..., queries, :]).softmax(-1)
@@ -146,8 +151,8 @@ class GridAttention(Attention):
         """(..., h, w, D) -> queries and keys, (..., heads, h w, d + h + w), whose products are the logits, and values,
         (..., heads, h w, d).
 
-        Behind a query's channels come its products with the vectors of all rows and all columns; behind a key's, a one
-        at its row and a one at its column.
+        A query's additional channels are its products with the vectors of all rows and all columns. A key's are one-hot
+        vectors of its row and its column.
         """
         height, width = x.shape[-3:-1]
         q, k, v = self.split(x.flatten(-3, -2))
@@ -163,8 +168,8 @@ class GridAttention(Attention):
 
 
 def gather_relative_positions(table: Tensor, length: int) -> Tensor:
-    """(2 L - 1, d) -> (length, length, d): row q, column k has the vector of q - k; the table is resized to 2 length -
+    """(2 L - 1, d) -> (length, length, d): entry (q, k) is the vector of q - k; the table is resized to 2 length -
     1."""
     table = resize_position_table(table, (2 * length - 1,), "bilinear")
-    places = torch.arange(length, device=table.device)
-    return table[places[:, None] - places + length - 1]
+    positions = torch.arange(length, device=table.device)
+    return table[positions[:, None] - positions + length - 1]

@@ -1,10 +1,8 @@
-"""ResNets of Big Transfer (BiT, arXiv:1912.11370): group norm for batch norm, and weight standardisation in every
-convolution.
+"""ResNets of Big Transfer (BiT, arXiv:1912.11370): group norm instead of batch norm, and weight standardisation.
 
-Two arrangements of one bottleneck. The baseline is a ResNet-v2, norms before convolutions (`ResNet`); the stem of
-hybrid Vision Transformers (arXiv:2010.11929, section 3.1) has them after, with the stride in the 3x3 and padding as
-TensorFlow does it (`ResNetStem`). Each stage but the first halves the map, and a remainder is rounded up, so any image
-size works.
+There are two arrangements of one bottleneck. The baseline is a ResNet-v2 with norms before convolutions (`ResNet`). The
+stem of hybrid Vision Transformers (arXiv:2010.11929, section 3.1) has norms after convolutions, the stride in the 3x3
+and TensorFlow's padding (`ResNetStem`). Each stage but the first halves the map and rounds up, so any image size works.
 
 B batch, C channels, H and W image, h and w map; L tokens of a line, heads as an axis, d channels of a head's values.
 """
@@ -24,10 +22,10 @@ from vitreous.nn.grid import resize_position_table
 
 
 class ResNetNumerics(NamedTuple):
-    """The small numbers in which ports differ. `where`: eps is added to the deviation, or to the variance under the
-    root.
+    """Small numerical differences between ports. `where`: eps is added to the standard deviation, or to the variance
+    under the root.
 
-    `border`: what BiT's map is padded with before its max-pooling. With zeros, a maximum at the edge is never negative.
+    `border`: the value that pads BiT's map before its max-pooling. With zeros, a maximum at the edge is never negative.
     """
 
     eps: float
@@ -36,7 +34,7 @@ class ResNetNumerics(NamedTuple):
     border: float = 0.0
 
 
-#: Published variants, by whose weights they belong to. Weights run under another row give slightly other answers.
+#: Variants by the source of the weights. Weights run with another variant give slightly different outputs.
 NUMERICS: dict[str, ResNetNumerics] = {
     # vision_transformer/vit_jax/models_resnet.py, big_vision/models/bit.py
     "google": ResNetNumerics(1e-5, "deviation", 1e-6),
@@ -49,13 +47,13 @@ NUMERICS: dict[str, ResNetNumerics] = {
 
 
 def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
-    """(O, I, k, k) -> (O, I, k, k): each filter with mean 0 and deviation 1 (arXiv:1903.10520), the biased deviation
+    """(O, I, k, k) -> (O, I, k, k): normalise each filter to mean 0 and std 1 (arXiv:1903.10520), with the biased std
     over I, k, k.
 
-    The loop it replaces, for eps in the deviation:
+    The loop that it replaces, for eps added to the std:
         for filter in weight: filter = (filter - filter.mean()) / (filter.std(correction=0) + eps)
 
-    Half precision is lifted to float32, where 1e-10 is not zero and squares of small weights do not vanish.
+    Half precision is computed in float32, where 1e-10 is not zero and squares of small weights do not underflow.
     """
     eps, where, *_ = NUMERICS[numerics]
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
@@ -65,10 +63,11 @@ def standardize_weight(weight: Tensor, numerics: str) -> Tensor:
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Zeros before and after an axis of `size` under TensorFlow's SAME, which gives ceil(size / stride) outputs.
+    """Return the zeros before and after an axis of `size` under TensorFlow's SAME, which gives ceil(size / stride)
+    outputs.
 
     The odd one goes after: a 7 with stride 2 pads an even size by (2, 3), a 3 by (0, 1). Symmetric padding, (3, 3) and
-    (1, 1), would look at other pixels, so weights do not carry over.
+    (1, 1), would cover other pixels, so weights would not transfer.
     """
     total = max((math.ceil(size / stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -81,7 +80,7 @@ def pad_same(x: Tensor, kernel: int, stride: int, value: float = 0.0) -> Tensor:
 
 
 def group_norm(channels: int, numerics: str) -> nn.GroupNorm:
-    """GroupNorm of 32 groups; where 32 does not divide the channels, of the largest power of two that does."""
+    """Build GroupNorm of 32 groups; if 32 does not divide the channels, of the largest power of two that does."""
     return nn.GroupNorm(math.gcd(32, channels), channels, NUMERICS[numerics].norm_eps)
 
 
@@ -89,7 +88,8 @@ class StandardizedConv(nn.Module):
     """Square convolution without bias whose filters are standardised on every pass. `same`: SAME padding, else (k - 1)
     / 2.
 
-    Drawn LeCun normal, cut at two deviations, flax's default. Standardising leaves only the directions of that.
+    Initialised LeCun normal, truncated at two standard deviations, flax's default. Only the directions matter after
+    standardisation.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class StandardizedConv(nn.Module):
         super().__init__()
         self.kernel, self.stride, self.numerics, self.same = kernel, stride, numerics, same
         self.weight = nn.Parameter(torch.empty(outputs, inputs, kernel, kernel))
-        deviation = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # what cutting at two deviations takes away
+        deviation = (inputs * kernel**2) ** -0.5 / 0.87962566103423978  # corrects for truncation at 2 std
         nn.init.trunc_normal_(self.weight, std=deviation, a=-2 * deviation, b=2 * deviation)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ class Shortcut(nn.Module):
 class PostActivationBottleneck(nn.Module):
     """Bottleneck of the hybrid stem: convolution, norm, ReLU; `width` channels inside, 4 `width` outside.
 
-    The stride is in conv2, the 3x3. The scale of norm3 starts at zero, so a fresh unit passes its shortcut on.
+    The stride is in conv2, the 3x3. The scale of norm3 starts at zero, so a fresh unit returns its shortcut.
     """
 
     def __init__(self, inputs: int, width: int, stride: int, numerics: str) -> None:
@@ -155,8 +155,8 @@ class PostActivationBottleneck(nn.Module):
 class PreActivationBottleneck(nn.Module):
     """Bottleneck of BiT (ResNet-v2, arXiv:1603.05027): norm, ReLU, convolution; no ReLU after the sum.
 
-    A shortcut that needs a convolution is taken after the first norm and ReLU, any other before. `axial`, the lengths
-    of a row and of a column here, makes conv2 an `AxialAttention`.
+    A shortcut with a convolution starts after the first norm and ReLU, any other before. `axial`, the native lengths of
+    a row and of a column, makes conv2 an `AxialAttention`.
     """
 
     def __init__(
@@ -190,14 +190,14 @@ class LineAttention(nn.Module):
     """Multi-head attention along a line with position-sensitive relative positions (Axial-DeepLab, arXiv:2003.07853,
     Eq. 4).
 
-    The loop it replaces, for one head and the query at i:
+    The loop that it replaces, for one head and the query at i:
         logits = [q[i] @ k[j] + q[i] @ rq[j - i] + k[j] @ rk[j - i] for j in range(L)]
         y[i] = sum(p * (v[j] + rv[j - i]) for j, p in enumerate(softmax(logits)))
 
-    Queries and keys have half the width of values. `relative` has a row for each offset from 1 - `length` to `length` -
-    1, shared by the heads, and is resized for lines of another length. In place of the batch norms around the
-    projection and the output are group norms within the line, as Scenic's axial_resnet.py has them; logits are neither
-    scaled nor normalised.
+    Queries and keys have half the width of values. `relative` has an entry for each offset from 1 - `length` to
+    `length` - 1, shared by the heads, and is resized for lines of another length. Group norms within the line replace
+    the batch norms around the projection and the output, as in Scenic's axial_resnet.py. Logits are neither scaled nor
+    normalised.
     """
 
     def __init__(self, width: int, length: int, numerics: str, heads: int = 8) -> None:
@@ -221,7 +221,7 @@ class LineAttention(nn.Module):
         return group_norm_per_line(self.norm_out, y.transpose(-3, -2).flatten(-2))
 
     def weights(self, x: Tensor) -> Tensor:
-        """(..., L, C) -> (..., heads, L, L): the probabilities, rows are queries and sum to one."""
+        """(..., L, C) -> (..., heads, L, L): the attention probabilities. Rows are queries and sum to one."""
         q, k, _ = self.split(x)
         rq, rk, _ = self.offsets(x.shape[-2])
         return line_attention_probabilities(q, k, rq, rk)
@@ -251,16 +251,16 @@ def line_attention_probabilities(q: Tensor, k: Tensor, rq: Tensor, rk: Tensor) -
 
 
 def group_norm_per_line(norm: nn.GroupNorm, x: Tensor) -> Tensor:
-    """(..., L, C) -> (..., L, C): a group norm with statistics of each line by itself."""
+    """(..., L, C) -> (..., L, C): a group norm with separate statistics for each line."""
     return norm(x.flatten(0, -3).transpose(1, 2)).transpose(1, 2).reshape(x.shape)
 
 
 class AxialAttention(nn.Module):
-    """What AxialResNet has in place of a 3x3 convolution (arXiv:2010.11929, appendix D.6): attention in rows, then in
+    """AxialResNet's replacement of a 3x3 convolution (arXiv:2010.11929, appendix D.6): attention in rows, then in
     columns.
 
-    `lengths` are those of a row and of a column. A stride is an average after attention, at an odd edge of what is
-    there.
+    `lengths` are those of a row and of a column. A stride is average pooling after attention; at an odd edge it
+    averages the remaining values.
     """
 
     def __init__(self, width: int, lengths: tuple[int, int], stride: int, numerics: str) -> None:
@@ -278,9 +278,9 @@ class AxialAttention(nn.Module):
 class ResNetRoot(nn.Module):
     """7x7 convolution and 3x3 max-pooling, each of stride 2: a quarter of the image's size.
 
-    `hybrid`: SAME padding, of the pooling with -inf, and norm and ReLU between the two. Otherwise BiT's: padding 3,
-    then the border of the `numerics` before a pooling without padding: zeros, which can win the maximum, or -inf in
-    big_vision's.
+    `hybrid`: SAME padding, with -inf for the pooling, and norm and ReLU between the two. Otherwise as in BiT: padding
+    3, then the border of the `numerics` before a pooling without padding: zeros, which can be the maximum, or -inf in
+    big_vision.
     """
 
     def __init__(self, channels: int, width: int, numerics: str, hybrid: bool) -> None:
@@ -295,12 +295,12 @@ class ResNetRoot(nn.Module):
         if self.norm is not None:
             return F.max_pool2d(pad_same(F.relu(self.norm(x)), 3, 2, -math.inf), 3, 2)
         if self.border:
-            return F.max_pool2d(x, 3, 2, 1)  # whose own padding is -inf
+            return F.max_pool2d(x, 3, 2, 1)  # pads with -inf
         return F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
 
 
 class ResNetStage(nn.Module):
-    """Units of one width, of which the first changes shape."""
+    """Units of the same width; the first one changes the shape."""
 
     def __init__(self, units: list[nn.Module]) -> None:
         super().__init__()
@@ -316,9 +316,9 @@ class ResNetStage(nn.Module):
 def build_resnet_stages(
     blocks: tuple[int, ...], width: int, unit: Callable[[int, int, int, int], nn.Module]
 ) -> nn.ModuleList:
-    """`blocks` units a stage, the width doubled and the map halved from stage to stage.
+    """Build stages of `blocks` units each; from stage to stage the width doubles and the map halves.
 
-    Each is made by unit(inputs, width, stride, scale), where `scale` is how many pixels a place of its input spans.
+    unit(inputs, width, stride, scale) builds each unit; `scale` is the pixels per position of its input.
     """
     stages, inputs = list[nn.Module](), width
     for number, depth in enumerate(blocks):
@@ -333,11 +333,10 @@ def build_resnet_stages(
 
 
 class ResNetStem(nn.Module):
-    """The hybrid's ResNet (arXiv:2010.11929, section 3.1): an image becomes a grid of tokens, `reduction` pixels to a
-    token.
+    """The hybrid's ResNet (arXiv:2010.11929, section 3.1): image to a grid of tokens, `reduction` pixels per token.
 
-    `blocks` are the units of each stage: (3, 4, 9) is the paper's R50 with stage 4 moved into stage 3, at a sixteenth
-    of the size; () is the root alone, at a quarter.
+    `blocks` are the units of each stage: (3, 4, 9) is the paper's R50 with stage 4 moved into stage 3, at 1/16 of the
+    size; () is the root alone, at 1/4.
     """
 
     def __init__(self, blocks: tuple[int, ...], width: int = 64, channels: int = 3, numerics: str = "google") -> None:
@@ -349,15 +348,15 @@ class ResNetStem(nn.Module):
         )
 
     def first_layer(self) -> nn.Module:
-        """The convolution that reads the image."""
+        """Return the convolution that is applied to the image."""
         return self.root.conv
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): channels last, for it is a grid of tokens."""
+        """(B, C, H, W) -> (B, ceil(H / r), ceil(W / r), width_out): a grid of tokens, channels last."""
         return self.maps(images)[-1]
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """(B, C, H, W) -> (B, h, w, width): the map after each stage, or after the root where there is none."""
+        """(B, C, H, W) -> (B, h, w, width): the map after each stage, or after the root if there are no stages."""
         return [x.movedim(1, -1) for x in run_resnet_stages(self.root(images), self.stages)]
 
 
@@ -397,13 +396,13 @@ class ResNet(nn.Module):
 
 
 def run_resnet_stages(x: Tensor, stages: nn.ModuleList) -> list[Tensor]:
-    """(B, C, h, w), the root's map -> that after each stage; itself where there is none."""
+    """(B, C, h, w), the root's map -> the map after each stage, or the root's map if there are no stages."""
     maps = list(accumulate(stages, lambda y, stage: stage(y), initial=x))
     return maps[1:] or maps
 
 
 def output_stride_and_width(blocks: tuple[int, ...], width: int) -> tuple[int, int]:
-    """Pixels to a place of the last map along each axis, and its channels."""
+    """Return the pixels per position of the last map along each axis, and its channels."""
     if not blocks:
         return 4, width
     return 4 * 2 ** (len(blocks) - 1), 4 * width * 2 ** (len(blocks) - 1)

@@ -1,5 +1,4 @@
-"""Attention over space and over time (ViViT, arXiv:2103.15691, section 3.3), made of the one block and the one
-attention.
+"""Attention over space and over time (ViViT, arXiv:2103.15691, section 3.3), built from `Block` and `Attention`.
 
 B batch, T time slots, S tokens of a slot, prefix tokens included, D width, h heads; tokens are (B, T, S, D).
 """
@@ -25,7 +24,7 @@ class SpaceTimeBlock(Block):
         for s in range(S): x[:, :, s] = time(x[:, :, s])
         x = mlp(x)
 
-    `block` is the one of pictures, whose tensors keep their names.
+    `block` is the block of an image model; its tensors keep their names.
     """
 
     def __init__(self, block: Block, time: ResidualBranch) -> None:
@@ -40,16 +39,17 @@ class SpaceTimeBlock(Block):
 
 
 class SpaceTimeHeads(Attention):
-    """Attention whose first half of the heads is over the tokens of a slot, the other over time (ViViT's model 4).
+    """Attention whose first half of the heads is over the tokens of a slot, and the second half over time (ViViT's
+    model 4).
 
-    The weights are those of `Attention`. Where there is one slot all heads are over its tokens, so that a picture is
-    answered as by plain attention. Raises ValueError for an odd number of heads.
+    The weights are those of `Attention`. With a single slot all heads are over its tokens, so images get the output of
+    plain attention. Raises ValueError for an odd number of heads.
     """
 
     def __init__(self, width: int, heads: int, bias: bool = True) -> None:
         super().__init__(width, heads, bias)
         if heads % 2:
-            raise ValueError(f"{heads} heads cannot be halved")
+            raise ValueError(f"{heads} heads cannot be split into two halves")
 
     def forward_before_output(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
         """(B, T, S, D) -> (B, T, Q, D)."""
@@ -64,26 +64,27 @@ class SpaceTimeHeads(Attention):
         return torch.cat([space, time], 2).transpose(-3, -2).flatten(-2)
 
     def half_heads(self, of_time: bool) -> SpaceOrTimeHeads:
-        """The half of the heads that is over time, or over space, by itself, for its `weights`."""
+        """Return the half of the heads that attends over time, or over space, as a module with `weights`."""
         return SpaceOrTimeHeads(self, of_time)
 
 
 class SpaceOrTimeHeads(nn.Module):
-    """The queries and keys of half of the heads of `SpaceTimeHeads`, to be looked at."""
+    """The queries and keys of half of the heads of `SpaceTimeHeads`, for inspecting attention."""
 
     def __init__(self, whole: SpaceTimeHeads, of_time: bool) -> None:
         super().__init__()
         self.qkv, self.whole_heads, self.heads, self.of_time = whole.qkv, whole.heads, whole.heads // 2, of_time
 
     def weights(self, x: Tensor, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., N, D) -> (..., h / 2, Q, N): the probabilities of the `queries`, or all N; rows sum to one."""
+        """(..., N, D) -> (..., h / 2, Q, N): the attention probabilities of the `queries`, or of all N. Rows sum to
+        one."""
         q, k, _ = split_heads(self.qkv(x), self.whole_heads)
-        chosen = slice(self.heads, None) if self.of_time else slice(self.heads)
-        return attention_probabilities(q[..., chosen, queries, :], k[..., chosen, :, :])
+        head_slice = slice(self.heads, None) if self.of_time else slice(self.heads)
+        return attention_probabilities(q[..., head_slice, queries, :], k[..., head_slice, :, :])
 
 
 def zero_output_layer(branch: ResidualBranch, layer: str) -> None:
-    """Set the last layer of a branch's part, of this name, to 0: the branch adds nothing until it is trained."""
+    """Set the named last layer of a branch's submodule to 0, so that the branch adds nothing until it is trained."""
     for parameter in branch.part.get_submodule(layer).parameters():
         nn.init.zeros_(parameter)
 

@@ -19,13 +19,13 @@ DROPOUTS = {1: nn.Dropout1d, 2: nn.Dropout2d, 3: nn.Dropout3d}  # of whole chann
 
 
 class UPerNetDecoder(nn.Module):
-    """Means over bins of the coarsest map, a feature pyramid from that down to the finest, and all levels side by side
-    (UPerNet, arXiv:1807.10221, Figure 4, with GroupNorm for its batch norm).
+    """UPerNet (arXiv:1807.10221, Figure 4) with GroupNorm instead of batch norm.
 
-    `widths` and `patches`: the channels of each map, the coarsest first, and the pixels per axis that a place of it
-    stands for. Four maps of one patch, as a ViT has them, are brought to a half, once, twice and four times their
-    resolution first (arXiv:2105.15203 and others; ViTDet's pyramid has the same). Every level has `width` channels.
-    `dropout` is the probability that a channel is dropped before the last layer in training (0.1 in mmsegmentation).
+    The coarsest map passes pyramid pooling. A feature pyramid leads down to the finest map, and all levels are
+    concatenated. `widths` and `patches` are the channels and the pixels per position and axis of each map, the coarsest
+    first. Four maps of one patch size, as a ViT has them, are first resized to 0.5, 1, 2 and 4 times their resolution
+    (arXiv:2105.15203 and others; as in ViTDet's pyramid). Every level has `width` channels. `dropout` is the
+    probability that a channel is dropped before the last layer in training (0.1 in mmsegmentation).
     """
 
     def __init__(
@@ -41,10 +41,12 @@ class UPerNetDecoder(nn.Module):
         axes = len(patches[0])
         self.resize = nn.ModuleList(nn.Identity() for _ in widths)
         if len(set(patches)) == 1 and len(patches) > 1:
-            self.resize = nn.ModuleList(ResampleBlock(own, number - 1, axes) for number, own in enumerate(widths))
+            self.resize = nn.ModuleList(
+                ResampleBlock(map_width, number - 1, axes) for number, map_width in enumerate(widths)
+            )
         self.pools = nn.ModuleList(conv_group_norm_relu(widths[0], width, 1, axes) for _ in POOLING_BINS)
         self.top = conv_group_norm_relu(widths[0] + len(POOLING_BINS) * width, width, 3, axes)
-        self.laterals = nn.ModuleList(conv_group_norm_relu(own, width, 1, axes) for own in widths[1:])
+        self.laterals = nn.ModuleList(conv_group_norm_relu(map_width, width, 1, axes) for map_width in widths[1:])
         self.smooth = nn.ModuleList(conv_group_norm_relu(width, width, 3, axes) for _ in widths[1:])
         self.fuse = conv_group_norm_relu(len(widths) * width, width, 3, axes)
         self.dropout = DROPOUTS[axes](dropout)
@@ -70,7 +72,7 @@ class UPerNetDecoder(nn.Module):
 
 
 class ResampleBlock(nn.Module):
-    """A map at 2**`doublings` times its resolution, -1 for half of it: (B, D, *grid) -> (B, D, *other)."""
+    """Resize a map to 2**`doublings` times its resolution, -1 for half of it: (B, D, *grid) -> (B, D, *resized)."""
 
     def __init__(self, width: int, doublings: int, axes: int) -> None:
         super().__init__()
@@ -81,24 +83,29 @@ class ResampleBlock(nn.Module):
         self.layers, self.halve = nn.Sequential(*layers), doublings < 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D, *grid) -> (B, D, *other)."""
+        """(B, D, *grid) -> (B, D, *resized)."""
         if self.halve:
             return {3: F.max_pool1d, 4: F.max_pool2d, 5: F.max_pool3d}[x.ndim](x, 2, ceil_mode=True)
         return self.layers(x)
 
 
 def conv_group_norm_relu(inputs: int, width: int, kernel: int, axes: int) -> nn.Sequential:
-    """A convolution, GroupNorm and ReLU."""
+    """Build a convolution, GroupNorm and ReLU."""
     conv = CONVOLUTIONS[axes](inputs, width, kernel, padding=kernel // 2, bias=False)
     nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
     return nn.Sequential(conv, nn.GroupNorm(math.gcd(width, GROUP_NORM_GROUPS), width), nn.ReLU())
 
 
 def adaptive_average_pool(x: Tensor, bins: int) -> Tensor:
-    """(B, D, *grid) -> (B, D, *bins): the means over bins that cover each axis evenly, overlapping where its length is
-    no multiple, as adaptive average pooling has them."""
+    """(B, D, *grid) -> (B, D, *bins): means over bins that cover each axis evenly.
+
+    Bins overlap if the length is not a multiple, as in adaptive average pooling.
+    """
     for axis, length in enumerate(x.shape[2:], 2):
         edges = [(length * n // bins, -(-length * (n + 1) // bins)) for n in range(bins)]
-        rows = [[1 / (end - start) if start <= place < end else 0.0 for place in range(length)] for start, end in edges]
+        rows = [
+            [1 / (end - start) if start <= position < end else 0.0 for position in range(length)]
+            for start, end in edges
+        ]
         x = (x.movedim(axis, -1) @ x.new_tensor(rows).T).movedim(-1, axis)
     return x

@@ -16,13 +16,13 @@ from vitreous.nn.attention import ALL_QUERIES, Attention, attention_probabilitie
 from vitreous.nn.grid import pad_to_multiple
 from vitreous.nn.pyramid import LayerNorm2d
 
-MAX_SAFE_EXPONENT = 30.0  # e to the power of it, and of minus it, are far from what float32 and bfloat16 end at
+MAX_SAFE_EXPONENT = 30.0  # e to the power of +-this is far from the range limits of float32 and bfloat16
 
 
 class RelativePositionBias(nn.Module):
-    """B of Eq. 4: a learned number for each head and each offset of two tokens of a window, drawn from N(0, 0.02^2).
+    """B of Eq. 4: a learned value for each head and each offset of two tokens of a window, drawn from N(0, 0.02^2).
 
-    The table is (2 m - 1, 2 n - 1, h). The loop it replaces, with tokens i and j at (y, x):
+    The table is (2 m - 1, 2 n - 1, h). The loop that it replaces, with tokens i and j at (y, x):
 
         bias[:, i, j] = table[y[i] - y[j] + m - 1, x[i] - x[j] + n - 1]
     """
@@ -38,22 +38,22 @@ class RelativePositionBias(nn.Module):
         return self.table
 
     def forward(self) -> Tensor:
-        """-> (h, T, T): what is added to the logits of a window."""
+        """-> (h, T, T): the bias added to the logits of a window."""
         return gather_offset_table(self.offsets(), self.size)
 
 
 def gather_offset_table(table: Tensor, size: tuple[int, int]) -> Tensor:
-    """(2 m - 1, 2 n - 1, h) -> (h, T, T): row i, column j has the entry of the offset from j to i."""
+    """(2 m - 1, 2 n - 1, h) -> (h, T, T): entry (i, j) is the table's entry for the offset from j to i."""
     rows, columns = (torch.arange(length, device=table.device) for length in size)
     down, right = rows[:, None] - rows + size[0] - 1, columns[:, None] - columns + size[1] - 1
     return table[down[:, None, :, None], right[None, :, None, :]].flatten(2, 3).flatten(0, 1).permute(2, 0, 1)
 
 
 class WindowAttention(Attention):
-    """Attention over the T tokens of a window, with a bias of relative positions (Eq. 4). Windows are batch.
+    """Attention over the T tokens of a window, with a relative position bias (Eq. 4). Windows are a batch axis.
 
-    Where windows have masks, bias and mask are joined once for a grid, (count, h, T, T), and every image of the batch
-    reads that: no mask of (B count, T, T) is made.
+    With masked windows, bias and mask are combined once per grid, (count, h, T, T), and shared by all images of the
+    batch: no mask of (B count, T, T) is built.
     """
 
     def __init__(self, width: int, heads: int, size: tuple[int, int], bias: bool = True) -> None:
@@ -63,23 +63,23 @@ class WindowAttention(Attention):
             nn.init.trunc_normal_(linear.weight, std=0.02)
 
     def forward_before_output(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(B, *count, T, D) -> (B, *count, Q, D): the heads' answers side by side.
+        """(B, *count, T, D) -> (B, *count, Q, D): the concatenated outputs of the heads.
 
-        `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: everywhere.
+        `mask` (*count, 1, T, T) bool is true where a query (row) may attend to a key; None: no mask.
         """
         q, k, v = self.split(x)
         q = q[..., queries, :]
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is None:
-            answers = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
-        else:  # the windows of an image are heads of its own, so that all images share the bias
+            outputs = dot_product_attention(q.flatten(0, -4), k.flatten(0, -4), v.flatten(0, -4), bias[None])
+        else:  # the windows of an image become heads, so that all images share the bias
             joined = mask_logits(bias, mask[..., queries, :]).flatten(0, -3)
-            answers = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
-        return answers.reshape(q.shape).transpose(-3, -2).flatten(-2)
+            outputs = dot_product_attention(q.flatten(1, -3), k.flatten(1, -3), v.flatten(1, -3), joined[None])
+        return outputs.reshape(q.shape).transpose(-3, -2).flatten(-2)
 
     def weights(self, x: Tensor, mask: Tensor | None = None, queries: slice = ALL_QUERIES) -> Tensor:
-        """(..., T, D) -> (..., h, Q, T): the probabilities of the `queries`, or all T; rows are queries and sum to
-        one."""
+        """(..., T, D) -> (..., h, Q, T): the attention probabilities of the `queries`, or of all T. Rows are queries
+        and sum to one."""
         q, k, _ = self.split(x)
         bias = self.position().to(q.dtype)[..., queries, :]
         if mask is not None:
@@ -90,9 +90,9 @@ class WindowAttention(Attention):
 def attend_short_sequences(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
     """softmax(q k^T + bias) v of short sequences by batched products, without gradients: (n, T, d) -> (n, T, d).
 
-    `bias` (s, T, T), with s a divisor of n, is that of every s sequences in turn; minus infinity where a query may not
-    attend to a key. Where no logit is so large that its exponential could overflow or vanish, the largest of a row
-    need not be found first.
+    `bias` (s, T, T), with s a divisor of n, repeats every s sequences; it is minus infinity where a query may not
+    attend to a key. If no logit is large enough for its exponential to overflow or underflow, the row maximum is not
+    subtracted.
     """
     logits = torch.bmm(q, k.mT)
     low, high = torch.aminmax(logits)
@@ -105,10 +105,10 @@ def attend_short_sequences(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Ten
 
 
 class ContinuousPositionBias(nn.Module):
-    """A bias that a small network draws from log-spaced offsets (Swin V2, arXiv:2111.09883, Eqs. 3-4), so that it is
-    there for a window of any size.
+    """A bias that a small network computes from log-spaced offsets (Swin V2, arXiv:2111.09883, Eqs. 3-4), for windows
+    of any size.
 
-    With p the length of the window in pre-training (`pretrained`; 0: that of this one), along each axis:
+    With p the length of the window in pre-training (`pretrained`; 0: that of this window), along each axis:
 
         o = 8 (i - j) / (p - 1),  s = sign(o) log2(1 + |o|) / log2(8),  bias = 16 sigmoid(fc2(relu(fc1(s))))
     """
@@ -123,11 +123,11 @@ class ContinuousPositionBias(nn.Module):
 
     def offsets(self) -> Tensor:
         """-> (2 m - 1, 2 n - 1, h): the bias of each offset in rows and columns."""
-        places = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
-        return 16 * torch.sigmoid(self.fc2(self.fc1(places).relu()).float())
+        log_offsets = log_spaced_offsets(self.size, self.pretrained, self.fc1.weight.device).to(self.fc1.weight.dtype)
+        return 16 * torch.sigmoid(self.fc2(self.fc1(log_offsets).relu()).float())
 
     def forward(self) -> Tensor:
-        """-> (h, T, T): what is added to the logits of a window."""
+        """-> (h, T, T): the bias added to the logits of a window."""
         return gather_offset_table(self.offsets(), self.size)
 
 
@@ -145,10 +145,10 @@ def log_spaced_offsets(size: tuple[int, int], pretrained: int = 0, device: torch
 
 
 class CosineWindowAttention(WindowAttention):
-    """Attention by the cosine of queries and keys, times a learned factor of each head of at most 100, with a
-    continuous bias (Swin V2, arXiv:2111.09883, Eq. 2).
+    """Attention by the cosine of queries and keys, times a learned factor per head of at most 100, with a continuous
+    bias (Swin V2, arXiv:2111.09883, Eq. 2).
 
-    Keys have no bias. `pretrained` is that of `ContinuousPositionBias`.
+    Keys have no bias. `pretrained` is passed to `ContinuousPositionBias`.
     """
 
     def __init__(
@@ -172,11 +172,11 @@ class CosineWindowAttention(WindowAttention):
 
 
 class PatchMerging(nn.Module):
-    """2 x 2 tokens side by side, a LayerNorm, and a linear layer to twice the width (section 3.1); with `post_norm`
-    (Swin V2) the norm comes after the layer.
+    """Concatenate 2 x 2 tokens, apply LayerNorm, and project to twice the width (section 3.1). With `post_norm` (Swin
+    V2) the norm follows the projection.
 
-    The four are in the order (0, 0), (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is filled up with
-    zeros after its end.
+    The four are in the order (0, 0), (1, 0), (0, 1), (1, 1) of row and column. A grid of odd length is padded with
+    zeros at its end.
     """
 
     def __init__(self, width: int, eps: float = 1e-5, post_norm: bool = False) -> None:
@@ -193,7 +193,7 @@ class PatchMerging(nn.Module):
 
 
 def concatenate_2x2_tokens(x: Tensor) -> Tensor:
-    """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): the tokens of each 2 x 2 side by side."""
+    """(B, h, w, D) -> (B, ceil(h / 2), ceil(w / 2), 4 D): concatenate the tokens of each 2 x 2."""
     x = pad_to_multiple(x, (2, 2))
     x = torch.unflatten(torch.unflatten(x, 2, (-1, 2)), 1, (-1, 2))  # (B, h / 2, 2, w / 2, 2, D)
     return x.permute(0, 1, 3, 4, 2, 5).flatten(3)
@@ -205,7 +205,7 @@ class ConvPropagation(nn.Module):
         x + norm3(conv3(gelu(norm2(conv2(gelu(norm1(conv1(x))))))))
 
     1 x 1 from D to D / 2 channels, 3 x 3, 1 x 1 back to D, without bias, LayerNorms over channels. The scale of the
-    last norm starts at zero, so that a fresh one passes tokens on; convolutions are drawn from N(0, 2 / fan_out).
+    last norm starts at zero, so that a fresh module is the identity; convolutions are drawn from N(0, 2 / fan_out).
     """
 
     def __init__(self, width: int) -> None:

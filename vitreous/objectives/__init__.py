@@ -1,1 +1,1 @@
-"""What a run minimises: modules with forward(batch) -> {"loss": ...}; mathematics and state only."""
+"""Training objectives: modules with forward(batch) -> {"loss": ...}, without devices, logging or process groups."""

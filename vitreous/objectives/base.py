@@ -1,8 +1,8 @@
-"""The contract between an objective and the loop that trains it.
+"""The interface between an objective and the training loop.
 
-An objective is one file: a frozen config, whose `name` is its tag in a `Run`, and a module. The loop calls, for every
-step, `prepare` (without gradient), `forward`, and after the weights have moved `after_step`; it knows no label, no
-logit and no metric.
+An objective is one file: a frozen config, whose `name` is its tag in a `Run`, and a module. For every step the loop
+calls `prepare` (without gradient), `forward`, and after the optimiser step `after_step`. The loop does not depend on
+labels, logits or metrics.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vitreous.tasks.base import Task
 
 
 class TrainingProgress(NamedTuple):
-    """How far a run is: optimiser steps made, samples of the stream before this step, and samples of the whole run.
+    """Progress of a run: optimiser steps, samples of the stream before this step, and samples of the whole run.
 
-    `values`: what the run's `schedules` give at this step, by name.
+    `values`: values of the run's `schedules` at this step, by name.
     """
 
     step: int = 0
@@ -36,16 +36,19 @@ class TrainingProgress(NamedTuple):
 
     @property
     def done(self) -> float:
-        """The share of the run that is over, 0 to 1."""
+        """The completed share of the run, 0 to 1."""
         return self.samples / self.total
 
 
 @dataclass(frozen=True)
 class ObjectiveSetting:
-    """What of a run an objective may know: its seed, names of classes or of targets, whether images have several
-    labels, the config of its views, how often an epoch shows a sample, the precision that the model computes in,
-    `normalisation`: the mean and deviation of each channel, of values in 0 .. 1, that images are normalised with, and
-    `tokens`: the patches of a picture at its own aspect, at most and on average; 0: all have the model's size."""
+    """Properties of a run that objectives may depend on.
+
+    - the seed, the names of classes or of targets, and whether images have several labels
+    - the config of its views, the number of times an epoch repeats a sample, and the model's compute precision
+    - `normalisation`: the mean and std of each channel that normalise images, for values in 0 .. 1
+    - `tokens`: the maximum and mean number of patches of an image at native aspect ratio; 0: all have the model's size
+    """
 
     seed: int = 0
     classes: tuple[str, ...] = ()
@@ -60,89 +63,92 @@ class ObjectiveSetting:
 
 @dataclass(frozen=True)
 class ObjectiveConfig:
-    """What a run minimises, as numbers. A subclass has a field `name: Literal["…"]`, its tag."""
+    """Config of an objective. A subclass has a field `name: Literal["…"]`, its tag."""
 
     name: str
-    labelled: ClassVar[bool] = False  # needs data with labels
-    of_values: ClassVar[bool] = False  # whose labels are values of targets, not classes
-    # needs data of which it is known what is where: the class of each pixel, or objects, with masks if it has a field
-    # `masks` that says so
+    labelled: ClassVar[bool] = False  # requires labels
+    of_values: ClassVar[bool] = False  # labels are regression targets, not classes
+    # requires annotations: the class of each pixel, or objects, with masks if its field `masks` is set
     annotated: ClassVar[Literal["", "classes", "objects"]] = ""
-    generates: ClassVar[bool] = False  # makes images, of the classes that the data have, if any
-    takes_clips: ClassVar[bool] = False  # learns from clips as from pictures
-    takes_own_aspect: ClassVar[bool] = False  # learns from lists of pictures of different sizes
-    takes_volumes: ClassVar[bool] = False  # learns from volumes and signals as from pictures
-    least_batch: ClassVar[int] = 1  # images of a batch that the loss needs
-    shard_images: ClassVar[int] = 8  # images at least that a core of a processor computes by itself
+    generates: ClassVar[bool] = False  # generates images, by class if the data have classes
+    takes_clips: ClassVar[bool] = False  # supports clips
+    takes_own_aspect: ClassVar[bool] = False  # supports lists of images of different sizes
+    takes_volumes: ClassVar[bool] = False  # supports volumes and signals
+    least_batch: ClassVar[int] = 1  # minimum batch size of the loss
+    shard_images: ClassVar[int] = 8  # minimum images per shard of a batch, for one CPU core
 
     @classmethod
     def output_names(cls, classes: tuple[str, ...], targets: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the outputs of the model's head: those of the data's classes or targets that the
-        objective learns; () where it has none of its own."""
+        """Return the names of the head's outputs, those of the data's classes or targets; () for objectives with
+        separate heads."""
         if cls.of_values:
             return targets
         return classes if cls.labelled or cls.generates else ()
 
     @property
     def splittable(self) -> bool:
-        """Whether the loss is a mean over samples that do not see each other, drawn without chance."""
+        """Whether the loss is a deterministic mean over samples that are independent of each other."""
         return True
 
     @property
     def ships_features(self) -> bool:
-        """Whether what is deployed is an encoder, that answers with features."""
+        """Whether the deployed model is an encoder that outputs features."""
         return not (self.labelled or self.annotated or self.generates)
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether `Objective.forward` draws random numbers outside of the backbone, as dropout in a head does."""
+        """Whether `Objective.forward` draws random numbers outside of the backbone, such as dropout in a head."""
         return False
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model, classes or views that the objective cannot have."""
+        """Raise UsageError for a model, classes or views that the objective does not support."""
 
     def located(self, model: ModelConfig, classes: tuple[str, ...]) -> ObjectiveConfig:
-        """The config of a new run, with absolute paths of the files that it reads. Raises UsageError and WeightsError
-        for files that are not there or do not fit, before anything is written."""
+        """Return the config of a new run, with absolute paths of the files that it uses.
+
+        Raises UsageError and WeightsError for missing or incompatible files, before anything is written.
+        """
         return self
 
     def fitted(self, labels: np.ndarray) -> ObjectiveConfig:
-        """The config of a new run on training images with these labels, (n,) int64 or (n, K) float32: with what it
-        counts in them."""
+        """Return the config of a new run on training images with these labels, (n,) int64 or (n, K) float32, with
+        statistics of the labels."""
         return self
 
     def initialise(self, model: Model) -> None:
-        """Change a fresh model in place, before weights are loaded into it."""
+        """Initialise a fresh model in place, before weights are loaded into it."""
 
     def describe_restoration(self) -> str:
-        """What `Objective.reconstruct` shows, in sentences for people; empty where the objective restores nothing."""
+        """Description of the images of `Objective.reconstruct`, for reports; empty if the objective restores
+        nothing."""
         return ""
 
     def build(self, model: Model, setting: ObjectiveSetting) -> Objective:
-        """The objective of a model, whose weights are loaded and whose frozen parameters require no gradient. May draw
-        from torch's generator."""
+        """Build the objective of a model, whose weights are loaded and whose frozen parameters require no gradient. May
+        draw from torch's generator."""
         raise NotImplementedError
 
 
 def reduce_single_process(values: Tensor) -> Tensor:
-    """The mean over one process, of any shape."""
+    """Return the mean over one process, of any shape: the values unchanged."""
     return values
 
 
 def gather_single_process(rows: Tensor) -> tuple[Tensor, int]:
-    """The rows (n, ...) of one process, and the number of the first."""
+    """Return the samples (n, ...) of one process, and the index of the first, 0."""
     return rows, 0
 
 
-#: `skip`: as without a gradient, neither moments nor step count change; `zero-lr`: both advance, at learning rate 0
+#: `skip`: no gradient, so neither moments nor step count change; `zero-lr`: both advance, at learning rate 0
 FrozenUpdate = Literal["skip", "zero-lr"]
 
 
 class Reconstruction(NamedTuple):
-    """Images with patches restored: (B, C, *image) float32 normalised, as the encoder `seen` them and `restored`; and
-    (B, *grid) bool, the patches of which it was given no pixels, and those that are `predicted`.
+    """Images with restored patches, for reports.
 
-    In `restored` patches that are not predicted are those of the image. In `seen` hidden ones are 0.
+    (B, C, *image) float32 normalised: the encoder's input, `seen`, with hidden patches 0, and `restored`, in which
+    patches that are not predicted are those of the image. (B, *grid) bool: the patches hidden from the encoder, and the
+    `predicted` ones.
     """
 
     seen: Tensor
@@ -152,30 +158,30 @@ class Reconstruction(NamedTuple):
 
 
 class Objective(nn.Module):
-    """What a run minimises: model, mathematics and state.
+    """Base class of objectives: model, loss and state.
 
-    Its parameters that require a gradient are moved by the optimiser. Other parameters and persistent buffers are
-    state: a checkpoint holds them at their own precision, so they are changed in place (`copy_`, `lerp_`), in
-    `after_step`. No device moves, no logging and no process groups in it: `reduce` is the mean over processes, `gather`
-    gives the rows (n, ...) of all processes in order, without gradient, and the number of the first of its own.
+    The optimiser trains the parameters that require a gradient. Other parameters and persistent buffers are state:
+    checkpoints store them in their dtype, so they are changed in place (`copy_`, `lerp_`), in `after_step`. An
+    objective does not move between devices, log, or use process groups. `reduce` is the mean over processes; `gather`
+    returns the samples (n, ...) of all processes in order, without gradient, and the index of this process's first.
     """
 
-    config: Any  # the `ObjectiveConfig` that it was built by
+    config: Any  # the `ObjectiveConfig` that built it
     logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
-    # `forward` reads tensors on the device alone and never waits for them, so that a CUDA graph can repeat it
+    # `forward` uses only device tensors and never synchronises, so that a CUDA graph can repeat it
     capturable: ClassVar[bool] = False
     #: the objective's own parameters that replace tokens before the model's blocks: their learning-rate factor is that
     #: of the patch embedding, and their gradient is clipped with the model's
     input_tokens: ClassVar[tuple[str, ...]] = ()
-    idle = False  # the batch is computed for nothing, as others still have samples: statistics leave it out
+    idle = False  # this process has no samples left and only computes along: excluded from statistics
     reduce: Callable[[Tensor], Tensor] = staticmethod(reduce_single_process)  # set by the session, as `gather`
     gather: Callable[[Tensor], tuple[Tensor, int]] = staticmethod(gather_single_process)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """A batch on the device, its views normalised float32 -> what `forward` takes: mixing, masks, noise.
+        """Convert a batch on the device, its views normalised float32, to the input of `forward`: mixing, masks, noise.
 
-        Called without gradient. Chance is a function of the seed and of `batch["positions"]` (B,) int64, the samples'
-        places in the run's stream, so that it is the same for any number of processes and after a resumption.
+        Called without gradient. Random numbers depend on the seed and on `batch["positions"]` (B,) int64, the samples'
+        positions in the run's stream. They are therefore independent of the number of processes and of resumptions.
         """
         return batch
 
@@ -184,10 +190,10 @@ class Objective(nn.Module):
         raise NotImplementedError
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Called without gradient when the optimiser has moved the weights: a teacher, a centre follow."""
+        """Update a teacher or a centre after the optimiser step. Called without gradient."""
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """What looks wrong in the mean scalars since the last log line: a name, and what it means and what mends it."""
+        """Return problems in the mean scalars since the last log line: a name, and a message with cause and fix."""
         return iter(())
 
     def frozen_at_start(self) -> tuple[str, ...]:
@@ -195,31 +201,32 @@ class Objective(nn.Module):
         return ()
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
-        """Return how the optimiser treats the parameters of `frozen_at_start` at a step; None once they train."""
+        """Return how the optimiser treats the parameters of `frozen_at_start` at a step; None once they are
+        trainable."""
         return None
 
     def frozen_parameters(self) -> Iterator[nn.Parameter]:
-        """Parameters that never move, which may compute in the run's precision: those of `model` without gradient."""
+        """Parameters that are never trained, which may use the run's precision: those of `model` without gradient."""
         model = getattr(self, "model", None)
         return (p for p in model.parameters() if not p.requires_grad) if isinstance(model, nn.Module) else iter(())
 
     def deployed_model(self) -> Model:
-        """What the bundle ships, with a `config`: a classifier, an encoder. Part of this module, not a copy."""
+        """The model that the bundle contains, with a `config`: a classifier, an encoder. A submodule, not a copy."""
         raise NotImplementedError
 
     def task(self) -> Task:
-        """What the deployed model answers, as the bundle says it."""
+        """The task of the deployed model, as stored in the bundle."""
         raise NotImplementedError
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """What is measured on the validation split, the leading one first; none where there is nothing to measure."""
+        """The evaluators of the validation split, the main one first; () if there is nothing to evaluate."""
         return []
 
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
-        """(B, C, *image) normalised, (B,) keys that chance is drawn from -> what is hidden of them and restored, where
-        the config's `describe_restoration` says that the objective can."""
+        """(B, C, *image) normalised, (B,) random keys -> hidden and restored patches, if the config's
+        `describe_restoration` is not empty."""
         raise NotImplementedError
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Floating-point operations of one sample's training step, as carried out: two to a multiply-add."""
+        """Floating-point operations performed in one sample's training step: two per multiply-add."""
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Learning where objects are from boxes, and from masks where there are any (arXiv:1506.01497, arXiv:1703.06870).
+"""Object detection with boxes, and optionally masks (arXiv:1506.01497, arXiv:1703.06870).
 
 B images of C channels; n objects on an image of h x w pixels.
 """
@@ -30,19 +30,19 @@ from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.detection import Detection
 
-SAMPLING_SALT = 0x616E6368  # what tells the choice of anchors and regions from other draws of a sample
-FEDERATED_SALT = 0x66656465  # ... and that of classes
+SAMPLING_SALT = 0x616E6368  # separates the sampling of anchors and regions from a sample's other random numbers
+FEDERATED_SALT = 0x66656465  # ... and the sampling of classes
 
 
 @dataclass(frozen=True)
 class DetectionConfig(ObjectiveConfig):
     """The losses of Faster R-CNN, and with `masks` of Mask R-CNN, added up.
 
-    `adapter`: a ViT gets convolutions beside it, with group or batch norm, and its pyramid maps of four strides
-    (`models.configs.adapter`). `federated` above 0: the classes of a region are learned by the federated loss
-    (arXiv:2103.07461), which counts those on the image and others up to so many, drawn by `frequencies`, of
-    each class the number of training images that it is on, taken from the data; none: all classes alike. It needs
-    `scores` by sigmoid. The other fields are those of `DetectorConfig`. Raises UsageError for numbers that cannot be.
+    `adapter` adds a ViT-Adapter with group or batch norm to a ViT, which gives its pyramid maps of four strides
+    (`models.configs.adapter`). `federated` above 0 selects the federated loss for region classes (arXiv:2103.07461). It
+    counts the classes on the image and others up to this number, sampled by `frequencies`, the number of training
+    images of each class, counted in the data. With no `frequencies` all classes are equally likely. It requires sigmoid
+    `scores`. The other fields are those of `DetectorConfig`. Raises UsageError for invalid values.
     """
 
     annotated: ClassVar[Literal["", "classes", "objects"]] = "objects"
@@ -67,25 +67,25 @@ class DetectionConfig(ObjectiveConfig):
     threshold: float = 0.05
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for views without boxes, and a model that no heads fit."""
+        """Raise UsageError for views without boxes, and an unsupported model."""
         if not isinstance(views, SceneViews):
-            raise UsageError("detection takes views of the kind scenes", "leave --views.name out")
+            raise UsageError("detection requires views of type scenes", "remove --views.name")
         if self.federated < 0 or (self.federated and self.scores != "sigmoid"):
-            problem = f"a federated loss of {self.federated} classes with scores by {self.scores}"
+            problem = f"a federated loss of {self.federated} classes is not supported with {self.scores} scores"
             raise UsageError(problem, "use --objective.scores sigmoid, and a number of classes above 0")
         if self.frequencies and len(self.frequencies) != len(classes):
             problem = f"{len(self.frequencies)} frequencies for {len(classes)} classes"
-            raise UsageError(problem, "leave --objective.frequencies out: they are counted in the data")
+            raise UsageError(problem, "remove --objective.frequencies: they are counted in the data")
         self.detector(model, max(1, len(classes)))
 
     def fitted(self, labels: np.ndarray) -> DetectionConfig:
-        """The same with `frequencies` of (n, K) labels, where the loss is federated and nobody has said them."""
+        """Return the config with `frequencies` of (n, K) labels, if the loss is federated and they are not set."""
         if not self.federated or self.frequencies:
             return self
         return replace(self, frequencies=tuple((labels > 0).sum(0).tolist()))
 
     def detector(self, backbone: ModelConfig, classes: int) -> DetectorConfig:
-        """Return the config of the whole model. Raises UsageError for a backbone that no heads fit."""
+        """Return the config of the whole model. Raises UsageError for an unsupported backbone."""
         names = [field.name for field in fields(DetectorConfig) if hasattr(self, field.name)]
         settings: dict[str, Any] = {name: getattr(self, name) for name in names}
         settings.update(backbone=add_adapter(backbone, self.adapter), classes=classes)
@@ -93,11 +93,11 @@ class DetectionConfig(ObjectiveConfig):
 
     @property
     def splittable(self) -> bool:
-        """Whether images of a batch do not see each other: not with batch norm."""
+        """Whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DetectionObjective:
-        """The objective of a backbone, which gets a pyramid and heads."""
+        """Build the objective of a backbone, which gets a pyramid and heads."""
         return DetectionObjective(model, self, setting)
 
 
@@ -105,7 +105,7 @@ class DetectionObjective(Objective):
     """The losses of a detector's anchors and regions, each the mean over the images.
 
     Takes {"images": (B, C, *image)} and lists of B: "boxes" (n, 4) float32, "labels" (n,) int64, "crowd" (n,) bool, and
-    for masks "masks" (n, h, w) bool.
+    with masks "masks" (n, h, w) bool.
     """
 
     logged = ("objectness", "proposals", "classes", "boxes", "masks")
@@ -116,8 +116,11 @@ class DetectionObjective(Objective):
         self.model = Detector(config.detector(model.config, len(setting.classes)), model)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Add "keys" (B,) int64, from which it is drawn what is learned from, a function of seed and position; and for
-        the federated loss "federated" (B, K) bool, the classes that the loss of each image counts, another."""
+        """Add "keys" (B,) int64, from seed and position, which seed the sampling of anchors and regions.
+
+        The federated loss also gets "federated" (B, K) bool, the classes that the loss of each image counts, another
+        function of seed and position.
+        """
         device, positions = batch["images"].device, batch["positions"].numpy()
         keys = derive_keys(self.setting.seed, SAMPLING_SALT, positions).view("int64")
         batch = batch | {"keys": copy_to_device(from_numpy(keys), device)}
@@ -152,15 +155,16 @@ class DetectionObjective(Objective):
 
 
 def draw_federated_classes(present: np.ndarray, frequencies: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
-    """Choose the classes that the federated loss counts: those on an image, and others until they are `count`, drawn
-    without replacement with probabilities in proportion to the square root of their frequency (arXiv:2103.07461); of
-    those that no image has, none.
+    """Sample the classes that the federated loss counts: (B, K) bool, the classes on each image; (K,) numbers of
+    images; (B,) uint64 keys -> (B, K) bool.
 
-    (B, K) bool, the classes on each image; (K,) numbers of images; (B,) uint64 keys -> (B, K) bool.
+    They are the classes on an image, and others until there are `count`. The others are sampled without replacement
+    with probabilities proportional to the square root of their frequency (arXiv:2103.07461); classes on no image are
+    excluded.
 
-    detectron2 draws for the images of one GPU together; here each image has its own draw, so that it is the same for
-    any number of processes. What is drawn one after another in proportion to weights w is what comes first of
-    exponential times of rate w:
+    detectron2 samples for all images of a GPU together. Here each image is sampled separately, so that the result does
+    not depend on the number of processes. Successive sampling proportional to weights w is equivalent to taking the
+    earliest of exponential times of rate w:
 
         for image in range(B):
             times = {k: -log(1 - u[image, k]) / sqrt(n[k]) for k in range(K) if n[k] and not present[image, k]}

@@ -1,6 +1,6 @@
-"""Learning to make images by taking noise away: diffusion as DiT trains it (arXiv:2212.09748, section 3.1).
+"""Training of diffusion models, as in DiT (arXiv:2212.09748, section 3.1).
 
-B images of C channels. What a model of a flow learns differs in the process alone: `objectives.flow`.
+B images of C channels. Flow models differ only in the process: `objectives.flow`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from vitreous.system.torch_types import from_numpy
 from vitreous.tasks.base import Task
 from vitreous.tasks.generation import Generation
 
-_NOISE = 0x6E6F697365  # sets the draws of noise and times apart from those of augmentation
+_NOISE = 0x6E6F697365  # separates random numbers of noise and times from those of augmentation
 
 
 @dataclass(frozen=True)
 class GeneratorConfig(ObjectiveConfig):
-    """What objectives that make images share: `label_dropout` is the share of samples that are trained without their
-    class, which guidance needs; `autoencoder`, a folder or an `hf:` name, decodes what is made, where images are
-    latents."""
+    """Base config of objectives for generative models.
+
+    `label_dropout` is the share of samples that are trained without their class, as guidance requires. `autoencoder`, a
+    folder or an `hf:` name, decodes generated latents to images.
+    """
 
     generates: ClassVar[bool] = True
     label_dropout: float = 0.1
@@ -46,24 +48,26 @@ class GeneratorConfig(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if not 0 <= self.label_dropout <= 1:
-            raise UsageError(f"label_dropout is a share, 0 to 1, and {self.label_dropout} is none")
+            raise UsageError(f"label_dropout must be from 0 to 1, not {self.label_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model that makes no images, other classes, and views of another kind."""
+        """Raise UsageError for a model that does not generate images, other classes, and other types of views."""
         check_views(views, Augment, self.name)
         if not model.generates_images:
-            raise UsageError(f"{self.name} trains models that make images", "name one, as --model DiT-128x6/2")
+            raise UsageError(f"{self.name} trains generative models", "use one, for example --model DiT-128x6/2")
         if model.classes not in (0, len(classes)):
             raise UsageError(
-                f"the model asks for {model.classes} classes, and the data have {len(classes)}",
-                "leave --model.classes out; 0 is for images of no class",
+                f"the model has {model.classes} classes, but the data have {len(classes)}",
+                "remove --model.classes, or set it to 0 to train without classes",
             )
 
 
 @dataclass(frozen=True)
 class DiffusionConfig(GeneratorConfig):
-    """Diffusion in `steps` steps; `betas` and `predicts` are those of `generation.process.Diffusion`. A model with
-    learned variance gets the variational bound beside the squared error."""
+    """Diffusion in `steps` steps; `betas` and `predicts` are those of `generation.process.Diffusion`.
+
+    A model with learned variance adds the variational bound to the squared error.
+    """
 
     name: Literal["diffusion"] = "diffusion"
     steps: int = 1000
@@ -72,24 +76,24 @@ class DiffusionConfig(GeneratorConfig):
 
     @property
     def process(self) -> Diffusion:
-        """How noise is added. Raises UsageError for numbers that cannot be."""
+        """The noise process. Raises UsageError for invalid values."""
         return Diffusion(self.steps, self.betas, self.predicts)
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError as `GeneratorConfig`, and for steps that cannot be."""
+        """Raise UsageError as `GeneratorConfig`, and for invalid steps."""
         super().check(model, classes, views)
         assert self.process
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DiffusionObjective:
-        """The objective of a model."""
+        """Build the objective of a model."""
         return DiffusionObjective(model, self, setting)
 
 
 class GeneratorObjective(Objective):
-    """The mean squared error of a model that is asked what has to be taken away.
+    """The mean squared error of a model's prediction of the noise, velocity or image.
 
-    `forward` takes {"images": (B, C, *image) with noise, "time": (B,) float32 as the model is told, "target": (B, C,
-    *image) float32} and, of a model with classes, "labels": (B,) int64, of which the last number is no class.
+    `forward` takes {"images": (B, C, *image) with noise, "time": (B,) float32 as the model's input, "target": (B, C,
+    *image) float32} and for a model with classes "labels": (B,) int64, of which the last index means no class.
     """
 
     capturable: ClassVar[bool] = True
@@ -99,13 +103,13 @@ class GeneratorObjective(Objective):
     def __init__(self, model: Any, config: Any, setting: ObjectiveSetting) -> None:
         """Raises UsageError for images with several labels."""
         super().__init__()
-        problem = "images with several labels cannot be made by class"
+        problem = "class-conditional generation does not support multi-label images"
         get_label_kind(setting.multilabel).require_single_label(problem, "use --model.classes 0")
         self.model: DiT = model
         self.config, self.setting, self.process = config, setting, config.process
 
     def draws(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for classes left out: functions of
+        """-> (B, C, *image) noise, and (B,) float64 numbers in [0, 1) for times and for dropping classes: functions of
         the seed and the positions."""
         keys, images = derive_keys(self.setting.seed, _NOISE, batch["positions"].numpy()), batch["images"]
         noise = copy_to_device(from_numpy(draw_normal(keys, tuple(images.shape[1:]))), images.device)
@@ -113,8 +117,8 @@ class GeneratorObjective(Objective):
         return noise, times, left_out
 
     def assemble_batch(self, batch: Batch, noised: NoisyBatch, left_out: Tensor) -> Batch:
-        """What `forward` takes, of a batch whose images have noise: with the classes, where the model has any, but for
-        those that are left out."""
+        """Assemble the input of `forward` from a batch with noised images; with classes, if the model has any, except
+        those dropped by `left_out`."""
         parts: Batch = noised._asdict() | {name: batch[name] for name in ("positions", "samples")}
         if none := self.model.config.classes:
             drop = copy_to_device(left_out < self.config.label_dropout, batch["labels"].device)
@@ -126,15 +130,15 @@ class GeneratorObjective(Objective):
         return self.model(batch["images"], batch["time"], batch.get("labels")).float()  # type: ignore[call-arg]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answer = self.answer(batch)[:, : batch["target"].shape[1]]
-        return {"loss": (answer - batch["target"]).square().mean()}
+        output = self.answer(batch)[:, : batch["target"].shape[1]]
+        return {"loss": (output - batch["target"]).square().mean()}
 
     def deployed_model(self) -> Any:
         """The model."""
         return self.model
 
     def task(self) -> Task:
-        """Generation, by class where the model has classes."""
+        """Generation, by class if the model has classes."""
         classes = self.setting.classes if self.model.config.classes else ()
         return Generation(classes, self.process, self.config.autoencoder)
 
@@ -148,10 +152,10 @@ class GeneratorObjective(Objective):
 
 
 class DiffusionObjective(GeneratorObjective):
-    """L_simple (arXiv:2006.11239, Eq. 14) and, of a model with learned variance, a term of the variational bound whose
-    gradient goes to the variance alone (arXiv:2102.09672).
+    """L_simple (arXiv:2006.11239, Eq. 14) and, for a model with learned variance, a term of the variational bound that
+    trains only the variance (arXiv:2102.09672).
 
-    Takes besides "step": (B,) int64 and, for the bound, "clean" and "noisy": (B, C, *image) float32.
+    Also takes "step": (B,) int64 and, for the bound, "clean" and "noisy": (B, C, *image) float32.
     """
 
     logged = ("error", "bound")
@@ -161,7 +165,7 @@ class DiffusionObjective(GeneratorObjective):
         self.gaussian = GaussianDiffusion(config.process)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw a time, noise, and whether the class is told, and add the noise."""
+        """Draw a time, noise, and whether the class is dropped, and add the noise."""
         noise, times, left_out = self.draws(batch)
         images, step = batch["images"], (times * self.gaussian.process.steps).long()
         noised = self.gaussian.make_noisy_batch(images, noise, step)
@@ -170,9 +174,9 @@ class DiffusionObjective(GeneratorObjective):
         return self.assemble_batch(batch, noised, left_out) | {"step": step, **both}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answer = self.answer(batch)
-        error = (answer[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
+        output = self.answer(batch)
+        error = (output[:, : batch["target"].shape[1]] - batch["target"]).square().mean()
         if not self.model.config.learned_variance:
             return {"loss": error, "error": error.detach(), "bound": torch.zeros_like(error).detach()}
-        bound = self.gaussian.variational_bound(answer, batch["clean"], batch["noisy"], batch["step"]).mean()
+        bound = self.gaussian.variational_bound(output, batch["clean"], batch["noisy"], batch["step"]).mean()
         return {"loss": error + bound, "error": error.detach(), "bound": bound.detach()}

@@ -1,5 +1,5 @@
-"""DINO, self-distillation without labels (arXiv:2104.14294): a student sees every view of an image and matches what a
-teacher, its moving average, says of the global ones.
+"""DINO, self-distillation without labels (arXiv:2104.14294): a student sees all views of an image and predicts the
+outputs of a teacher, its moving average, for the global views.
 
 B images, V views of which 2 are global, K prototypes, D width.
 """
@@ -31,22 +31,21 @@ from vitreous.objectives.unlabelled import (
     koleo_loss_of_views,
 )
 
-UNIFORM_ENTROPY_SHARE = 0.999  # of ln K: an entropy from which a teacher says nothing
-ONE_PROTOTYPE_ENTROPY = 0.05  # nats: an entropy of the mean target up to which one prototype has all images
+UNIFORM_ENTROPY_SHARE = 0.999  # share of ln K: entropy from which a teacher is uninformative
+ONE_PROTOTYPE_ENTROPY = 0.05  # nats: entropy of the mean target up to which one prototype covers all images
 
 
 @dataclass(frozen=True)
 class DINOConfig(HeadOptions, ObjectiveConfig):
     """DINO; the defaults are those of the authors' code.
 
-    `temperature` is the student's; the teacher's is the schedule `teacher_temperature`, and the schedule `momentum` the
-    share of itself that the teacher keeps at a step. `centre_momentum` is that of the mean of the teacher's outputs,
-    which is taken away from them. The prototypes stay as they are for the first share `frozen` of the run. Raises
-    UsageError for numbers that cannot be.
+    `temperature` is the student's; the schedule `teacher_temperature` is the teacher's. The schedule `momentum` is the
+    EMA momentum of the teacher. `centre_momentum` is that of the mean of the teacher's outputs, which is subtracted
+    from them. The prototypes are frozen for the first share `frozen` of the run. Raises UsageError for invalid values.
 
-    `koleo` is what KoLeo of the global views is multiplied by (DINOv2's loss that keeps features apart; 0, as in the
-    authors' code: none). With `batch_norm` it is needed: the head then does not see what all features share, which
-    would grow until they are all alike.
+    `koleo` is the weight of KoLeo on the global views (DINOv2's loss that spreads features; 0, as in the authors' code:
+    none). `batch_norm` requires it: the head then ignores the component that all features share, which would grow until
+    features collapse.
     """
 
     name: Literal["dino"] = "dino"
@@ -63,17 +62,17 @@ class DINOConfig(HeadOptions, ObjectiveConfig):
     def __post_init__(self) -> None:
         check_head(self)
         if self.koleo < 0:
-            raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
+            raise UsageError(f"objective.koleo is {self.koleo:g}, which would make features collapse", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1:
-            raise UsageError("a temperature is above 0, a momentum from 0 to 1")
+            raise UsageError("temperatures must be above 0, momenta from 0 to 1")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a single view, and local views that no patch divides."""
+        """Raise UsageError for a single view, and local views whose size the patch does not divide."""
         check_views(views, MultiCrop, self.name)
         check_local_views(model, views)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DINO:
-        """The objective of an encoder."""
+        """Build the objective of an encoder."""
         return DINO(model, self, setting)
 
 
@@ -81,7 +80,7 @@ class DINO(UnlabelledObjective):
     """Cross-entropy of the student's views with the teacher's, in nats, mean over all pairs of different views.
 
     Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image)}. The teacher's parameters are float32
-    state that follows the student's after each step.
+    state, updated from the student's after each step.
     """
 
     capturable: ClassVar[bool] = True
@@ -108,14 +107,19 @@ class DINO(UnlabelledObjective):
 
     @property
     def collapse_hint(self) -> str:
-        """KoLeo where there is none, which alone keeps features apart; else more of it, or smaller steps."""
+        """Add KoLeo if it is not used, because only it spreads features; otherwise increase it, or use smaller
+        steps."""
         if self.config.koleo:
             return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
-        why = "the head's batch norm hides what all features share" if self.config.batch_norm else "no loss forbids it"
+        why = (
+            "the head's batch norm hides the component that all features share"
+            if self.config.batch_norm
+            else "no loss term prevents it"
+        )
         return f"{why}; use --objective.koleo 0.1, lower --lr, or use larger batches"
 
     def train(self, mode: bool = True) -> DINO:
-        """The teacher has neither dropout nor stochastic depth."""
+        """Set training mode; the teacher has neither dropout nor stochastic depth."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -128,9 +132,9 @@ class DINO(UnlabelledObjective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         images = batch["images"]
         with torch.no_grad():
-            answers = self.answer(images)
-            accumulate_outputs(self.outputs, answers.flatten(0, 1), self.idle)
-            targets = ((answers - self.centre) / self.temperature).softmax(-1)
+            teacher_logits = self.answer(images)
+            accumulate_outputs(self.outputs, teacher_logits.flatten(0, 1), self.idle)
+            targets = ((teacher_logits - self.centre) / self.temperature).softmax(-1)
         features = [self.model(batch[name].flatten(0, 1)) for name in ("images", "local") if batch[name].shape[1]]
         logits = compute_prototype_logits(self.head, features, len(images), self.reduce, self.idle)
         loss = cross_view_entropy(targets, logits / self.config.temperature)
@@ -141,14 +145,14 @@ class DINO(UnlabelledObjective):
         return {"loss": loss, **compute_target_metrics(targets, features[0])}
 
     def answer(self, images: Tensor) -> Tensor:
-        """(B, 2, C, *image) -> (B, 2, K) float32: what the teacher says."""
+        """(B, 2, C, *image) -> (B, 2, K) float32: the teacher's outputs."""
         dtype = images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             features = self.teacher(images.flatten(0, 1))
         return self.teacher_head(features.float(), self.reduce, self.idle).unflatten(0, images.shape[:2])
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Let the teacher follow the student, and the centre the teacher's outputs of this step."""
+        """Update the teacher from the student, and the centre from the teacher's outputs of this step."""
         momentum = progress.values.get("momentum", 0.996)
         update_teacher_ema((self.model, self.head), (self.teacher, self.teacher_head), momentum)
         mean = self.reduce(self.outputs)
@@ -160,7 +164,7 @@ class DINO(UnlabelledObjective):
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """A collapse: of the features, and where every image has the same target, or none has one."""
+        """Detect collapse: of the features, of all targets to the same one, or of targets to uniform ones."""
         yield from super().warnings(scalars, progress)
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
@@ -169,8 +173,7 @@ class DINO(UnlabelledObjective):
         return prototype_names(self, "head")
 
     def frozen_update(self, progress: TrainingProgress) -> FrozenUpdate | None:
-        """Skip the prototypes during the first share of the run, where the authors' code sets their gradient to
-        None."""
+        """Skip the prototypes during the first share of the run; the authors' code sets their gradient to None."""
         return "skip" if progress.done < self.config.frozen else None
 
     def flops(self, progress: TrainingProgress) -> float:
@@ -185,14 +188,14 @@ class DINO(UnlabelledObjective):
 
 
 def prototype_names(objective: nn.Module, *heads: str) -> tuple[str, ...]:
-    """Return the names of the prototypes of an objective's heads and, where these train, of their lengths."""
+    """Return the names of the prototypes of an objective's heads and, if trainable, of their lengths."""
     names = [f"{head}.{name}" for head in heads for name in ("prototypes.weight", "lengths")]
     parameters = dict(objective.named_parameters())
     return tuple(name for name in names if name in parameters)
 
 
 def accumulate_outputs(outputs: Tensor, answers: Tensor, idle: bool) -> None:
-    """Add (n, K) answers to (K + 1,) `outputs`: their sum, and their number; nothing where the batch is `idle`."""
+    """Add the sum and the number of (n, K) outputs to (K + 1,) `outputs`; nothing if the batch is `idle`."""
     if not idle:
         outputs += torch.cat([answers.sum(0), answers.new_full((1,), len(answers))])
 
@@ -203,7 +206,7 @@ def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
         for i in range(2): for v in range(V): if v != i: loss -= (q[:, i] * log_softmax(s[:, v])).sum(-1).mean()
         loss /= 2 (V - 1)
 
-    As each q_i adds up to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be added up first.
+    As each q_i sums to one, a term is log sum exp(s_v) - q_i s_v, and the s_v can be summed first.
     """
     views, evidence = logits.shape[1], logits.logsumexp(-1)
     others = logits.sum(1, keepdim=True) - logits[:, :NUM_GLOBAL_VIEWS]
@@ -213,7 +216,7 @@ def cross_view_entropy(targets: Tensor, logits: Tensor) -> Tensor:
 
 def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tensor]:
     """(..., K) probabilities, (n, D) features -> scalars: the mean entropy of the targets and the entropy of their
-    mean, in nats, 0 to ln K; and the deviation over the images of features of length one, 0 to 1 / sqrt(D)."""
+    mean, in nats, 0 to ln K; and the std over the images of features of length one, 0 to 1 / sqrt(D)."""
     rows = targets.flatten(0, -2)
     mean = rows.mean(0)
     return {
@@ -226,37 +229,37 @@ def compute_target_metrics(targets: Tensor, features: Tensor) -> dict[str, Tenso
 def detect_target_collapse(
     scalars: Mapping[str, float], prototypes: int, progress: TrainingProgress
 ) -> Iterator[tuple[str, str]]:
-    """Warnings of a collapse, once the run has begun to learn."""
+    """Return warnings of a collapse of the targets, after the start of the run."""
     if progress.done < COLLAPSE_CHECK_START or "teacher_entropy" not in scalars:
         return
     if scalars["teacher_entropy"] > UNIFORM_ENTROPY_SHARE * math.log(prototypes):
         yield (
             "uniform teacher",
             (
-                "the teacher finds all prototypes as likely for every image, so there is nothing to learn: lower its "
-                "temperature, as with --schedules.teacher_temperature.end 0.04, or --objective.prototypes"
+                "the teacher's outputs are uniform for every image, so there is nothing to learn: lower its "
+                "temperature (--schedules.teacher_temperature.end 0.04), or --objective.prototypes"
             ),
         )
     if scalars["prototype_entropy"] < ONE_PROTOTYPE_ENTROPY:
         yield (
             "one prototype",
             (
-                "the teacher finds one prototype for every image, so there is nothing to learn: raise its temperature, "
-                "as with --schedules.teacher_temperature.end 0.07, lower --lr, or use larger batches"
+                "the teacher assigns one prototype to every image, so there is nothing to learn: raise its temperature "
+                "(--schedules.teacher_temperature.end 0.07), lower --lr, or use larger batches"
             ),
         )
 
 
 def update_teacher_ema(student: tuple[nn.Module, ...], teacher: tuple[nn.Module, ...], momentum: float) -> None:
-    """teacher <- momentum teacher + (1 - momentum) student, parameter by parameter, in float32; buffers, as the
-    statistics of a batch norm, are the student's.
+    """Update teacher <- momentum teacher + (1 - momentum) student, for each parameter, in float32.
 
-    Of a student that is shared out among processes (FSDP2), one parameter after the other is put together.
+    Buffers, such as the statistics of a batch norm, are copied from the student. A sharded student (FSDP2) is gathered
+    one parameter at a time.
     """
     pairs = zip(nn.ModuleList(student).parameters(), nn.ModuleList(teacher).parameters(), strict=True)
     for weight, follower in pairs:
         gather: Callable[[], Tensor] | None = getattr(weight, "full_tensor", None)
-        whole = weight if gather is None else gather()
-        follower.lerp_(whole.detach().to(follower.dtype), 1 - momentum)
-    for own, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
-        follower.copy_(own)
+        gathered = weight if gather is None else gather()
+        follower.lerp_(gathered.detach().to(follower.dtype), 1 - momentum)
+    for buffer, follower in zip(nn.ModuleList(student).buffers(), nn.ModuleList(teacher).buffers(), strict=True):
+        follower.copy_(buffer)

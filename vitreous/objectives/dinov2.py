@@ -1,5 +1,5 @@
 """DINOv2 (arXiv:2304.07193): DINO on whole images, iBOT on masked patches (arXiv:2111.07832), and KoLeo, which spreads
-features apart (arXiv:1806.03198).
+features (arXiv:1806.03198).
 
 B images, V views of which 2 are global, N patches of a view, M masked patches of the batch, K prototypes, D width.
 """
@@ -46,26 +46,29 @@ from vitreous.objectives.unlabelled import (
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-SINKHORN_ITERATIONS = 3  # of Sinkhorn and Knopp
-_MASK = 0x69424F54  # sets the draws of masks apart from those of augmentation
+SINKHORN_ITERATIONS = 3  # Sinkhorn-Knopp
+_MASK = 0x69424F54  # separates random numbers of masks from those of augmentation
 
 
 @dataclass(frozen=True)
 class DINOv2Config(HeadOptions, ObjectiveConfig):
     """DINOv2; the defaults are those of the authors' code (`ssl_default_config.yaml`).
 
-    Options are DINO's, and: `patch_prototypes` and `patch_bottleneck` of a head of its own for patches, or 0 for the
-    same head. `centring` of the teacher's outputs: by their moving mean, or `sinkhorn_knopp`, which gives every
-    prototype an equal share of the batch. With `mask_probability` a global view is masked in blocks, a share of it
-    between the two of `mask_shares`. `patch_weight` and `koleo` are what the losses of patches and of near features are
-    multiplied by. Raises UsageError for numbers that cannot be.
+    It has DINO's options, and:
 
-    With a `teacher` the targets are those of a frozen model with its heads, as DINOv2's smaller models were distilled:
-    nothing is masked, the patch loss is that of all patches, and the moving average of the student ships. The numbers
-    of prototypes are then the teacher's.
+    - `patch_prototypes` and `patch_bottleneck`: of a separate head for patches; 0: the same head.
+    - `centring`: of the teacher's outputs, by their moving mean, or by `sinkhorn_knopp`, which gives every prototype an
+      equal share of the batch.
+    - `mask_probability`, `mask_shares`: a global view is masked in blocks with this probability, by a share in this
+      range.
+    - `patch_weight`, `koleo`: weights of the patch loss and of KoLeo.
+
+    With a `teacher`, targets come from a frozen model with its heads, as in the distillation of DINOv2's smaller
+    models. There is no masking, the patch loss covers all patches, and the student's EMA is saved. The numbers of
+    prototypes are then the teacher's. Raises UsageError for invalid values.
     """
 
-    least_batch: ClassVar[int] = 2  # an image's features have a nearest other
+    least_batch: ClassVar[int] = 2  # KoLeo needs a nearest neighbour
 
     name: Literal["dinov2"] = "dinov2"
     unit_prototypes: bool = False
@@ -91,19 +94,24 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         if self.koleo < 0:
             raise UsageError(f"objective.koleo is {self.koleo:g}, which would draw features together", "use 0 or more")
         if self.temperature <= 0 or not 0 <= self.centre_momentum <= 1 or not 0 <= self.mask_probability <= 1:
-            raise UsageError("a temperature is above 0, a momentum and a probability from 0 to 1")
+            raise UsageError("temperatures must be above 0, momenta and probabilities from 0 to 1")
         if not 0 <= self.mask_shares[0] <= self.mask_shares[1] <= 1:
-            raise UsageError(f"shares of {self.mask_shares} to mask cannot be", "they are from 0 to 1, low before high")
+            raise UsageError(
+                f"mask_shares {self.mask_shares} are out of range", "use two numbers from 0 to 1, the lower one first"
+            )
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a single view, local views that no patch divides, and models without patch tokens."""
+        """Raise UsageError for a single view, local views whose size the patch does not divide, and models without
+        patch tokens."""
         check_views(views, MultiCrop, self.name)
         check_takes_patches(model, self.name)
         check_local_views(model, views)
 
     def located(self, model: ModelConfig, classes: tuple[str, ...]) -> DINOv2Config:
-        """The config with the teacher's absolute path and numbers of prototypes. Raises UsageError for a teacher that
-        has no heads of DINOv2 or does not fit, WeightsError for one that cannot be read."""
+        """Return the config with the teacher's absolute path and numbers of prototypes.
+
+        Raises UsageError for a teacher without DINOv2 heads or an incompatible one, WeightsError for an unreadable one.
+        """
         if not self.teacher:
             return self
         teacher = PrototypeTeacher(self.teacher)
@@ -112,7 +120,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         return replace(self, teacher=absolute_source(self.teacher), **counts)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DINOv2:
-        """The objective of an encoder. Raises UsageError and WeightsError as `absolute_source`."""
+        """Build the objective of an encoder. Raises UsageError and WeightsError as `absolute_source`."""
         return DINOv2(model, self, setting, PrototypeTeacher(self.teacher, setting.dtype) if self.teacher else None)
 
 
@@ -120,10 +128,10 @@ class DINOv2(UnlabelledObjective):
     """The sum of three losses, in nats: DINO's, iBOT's times `patch_weight`, and KoLeo times `koleo`.
 
     Takes {"images": (B, 2, C, *image), "local": (B, V - 2, C, *local image), "masks": (B, 2, *grid) bool}. The teacher
-    sees the whole of the images, the student a mask token in place of each masked patch.
+    sees whole images, the student a mask token in place of each masked patch.
 
-    A `frozen` teacher answers in place of the moving average of the student, which is kept all the same; all patches
-    count as masked, and the student sees them. It is no part of the checkpoint: that has its digest.
+    A `frozen` teacher provides the targets in place of the student's EMA, which is updated nevertheless. All patches
+    then count as masked, and the student sees them. The frozen teacher is not stored in checkpoints, only its digest.
     """
 
     compares_views: ClassVar[bool] = True
@@ -174,17 +182,17 @@ class DINOv2(UnlabelledObjective):
 
     @property
     def collapse_hint(self) -> str:
-        """More of KoLeo, which keeps features apart, or smaller steps."""
+        """Increase KoLeo, which spreads features, or use smaller steps."""
         return f"raise --objective.koleo (now {self.config.koleo:g}), lower --lr, or use larger batches"
 
     def heads(self, owner: str = "") -> tuple[DINOHead, ...]:
-        """The student's heads, or those of the owner "teacher_": of images, and of patches where these have their
-        own."""
+        """Return the heads of the student, or with owner "teacher_" of the teacher: for images, and for patches if
+        separate."""
         names = ("head", "patch_head") if self.config.patch_prototypes else ("head",)
         return tuple(getattr(self, owner + name) for name in names)
 
     def train(self, mode: bool = True) -> DINOv2:
-        """The teacher has neither dropout nor stochastic depth."""
+        """Set training mode; the teacher has neither dropout nor stochastic depth."""
         super().train(mode)
         self.teacher.eval()
         return self
@@ -193,8 +201,8 @@ class DINOv2(UnlabelledObjective):
         """Draw the masks, and set the teacher's temperature."""
         self.temperature.fill_(progress.values.get("teacher_temperature", 0.04))
         if self.frozen is not None:
-            whole = (*batch["images"].shape[:2], *self.model.config.grid)
-            masks = torch.ones(whole, dtype=torch.bool, device=batch["images"].device)
+            mask_shape = (*batch["images"].shape[:2], *self.model.config.grid)
+            masks = torch.ones(mask_shape, dtype=torch.bool, device=batch["images"].device)
             return {**batch, "masks": masks, "masked": torch.full((len(masks),), masks[0].numel())}
         keys = derive_keys(
             self.setting.seed, _MASK, batch["positions"].numpy()[:, None], torch.arange(NUM_GLOBAL_VIEWS).numpy()
@@ -202,7 +210,7 @@ class DINOv2(UnlabelledObjective):
         grid = self.model.config.grid
         masks = ibot_masks(keys.ravel(), grid, self.config.mask_shares, self.config.mask_probability)
         masks = from_numpy(masks).reshape(*keys.shape, *grid)
-        counts = masks.flatten(1).sum(1)  # on the processor, where `forward` reads it without waiting for a GPU
+        counts = masks.flatten(1).sum(1)  # on the CPU, so that `forward` does not synchronise with a GPU
         return {**batch, "masks": copy_to_device(masks, batch["images"].device), "masked": counts}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
@@ -227,8 +235,12 @@ class DINOv2(UnlabelledObjective):
         return {"loss": loss, **parts, **compute_target_metrics(targets, whole)}
 
     def encode(self, images: Tensor, masks: Tensor, index: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student has
-        them: behind a mask token, but for a frozen teacher. `index`: the positions of masked patches, if known."""
+        """(b, C, *image), (b, N) bool, (M,) int64 -> (b, D) features and (M, D) masked patches, as the student computes
+        them.
+
+        They are replaced by a mask token, unless the teacher is frozen. `index`: the indices of masked patches, if
+        known.
+        """
         model = self.model
         hidden = masks if self.frozen is None else torch.zeros_like(masks)
         grid = model.project(hide_patches(images, hidden, model.config))
@@ -238,8 +250,8 @@ class DINOv2(UnlabelledObjective):
         return model.pool(encoded), patches[masks] if index is None else patches.flatten(0, 1)[index]
 
     def answer(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (M,) positions of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities
-        for images and masked patches."""
+        """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's probabilities for
+        images and masked patches."""
         logits = self.teacher_logits(images, index)
         if self.config.centring == "sinkhorn":
             whole, part = (sinkhorn_knopp(rows / self.temperature, self.reduce, self.idle) for rows in logits)
@@ -253,27 +265,29 @@ class DINOv2(UnlabelledObjective):
         return whole, part
 
     def teacher_logits(self, images: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-        """(b, C, *image), (M,) positions of masked patches -> (b, K) and (M, K) float32: of images and masked patches.
-        Raises WeightsError where a resumed run finds another frozen teacher."""
+        """(b, C, *image), (M,) indices of masked patches -> (b, K) and (M, K) float32: the teacher's logits for images
+        and masked patches. Raises WeightsError if a resumed run finds another frozen teacher."""
         if self.frozen is not None:
             check_teacher_digest(self.frozen, self.digest)
-            patch, seen = self.model.config.patch, self.setting.normalisation
-            whole, every = self.frozen.answer(images, seen, patch, self.reduce, self.idle)
-            return whole, every.flatten(0, 1)[index]
+            patch, normalisation = self.model.config.patch, self.setting.normalisation
+            image_head, every = self.frozen.answer(images, normalisation, patch, self.reduce, self.idle)
+            return image_head, every.flatten(0, 1)[index]
         model, dtype = self.teacher, images.dtype
         with torch.autocast(images.device.type, dtype, enabled=dtype != torch.float32):
             encoded = model.features(images)
         features, patches = model.pool(encoded).float(), encoded[:, model.config.prefix :].flatten(0, 1)[index].float()
-        whole, part = self.teacher_head, self.heads("teacher_")[-1]
-        return whole(features, self.reduce, self.idle), part(patches, self.reduce, self.idle)
+        image_head, patch_head = self.teacher_head, self.heads("teacher_")[-1]
+        return image_head(features, self.reduce, self.idle), patch_head(patches, self.reduce, self.idle)
 
     def after_step(self, progress: TrainingProgress) -> None:
-        """Let the teacher follow the student, and the centres the teacher's outputs of this step."""
+        """Update the teacher from the student, and the centres from the teacher's outputs of this step."""
         momentum = progress.values.get("momentum", 0.992)
         update_teacher_ema((self.model, *self.heads()), (self.teacher, *self.heads("teacher_")), momentum)
         for centre, outputs in ((self.centre, self.outputs), (self.patch_centre, self.patch_outputs)):
             mean = self.reduce(outputs)
-            target = torch.where(mean[-1] > 0, mean[:-1] / mean[-1], centre)  # no `if`, which would wait for a GPU
+            target = torch.where(
+                mean[-1] > 0, mean[:-1] / mean[-1], centre
+            )  # no `if`, which would synchronise with a GPU
             centre.lerp_(target, 1 - self.config.centre_momentum)
             outputs.zero_()
 
@@ -282,7 +296,7 @@ class DINOv2(UnlabelledObjective):
         return self.teacher
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """A collapse: of the features, and where every image has the same target, or none has one."""
+        """Detect collapse: of the features, of all targets to the same one, or of targets to uniform ones."""
         yield from super().warnings(scalars, progress)
         yield from detect_target_collapse(scalars, self.config.prototypes, progress)
 
@@ -304,22 +318,25 @@ class DINOv2(UnlabelledObjective):
             masked = math.prod(shape.grid)
         large = shape.macs() + heads[0] + masked * heads[-1]
         small = shape.computed_macs(views.local_image) + heads[0] if views.locals else 0
-        own = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
-        return own + NUM_GLOBAL_VIEWS * (2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid)))
+        student_flops = 2 * (3 * NUM_GLOBAL_VIEWS * large + 3 * views.locals * small)
+        return student_flops + NUM_GLOBAL_VIEWS * (
+            2 * large if self.frozen is None else self.frozen.flops(math.prod(shape.grid))
+        )
 
 
 def masked_positions(masks: Tensor, count: int) -> Tensor:
-    """(b, N) bool -> (M,) int64: where it is true, in order, counted over all rows; `count` is M.
+    """(b, N) bool -> (M,) int64: the indices of true elements, in order, in the flattened mask; `count` is M.
 
-    The same as `masks.flatten().nonzero()`, which would wait for a GPU to learn M.
+    Equal to `masks.flatten().nonzero()`, which would synchronise with a GPU to get M.
     """
     return masks.flatten().to(torch.uint8).sort(descending=True, stable=True).indices[:count]
 
 
 def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: Tensor | None = None) -> Tensor:
-    """(M, K) probabilities q and logits s of the masked patches, at the positions `index` (M,) of `masks` (b, N) bool,
-    or in their order -> a scalar: the mean over images of the mean over their masked patches of -sum_k q_k log
-    softmax(s)_k; 0 for an image without any.
+    """(M, K) probabilities q and logits s of the masked patches -> a scalar: the mean over images of the mean over
+    their masked patches of -sum_k q_k log softmax(s)_k; 0 for an image without any.
+
+    The patches are at the indices `index` (M,) of `masks` (b, N) bool, or in their order.
 
         for image in range(b): loss += -(q * log_softmax(s)).sum(-1)[of the image].mean() / b
     """
@@ -330,12 +347,14 @@ def masked_cross_entropy(targets: Tensor, logits: Tensor, masks: Tensor, index: 
 
 
 def sinkhorn_knopp(scores: Tensor, reduce: Callable[[Tensor], Tensor], idle: bool = False) -> Tensor:
-    """(n, K) scores -> (n, K) probabilities: exp(scores) with the columns brought to equal sums, then the rows to one,
-    three times (arXiv:2006.09882, Algorithm 1 of its appendix), over the rows of all processes that are not `idle`.
+    """(n, K) scores -> (n, K) probabilities: normalise exp(scores) to equal column sums, then to row sums of one, three
+    times (arXiv:2006.09882, Algorithm 1 of its appendix).
+
+    The sums are over the samples of all processes that are not `idle`.
 
         Q = exp(scores); for _ in range(3): Q /= Q.sum(0) * K; Q /= Q.sum(1, keepdim) * n; return Q * n
 
-    In logarithms, so nothing overflows.
+    Computed in log space, so nothing overflows.
     """
     logs, none = scores.float(), scores.new_full(scores.shape[1:], -torch.inf, dtype=torch.float32)
     for _ in range(SINKHORN_ITERATIONS):

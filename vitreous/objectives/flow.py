@@ -1,4 +1,4 @@
-"""Learning to make images along straight lines from noise to them: rectified flow (arXiv:2209.03003, arXiv:2401.08740).
+"""Training of rectified flow models: straight lines from noise to images (arXiv:2209.03003, arXiv:2401.08740).
 
 B images of C channels.
 """
@@ -22,9 +22,9 @@ from vitreous.system.torch_types import ndtri
 class FlowConfig(GeneratorConfig):
     """The velocity of a straight line from noise to an image.
 
-    `times` are drawn evenly from 0 to 1 (`uniform`), or as the logistic function of a standard normal number
-    (`logit-normal`, arXiv:2403.03206, section 3.1), which are mostly in the middle. `scale`: the model is told times of
-    0 to this. Raises UsageError for numbers that cannot be.
+    `times` are uniform in 0 to 1 (`uniform`), or the logistic function of a standard normal number (`logit-normal`,
+    arXiv:2403.03206, section 3.1), which concentrates in the middle. `scale`: the model's time input is 0 to this
+    value. Raises UsageError for invalid values.
     """
 
     name: Literal["flow"] = "flow"
@@ -34,23 +34,23 @@ class FlowConfig(GeneratorConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.scale <= 0:
-            raise UsageError(f"times are scaled by a number above 0, not by {self.scale}")
+            raise UsageError(f"scale must be above 0, not {self.scale}")
 
     @property
     def process(self) -> Flow:
-        """How noise is added."""
+        """The noise process."""
         return Flow(self.scale)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> FlowObjective:
-        """The objective of a model."""
+        """Build the objective of a model."""
         return FlowObjective(model, self, setting)
 
 
 class FlowObjective(GeneratorObjective):
-    """The mean squared error of the velocity: image less noise."""
+    """The mean squared error of the velocity: image minus noise."""
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw a time, noise, and whether the class is told, and mix image and noise."""
+        """Draw a time, noise, and whether the class is dropped, and interpolate between image and noise."""
         noise, times, left_out = self.draws(batch)
         if self.config.times == "logit-normal":
             times = ndtri(times.clamp(min=1e-9)).sigmoid()

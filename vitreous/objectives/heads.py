@@ -27,8 +27,8 @@ class HeadOptions:
     """The head between features and prototypes: `head_layers` of `head_width`, the last of `bottleneck` channels.
 
     `unit_prototypes`: the `prototypes` have length one (`norm_last_layer`), else their lengths are learned.
-    `batch_norm`: hidden layers are normalised over the batch, with neither scale nor running statistics; it helps where
-    runs are short and models small.
+    `batch_norm`: hidden layers are normalised over the batch, with neither scale nor running statistics; it helps for
+    short runs and small models.
     """
 
     prototypes: int = 65536
@@ -40,7 +40,7 @@ class HeadOptions:
 
 
 def check_head(options: HeadOptions) -> None:
-    """Raise UsageError for a head that cannot be."""
+    """Raise UsageError for invalid options of a head."""
     if min(options.prototypes, options.head_layers, options.head_width, options.bottleneck) < 1:
         raise UsageError("prototypes, head_layers, head_width and bottleneck must be at least 1")
 
@@ -61,8 +61,8 @@ class DINOHead(nn.Module):
         self.batch_norm = config.batch_norm
 
     def forward(self, x: Tensor, reduce: ReduceFunction = reduce_single_process, idle: bool = False) -> Tensor:
-        """(n, D) -> (n, K) float32. A batch norm takes the statistics of all processes, by `reduce`, the mean over
-        them, but for those that are `idle`."""
+        """(n, D) -> (n, K) float32. A batch norm uses the statistics of all processes that are not `idle`, by `reduce`,
+        the mean over processes."""
         for number, layer in enumerate(self.mlp):
             x = layer(F.gelu(x) if number else x)
             if self.batch_norm and number < len(self.mlp) - 1:
@@ -76,8 +76,8 @@ class DINOHead(nn.Module):
 def compute_prototype_logits(
     head: DINOHead, features: Sequence[Tensor], images: int, reduce: ReduceFunction, idle: bool
 ) -> Tensor:
-    """Features (B v, D) of v views of each image, for each size of views -> (B, V, K): the cosines of all. A batch norm
-    takes views of one size together."""
+    """Features (B v, D) of v views of each image, for each size of views -> (B, V, K): the logits of all. A batch norm
+    normalises the views of each size together."""
     if head.batch_norm:
         rows = [head(part, reduce, idle) for part in features]
     else:
@@ -86,18 +86,17 @@ def compute_prototype_logits(
 
 
 class RowsContext(FunctionContext):
-    """What `SyncBatchNormFunction` leaves to its backward pass: the mean over rows, and whether this process has
-    none."""
+    """Autograd context of `SyncBatchNormFunction`: the mean over samples, and whether this process is idle."""
 
     average: Callable[[Tensor], Tensor]
     idle: bool
 
 
 class SyncBatchNormFunction(torch.autograd.Function):
-    """(n, C) rows, less the mean and over the deviation of each channel, among the rows of all processes (`reduce` is
-    the mean over them) that are not `idle`.
+    """Normalise (n, C) samples by the mean and std of each channel over all processes (`reduce` is the mean over them)
+    that are not `idle`.
 
-    With y = (x - m) / s:  dx = (dy - mean(dy) - y mean(dy y)) / s, the means over the same rows.
+    With y = (x - m) / s:  dx = (dy - mean(dy) - y mean(dy y)) / s, the means over the same samples.
     """
 
     @staticmethod
@@ -120,7 +119,7 @@ class SyncBatchNormFunction(torch.autograd.Function):
 
 
 def mean_over_processes(rows: Tensor, reduce: ReduceFunction, idle: bool) -> Tensor:
-    """(n, C) -> (C,): the mean of the rows of all processes that are not `idle`; 0 where there is none."""
+    """(n, C) -> (C,): the mean of the samples of all processes that are not `idle`; 0 if there are none."""
     rows = rows[:0] if idle else rows
     sums = reduce(torch.cat([rows.sum(0), rows.new_full((1,), len(rows))]))
-    return torch.where(sums[-1] > 0, sums[:-1] / sums[-1], 0.0)  # no `if`, which would wait for a GPU
+    return torch.where(sums[-1] > 0, sums[:-1] / sums[-1], 0.0)  # no `if`, which would synchronise with a GPU

@@ -1,5 +1,5 @@
-"""What objectives with labels for whole images share: the batch is mixed, resized and thinned out, and the head's
-outputs are compared with the labels."""
+"""Base class of objectives with labels for whole images: batches are mixed, resized and reduced by patch dropout, and
+the head's outputs are compared with the labels."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from vitreous.objectives.progressive import draw_patches, image_size_at, progres
 class LabelledObjective(Objective):
     """Mean loss of a model's outputs for images, which subclasses compute.
 
-    Takes {"images": (B, C, *image), "labels": (B, ...)}. The outputs are brought to float32
-    before the loss, whatever the model computes in. Where the batch has "keep", (B, K) int64, only those patches are
-    encoded: patch dropout, as MAE and FLIP leave patches out (arXiv:2212.00794). "images" may be a list of B pictures
-    (C, height, width), and "keep" then one of (K_i,): they are packed into rows of tokens, in which no picture sees
-    another, and each has the same share of the loss (NaViT, arXiv:2307.06304).
+    Takes {"images": (B, C, *image), "labels": (B, ...)}. The outputs are cast to float32 before the loss. If the batch
+    has "keep", (B, K) int64, only those patches are encoded: patch dropout, as in MAE and FLIP (arXiv:2212.00794).
+    "images" may be a list of B images (C, height, width), and "keep" then a list of (K_i,). They are packed into
+    sequences without attention between images, and each has the same weight in the loss (NaViT, arXiv:2307.06304).
     """
 
     capturable: ClassVar[bool] = True
@@ -62,7 +61,7 @@ class LabelledObjective(Objective):
         return batch
 
     def draw_patches_per_image(self, images: list[Tensor], position: int) -> list[Tensor]:
-        """B pictures (C, height, width), the first at `position` of the stream -> the patches (K_i,) that stay."""
+        """B images (C, height, width), the first at `position` of the stream -> the patches (K_i,) to keep."""
         patch, dropout, seed = self.model.config.patch, self.config.patch_dropout, self.setting.seed
         return [
             draw_patches(image[None], patch, dropout, seed, position + number)[0] for number, image in enumerate(images)
@@ -71,7 +70,7 @@ class LabelledObjective(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            packed = PackedViT(model)  # type: ignore[arg-type]  # which checks the config
+            packed = PackedViT(model)  # type: ignore[arg-type]  # checks the config
             outputs = packed(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()
@@ -88,8 +87,8 @@ class LabelledObjective(Objective):
         return [TaskEvaluator(self.task())]
 
     def flops(self, progress: TrainingProgress) -> float:
-        """Three forward passes, without the patches and pixels that are left out."""
+        """Three forward passes, without dropped patches and pixels."""
         config, tokens = self.model.config, self.setting.tokens
-        if tokens:  # a strip has as many
+        if tokens:  # a strip with the same number of patches
             config = config.with_options(image=(tokens * config.patch[0], config.patch[1]))
         return 6 * progressive_macs(self.config, config, progress.samples, progress.total)

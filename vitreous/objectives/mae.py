@@ -1,5 +1,5 @@
-"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others. Of clips
-VideoMAE (arXiv:2203.12602): hide the same places at all times.
+"""Masked autoencoding (arXiv:2111.06377): encode a quarter of the patches, predict the pixels of the others. For clips,
+VideoMAE (arXiv:2203.12602): mask the same positions at all times.
 
 B images, N patches of which K are visible and M = N - K masked, P prefix tokens, D width of the encoder, d of the
 decoder, V values in a patch: C channels times pixels. Any number of axes.
@@ -35,17 +35,17 @@ from vitreous.objectives.unlabelled import UnlabelledObjective, check_takes_patc
 from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
-_MASK = 0x6D6165  # sets the draws of masks apart from those of augmentation
+_MASK = 0x6D6165  # separates random numbers of masks from those of augmentation
 
 
 @dataclass(frozen=True)
 class MAEConfig(ObjectiveConfig):
     """Masked autoencoding; the defaults are the paper's (section 4, appendix A.1).
 
-    `mask`: the share of the patches that the encoder does not see; with `tubes` the share of the places of a clip, each
-    hidden in all time slots (VideoMAE). The decoder has `decoder_depth` blocks of `decoder_width` with `decoder_heads`
-    heads. `normalise`: targets have mean 0 and variance 1 within a patch, or, with `normalise_channels`, within each
-    channel of it (VideoMAE). Raises UsageError for numbers that cannot be.
+    `mask`: the share of the patches that are hidden from the encoder; with `tubes` the share of a clip's spatial
+    positions, each hidden in all time slots (VideoMAE). The decoder has `decoder_depth` blocks of `decoder_width` with
+    `decoder_heads` heads. `normalise`: targets have mean 0 and variance 1 within a patch, or, with
+    `normalise_channels`, within each channel of it (VideoMAE). Raises UsageError for invalid values.
     """
 
     takes_clips: ClassVar[bool] = True
@@ -63,45 +63,45 @@ class MAEConfig(ObjectiveConfig):
         width, heads = self.decoder_width, self.decoder_heads
         if min(width, heads) < 1 or self.decoder_depth < 0 or width % heads or width % 4:
             raise UsageError(
-                f"a decoder of {self.decoder_depth} blocks of width {width} with {heads} heads cannot be",
-                "the width is a multiple of 4 and of the heads",
+                f"a decoder of {self.decoder_depth} blocks of width {width} with {heads} heads is not possible",
+                "use a width that is a multiple of 4 and of the heads",
             )
         if self.normalise_channels and not self.normalise:
-            raise UsageError("--objective.normalise-channels goes with --objective.normalise true")
+            raise UsageError("--objective.normalise-channels requires --objective.normalise true")
 
     def visible(self, grid: tuple[int, ...]) -> int:
-        """How many patches of a grid the encoder sees."""
+        """Number of patches of a grid that the encoder sees."""
         if not self.tubes:
             return int(math.prod(grid) * (1 - self.mask))
-        places = math.prod(grid[1:])
-        return grid[0] * (places - int(places * self.mask))
+        spatial_positions = math.prod(grid[1:])
+        return grid[0] * (spatial_positions - int(spatial_positions * self.mask))
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for a model that needs every patch, several views, tubes of pictures, or a mask that leaves
-        nothing."""
+        """Raise UsageError for a model that needs every patch, several views, tubes without a time axis, or a mask
+        without masked or visible patches."""
         check_views(views, Augment, self.name)
         check_takes_patches(model, self.name)
         if self.tubes and len(model.grid) != 3:
             raise UsageError(
-                "--objective.tubes hides the same places at all times, and pictures have no time",
+                "--objective.tubes masks the same positions at all times, but images have no time axis",
                 "use --objective.tubes false",
             )
         length = math.prod(model.grid)
         if not 0 < self.visible(model.grid) < length:
             raise UsageError(
-                f"--objective.mask {self.mask} of {length} patches leaves none to see, or none to restore",
-                "use a share like 0.75, and smaller patches where there are few",
+                f"--objective.mask {self.mask} of {length} patches leaves no visible or no masked patch",
+                "use a share such as 0.75, or smaller patches",
             )
 
     def describe_restoration(self) -> str:
-        """What a reconstruction shows."""
-        text = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
+        """Description of a reconstruction."""
+        description = f"{self.mask:.0%} of the patches (grey) are hidden from the encoder, and restored by the decoder."
         if not self.normalise:
-            return text
+            return description
         where = "each channel of a patch" if self.normalise_channels else "a patch"
-        return text + (
-            f" It learned pixels that have mean 0 and deviation 1 within {where}: each restored patch is shown with the"
-            " mean and the deviation that it has in the image, which the model did not have to know."
+        return description + (
+            f" Its targets are pixels with mean 0 and std 1 within {where}. Each restored patch is shown with the mean"
+            " and std of the original patch, which the model does not predict."
         )
 
     def initialise(self, model: Model) -> None:
@@ -109,15 +109,15 @@ class MAEConfig(ObjectiveConfig):
         init_xavier(model)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MAE:
-        """The objective of an encoder."""
+        """Build the objective of an encoder."""
         return MAE(model, self, setting)
 
 
 class MAEDecoder(nn.Module):
-    """A narrow ViT that sees the encoded tokens, and a mask token in each other place.
+    """A narrow ViT on the encoded tokens, and a mask token at every other position.
 
-    An encoder with VideoMAE's positions has VideoMAE's decoder: with the same positions, without a bias of keys and of
-    its first layer. Attention does not know the order of tokens, so the masked ones come first: what is read is a
+    For an encoder with VideoMAE's positions it is VideoMAE's decoder: the same positions, without a bias of keys and of
+    its first layer. Attention does not depend on the order of tokens, so masked tokens come first and the output is a
     slice.
     """
 
@@ -125,27 +125,28 @@ class MAEDecoder(nn.Module):
 
     def __init__(self, shape: ModelConfig, config: MAEConfig) -> None:
         super().__init__()
-        own, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
+        width, heads, grid = config.decoder_width, config.decoder_heads, shape.grid
         videomae = shape.positions.kind == "sinusoid"
-        self.embed = nn.Linear(shape.width, own, bias=not videomae)
-        self.mask_token = nn.Parameter(torch.empty(own).normal_(std=0.02))
-        position = SinusoidPosition(own).read(grid) if videomae else sincos_position_table(grid, own)
+        self.embed = nn.Linear(shape.width, width, bias=not videomae)
+        self.mask_token = nn.Parameter(torch.empty(width).normal_(std=0.02))
+        position = SinusoidPosition(width).read(grid) if videomae else sincos_position_table(grid, width)
         self.register_buffer("position", position.flatten(0, -2), persistent=False)
         blocks = build_blocks(
-            config.decoder_depth, lambda i, rate: Block(own, Attention(own, heads), Mlp(own, 4 * own))
+            config.decoder_depth, lambda i, rate: Block(width, Attention(width, heads), Mlp(width, 4 * width))
         )
         if videomae:
             for block in blocks:
-                block.attention.part.qkv = QkvLinearWithoutKeyBias(own)
-        self.encoder = Encoder(own, blocks)
-        self.head = nn.Linear(own, shape.channels * math.prod(shape.patch))
+                block.attention.part.qkv = QkvLinearWithoutKeyBias(width)
+        self.encoder = Encoder(width, blocks)
+        self.head = nn.Linear(width, shape.channels * math.prod(shape.patch))
         init_xavier(self)
 
     def forward(self, tokens: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 places -> (B, M, V): what the masked patches hold."""
+        """(B, P + K, D) encoded tokens, (B, K) and (B, M) int64 indices -> (B, M, V): the predicted values of masked
+        patches."""
         x, position = self.embed(tokens), self.position.to(tokens.dtype)
-        prefix, seen = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
-        x = torch.cat([self.mask_token + position[masked], seen + position[visible], prefix], 1)
+        prefix, visible_tokens = x.split([x.shape[1] - visible.shape[1], visible.shape[1]], 1)
+        x = torch.cat([self.mask_token + position[masked], visible_tokens + position[visible], prefix], 1)
         return self.head(self.encoder(x)[:, : masked.shape[1]])
 
 
@@ -153,7 +154,7 @@ class MAE(UnlabelledObjective):
     """The mean squared error of the masked patches.
 
     Takes {"images": (B, C, *image), "visible": (B, K), "masked": (B, M) int64, "targets": (B, M, V) float32}. The
-    squares are summed in float32 whatever the model computes in.
+    squares are summed in float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -167,7 +168,7 @@ class MAE(UnlabelledObjective):
         self.decoder = MAEDecoder(model.config, config)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw the masks, and take the masked patches of the images as targets."""
+        """Draw the masks, and use the masked patches of the images as targets."""
         images = batch["images"]
         visible, masked = self.draw(derive_keys(self.setting.seed, _MASK, batch["positions"].numpy()), images.device)
         return {
@@ -186,8 +187,8 @@ class MAE(UnlabelledObjective):
         return copy_to_device(from_numpy(masks.keep), device), copy_to_device(from_numpy(masked), device)
 
     def targets(self, images: Tensor, masked: Tensor) -> Tensor:
-        """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised where the config
-        says so."""
+        """(B, C, *image), (B, M) int64 -> (B, M, V) float32: the pixels of these patches, normalised if the config
+        enables it."""
         patches = gather_tokens(patchify(images.float(), self.model.config.patch).flatten(1, -2), masked)
         if not self.config.normalise:
             return patches
@@ -196,12 +197,13 @@ class MAE(UnlabelledObjective):
         return ((parts - mean) / deviation).flatten(-2)
 
     def parts(self, patches: Tensor) -> Tensor:
-        """(B, M, V) -> (B, M, G, V / G): what is normalised by itself, the patch (G = 1) or each of its C channels."""
+        """(B, M, V) -> (B, M, G, V / G): the groups that are normalised separately, the patch (G = 1) or each of its C
+        channels."""
         return torch.unflatten(patches, -1, (self.model.config.channels if self.config.normalise_channels else 1, -1))
 
     def moments(self, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, M, G, V / G) -> mean and deviation, (B, M, G, 1): by the unbiased variance sqrt(var + 1e-6), of channels
-        sqrt(var) + 1e-6, as the codes of MAE and of VideoMAE have it."""
+        """(B, M, G, V / G) -> mean and std, (B, M, G, 1): from the unbiased variance sqrt(var + 1e-6), for channels
+        sqrt(var) + 1e-6, as in the code of MAE and of VideoMAE."""
         variance, mean = torch.var_mean(parts, -1, keepdim=True)
         return mean, variance.sqrt() + 1e-6 if self.config.normalise_channels else (variance + 1e-6).sqrt()
 
@@ -211,7 +213,7 @@ class MAE(UnlabelledObjective):
         return none.scatter(1, masked, True)
 
     def predict(self, images: Tensor, visible: Tensor, masked: Tensor) -> Tensor:
-        """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the masked patches, as the decoder sees them."""
+        """(B, C, *image), (B, K), (B, M) int64 -> (B, M, V): the decoder's prediction of the masked patches."""
         images = hide_patches(images, self.hidden(masked), self.model.config)
         return self.decoder(self.model.encode_patches(images, visible), visible, masked)
 
@@ -221,19 +223,22 @@ class MAE(UnlabelledObjective):
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
-        """(B, C, *image) normalised, (B,) keys -> what is seen, and the same with masked patches predicted.
+        """(B, C, *image) normalised, (B,) keys -> the visible patches, and the image with masked patches predicted.
 
-        Patches that were learned normalised are given back their true mean and deviation.
+        If targets were normalised, predicted patches get their true mean and std.
         """
         patch, grid = self.model.config.patch, self.model.config.grid
         visible, masked = self.draw(keys, images.device)
         predicted = self.predict(images, visible, masked).float()
-        whole = patchify(images.float(), patch).flatten(1, -2)
+        target_patches = patchify(images.float(), patch).flatten(1, -2)
         if self.config.normalise:
-            mean, deviation = self.moments(self.parts(gather_tokens(whole, masked)))
+            mean, deviation = self.moments(self.parts(gather_tokens(target_patches, masked)))
             predicted = (self.parts(predicted) * deviation + mean).flatten(-2)
         places = masked[..., None].expand_as(predicted)
-        shown = (whole.scatter(1, places, torch.zeros_like(predicted)), whole.scatter(1, places, predicted))
+        shown = (
+            target_patches.scatter(1, places, torch.zeros_like(predicted)),
+            target_patches.scatter(1, places, predicted),
+        )
         seen, restored = (unpatchify(torch.unflatten(patches, 1, grid), patch) for patches in shown)
         return Reconstruction(seen, restored, *[self.hidden(masked).unflatten(1, grid)] * 2)
 

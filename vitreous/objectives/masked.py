@@ -29,20 +29,20 @@ from vitreous.system.machine import copy_to_device
 from vitreous.system.torch_types import from_numpy
 
 MaskedTarget = Literal["mean-colour", "small-colours", "pixels"]
-COLOUR_LEVELS = 8  # of a channel: 3 bits
-SMALL_PATCH_SIDE = 4  # pixels along a side of the patch that `small-colours` predicts
-MAX_COLOUR_CHANNELS = 4  # at most, for 8 to the power of them are the classes
-_CORRUPT = 0x6D7070  # sets the draws of corruptions apart from those of augmentation
+COLOUR_LEVELS = 8  # per channel: 3 bits
+SMALL_PATCH_SIDE = 4  # pixels along a side of the shrunk patch that `small-colours` predicts
+MAX_COLOUR_CHANNELS = 4  # maximum, because the number of classes is 8 to the power of the channels
+_CORRUPT = 0x6D7070  # separates random numbers of corruptions from those of augmentation
 
 
 @dataclass(frozen=True)
 class MaskedPatchesConfig(ObjectiveConfig):
     """Masked patch prediction; the defaults are the paper's (B.1.2).
 
-    `share` of the patches are to be restored: of their embeddings `masked` become the mask token, `swapped` that of
-    another patch, the rest stay. A stem of convolutions reads the image with these patches 0 and swapped. `target`: the
-    mean 3-bit colour of a patch (512 classes of RGB), the 4 x 4 3-bit colours of the shrunk patch, or all its pixels by
-    the squared error.
+    `share` of the patches are to be restored. Of their embeddings, `masked` are replaced by the mask token, `swapped`
+    by that of another patch, the rest stay. For a convolutional stem, these patches of the image are set to 0 or
+    swapped. `target`: the mean 3-bit colour of a patch (512 classes for RGB), the 4 x 4 3-bit colours of the shrunk
+    patch, or all its pixels with the squared error.
     """
 
     name: Literal["masked-patches"] = "masked-patches"
@@ -58,43 +58,44 @@ class MaskedPatchesConfig(ObjectiveConfig):
         corrupt_patches(np.zeros(1, np.int64), model.grid, self.share, self.masked, self.swapped)
         if not int(self.share * math.prod(model.grid)):
             raise UsageError(
-                f"--objective.share {self.share} of {math.prod(model.grid)} patches is none", "use smaller patches"
+                f"--objective.share {self.share} of {math.prod(model.grid)} patches selects no patch",
+                "use smaller patches",
             )
         if self.target != "pixels" and model.channels > MAX_COLOUR_CHANNELS:
             hint = "use --objective.target pixels"
-            raise UsageError(f"colours of {model.channels} channels are too many classes", hint)
+            raise UsageError(f"colours of {model.channels} channels give too many classes", hint)
         if self.target == "small-colours" and min(model.patch) < SMALL_PATCH_SIDE:
             hint = "use --objective.target mean-colour"
             raise UsageError(f"patches of {model.patch} pixels are smaller than {SMALL_PATCH_SIDE}", hint)
 
     def describe_restoration(self) -> str:
-        """What a reconstruction shows."""
+        """Description of a reconstruction."""
         stay = 1 - self.masked - self.swapped
-        text = (
-            f"{self.share:.0%} of the patches are to be restored. Of these {self.masked:.0%} (grey) are hidden from the"
-            f" encoder, {self.swapped:.0%} show another patch, {stay:.0%} are as they were."
+        description = (
+            f"{self.share:.0%} of the patches are predicted. Of these, {self.masked:.0%} (grey) are hidden from the"
+            f" encoder, {self.swapped:.0%} show another patch, {stay:.0%} are unchanged."
         )
         if self.target == "pixels":
-            return text
-        parts = (
+            return description
+        target_text = (
             "its mean colour" if self.target == "mean-colour" else f"{SMALL_PATCH_SIDE} x {SMALL_PATCH_SIDE} colours"
         )
         return (
-            text
-            + f" Of a patch {parts} is predicted, by {COLOUR_LEVELS} levels of each channel; shown is a level's middle."
+            description
+            + f" The model predicts {target_text} of a patch, in {COLOUR_LEVELS} levels per channel (midpoints)."
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> MaskedPatchesObjective:
-        """The objective of an encoder."""
+        """Build the objective of an encoder."""
         return MaskedPatchesObjective(model, self, setting)
 
 
 class MaskedPatchesObjective(UnlabelledObjective):
     """Mean cross-entropy in nats, or mean squared error, over the corrupted patches.
 
-    Takes {"images": (B, C, *image), "source": (B, N) int64, "places": (B, M) int64, "targets"}: which patch's embedding
-    stands in each place, `MASK_VECTOR` for the mask token; the places to predict; their colours (B, M) or (B, M, S)
-    int64, or pixels (B, M, V) float32.
+    Takes {"images": (B, C, *image), "source": (B, N) int64, "places": (B, M) int64, "targets"}. "source" is the index
+    of the patch whose embedding is used at each position, `MASK_VECTOR` for the mask token. "places" are the positions
+    to predict. "targets" are their colours (B, M) or (B, M, S) int64, or pixels (B, M, V) float32.
     """
 
     capturable: ClassVar[bool] = True
@@ -118,14 +119,14 @@ class MaskedPatchesObjective(UnlabelledObjective):
         nn.init.zeros_(self.head.bias)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Draw the corruptions, and take the corrupted patches of the images as targets."""
+        """Draw the corruptions, and use the corrupted patches of the images as targets."""
         images = batch["images"]
         source, places = self.draw(derive_keys(self.setting.seed, _CORRUPT, batch["positions"].numpy()), images.device)
         entries = {"images": images, "source": source, "places": places, "targets": self.targets(images, places)}
         return entries | {name: batch[name] for name in ("positions", "samples")}
 
     def draw(self, keys: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
-        """(B,) keys -> (B, N) and (B, M) int64: the source of each place, and the places to predict."""
+        """(B,) keys -> (B, N) and (B, M) int64: the source of each position, and the positions to predict."""
         config = self.config
         drawn = corrupt_patches(keys, self.model.config.grid, config.share, config.masked, config.swapped)
         predicted = drawn.predicted.reshape(len(keys), -1)
@@ -133,10 +134,10 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return copy_to_device(from_numpy(drawn.source.reshape(len(keys), -1)), device), places
 
     def targets(self, images: Tensor, places: Tensor) -> Tensor:
-        """(B, C, *image) normalised, (B, M) int64 -> what the head has to say of these patches.
+        """(B, C, *image) normalised, (B, M) int64 -> the targets of these patches.
 
-        Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first;
-        (B, M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
+        Colours: the levels floor(8 x) of the channels, x in 0 .. 1, as digits of a number to the base 8, red first; (B,
+        M) int64 of a patch's mean, (B, M, 4^axes) of it shrunk to 4 pixels a side. Pixels: (B, M, V) float32.
         """
         shape, images = self.model.config, images.float()
         patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), places)
@@ -155,8 +156,8 @@ class MaskedPatchesObjective(UnlabelledObjective):
     def predict(self, images: Tensor, source: Tensor, predicted: Tensor) -> Tensor:
         """(B, C, *image), (B, N), (B, M) int64 -> (B, M, outputs of the head) float32.
 
-        Images are corrupted before they are read, so that no stem of convolutions carries a hidden patch into the
-        tokens of others; of a plain ViT's tokens it is the same.
+        Images are corrupted before the model, so that a convolutional stem does not leak a hidden patch into
+        neighbouring tokens. For a plain ViT this is equivalent to corrupting tokens.
         """
         model = self.model
         tokens = model.project(self.corrupt(images, source))
@@ -166,7 +167,7 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return self.head(gather_tokens(encoded[:, model.config.prefix :], predicted)).float()
 
     def corrupt(self, images: Tensor, source: Tensor) -> Tensor:
-        """(B, C, *image), (B, N) int64 -> the images with each patch that of its source, 0 where that is
+        """(B, C, *image), (B, N) int64 -> the images with each patch replaced by its source, or by 0 for
         `MASK_VECTOR`."""
         shape = self.model.config
         patches = gather_tokens(patchify(images, shape.patch).flatten(1, -2), source.clamp(min=0))
@@ -174,27 +175,27 @@ class MaskedPatchesObjective(UnlabelledObjective):
         return unpatchify(torch.unflatten(patches, 1, shape.grid), shape.patch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        answers, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
+        logits, targets = self.predict(batch["images"], batch["source"], batch["places"]), batch["targets"]
         if self.config.target == "pixels":
-            return {"loss": (answers - targets).square().mean()}
-        return {"loss": F.cross_entropy(answers.reshape(-1, self.colours), targets.flatten())}
+            return {"loss": (logits - targets).square().mean()}
+        return {"loss": F.cross_entropy(logits.reshape(-1, self.colours), targets.flatten())}
 
     @torch.no_grad()
     def reconstruct(self, images: Tensor, keys: np.ndarray) -> Reconstruction:
-        """(B, C, *image) normalised, (B,) keys -> the images with patches corrupted, and with these predicted."""
+        """(B, C, *image) normalised, (B,) keys -> the images with corrupted patches, and with predicted ones."""
         patch, grid = self.model.config.patch, self.model.config.grid
         source, places = self.draw(keys, images.device)
-        answers = self.predict(images, source, places)
-        painted = answers if self.config.target == "pixels" else self.paint(answers)
-        whole, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
-        restored = whole.scatter(1, places[..., None].expand_as(painted), painted)
+        logits = self.predict(images, source, places)
+        painted = logits if self.config.target == "pixels" else self.paint(logits)
+        patches, hidden = patchify(images.float(), patch).flatten(1, -2), source == MASK_VECTOR
+        restored = patches.scatter(1, places[..., None].expand_as(painted), painted)
         seen, restored = self.corrupt(images.float(), source), unpatchify(torch.unflatten(restored, 1, grid), patch)
         predicted = torch.zeros_like(hidden).scatter(1, places, True)
         return Reconstruction(seen, restored, hidden.unflatten(1, grid), predicted.unflatten(1, grid))
 
     def paint(self, answers: Tensor) -> Tensor:
-        """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the likeliest colour, or 4^axes of them, at
-        the middle of its levels."""
+        """(B, M, outputs) logits of colours -> (B, M, V) normalised pixels: the most likely colour, or 4^axes of them,
+        at the middle of its levels."""
         shape = self.model.config
         colours = torch.unflatten(answers, -1, (self.predictions, self.colours)).argmax(-1)
         digits = COLOUR_LEVELS ** torch.arange(shape.channels - 1, -1, -1, device=answers.device)
@@ -214,14 +215,13 @@ class MaskedPatchesObjective(UnlabelledObjective):
 
 
 def average_pool_patches(patches: Tensor, side: int, axes: int) -> Tensor:
-    """(..., *patch) of so many axes -> (..., side^axes): means over the parts that each axis is cut into, as equal as
-    they can be.
+    """(..., *patch) of `axes` axes -> (..., side^axes): means over the chunks of each axis, as equal as possible.
 
-    for part i of an axis of n pixels: those from floor(i n / side) to ceil((i + 1) n / side) - 1
+    Chunk i of an axis of n pixels covers floor(i n / side) to ceil((i + 1) n / side) - 1.
     """
     for axis in range(-axes, 0):
         length = patches.shape[axis]
         starts, ends = ([f(i * length / side) for i in range(side + 1)] for f in (math.floor, math.ceil))
-        parts = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
-        patches = torch.stack(parts, axis)
+        means = [patches.narrow(axis, a, b - a).mean(axis) for a, b in zip(starts[:-1], ends[1:], strict=True)]
+        patches = torch.stack(means, axis)
     return patches.flatten(-axes)

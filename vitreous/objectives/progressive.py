@@ -1,7 +1,7 @@
-"""Work that is left out in the first part of a run: patches of an image, and pixels of it.
+"""Patch dropout and progressive resolution, which reduce compute in the first part of a run.
 
-B images of a batch, N patches. Both are functions of a sample's position in the run's stream, so a resumed run leaves
-out the same.
+B images of a batch, N patches. Both are functions of a sample's position in the run's stream, so a resumed run drops
+the same patches and pixels.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from vitreous.system.torch_types import from_numpy
 class ProgressiveOptions:
     """Patch dropout (arXiv:2212.00794) and progressive resolution.
 
-    `patch_dropout` of the patches are left out before `patch_dropout_until` of the run; sides begin at the share
-    `progressive` of the model's and grow until `progressive_until` of it.
+    The share `patch_dropout` of the patches is dropped until the share `patch_dropout_until` of the run. Height and
+    width start at the share `progressive` of the model's and grow until `progressive_until`.
     """
 
     patch_dropout: float = 0.0
@@ -37,7 +37,7 @@ class ProgressiveOptions:
 
 
 def image_size_at(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> tuple[int, ...]:
-    """Pixels per axis of the images of a step, `samples` of `total` before it: whole patches, growing linearly."""
+    """Pixels per axis of the images of a step, after `samples` of `total`: whole patches, growing linearly."""
     share = thinning.progressive + (1 - thinning.progressive) * samples / max(1, thinning.progressive_until * total)
     if share >= 1:
         return model.image
@@ -45,15 +45,15 @@ def image_size_at(thinning: ProgressiveOptions, model: ModelConfig, samples: int
 
 
 def resize_images(images: Tensor, sides: Sequence[int]) -> Tensor:
-    """(B, C, *image) -> (B, C, *sides), read bilinearly with antialiasing. The encoder reads its positions at the
-    smaller grid, as it does at any."""
+    """(B, C, *image) -> (B, C, *sides), bilinearly with antialiasing. The encoder resizes its positions to the smaller
+    grid."""
     if list(images.shape[2:]) == list(sides):
         return images
     return F.interpolate(images, size=list(sides), mode="bilinear", antialias=True)
 
 
 def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int, position: int) -> Tensor:
-    """(B, C, *image), of which the first is at `position` of the stream -> (B, K) int64, the patches that stay, in
+    """(B, C, *image), of which the first is at `position` of the stream -> (B, K) int64, the patches to keep, in
     order."""
     patches = math.prod(side // size for side, size in zip(images.shape[2:], patch, strict=True))
     positions = position + np.arange(len(images))
@@ -63,13 +63,15 @@ def draw_patches(images: Tensor, patch: Sequence[int], dropout: float, seed: int
 
 
 def count_kept_patches(dropout: float, patches: int) -> int:
-    """How many of so many patches are left, when that share of them is dropped."""
+    """Return how many of `patches` remain when the share `dropout` of them is dropped."""
     return max(1, round(patches * (1 - dropout)))
 
 
 def progressive_macs(thinning: ProgressiveOptions, model: ModelConfig, samples: int, total: int) -> float:
-    """Multiply-adds of one image's forward pass, `samples` of `total` into a run: without the pixels and patches that
-    are left out, and without what of the last block is not read."""
+    """Multiply-adds of one image's forward pass, after `samples` of `total` of a run.
+
+    Dropped pixels and patches and the unused part of the last block are not counted.
+    """
     dropout = thinning.patch_dropout if samples < thinning.patch_dropout_until * total else 0.0
     return _cached_forward_macs(model, image_size_at(thinning, model, samples, total), dropout)
 

@@ -1,4 +1,4 @@
-"""A frozen DINOv2 teacher: an encoder with its heads, which says of images and patches which prototypes they are like.
+"""A frozen DINOv2 teacher: an encoder with its heads, which outputs prototype logits for images and patches.
 
 B images, N patches of each, K prototypes, D width.
 """
@@ -18,20 +18,19 @@ from vitreous.objectives.heads import DINOHead, HeadOptions, ReduceFunction
 from vitreous.objectives.teacher import WeightsTeacher
 from vitreous.weights.adopt import open_objective_state, open_weights
 
-TEACHER_HINT = "name a run of --recipe dinov2, or the teacher_checkpoint.pth of DINOv2's code"
+TEACHER_HINT = "use a run of --recipe dinov2, or the teacher_checkpoint.pth of DINOv2's code"
 
 
 class PrototypeTeacher(WeightsTeacher):
-    """An encoder and its heads, from a bundle of DINOv2 or the file of its authors' training; its digest is that of all
-    of them.
+    """An encoder and its heads, from a bundle of DINOv2 or the checkpoint of its authors' code; its digest covers both.
 
-    `prototypes` of images, and `patch_prototypes` of patches, 0 where they share a head. Raises UsageError for weights
-    without such heads, WeightsError for what cannot be read.
+    `prototypes` for images, and `patch_prototypes` for patches, 0 if they share a head. Raises UsageError for weights
+    without such heads, WeightsError for an unreadable file.
     """
 
     def __init__(self, source: str, dtype: torch.dtype = torch.float32) -> None:
         if not source:
-            raise UsageError("no teacher to learn from", TEACHER_HINT)
+            raise UsageError("no teacher is set", TEACHER_HINT)
         weights, parts = open_weights(source), open_objective_state(source)
         if parts is None or parts.config.get("name") != "dinov2":
             has = f"those of {parts.config.get('name')}" if parts else "none"
@@ -50,21 +49,19 @@ class PrototypeTeacher(WeightsTeacher):
             try:
                 head.load_state_dict(tensors)
             except RuntimeError as error:
-                raise WeightsError(
-                    f"the heads of {source} do not fit their description ({error})", TEACHER_HINT
-                ) from None
+                raise WeightsError(f"the heads of {source} do not match their config ({error})", TEACHER_HINT) from None
         self.heads.requires_grad_(False)
         super().__init__(source, bundle, dtype, self.heads)
-        self.size = None  # it reads every view at as many patches as the student has
+        self.size = None  # every view has the student's number of patches
 
     def answer(
         self, images: Tensor, normalisation: Any, patch: tuple[int, ...], reduce: ReduceFunction, idle: bool
     ) -> tuple[Tensor, Tensor]:
-        """(B, C, *image) of a student with this patch -> (B, K) and (B, N, K) float32: its logits for images, and for
-        each of the student's patches. Images are resized where its own patch is another."""
-        own, pixels = self.model.config.patch, self.read(images.float(), normalisation)
-        if own != patch:
-            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, own, strict=True))
+        """(B, C, *image) of a student with this patch size -> (B, K) and (B, N, K) float32: the logits for images, and
+        for each of the student's patches. If the teacher has another patch size, images are resized."""
+        teacher_patch, pixels = self.model.config.patch, self.read(images.float(), normalisation)
+        if teacher_patch != patch:
+            side = tuple(length // p * q for length, p, q in zip(images.shape[2:], patch, teacher_patch, strict=True))
             pixels = F.interpolate(pixels, side, mode="bicubic", antialias=True)
         with torch.no_grad():
             model: Any = self.placed(images.device)
@@ -72,11 +69,12 @@ class PrototypeTeacher(WeightsTeacher):
             encoded = model.features(pixels.to(self.dtype)).float()
             pooled, patches = model.pool(encoded), encoded[:, model.config.prefix :]
             heads = self.heads.to(images.device)
-            whole = heads[0](pooled.float(), reduce, idle)
-            return whole, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
+            image_logits = heads[0](pooled.float(), reduce, idle)
+            return image_logits, heads[-1](patches.flatten(0, 1), reduce, idle).unflatten(0, patches.shape[:2])
 
     def flops(self, patches: int = 0) -> float:
-        """Floating-point operations of an image, heads included, for so many `patches`; its own number for 0."""
+        """Floating-point operations of an image, heads included, for this number of `patches`; 0: the teacher's native
+        number."""
         config: Any = self.model.config
         count = sum(p.numel() for p in self.heads[0].parameters() if p.ndim == 2)
         count += patches * sum(p.numel() for p in self.heads[-1].parameters() if p.ndim == 2)
@@ -85,14 +83,16 @@ class PrototypeTeacher(WeightsTeacher):
 
 def select_head_options(config: dict[str, Any]) -> HeadOptions:
     """The options of a head among the fields of an objective's config."""
-    known = {field.name for field in fields(HeadOptions)}
-    return HeadOptions(**{name: value for name, value in config.items() if name in known})
+    field_names = {field.name for field in fields(HeadOptions)}
+    return HeadOptions(**{name: value for name, value in config.items() if name in field_names})
 
 
 def check_teacher_fits(teacher: PrototypeTeacher, model: ModelConfig) -> None:
-    """Raise UsageError for a teacher that reads other channels than the student, or other axes."""
+    """Raise UsageError for a teacher with other channels or image axes than the student."""
     if teacher.channels != model.channels:
-        message = f"the teacher {teacher.source} reads {teacher.channels} channels, the student {model.channels}"
-        raise UsageError(message, "name another teacher")
+        message = f"the teacher {teacher.source} takes {teacher.channels} channels, the student {model.channels}"
+        raise UsageError(message, "use another teacher")
     if len(teacher.model.config.patch) != len(model.patch):
-        raise UsageError(f"the teacher {teacher.source} reads images of other axes", "name another teacher")
+        raise UsageError(
+            f"the teacher {teacher.source} takes images with another number of axes", "use another teacher"
+        )

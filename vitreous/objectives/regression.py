@@ -1,4 +1,4 @@
-"""Learning values: squared, absolute or Huber loss of standardised targets, of which an image may lack some."""
+"""Regression: squared, absolute or Huber loss of standardised targets, some of which may be missing for an image."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ ValueLoss = Literal["mse", "l1", "huber"]
 
 @dataclass(frozen=True)
 class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
-    """The loss of values, and what is left out while they are learned (`ProgressiveOptions`).
+    """The regression loss, with patch dropout and progressive resolution (`ProgressiveOptions`).
 
     `loss`: `mse`, `l1`, or `huber` with `delta`, in standard deviations of a target. `mean`, `std` and `present` have a
-    number per target, of the training images: mean and standard deviation of its values, and the share of images that
-    have one. Raises UsageError for numbers that cannot be.
+    number per target, from the training images: mean and standard deviation of its values, and the share of images that
+    have one. Raises UsageError for invalid values.
     """
 
     labelled: ClassVar[bool] = True
@@ -50,53 +50,56 @@ class RegressionConfig(ProgressiveOptions, ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.loss not in get_args(ValueLoss):
-            raise UsageError(f"there is no loss {self.loss} for values", "use mse, l1 or huber")
+            raise UsageError(f"unknown regression loss {self.loss}", "use mse, l1 or huber")
         if not 0 < self.delta < math.inf:
             raise UsageError(f"delta must be above 0, not {self.delta}")
         if not len(self.mean) == len(self.std) == len(self.present):
-            raise UsageError("mean, std and present have a number per target", "leave them out: they are measured")
+            raise UsageError("mean, std and present must have one number per target", "remove them: they are measured")
         if not all(value > 0 for value in (*self.std, *self.present)):
-            raise UsageError("std and present must be above 0", "leave them out: they are measured")
+            raise UsageError("std and present must be above 0", "remove them: they are measured")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for another number of targets, views that mix images, and what the model cannot leave
-        out."""
+        """Raise UsageError for another number of targets, views that mix images, and options that the model does not
+        support."""
         if not isinstance(views, Augment | VolumeViews):
-            raise UsageError("learning values takes one view of an image", "leave out multi-crop views")
+            raise UsageError("regression takes one view of an image", "remove multi-crop views")
         if isinstance(views, VolumeViews) and len(model.image) == 2:
-            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+            raise UsageError("volume views require volumes or signals", "remove --views.name")
         if isinstance(views, Augment) and (views.mixup or views.cutmix):
-            raise UsageError("MixUp and CutMix mix classes, and regression learns values", "use --mixup 0 --cutmix 0")
+            raise UsageError(
+                "MixUp and CutMix mix classes, so regression does not support them", "use --mixup 0 --cutmix 0"
+            )
         if model.classes != len(classes):
             raise UsageError(f"the model has {model.classes} outputs, the data {len(classes)} targets")
         if self.patch_dropout and not model.drops_patches:
-            raise UsageError("patch dropout is for ViTs whose blocks see every patch", "leave it out")
+            raise UsageError("patch dropout requires a ViT whose blocks attend to all patches", "remove it")
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
             raise UsageError(f"progressive must be above 0 and at most 1 (1 for volumes), not {self.progressive}")
 
     def fitted(self, labels: np.ndarray) -> Self:
-        """The config with mean, standard deviation and share of the values (n, T) of training images, NaN for none."""
+        """Return the config with mean, standard deviation and share of the values (n, T) of training images; NaN if
+        missing."""
         if self.mean:
             return self
-        given = ~np.isnan(labels)
+        is_present = ~np.isnan(labels)
         return replace(
             self,
             mean=tuple(np.nanmean(labels, 0).tolist()),
             std=tuple(np.nanstd(labels, 0).tolist()),
-            present=tuple(given.mean(0).tolist()),
+            present=tuple(is_present.mean(0).tolist()),
         )
 
     def build(self, model: Model, setting: ObjectiveSetting) -> RegressionObjective:
-        """The objective of a regressor."""
+        """Build the objective of a regression model."""
         return RegressionObjective(model, self, setting)
 
 
 class RegressionObjective(LabelledObjective):
     """Mean loss of values, each in standard deviations of its target.
 
-    Labels are (B, T) float64 in the targets' units, NaN for none; `prepare` standardises them.
+    Labels are (B, T) float64 in the targets' units, NaN if missing; `prepare` standardises them.
     """
 
     weights: Tensor
@@ -106,7 +109,7 @@ class RegressionObjective(LabelledObjective):
         self.register_buffer("weights", 1 / torch.tensor(config.present), persistent=False)
 
     def prepare(self, batch: Batch, progress: TrainingProgress) -> Batch:
-        """Standardise the labels, in the precision that they have, then resize, and draw the patches to encode."""
+        """Standardise the labels in their dtype, then resize, and draw the patches to encode."""
         labels = batch["labels"]
         mean, std = (
             get_device_table(build_target_tensor, labels.device, labels.dtype, values)
@@ -119,7 +122,7 @@ class RegressionObjective(LabelledObjective):
         return value_loss(outputs, labels, self.config.loss, delta=self.config.delta, weights=self.weights)
 
     def task(self) -> Task:
-        """Regression, with the numbers that outputs are standardised by."""
+        """Regression, with the statistics that standardise outputs."""
         return RegressionTask(self.setting.targets, self.config.mean, self.config.std)
 
 
@@ -131,13 +134,13 @@ def build_target_tensor(dtype: torch.dtype, values: tuple[float, ...]) -> Tensor
 def value_loss(
     outputs: Tensor, labels: Tensor, loss: ValueLoss, *, delta: float = 1.0, weights: Tensor | None = None
 ) -> Tensor:
-    """(B, T) outputs p and labels y, NaN for none, (T,) weights w -> (1/BT) sum_b sum_t w_t l(p_bt - y_bt), over the
-    labels that there are.
+    """(B, T) outputs p and labels y, NaN if missing, (T,) weights w -> (1/BT) sum_b sum_t w_t l(p_bt - y_bt), over the
+    labels that are present.
 
     mse: l(e) = e^2; l1: |e|; huber: e^2 / 2 up to |e| = delta, then delta (|e| - delta / 2).
 
-    With w_t one over the share of training images that have target t, each target counts as much as any other. The sum
-    is divided by B whatever is missing, so that the losses of parts of a batch add up to that of the batch.
+    With w_t one over the share of training images that have target t, all targets have the same weight. The sum is
+    always divided by B, so that the losses of micro-batches add up to that of the batch.
     """
     errors = torch.where(labels.isnan(), 0.0, outputs - labels.nan_to_num())
     sizes = errors.abs()

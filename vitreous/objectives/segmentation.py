@@ -1,6 +1,6 @@
-"""Learning a class for every pixel from class maps.
+"""Semantic segmentation with class maps.
 
-B images of C channels, K classes; a pixel whose class is IGNORE is not learned from.
+B images of C channels, K classes; pixels of class IGNORE are excluded from the loss.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from vitreous.tasks.segmentation import Segmentation
 class SegmentationConfig(ObjectiveConfig):
     """Cross-entropy of pixels, and the Dice loss of classes, `dice` times (arXiv:1606.04797).
 
-    `class_weights` has the weight of each class in the cross-entropy; if it is empty, all weigh the same.
-    `head`, `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter`: a ViT gets convolutions beside
-    it, with group or batch norm, and its head maps of four strides (`models.configs.adapter`); `adapter_tokens` is
+    `class_weights` has the weight of each class in the cross-entropy; if it is empty, all weigh the same. `head`,
+    `head_width` and `head_dropout` are those of `SegmenterConfig`. `adapter` adds a ViT-Adapter with group or batch
+    norm to a ViT, which gives its head maps of four strides (`models.configs.adapter`). `adapter_tokens` is
     `token_source` of `AdapterConfig`. Raises UsageError for values out of range.
     """
 
@@ -54,22 +54,24 @@ class SegmentationConfig(ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.dice < 0:
-            raise UsageError(f"dice is not below 0, and {self.dice} is")
+            raise UsageError(f"dice must be at least 0, not {self.dice}")
         if not all(math.isfinite(weight) and weight > 0 for weight in self.class_weights):
             raise UsageError("objective.class_weights must be finite and above 0")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for views without class maps, and a model that no dense head fits."""
-        kind = SceneViews if len(model.image) == 2 else VolumeViews
-        if not isinstance(views, kind):
-            raise UsageError(f"segmentation takes views of the kind {kind.name} here", "leave --views.name out")
+        """Raise UsageError for views without class maps, and an unsupported model."""
+        views_class = SceneViews if len(model.image) == 2 else VolumeViews
+        if not isinstance(views, views_class):
+            raise UsageError(
+                f"segmentation of these data requires views of type {views_class.name}", "remove --views.name"
+            )
         if self.class_weights and len(self.class_weights) != len(classes):
             problem = f"{len(self.class_weights)} class weights for {len(classes)} classes"
             raise UsageError(problem, "set one for each class with --objective.class_weights")
         self.segmenter(model, max(2, len(classes)))
 
     def segmenter(self, backbone: ModelConfig, classes: int) -> SegmenterConfig:
-        """Return the config of the whole model. Raises UsageError for a backbone that no dense head fits."""
+        """Return the config of the whole model. Raises UsageError for an unsupported backbone."""
         return SegmenterConfig(
             backbone=add_adapter(backbone, self.adapter, self.adapter_tokens),
             head=self.head,
@@ -85,18 +87,18 @@ class SegmentationConfig(ObjectiveConfig):
 
     @property
     def splittable(self) -> bool:
-        """Whether images of a batch do not see each other: not with batch norm."""
+        """Whether images of a batch are independent: not with batch norm."""
         return self.adapter != "batch"
 
     def build(self, model: Model, setting: ObjectiveSetting) -> SegmentationObjective:
-        """The objective of a backbone, which gets a head."""
+        """Build the objective of a backbone, which gets a head."""
         return SegmentationObjective(model, self, setting)
 
 
 class SegmentationObjective(Objective):
     """Cross-entropy and Dice loss of a backbone with a dense head.
 
-    Takes {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are brought to float32 before the loss.
+    Takes {"images": (B, C, *image), "classes": (B, *image) int32}. Logits are cast to float32 before the loss.
     """
 
     capturable: ClassVar[bool] = True
@@ -136,17 +138,17 @@ class SegmentationObjective(Objective):
 
 
 def pixel_cross_entropy(logits: Tensor, classes: Tensor, weights: Tensor | None = None) -> Tensor:
-    """(B, K, *image) float32, (B, *image) int64, (K,) float32 -> a scalar in nats: the mean over the pixels of each
-    image that have a class, weighted by the weight of their class, then over the images; 0 for an image where none has.
+    """(B, K, *image) float32, (B, *image) int64, (K,) float32 -> a scalar in nats: the mean over the labelled pixels of
+    each image, weighted by the weight of their class, then over the images; 0 for an image without labelled pixels.
 
         for each image: sum(-w[class of i] log p[class of i] for pixels i with a class) / sum(w[class of i])
     """
-    known = classes != IGNORE_INDEX
-    targets = classes.where(known, 0)
-    share = known if weights is None else known * weights[targets]
-    rows = F.cross_entropy(logits, targets, reduction="none") * share
-    total = share.flatten(1).sum(1)
-    return (rows.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
+    labelled = classes != IGNORE_INDEX
+    targets = classes.where(labelled, 0)
+    pixel_weights = labelled if weights is None else labelled * weights[targets]
+    losses = F.cross_entropy(logits, targets, reduction="none") * pixel_weights
+    total = pixel_weights.flatten(1).sum(1)
+    return (losses.flatten(1).sum(1) / (total.clamp(min=1) if weights is None else total.clamp(min=1e-6))).mean()
 
 
 def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
@@ -155,9 +157,9 @@ def dice_loss(logits: Tensor, classes: Tensor, smooth: float = 1.0) -> Tensor:
 
         1 - (2 sum(p y) + smooth) / (sum(p) + sum(y) + smooth), over the pixels that have a class
     """
-    known = (classes != IGNORE_INDEX)[:, None]
-    shares = logits.softmax(1) * known
-    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * known
+    labelled = (classes != IGNORE_INDEX)[:, None]
+    shares = logits.softmax(1) * labelled
+    wanted = torch.zeros_like(shares).scatter_(1, classes[:, None].clamp(min=0), 1.0) * labelled
     axes = tuple(range(2, logits.ndim))
     overlap, total = (shares * wanted).sum(axes), shares.sum(axes) + wanted.sum(axes)
     return (1 - (2 * overlap + smooth) / (total + smooth)).mean()

@@ -1,4 +1,4 @@
-"""Learning from labels: softmax or sigmoid cross-entropy (arXiv:2010.11929, section 4.1 and B.1; arXiv:1912.11370)."""
+"""Image classification: softmax or sigmoid cross-entropy (arXiv:2010.11929, section 4.1 and B.1; arXiv:1912.11370)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,15 @@ from vitreous.tasks.classification import Classification, ClassificationLoss
 
 @dataclass(frozen=True)
 class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
-    """Softmax or sigmoid cross-entropy with labels, and what is left out while it is learned (`ProgressiveOptions`).
+    """Softmax or sigmoid cross-entropy with labels, with patch dropout and progressive resolution
+    (`ProgressiveOptions`).
 
-    `loss` as `cross_entropy` has it; `smoothing` mixes targets with the uniform distribution; `class_weights` has one
-    number a class, 1 on average over the training images, or none. `head_bias`: what the head's biases start at, -10
-    for 21,843 classes and the sigmoid loss (big_vision). `init_mimetic`: attention matrices that start out as trained
-    ones look (arXiv:2305.09828). Raises UsageError for numbers that cannot be.
+    - `loss`: as in `cross_entropy`; `smoothing` mixes targets with the uniform distribution.
+    - `class_weights`: one number per class, 1 on average over the training images, or none.
+    - `head_bias`: initial biases of the head, -10 for 21,843 classes and the sigmoid loss (big_vision).
+    - `init_mimetic`: mimetic initialisation of attention (arXiv:2305.09828).
+
+    Raises UsageError for invalid values.
     """
 
     labelled: ClassVar[bool] = True
@@ -49,33 +52,35 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
 
     def __post_init__(self) -> None:
         if self.loss not in ("softmax", "sigmoid", "binary"):
-            raise UsageError(f"there is no loss {self.loss}", "there are softmax, sigmoid and binary")
+            raise UsageError(f"unknown loss {self.loss}", "use softmax, sigmoid or binary")
         if not all(math.isfinite(weight) and weight >= 0 for weight in self.class_weights):
             raise UsageError("class weights must be finite and not below 0")
         if not 0 <= self.patch_dropout < 1:
             raise UsageError(f"patch_dropout must be at least 0 and below 1, not {self.patch_dropout}")
 
     def check(self, model: ModelConfig, classes: tuple[str, ...], views: Any) -> None:
-        """Raise UsageError for another number of classes, several views, and what the model cannot leave out."""
+        """Raise UsageError for another number of classes, several views, and options that the model does not
+        support."""
         if not isinstance(views, Augment | VolumeViews):
-            raise UsageError("learning from labels takes one view of an image", "leave out multi-crop views")
+            raise UsageError("classification takes one view of an image", "remove multi-crop views")
         if model.classes != len(classes):
             raise UsageError(f"the model has {model.classes} classes, the data {len(classes)}")
         if self.class_weights and len(self.class_weights) != len(classes):
             raise UsageError(
-                f"{len(self.class_weights)} class weights for {len(classes)} classes", "give one for each class"
+                f"{len(self.class_weights)} class weights for {len(classes)} classes", "set one for each class"
             )
         if (self.patch_dropout or self.mimetic) and not model.drops_patches:
             raise UsageError(
-                "patch dropout and mimetic initialisation are for ViTs whose blocks see every patch", "leave them out"
+                "patch dropout and mimetic initialisation require a ViT whose blocks attend to all patches",
+                "remove them",
             )
         if not 0 < self.progressive <= 1 or (self.progressive < 1 and len(model.image) != 2):
             raise UsageError(
-                f"progressive must be above 0 and at most 1 (1 for other than pictures), not {self.progressive}"
+                f"progressive must be above 0 and at most 1 (1 for other inputs than images), not {self.progressive}"
             )
 
     def initialise(self, model: Model) -> None:
-        """Set the head's biases and the attention's first matrices."""
+        """Initialise the head's biases and the attention matrices."""
         if self.mimetic:
             init_mimetic(model)
         head = getattr(model, "head", None)
@@ -83,7 +88,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
             nn.init.constant_(head.bias, self.head_bias)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> SupervisedObjective:
-        """The objective of a classifier."""
+        """Build the objective of a classifier."""
         return SupervisedObjective(model, self, setting)
 
 
@@ -92,7 +97,7 @@ DEFAULT_CONFIG = SupervisedConfig()
 
 class SupervisedObjective(LabelledObjective):
     """Mean cross-entropy of a classifier, in nats. Labels are (B,) int64 or (B, classes) float. Raises UsageError for
-    class weights that do not fit the model."""
+    an invalid number of class weights."""
 
     class_weights: Tensor | None
 
@@ -103,7 +108,7 @@ class SupervisedObjective(LabelledObjective):
         weights = config.class_weights
         if weights and len(weights) != model.config.classes:
             raise UsageError(
-                f"{len(weights)} class weights for {model.config.classes} classes", "give one for each class, or none"
+                f"{len(weights)} class weights for {model.config.classes} classes", "set one for each class, or none"
             )
         self.register_buffer("class_weights", torch.tensor(weights) if weights else None, persistent=False)
 
@@ -113,7 +118,7 @@ class SupervisedObjective(LabelledObjective):
         return cross_entropy(outputs, labels, config.loss, config.smoothing, self.class_weights)
 
     def task(self) -> Task:
-        """Classification, of one label or several to an image."""
+        """Classification, single-label or multi-label."""
         return Classification(self.setting.classes, multilabel=self.setting.multilabel, loss=self.config.loss)
 
 
@@ -126,13 +131,12 @@ def cross_entropy(
 ) -> Tensor:
     """(B, K) float32 logits s, (B,) int64 or (B, K) float targets y, (K,) weights w -> a scalar in nats.
 
-    softmax: (1/B) sum_b sum_c -w_c y_c log p_c; targets that do not add up to 1 are taken as they are.
-    sigmoid: (1/B) sum_b sum_c -w_c [y_c log sigma(s_c) + (1 - y_c) log sigma(-s_c)], as big_vision, not divided by K.
-    binary: the same divided by K, and whatever is in a mixed target counts whole: y > 0 is 1 (DeiT-III,
-    arXiv:2204.07118).
+    softmax: (1/B) sum_b sum_c -w_c y_c log p_c; targets need not sum to 1. sigmoid: (1/B) sum_b sum_c -w_c [y_c log
+    sigma(s_c) + (1 - y_c) log sigma(-s_c)], as big_vision, not divided by K. binary: the same divided by K, with mixed
+    targets binarised: y > 0 is 1 (DeiT-III, arXiv:2204.07118).
 
-    Class numbers stand for their one-hot vectors. Smoothing e makes y (1 - e) + e / K of y, in all three. The sum is
-    divided by the number of images whatever the weights, so that parts of a batch add up to the whole.
+    Class indices mean one-hot vectors. Smoothing e replaces y by y (1 - e) + e / K, in all three. The sum is always
+    divided by the number of images, so that micro-batches add up to the batch.
     """
     classes = logits.shape[1]
     if loss == "softmax":
@@ -148,10 +152,10 @@ def cross_entropy(
 
 
 def balanced_class_weights(labels: np.ndarray, classes: int) -> tuple[float, ...]:
-    """(n,) class numbers or (n, K) multi-hot -> K weights, each one over the class's number of labels, 1 on average
+    """(n,) class indices or (n, K) multi-hot -> K weights, each inverse to the class's number of labels, 1 on average
     over all labels.
 
-    A class without labels weighs 1.
+    A class without labels has weight 1.
     """
     counts = labels.sum(0, dtype=np.float64) if labels.ndim == 2 else np.bincount(labels, minlength=classes)
     present = counts > 0

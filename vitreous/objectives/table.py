@@ -1,4 +1,4 @@
-"""The one table of objectives: the `name` in a run's config -> the config's class."""
+"""The table of objectives: the `name` in a run's config -> the config's class."""
 
 from __future__ import annotations
 

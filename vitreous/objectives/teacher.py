@@ -1,4 +1,4 @@
-"""A trained model that is asked, and never moves: a run, a bundle, other weights, or an ONNX file.
+"""Frozen teachers: a run, a bundle, other weights, or an ONNX file.
 
 B images, K classes, C channels.
 """
@@ -30,18 +30,18 @@ from vitreous.tasks.table import task_from_json
 from vitreous.weights.adopt import open_weights
 from vitreous.weights.bundle import Bundle
 
-CARD_KEY = "vitreous"  # the metadata of an exported file that say what it is
+CARD_KEY = "vitreous"  # metadata key of exported files
 NORMALISATION_HINT = (
-    "say --objective.teacher-mean 0.485 0.456 0.406 and --objective.teacher-std 0.229 0.224 0.225, if these are its"
+    "set --objective.teacher-mean and --objective.teacher-std, for ImageNet 0.485 0.456 0.406 and 0.229 0.224 0.225"
 )
 Normalisation = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 class Teacher:
-    """What answers for images: its classes, how it reads pixels, and a SHA-256 of its weights.
+    """A model that outputs logits or features for images: its classes, its normalisation, and a SHA-256 of its weights.
 
-    `size` is its (height, width) in pixels, None where it takes any. No torch module, so that a run neither moves,
-    copies nor saves it: a checkpoint holds the digest alone.
+    `size` is its (height, width) in pixels, None for any size. It is not a torch module, so that a run neither moves,
+    copies nor saves it: a checkpoint stores only the digest.
     """
 
     channels: int
@@ -52,14 +52,14 @@ class Teacher:
         self.source, self.classes, self.normalisation = source, classes, normalisation
         self.channels = len(normalisation[0])
         self.digest = torch.frombuffer(bytearray.fromhex(digest), dtype=torch.uint8)
-        self.checked = (0, -1)  # the tensor that `check_teacher_digest` found equal, and its version
+        self.checked = (0, -1)  # last tensor that passed `check_teacher_digest`, and its version
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Teacher:
         return self
 
     def read(self, images: Tensor, normalisation: Normalisation) -> Tensor:
-        """(B, C, *image) as the student gets them, of that (mean, deviation), float32 -> (B, C, *own image): the same
-        pixels in the teacher's normalisation, resized where its size is another."""
+        """(B, C, *image), the student's input with that (mean, std), float32 -> (B, C, *teacher image): the same pixels
+        in the teacher's normalisation, resized if its size differs."""
         mean, std, own_mean, own_std = (
             copy_to_device(torch.tensor(numbers).view(-1, 1, 1), images.device)
             for numbers in (*normalisation, *self.normalisation)
@@ -70,24 +70,24 @@ class Teacher:
         return images
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
         raise NotImplementedError
 
     def flops(self) -> float:
-        """Floating-point operations of an image; 0 where they are not known."""
+        """Floating-point operations of an image; 0 if unknown."""
         return 0.0
 
 
 class WeightsTeacher(Teacher):
-    """A model of this project, which computes in `dtype`: of a run, a bundle, or weights of a known format. The digest
-    is that of the model, and of its `heads` where these stand apart."""
+    """A model of this package, which computes in `dtype`: of a run, a bundle, or weights of a known format. The digest
+    covers the model, and its `heads` if they are separate."""
 
     def __init__(
         self, source: str, bundle: Bundle, dtype: torch.dtype = torch.float32, heads: nn.Module | None = None
     ) -> None:
-        seen, model = bundle.preprocess, bundle.model
+        preprocess, model = bundle.preprocess, bundle.model
         digest = hash_weights(model if heads is None else nn.ModuleList([model, heads]))
-        super().__init__(source, bundle.classes, (seen.mean, seen.std), digest)
+        super().__init__(source, bundle.classes, (preprocess.mean, preprocess.std), digest)
         self.size = tuple(bundle.model.config.image)
         self.model: Model = bundle.model.requires_grad_(False).eval()
         self.dtype = dtype
@@ -100,7 +100,7 @@ class WeightsTeacher(Teacher):
         return self.model
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
         with torch.no_grad():
             return self.placed(images.device)(images.to(self.dtype)).float()
 
@@ -112,9 +112,9 @@ class WeightsTeacher(Teacher):
 class OnnxTeacher(Teacher):
     """An ONNX file, run by onnxruntime on the CPU.
 
-    One that `vitreous export` wrote tells its classes and its normalisation. Of any other the normalisation is `given`;
-    its first output is taken for the logits, in the order of the data's classes. Raises WeightsError for a file that
-    cannot be run, UsageError for one that tells no normalisation, where none is given.
+    Files of `vitreous export` contain their classes and normalisation. For any other, `given` is the normalisation, and
+    the first output contains the logits, in the order of the data's classes. Raises WeightsError for a file that cannot
+    be run, UsageError for one without normalisation if none is given.
     """
 
     def __init__(self, source: str, given: Normalisation | None = None) -> None:
@@ -122,14 +122,14 @@ class OnnxTeacher(Teacher):
         try:
             raw = Path(source).read_bytes()
         except OSError as error:
-            raise WeightsError(f"{source} cannot be read ({error.strerror})", "name the file of a teacher") from None
+            raise WeightsError(f"{source} cannot be read ({error.strerror})", "set the path of a teacher") from None
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
         options.log_severity_level = 4
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a class of its own for each, none of them public
-            problem = f"{source} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})"
+        except Exception as error:  # onnxruntime has an exception class for each problem, none of them public
+            problem = f"onnxruntime {runtime.__version__} cannot run {source} ({str(error)[:200]})"
             raise WeightsError(problem, "export the teacher again, or restore the file from a copy") from None
         entry, answer = self.session.get_inputs()[0], self.session.get_outputs()[0]
         self.input, self.output = entry.name, answer.name
@@ -140,56 +140,59 @@ class OnnxTeacher(Teacher):
             count = answer.shape[-1] if isinstance(answer.shape[-1], int) else 0
             classes, normalisation = tuple(map(str, range(count))), given
         else:
-            problem = f"{source} does not tell its mean and deviation, which `vitreous export` writes into its files"
+            problem = f"{source} does not contain its mean and std, as files of `vitreous export` do"
             raise UsageError(problem, NORMALISATION_HINT)
         super().__init__(source, classes, normalisation, hashlib.sha256(raw).hexdigest())
         sides = tuple(entry.shape[2:])
         self.size = sides if all(isinstance(side, int) for side in sides) else None
 
     def logits(self, images: Tensor) -> Tensor:
-        """(B, C, *own image) that `read` made -> (B, K) float32, on the same device."""
+        """(B, C, *teacher image) from `read` -> (B, K) float32, on the same device."""
         pixels = np.ascontiguousarray(images.float().cpu().numpy())
-        answers = self.session.run([self.output], {self.input: pixels})[0]
-        return copy_to_device(from_numpy(np.array(answers, dtype=np.float32)), images.device)
+        outputs = self.session.run([self.output], {self.input: pixels})[0]
+        return copy_to_device(from_numpy(np.array(outputs, dtype=np.float32)), images.device)
 
 
 def parse_teacher_card(metadata: dict[str, str], source: str) -> tuple[tuple[str, ...], Normalisation] | None:
-    """The classes, and the mean and deviation, that `vitreous export` wrote into a file; None for another file's.
-    Raises WeightsError where they cannot be read."""
+    """Return the classes, and the mean and std, from the metadata of `vitreous export`; None for other files. Raises
+    WeightsError if they cannot be parsed."""
     if CARD_KEY not in metadata:
         return None
     try:
         card: Any = json.loads(metadata[CARD_KEY])["card"]
-        seen: Preprocess = from_builtins(AnyPreprocess, card["preprocess"])
-        return task_from_json(card, source).classes, (seen.mean, seen.std)
+        preprocess: Preprocess = from_builtins(AnyPreprocess, card["preprocess"])
+        return task_from_json(card, source).classes, (preprocess.mean, preprocess.std)
     except (KeyError, ValueError, TypeError) as error:
-        raise WeightsError(f"{source} has a card that cannot be read ({error})", "export the teacher again") from None
+        raise WeightsError(f"the model card in {source} cannot be read ({error})", "export the teacher again") from None
 
 
 def open_teacher(source: str, dtype: torch.dtype = torch.float32, given: Normalisation | None = None) -> Teacher:
-    """The teacher of that name; `given` is the normalisation of an ONNX file that does not tell it. Raises UsageError
-    for none, WeightsError for one that cannot be read."""
+    """Open the teacher of that name; `given` is the normalisation of an ONNX file without it. Raises UsageError if it
+    is missing, WeightsError if it cannot be read."""
     if not source:
-        raise UsageError("no teacher to learn from", "name its weights with --objective.teacher")
+        raise UsageError("no teacher is set", "set its weights with --objective.teacher")
     if source.lower().endswith(".onnx") and not os.path.isdir(source):
         return OnnxTeacher(source, given)
     return WeightsTeacher(source, open_weights(source).bundle(), dtype)
 
 
 def absolute_source(source: str) -> str:
-    """A teacher's name that is valid in every folder: an absolute path for what lies on disk, else unchanged."""
+    """Return a teacher's name that is valid in every folder: an absolute path for a local file, else unchanged."""
     return os.path.abspath(source) if source and os.path.lexists(source) else source
 
 
 def check_teacher_digest(teacher: Teacher, digest: Tensor) -> None:
-    """Raise WeightsError unless the teacher is the one whose `digest` (32,) uint8 the run has kept. A digest that was
-    compared and has not been written since is not read again: to read it would wait for a GPU."""
+    """Raise WeightsError unless the teacher has the stored `digest` (32,) uint8.
+
+    A digest that was compared and has not been written since is not read again, because that would synchronise with a
+    GPU.
+    """
     if teacher.checked == (id(digest), digest._version):
         return
     if torch.equal(teacher.digest, digest.cpu()):
         teacher.checked = (id(digest), digest._version)
     else:
         raise WeightsError(
-            f"the teacher {teacher.source} is not what it was when the run began: its weights have another digest",
+            f"the teacher {teacher.source} has changed since the run began: the digest of its weights differs",
             "restore it, or start a new run",
         )

@@ -1,5 +1,5 @@
-"""The base class of objectives that need no labels, which ship features that k-NN evaluates; checks of their options;
-and KoLeo (arXiv:1806.03198), the regulariser of DINOv2 (arXiv:2304.07193)."""
+"""Base class of self-supervised objectives, whose features are evaluated by k-NN; checks of their options; and KoLeo
+(arXiv:1806.03198), the regulariser of DINOv2 (arXiv:2304.07193)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,14 @@ from vitreous.system.torch_types import vector_norm
 from vitreous.tasks.base import Task
 from vitreous.tasks.features import FeatureExtraction
 
-MAX_KNN_IMAGES = (
-    5000  # training images that validation images are compared with as a run goes; `evaluate` takes them all
-)
-COLLAPSE_CHECK_START = 0.05  # share of a run before which a teacher's targets say nothing
-MIN_RANKME = 1.1  # a RankMe up to which features differ in their length alone
+MAX_KNN_IMAGES = 5000  # training images for k-NN during a run; `evaluate` uses them all
+COLLAPSE_CHECK_START = 0.05  # share of a run before which targets are not checked
+MIN_RANKME = 1.1  # RankMe up to which features differ only in their length
 MIN_FEATURE_SPREAD, MIN_RANKME_SHARE = (
     0.003,
     0.1,
-)  # spread of features; share of the highest RankMe: a collapse of any objective
-# the same of objectives that compare views, where features are all that the loss has: mean cosine 0.99 and half of the
+)  # spread of features; share of the highest RankMe: collapse of any objective
+# the same for objectives that compare views, whose loss depends only on features: mean cosine 0.99 and half of the
 # first spread, and half of the highest RankMe and a tenth of the width (docs/pretraining.md has the measurements)
 MIN_VIEW_FEATURE_SPREAD, MIN_VIEW_RANKME_SHARE, MIN_VIEW_RANKME_WIDTH_SHARE = 0.1, 0.5, 0.1
 
@@ -45,7 +43,7 @@ MIN_VIEW_FEATURE_SPREAD, MIN_VIEW_RANKME_SHARE, MIN_VIEW_RANKME_WIDTH_SHARE = 0.
 class UnlabelledObjective(Objective):
     """An objective whose deployed model is `model`, an encoder without a head."""
 
-    #: whether the loss compares features of views: pixels to restore forbid a collapse, and MAE's features share much
+    #: whether the loss compares views: restoring pixels prevents collapse, and MAE's features have a large common part
     compares_views: ClassVar[bool] = False
 
     model: Any
@@ -53,7 +51,7 @@ class UnlabelledObjective(Objective):
 
     @property
     def collapse_hint(self) -> str:
-        """The settings that help features that collapse, and the reason where it is known."""
+        """The settings that help against collapse of features, and the reason if known."""
         return "lower --lr, or train longer"
 
     def deployed_model(self) -> Model:
@@ -65,19 +63,18 @@ class UnlabelledObjective(Objective):
         return FeatureExtraction()
 
     def evaluators(self, train: Split) -> list[Evaluator]:
-        """The rank of the features and, where images have labels of several classes, their nearest neighbours among
-        `MAX_KNN_IMAGES` training images."""
+        """The rank of the features and, if images have labels of several classes, k-NN among `MAX_KNN_IMAGES` training
+        images."""
         classes, multilabel = self.setting.classes, self.setting.multilabel
         if classes and len(train) > MAX_KNN_IMAGES:
             train = train.take(np.sort(draw_permutation(len(train), self.setting.seed, 0)[:MAX_KNN_IMAGES]))
         return [FeatureEvaluator(KNNEvaluator(classes, train, multilabel) if len(classes) > 1 else None)]
 
     def warnings(self, scalars: Mapping[str, float], progress: TrainingProgress) -> Iterator[tuple[str, str]]:
-        """Features that collapse: all alike, along one direction, or along few of those that there were.
+        """Detect collapse of features: all equal, along one direction, or along few of the former directions.
 
         `scalars` may have the metrics "rankme" and "feature_deviation", the highest rank so far ("highest_rankme") and
-        the deviation of the encoder that the run started with ("first_deviation"); the highest rank counts that
-        encoder.
+        the std of the initial encoder's features ("first_deviation"); the highest rank includes that encoder.
         """
         width = self.model.config.features
         rank, spread = (scalars.get(name, math.inf) for name in ("rankme", "feature_deviation"))
@@ -90,7 +87,7 @@ class UnlabelledObjective(Objective):
         if rank < MIN_RANKME:
             yield (
                 "one direction",
-                f"features lie along one direction (RankMe {rank:.2f} of {width}): {self.collapse_hint}",
+                f"features vary along one direction only (RankMe {rank:.2f} of {width}): {self.collapse_hint}",
             )
         elif rank < (
             min(MIN_VIEW_RANKME_SHARE * highest, MIN_VIEW_RANKME_WIDTH_SHARE * width)
@@ -102,30 +99,31 @@ class UnlabelledObjective(Objective):
 
 
 def check_takes_patches(model: ModelConfig, name: str) -> None:
-    """Raise UsageError for a model that has no tokens of patches, each of which may be left out."""
+    """Raise UsageError for a model without patch tokens that can be dropped."""
     if not model.drops_patches:
         raise UsageError(
-            f"{name} is for ViTs and hybrids whose blocks all see every token", "name a plain ViT, as --model ViT-B/16"
+            f"{name} requires a ViT or hybrid whose blocks all attend to every token",
+            "use a plain ViT, for example --model ViT-B/16",
         )
 
 
 def hide_patches(images: Tensor, hidden: Tensor, model: ModelConfig) -> Tensor:
     """(B, C, *image) normalised, (B, N) bool -> the same with the pixels of hidden patches 0, the mean colour, for a
-    model whose stem of convolutions would carry them into the tokens of their neighbours.
+    model whose convolutional stem would leak them into neighbouring tokens.
 
-    Where each token is cut from its own patch alone the images are returned as they are: their callers read no token
-    of a hidden patch.
+    If each token depends only on its patch, the images are returned unchanged: callers do not use tokens of hidden
+    patches.
     """
     if model.front == "patches":
         return images
-    places = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
+    hidden_grid = torch.unflatten(hidden, 1, patch_grid(tuple(images.shape[2:]), model.patch))[:, None]
     for axis, side in enumerate(model.patch, 2):
-        places = places.repeat_interleave(side, axis)
-    return images.masked_fill(places, 0.0)
+        hidden_grid = hidden_grid.repeat_interleave(side, axis)
+    return images.masked_fill(hidden_grid, 0.0)
 
 
 def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
-    """Raise UsageError for local views that the model's patches do not divide."""
+    """Raise UsageError for local views whose size the model's patches do not divide."""
     sides = views.local_image
     if views.locals and any(side % patch for side, patch in zip(sides, model.patch, strict=True)):
         fitting = " ".join(str(max(1, side // patch) * patch) for side, patch in zip(sides, model.patch, strict=True))
@@ -136,9 +134,9 @@ def check_local_views(model: ModelConfig, views: MultiCrop) -> None:
 
 
 def check_views(views: Any, kind: type[Augment | MultiCrop], name: str) -> None:
-    """Raise UsageError for views of another kind than the objective compares."""
+    """Raise UsageError for views of another type than the objective requires."""
     if not isinstance(views, kind):
-        raise UsageError(f"{name} takes views of the kind {kind.name}, not {views.name}", "leave --views.name out")
+        raise UsageError(f"{name} requires views of type {kind.name}, not {views.name}", "remove --views.name")
 
 
 KOLEO_EPS = 1e-8
@@ -153,21 +151,21 @@ def koleo_loss_of_views(views: Tensor, gather: GatherFunction, idle: bool = Fals
 
 def koleo_loss(features: Tensor, gather: Callable[[Tensor], tuple[Tensor, int]], idle: bool = False) -> Tensor:
     """(n, D) features -> a scalar, -mean_i ln(|x_i - x_j + eps| + eps), x of length one in float32, x_j the nearest
-    other, eps 1e-8 (arXiv:1806.03198, as DINOv2's code has it); 0 of one feature alone.
+    other, eps 1e-8 (arXiv:1806.03198, as in DINOv2's code); 0 for a single feature.
 
         for i in range(n): j = argmax over j != i of x_i x_j; loss -= log((x_i - x_j + eps).norm() + eps) / n
 
-    Neighbours are looked for among the features of all processes, and a feature is moved by those that it is the
-    neighbour of, too. Features of an `idle` process are no neighbours.
+    Neighbours are searched among the features of all processes. A feature also gets gradients from the features whose
+    neighbour it is. Features of an `idle` process are excluded.
     """
-    own = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
-    everything, start = gather(own)
+    normalised = F.normalize(features.float(), dim=-1, eps=KOLEO_EPS)[: 0 if idle else len(features)]
+    everything, start = gather(normalised)
     count = len(everything)
     if count < 2 or idle:
         return 0.0 * features.float().sum()
     with torch.no_grad():
         nearest = (everything @ everything.T).fill_diagonal_(-2).argmax(1)
-    rows = torch.cat([everything[:start], own, everything[start + len(own) :]])
-    loss = -(vector_norm(rows - rows[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
-    # a process's loss weighs as its share of the samples: its part of the gradient of the whole must weigh one
-    return loss.detach() + (loss - loss.detach()) * (count / len(own))
+    candidates = torch.cat([everything[:start], normalised, everything[start + len(normalised) :]])
+    loss = -(vector_norm(candidates - candidates[nearest] + KOLEO_EPS, 2, -1) + KOLEO_EPS).log().mean()
+    # a process's loss is weighted by its share of the samples; its part of the total gradient needs weight one
+    return loss.detach() + (loss - loss.detach()) * (count / len(normalised))

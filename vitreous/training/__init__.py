@@ -1,1 +1,1 @@
-"""The one loop, optimisers, schedules, checkpoints. Knows no objective and no model by name."""
+"""Training loop, optimisers, schedules and checkpoints, independent of any particular objective or model."""

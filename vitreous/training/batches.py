@@ -1,4 +1,4 @@
-"""From a run's images to batches that the objective takes: on the device, normalised, prepared, in its precision."""
+"""Batches of a run for its objective: on the device, normalised, prepared, in the run's precision."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PIXEL_ENTRIES = {"images", "local"}  # entries of a batch that are views of imag
 
 @dataclass(frozen=True)
 class RunInputs:
-    """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they stay in memory.
+    """The images of a run; `cached` holds those of `train` as (n, C, *image) uint8 if they are kept in memory.
 
-    `rows`: which of the data's training images `train` has, where some could not be read; None: all. `buckets`, (n,)
-    int64: at which of the sizes `preprocess.buckets` each of `train` is read; None: all at one size.
+    `rows`: indices of the data's training images in `train`, if some are unreadable; None: all. `buckets`, (n,) int64:
+    the index in `preprocess.buckets` of the size of each image of `train`; None: all have one size.
     """
 
     train: Split
@@ -41,7 +41,7 @@ class RunInputs:
 
 
 def build_train_loader(run: Run, inputs: RunInputs, device: str) -> TrainLoader:
-    """What reads the batches of a run."""
+    """Build the loader of a run's training batches."""
     data = run.data
     return TrainLoader(
         inputs.train,
@@ -61,7 +61,7 @@ def build_train_loader(run: Run, inputs: RunInputs, device: str) -> TrainLoader:
 
 
 def mean_sample_cost(run: Run, inputs: RunInputs) -> float:
-    """What a sample costs on average, in samples of the model's own size: 1 but where there are buckets."""
+    """Return the mean cost of a sample, in samples of the model's native size: 1 without buckets."""
     if inputs.buckets is None:
         return 1.0
     costs = [run.model.with_options(image=size).macs() for size in run.preprocess.buckets]
@@ -92,10 +92,10 @@ def prepare_batches(
 
 
 def load_slices(loader: TrainLoader, steps: Iterable[list[StepSlice]]) -> Iterator[SliceBatch]:
-    """Yield each slice of the `steps` with the batch that the loader makes of it.
+    """Yield each slice of the `steps` with its batch from the loader.
 
-    The loader draws slices ahead of the batches that it returns, as many as its workers prefetch; they wait here. It is
-    not asked for the batch of an empty slice.
+    The loader prefetches: it draws slices ahead of the batches that it returns, and these slices are queued here. No
+    batch is loaded for an empty slice.
     """
     waiting: deque[StepSlice] = deque()
 
@@ -121,8 +121,8 @@ def move_entry(entry: Tensor | list[Any], device: str) -> Tensor | list[Any]:
 
 
 def normalise_views(preprocess: Preprocess, views: Tensor | list[Tensor]) -> Tensor | list[Tensor]:
-    """(B, …, C, *image) in 0..peak, or B pictures (C, height, width) of different sizes -> the same as the model takes
-    it, float32."""
+    """Convert views, (B, …, C, *image) in 0..peak or B images (C, height, width) of different sizes, to the model's
+    input, float32."""
     if isinstance(views, list):
         return [preprocess.normalise(view[None])[0] for view in views]
     samples = views.shape[: views.ndim - 1 - len(preprocess.image)]

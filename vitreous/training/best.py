@@ -1,6 +1,6 @@
-"""Which weights of a run are the best on its validation images, and when no better ones are to be expected.
+"""Selection of a run's best weights by validation images, and early stopping.
 
-An evaluation is better than another one if its leading figure is better or, where that is the same, its NLL is lower
+An evaluation is better than another if its main metric is better or, if that is the same, its NLL is lower
 (`Report.score`).
 """
 
@@ -18,11 +18,11 @@ from vitreous.training.run import Run
 
 @dataclass(frozen=True)
 class BestEvaluation:
-    """The best evaluation so far, which a checkpoint keeps in its state.json.
+    """The best evaluation so far, which a checkpoint stores in its state.json.
 
     `step`: the optimiser step after which it was made, 0 before the first; `epoch` the same in epochs. `value` is its
-    leading figure, called `figure`, of which the higher or lower is `better`. `evaluations`: how many were made;
-    `since`: how many after the first one of this value, none of them better.
+    main metric, named `figure`, of which the higher or lower is `better`. `evaluations`: the number of evaluations so
+    far; `since`: the number after the first one of this value, none of them better.
     """
 
     step: int = 0
@@ -40,8 +40,11 @@ class BestEvaluation:
         return (self.value if self.better == "higher" or not self.step else -self.value), -self.nll
 
     def after(self, report: Report, step: int, epoch: float) -> BestEvaluation:
-        """The best of these evaluations and a further one; of equal ones without an NLL, as of a detector that finds
-        nothing yet, the later, which does not restart `since`."""
+        """Return the better of this and a further evaluation.
+
+        Of equal ones without an NLL, such as those of a detector without detections yet, the later one is returned, and
+        `since` is not reset.
+        """
         figure, value = report.leading
         nll = report.figures.get("nll")
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
@@ -60,40 +63,40 @@ class BestEvaluation:
         return replace(self, evaluations=self.evaluations + 1, since=self.since + 1)
 
     def is_out_of_patience(self, run: Run) -> bool:
-        """Whether the run ends here: as many evaluations in a row as it has patience for were not better."""
+        """Whether the run stops early: the number of evaluations without improvement has reached its patience."""
         return run.early_stop is not None and self.since >= run.early_stop
 
     def to_dict(self) -> dict[str, Any] | None:
-        """As JSON has it; None before the first evaluation."""
+        """Convert to a JSON object; None before the first evaluation."""
         return asdict(self) | {"nll": self.nll if math.isfinite(self.nll) else None} if self.step else None
 
     @classmethod
     def from_dict(cls, stored: dict[str, Any] | None) -> BestEvaluation:
-        """What `to_dict` wrote."""
+        """Restore from the output of `to_dict`."""
         if not stored:
             return cls()
-        known: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
-        return cls(**known)
+        fields: dict[str, Any] = {**stored, "nll": math.inf if stored["nll"] is None else stored["nll"]}
+        return cls(**fields)
 
 
 def check_selection(run: Run, val: Split | None) -> None:
-    """Raise UsageError where a run is to choose by validation images, and there are none, or none with labels."""
+    """Raise UsageError if a run selects by validation images, and there are none, or none with labels."""
     option = "--keep-best" if run.keep_best else "--early-stop"
     if (run.keep_best or run.early_stop) and not (run.objective.labelled or run.data.classes):
         raise UsageError(
-            f"{option} chooses by the labels of validation images, and these have none",
-            "name data with classes, or leave it out",
+            f"{option} selects by the labels of validation images, but these have no labels",
+            "use data with classes, or remove it",
         )
     if (run.keep_best or run.early_stop) and (val is None or not len(val)):
         raise UsageError(
-            f"{option} chooses by the validation images, and the run has none",
-            "name data with a val split, or leave it out",
+            f"{option} selects by the validation images, but the run has none",
+            "use data with a val split, or remove it",
         )
 
 
 def describe_selection(run: Run, best: BestEvaluation, shipped_step: int, step: int) -> dict[str, Any] | None:
-    """What the summary says: `shipped_step` is the step whose weights the bundle has, `step` the last one. None for a
-    run that chooses nothing."""
+    """Return the summary's entry on selection: `shipped_step` is the step of the bundle's weights, `step` the last one.
+    None for a run without selection."""
     if not (run.keep_best or run.early_stop):
         return None
     return {

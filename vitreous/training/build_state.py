@@ -27,13 +27,13 @@ from vitreous.weights.adopt import load_pretrained_weights, open_objective_state
 from vitreous.weights.objective_parts import load_into_objective
 from vitreous.weights.options import WeightsSource
 
-INITIAL_FP16_SCALE = 2.0**16  # of the loss, at the start of a run in float16
+INITIAL_FP16_SCALE = 2.0**16  # loss scale at the start of a run in float16
 
 
 def build_state(run: Run, inputs: RunInputs, ranks: Ranks, note: Callable[[str], None]) -> TrainingState:
     """Build the state of a run at step 0, in this process.
 
-    `note` is called with texts about adopted weights and about the parameters that are trained.
+    `note` is called with texts about loaded weights and about the trainable parameters.
     """
     torch.manual_seed(int(derive_keys(run.seed)) >> 1)
     objective = build_objective(run, build_run_model(run, note), inputs, note)
@@ -65,8 +65,11 @@ def build_run_model(run: Run, note: Callable[[str], None]) -> Model:
 
 
 def build_objective(run: Run, model: Model, inputs: RunInputs, note: Callable[[str], None]) -> Objective:
-    """Build the objective of a run around its model. If the initial weights come with the parts of the same objective,
-    such as a decoder or a projection head, it starts with these."""
+    """Build the objective of a run around its model.
+
+    If the initial weights contain modules of the same objective, such as a decoder or a projection head, they are
+    loaded.
+    """
     multilabel = inputs.train.labels.ndim == 2 and bool(run.data.classes)
     objective = run.objective.build(model, run.objective_setting(multilabel))
     parts = open_objective_state(run.init) if run.init else None

@@ -1,10 +1,10 @@
-"""Checkpoints that are there whole or not at all.
+"""Atomic checkpoints, which exist either completely or not at all.
 
     FOLDER/step-00000310/   files as the caller writes them, and manifest.json with each one's size and SHA-256
 
-One save: a hidden temporary folder, every file written and fsynced, the manifest, a rename, an fsync of the parent. Old
-ones go only after the new one is there. The newest is the highest number whose manifest verifies; times and the mere
-presence of files count for nothing. No tensor is known here.
+Saving writes all files to a hidden temporary folder, fsyncs them, writes the manifest, renames the folder, and fsyncs
+the parent. Old checkpoints are removed only after that. The newest checkpoint is the highest number whose manifest
+verifies, regardless of file times. This module does not depend on tensors.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FileWriter = Callable[[Path], None]
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run, of which `keep` stay (never fewer than two)."""
+    """The checkpoints of one run, of which the newest `keep` are kept (never fewer than two)."""
 
     folder: Path
     keep: int = 2
 
     def save(self, step: int, writers: dict[str, FileWriter], size: int, pinned: int | None = None) -> Path:
-        """Write one file per writer as checkpoint `step`; `size` is about how many bytes they will take. `pinned`: a
-        step that stays.
+        """Write one file per writer as checkpoint `step`. `size` is their approximate size in bytes; a `pinned` step is
+        never removed.
 
-        Raises ResourceError, with what was needed and what is free, if it cannot be written; the older ones stay.
+        Raises ResourceError, with the required and the free space, if it cannot be written; older checkpoints are kept.
         """
         temporary = self.begin(step, size)
         with self.handle_write_errors(step, temporary):
@@ -45,10 +45,11 @@ class CheckpointStore:
         return self.publish(step, temporary, pinned)
 
     def begin(self, step: int, size: int) -> Path:
-        """A hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save` does."""
+        """Create a hidden folder for the files of checkpoint `step`, to be published. Raises ResourceError as `save`
+        does."""
         temporary = self.folder / f".tmp-{step}-{uuid.uuid4().hex}"
         with self.handle_write_errors(step, temporary):
-            self.folder.mkdir(exist_ok=True)  # without its parents: a run folder that was removed is not made again
+            self.folder.mkdir(exist_ok=True)  # without its parents: a removed run folder is not created again
             temporary.mkdir()
             free = shutil.disk_usage(self.folder).free
             if free < 1.2 * size:
@@ -56,7 +57,7 @@ class CheckpointStore:
         return temporary
 
     def publish(self, step: int, temporary: Path, pinned: int | None = None) -> Path:
-        """Make what is in a hidden folder checkpoint `step`, and prune. Raises ResourceError as `save` does."""
+        """Turn a hidden folder into checkpoint `step`, and prune. Raises ResourceError as `save` does."""
         with self.handle_write_errors(step, temporary):
             names = sorted(path.name for path in temporary.iterdir())
             manifest = {
@@ -64,16 +65,16 @@ class CheckpointStore:
                 for name in names
             }
             (temporary / MANIFEST_NAME).write_text(json.dumps(manifest, indent=1))
-            place = self.place(step)
-            if place.exists():  # left behind, invalid: it was not resumed from
-                self.discard(place)
-            sync_and_rename(temporary, place)
+            folder = self.place(step)
+            if folder.exists():  # an invalid leftover, from which the run was not resumed
+                self.discard(folder)
+            sync_and_rename(temporary, folder)
         self.prune(pinned)
-        return place
+        return folder
 
     @contextmanager
     def handle_write_errors(self, step: int, temporary: Path) -> Iterator[None]:
-        """Turn what the disk refuses into a ResourceError, and leave no hidden folder behind."""
+        """Convert write errors to a ResourceError, and remove the hidden folder."""
         try:
             yield
         except OSError as error:
@@ -83,25 +84,26 @@ class CheckpointStore:
             ) from None
 
     def newest(self, warn: Callable[[str], None] = lambda text: None) -> Path | None:
-        """The newest checkpoint that verifies, or None where there is none at all.
+        """Return the newest checkpoint that verifies, or None if there are no checkpoints.
 
-        Invalid ones are passed over with a warning. Raises WeightsError if there are checkpoints and none is valid.
+        Invalid ones are skipped with a warning. Raises WeightsError if there are checkpoints and none is valid.
         """
         self.sweep()
-        places = list(self.places())
-        for place in places:
-            fault = find_damage(place)
+        checkpoints = list(self.places())
+        for checkpoint in checkpoints:
+            fault = find_damage(checkpoint)
             if fault is None:
-                return place
-            warn(f"checkpoint {place.name} is not used: {fault}")
-        if places:
+                return checkpoint
+            warn(f"checkpoint {checkpoint.name} is not used: {fault}")
+        if checkpoints:
             raise WeightsError(
-                f"none of the {len(places)} checkpoints in {self.folder} is valid", "start again with another --out"
+                f"none of the {len(checkpoints)} checkpoints in {self.folder} is valid",
+                "start a new run with another --out",
             )
         return None
 
     def place(self, step: int) -> Path:
-        """Where the checkpoint of a step is."""
+        """Return the path of the checkpoint of a step."""
         return self.folder / f"step-{step:08d}"
 
     def places(self) -> Iterator[Path]:
@@ -110,29 +112,29 @@ class CheckpointStore:
         return iter(sorted(places, key=lambda p: int(p.name[5:]), reverse=True))
 
     def prune(self, pinned: int | None = None) -> None:
-        """Remove what is older than the newest `keep` valid ones, but for that of a `pinned` step."""
+        """Remove checkpoints older than the newest `keep` valid ones, except that of a `pinned` step."""
         valid = 0
-        for place in list(self.places()):
+        for checkpoint in list(self.places()):
             if valid >= max(self.keep, 2):
-                if pinned is None or place != self.place(pinned):
-                    self.discard(place)
+                if pinned is None or checkpoint != self.place(pinned):
+                    self.discard(checkpoint)
             else:
-                valid += find_damage_by_size(place) is None
+                valid += find_damage_by_size(checkpoint) is None
 
     def discard(self, place: Path) -> None:
-        """Remove a checkpoint: out of sight in one step, then file by file."""
+        """Remove a checkpoint: rename it to a hidden folder, then delete its files."""
         hidden = place.with_name(f".tmp-{uuid.uuid4().hex}")
         os.rename(place, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed save or removal left behind."""
+        """Remove temporary folders of interrupted saves and removals."""
         for stray in self.folder.glob(".tmp-*"):
             shutil.rmtree(stray, ignore_errors=True)
 
 
 def find_damage(place: Path) -> str | None:
-    """Why a checkpoint must not be used, or None: its files are compared with the manifest, content and all."""
+    """Return why a checkpoint is damaged, or None. Files are compared with the manifest, including their SHA-256."""
     fault = find_damage_by_size(place)
     if fault is None:
         for name, entry in json.loads((place / MANIFEST_NAME).read_text()).items():
@@ -142,7 +144,7 @@ def find_damage(place: Path) -> str | None:
 
 
 def find_damage_by_size(place: Path) -> str | None:
-    """The same by presence and size alone."""
+    """Return why a checkpoint is damaged, or None, by presence and size of its files only."""
     try:
         manifest = json.loads((place / MANIFEST_NAME).read_text())
         entries = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest.items()}

@@ -1,4 +1,5 @@
-"""The forward and backward passes of a step: by one process, by several, or reproducibly by any number of them."""
+"""The forward and backward passes of a step: in one process, in several, or reproducibly for any number of
+processes."""
 
 from __future__ import annotations
 
@@ -23,12 +24,12 @@ from vitreous.training.slices import StepSlice, even_bounds
 
 
 class GradientComputer:
-    """What adds a step's gradients to the flat vectors, for one process among `ranks`.
+    """Adds a step's gradients to the flat vectors, for one process among `ranks`.
 
-    With several processes each computes its slices, and gradients are added up once a step: by DDP while the backward
-    pass still runs where a step is one pass, by FSDP in the last of its passes, else when the last is done. A
-    reproducible run computes every slice by itself on one core, and adds gradients in the order of the slices, so that
-    nothing depends on which process computes a slice.
+    With several processes each computes its slices, and gradients are all-reduced once per step. DDP overlaps this with
+    the backward pass if a step is a single pass, and otherwise does it after the last pass; FSDP does it in the last
+    pass. A reproducible run computes every slice separately on one core, and adds gradients in the order of the slices,
+    so that results do not depend on the assignment of slices to processes.
     """
 
     def __init__(self, objective: Objective, flat: FlatParameters, run: Run, ranks: Ranks) -> None:
@@ -38,7 +39,7 @@ class GradientComputer:
         )
         self.sharded = ranks.joined and run.parallel == "fsdp"
         self.overlapped = ranks.joined and not self.sharded and one_pass
-        self.mean = ranks.world if self.overlapped or self.sharded else 1  # they take the mean over processes
+        self.mean = ranks.world if self.overlapped or self.sharded else 1  # DDP and FSDP average over processes
         forward = objective
         if run.compile:
             compile_blocks(objective)
@@ -52,11 +53,11 @@ class GradientComputer:
             self.shards.captured = CudaGraphRunner(flat.master.device)
 
     def step(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
-        """Leave the gradient of the whole step in `flat.master_grad`.
+        """Compute the gradient of the whole step in `flat.master_grad`.
 
         Args:
-            slices: those of this process in the step, each with its batch. A pass over a slice draws from (seed, step,
-                offset of the slice).
+            slices: this process's slices of the step, each with its batch. Random numbers of a pass over a slice
+                depend on (seed, step, offset of the slice).
             step: the number of the step, from 0.
 
         Returns:
@@ -79,23 +80,21 @@ class GradientComputer:
         return add_scalars(scalars), torch.cat(samples)
 
     def seed_pass(self, step: int, step_slice: StepSlice) -> None:
-        """Seed the random numbers that the passes over a slice draw."""
+        """Seed the random numbers of the passes over a slice."""
         torch.manual_seed(int(derive_keys(self.run.seed, step, step_slice.offset)) >> 1)
 
     def backward(self, batch: Batch, step_slice: StepSlice) -> Scalars:
         """Add the gradient of a slice, in micro-batches, and return its scalars.
 
-        All processes make equally many passes: one with fewer samples than passes computes its first sample again with
-        share 0. Slices of buckets have any sizes; processes do not wait for each other there.
+        All processes run the same number of passes: one with fewer samples than passes computes its first sample again
+        with share 0. Slices of buckets differ in size; processes do not synchronise in them.
         """
         size, passes = count_batch_samples(batch), 1
         if self.run.micro_batch:
-            first = (
-                step_slice.start - step_slice.start % self.run.batch_size
-            )  # of the whole batch, which all processes share
-            most = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
-            most = 0 if self.run.preprocess.has_buckets else most
-            passes = -(-max(most, size) // self.run.micro_batch)
+            first = step_slice.start - step_slice.start % self.run.batch_size  # for the whole batch over all processes
+            max_samples = -(-min(self.run.batch_size, self.run.total - first) // self.ranks.world)
+            max_samples = 0 if self.run.preprocess.has_buckets else max_samples
+            passes = -(-max(max_samples, size) // self.run.micro_batch)
         scalars = []
         for number, (a, b) in enumerate(pairwise(even_bounds(0, size, passes))):
             piece = slice_batch(batch, a, max(b, a + 1)) if passes > 1 else batch
@@ -105,8 +104,11 @@ class GradientComputer:
         return {name: value / self.mean for name, value in add_scalars(scalars).items()}
 
     def compute_reproducibly(self, slices: Iterable[tuple[StepSlice, Batch]], step: int) -> tuple[Scalars, Tensor]:
-        """Compute each slice on its own, as `step` does: on one core of a CPU, and at the same time unless the model
-        draws random numbers, for which there is one generator. Returns scalars and sample numbers (n,) int64."""
+        """Compute each slice separately, as `step` does. Returns scalars and sample numbers (n,) int64.
+
+        On a CPU each slice uses one core. Slices run in parallel unless the model draws random numbers, because there
+        is only one generator.
+        """
         pairs = zip(self.shards.forwards, slices, strict=True)
         work = [(forward, batch, step_slice) for forward, (step_slice, batch) in pairs if not step_slice.is_empty]
 
@@ -133,8 +135,8 @@ class GradientComputer:
         return add_scalars(scalars), torch.cat(samples) if samples else torch.zeros(0, dtype=torch.int64)
 
     def finish(self, act: Callable[[], None]) -> None:
-        """Do what follows the backward passes: on one core if the run is reproducible, since threads round at other
-        places."""
+        """Call `act` after the backward passes: on one core if the run is reproducible, because rounding depends on the
+        number of threads."""
         if self.run.reproducible and self.flat.master.device.type == "cpu":
             run_on_one_core(act)
         else:
@@ -142,12 +144,12 @@ class GradientComputer:
 
 
 def run_on_one_core(act: Callable, *arguments: object):
-    """Call a function on a thread that computes with one core."""
+    """Call a function in a thread that uses one core."""
     return get_thread_pool(torch.get_num_threads()).submit(act, *arguments).result()
 
 
 def count_gradient_buffers(run: Run, ranks: Ranks) -> int:
-    """How many gradients the flat vectors need for this process: one for each shard that it computes."""
+    """Return how many gradients the flat vectors need in this process: one for each shard that it computes."""
     if run.reproducible:
         return run.shards // ranks.world
     return 1 if ranks.joined else run.shards

@@ -1,15 +1,13 @@
-"""The parameters of a module as flat vectors: float32 masters, a working copy to compute with, an average.
+"""The parameters of a module as flat vectors: float32 masters, a working copy for compute, an average.
 
-    master (n,) float32   what the optimiser moves
-    work   (n,) dtype     what the module computes with; the masters themselves where dtype is float32
-    grads  (n,) dtype     where backward passes add, one a shard, gathered into `master_grad` (n,) float32, which is
-           there only
-                          from a backward pass to the end of its step, unless it is the same vector
+    master (n,) float32   updated by the optimiser
+    work   (n,) dtype     used by the module; the masters themselves if dtype is float32
+    grads  (n,) dtype     targets of backward passes, one per shard, gathered into `master_grad` (n,) float32, which
+                          exists only from a backward pass to the end of its step, unless it is the same vector
     average (n,) float32  Polyak average of the masters, or the masters themselves
 
-The module's parameters become views of `work`, so a step costs a handful of operations on long vectors, whatever the
-number of tensors, and no weight is cast inside the forward pass. Parameters that do not require a gradient stay as they
-are.
+The module's parameters become views of `work`. A step thus takes a few operations on long vectors, for any number of
+tensors, and no weight is cast inside the forward pass. Parameters that do not require a gradient are not changed.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from vitreous.training.groups import GROUP_KINDS, GroupFunction, ParameterGroup,
 from vitreous.training.ranks import Ranks
 
 ALIGNMENT = 64  # elements; every tensor starts on a cache line
-ALL_REDUCE_CHUNK = 2**22  # elements of the gradients that are added up, or that processes exchange, at a time
+ALL_REDUCE_CHUNK = 2**22  # gradient elements that are added or exchanged at a time
 
 
 class FlatParameters:
-    """Parameters in the order of their optimiser groups: by kind (`matrix` first, then `decay`, `to_dict`), then by
-    learning-rate factor.
+    """Parameters in the order of their optimiser groups: by kind (`matrix`, `decay`, `to_dict`), then by learning-rate
+    factor.
 
     `group_of` returns the group of a parameter from its name and shape.
     """
@@ -56,8 +54,8 @@ class FlatParameters:
             view.copy_(self.parameters[name].detach())
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
         self.grads = [torch.zeros_like(self.work) for _ in range(shards)]
-        self.grad, self.versions = self.grads[0], [-1] * shards  # of `grads` when they were last zero
-        self.total = self.grad if dtype == torch.float32 else None  # what `master_grad` gives
+        self.grad, self.versions = self.grads[0], [-1] * shards  # versions of `grads` when they were last zero
+        self.total = self.grad if dtype == torch.float32 else None  # the value of `master_grad`
         self.average = self.master if ema is None else self.master.clone()
         module.to(device)
         self.copy_deployed(device)
@@ -67,7 +65,7 @@ class FlatParameters:
         self.bind(module)
 
     def copy_deployed(self, device: torch.device) -> None:
-        """Make the copy of what is shipped, which computes with the average in float32.
+        """Build the copy of the deployed model, which computes with the average in float32.
 
         `shipped`: its names -> the objective's names, of all its parameters and buffers; `frozen`: the float32
         originals of the model's parameters that require no gradient, by the objective's name.
@@ -79,12 +77,12 @@ class FlatParameters:
         static = {id(p) for p in self.module.frozen_parameters()}
         self.frozen = {name: p.detach() for name, p in self.module.named_parameters() if id(p) in static}
         copied = dict(iterate_named_tensors(self.eval_module))
-        for name, own in self.shipped.items():
-            if own in self.frozen:
-                self.frozen[own] = copied[name].data
+        for name, objective_name in self.shipped.items():
+            if objective_name in self.frozen:
+                self.frozen[objective_name] = copied[name].data
 
     def arrange(self, groups: dict[str, ParameterGroup]) -> None:
-        """Give every parameter its place: `spans` by name, `groups` and `names` by group."""
+        """Assign a range to every parameter: `spans` by name, `groups` and `names` by group."""
         order = sorted(set(groups.values()), key=lambda group: (GROUP_KINDS.index(group.kind), *group[1:]))
         self.names = {group: [name for name in groups if groups[name] == group] for group in order}
         self.groups: dict[ParameterGroup, slice] = {}
@@ -112,17 +110,16 @@ class FlatParameters:
         return {name: vector[a:b].view(self.parameters[name].shape) for name, (a, b) in self.spans.items()}
 
     def zero(self) -> None:
-        """Forget the gradients. Those that nothing was added to since `collect` set them to zero are not written
-        again."""
+        """Reset the gradients. Those that are still zero since `collect` are not written again."""
         for number, grad in enumerate(self.grads):
             if grad is self.total or grad._version != self.versions[number]:
                 grad.zero_()
                 self.versions[number] = grad._version
         if self.total is not self.grad:
-            self.total = None  # its memory is the activations' until the backward pass has freed them
+            self.total = None  # its memory is free for activations during the backward pass
 
     def collect(self) -> None:
-        """Add what backward passes left in `grads` to the float32 sum, in their order, and set them to zero."""
+        """Add the gradients of backward passes in `grads` to the float32 sum, in their order, and set them to zero."""
         for number, grad in enumerate(self.grads):
             if grad is self.total:
                 continue
@@ -130,18 +127,18 @@ class FlatParameters:
                 self.total = grad.float()
             else:
                 for total, part in zip(self.total.split(ALL_REDUCE_CHUNK), grad.split(ALL_REDUCE_CHUNK), strict=True):
-                    total += part  # as a whole it would be copied to float32 first
+                    total += part  # in chunks: a single addition would copy everything to float32
             grad.zero_()
             self.versions[number] = grad._version
 
     def exchange(self, ranks: Ranks) -> None:
-        """Add up the float32 gradients of all processes."""
+        """All-reduce the float32 gradients over processes."""
         for part in self.master_grad.split(ALL_REDUCE_CHUNK):
             ranks.sum(part)
 
     def reduce_in_order(self, ranks: Ranks) -> None:
-        """Add up the `grads` of all processes in float32, first to last whoever has them: the same bits for any number
-        of processes.
+        """Add up the `grads` of all processes in float32, in the order of shards: bit-identical for any number of
+        processes.
 
         for shard in shards of process 0, of process 1, ...:  total = total + gradient of shard
         """
@@ -152,8 +149,8 @@ class FlatParameters:
             mine = torch.stack([grad[a : a + ALL_REDUCE_CHUNK] for grad in self.grads])
             first, *others = torch.cat(ranks.gather(mine))
             summed = first.float()
-            for other in others:
-                summed += other
+            for shard_grad in others:
+                summed += shard_grad
             total[a : a + ALL_REDUCE_CHUNK] = summed
         if self.total is self.grad:
             self.grad.copy_(total)
@@ -172,31 +169,34 @@ class FlatParameters:
         return self.master_grad.norm()
 
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
-        """The norm of each parameter's part of a vector that begins where the first of the names does; they lie in a
-        row."""
+        """Return the norm of each parameter in a vector that begins at the first of the names; parameters are
+        contiguous."""
         start = self.spans[names[0]][0]
         return torch.stack([vector[a - start : b - start].norm() for a, b in (self.spans[name] for name in names)])
 
     def clip(self, limit: float | None, by: str = "all") -> Tensor:
-        """The norm of the whole gradient, a scalar. Gradients longer than `limit` are scaled down to it: the whole one,
-        or `by` each `tensor`, or each `part`: the objective's submodules (`groups.clip_submodule`)."""
+        """Clip the gradient to the norm `limit`, and return the norm of the whole gradient before, a scalar.
+
+        `by` selects the clipped unit: the whole gradient, each `tensor`, or each `part`, a submodule of the objective
+        (`groups.clip_submodule`).
+        """
         norm = self.norm()
         if limit is not None and by == "all":
             self.master_grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
         elif limit is not None:
-            part = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
+            group_by = {name: name if by == "tensor" else clip_submodule(self.module, name) for name in self.spans}
             squares: dict[str, Tensor] = {}
             for group, span in self.groups.items():
                 norms = self.norms(self.master_grad[span], self.names[group])
                 for name, own in zip(self.names[group], norms, strict=True):
-                    squares[part[name]] = squares.get(part[name], 0) + own.square()
+                    squares[group_by[name]] = squares.get(group_by[name], 0) + own.square()
             for name, view in self.views(self.master_grad).items():
-                view.mul_((limit / (squares[part[name]].sqrt() + 1e-6)).clamp(max=1.0))
+                view.mul_((limit / (squares[group_by[name]].sqrt() + 1e-6)).clamp(max=1.0))
         return norm
 
     def sync(self, step: int, decay: float | None = None) -> None:
-        """After the masters moved for the `step`-th time (from 1): renew the working copy, and the average, which
-        keeps the share `decay` of itself (None: by `ema_decay_at`)."""
+        """After the `step`-th update of the masters (from 1): update the working copy, and the average with decay
+        `decay` (None: `ema_decay_at`)."""
         if self.work is not self.master:
             self.work.copy_(self.master)
         if self.ema is not None:
@@ -204,16 +204,16 @@ class FlatParameters:
 
     @torch.no_grad()
     def averaged_model(self) -> Model:
-        """The deployed module with the averaged weights, in float32, and whatever else it holds as it is now."""
+        """The deployed module with the averaged weights, in float32, and its current other state."""
         live = dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
-            own = self.shipped[name]
-            if own not in self.parameters and own not in self.frozen:
-                tensor.copy_(live[own])
+            objective_name = self.shipped[name]
+            if objective_name not in self.parameters and objective_name not in self.frozen:
+                tensor.copy_(live[objective_name])
         return self.eval_module
 
     def load(self, model: dict[str, Tensor], average: dict[str, Tensor] | None) -> None:
-        """Give masters, working copy and average the values of whole tensors by name."""
+        """Load whole tensors by name into masters, working copy and average."""
         self.scatter(self.views(self.master), model)
         if average is not None:
             self.scatter(self.views(self.average), average)
@@ -221,33 +221,37 @@ class FlatParameters:
             self.work.copy_(self.master)
 
     def scatter(self, views: dict[str, Tensor], whole: dict[str, Tensor]) -> None:
-        """Give views, which are those of this process, their values out of whole tensors by name."""
+        """Copy whole tensors by name into this process's views."""
         copy_by_name(views, whole)
 
     def untrained_state(self) -> dict[str, Tensor]:
-        """What the optimiser does not move, by name: frozen parameters as their float32 originals, and the live
-        parameters and persistent buffers of the objective at their own precision."""
+        """Tensors that the optimiser does not update, by name.
+
+        They are frozen parameters as their float32 originals, and the live parameters and persistent buffers of the
+        objective in their dtype.
+        """
         state = self.module.state_dict() | self.frozen
         return {name: tensor for name, tensor in state.items() if name not in self.parameters}
 
     def masters(self) -> dict[str, Tensor]:
-        """The float32 masters by name, whole, each of its parameter's shape."""
+        """The whole float32 masters by name, in the shapes of the parameters."""
         return self.views(self.master)
 
     def training_only_tensors(self) -> dict[str, Tensor]:
-        """What the objective holds beside what is shipped, by name, in its own shapes: a decoder, heads, a student."""
+        """Tensors of the objective that are not in the deployed model, by name, in their shapes: a decoder, heads, a
+        student."""
         names = set(self.shipped.values())
         return {name: tensor for name, tensor in (self.untrained_state() | self.masters()).items() if name not in names}
 
     @torch.no_grad()
     def load_untrained_state(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what `untrained_state` gave. Raises WeightsError where a tensor that follows the weights is
+        """Load the output of `untrained_state`. Raises WeightsError if a tensor that depends on the weights is
         missing."""
         for name, live in self.module.state_dict().items():
             if name in self.parameters or (name in self.frozen and name not in tensors):
                 continue
             if name not in tensors:
-                raise WeightsError(f"the checkpoint lacks {name}", "it is of another objective; start a new run")
+                raise WeightsError(f"the checkpoint lacks {name}", "it belongs to another objective; start a new run")
             if name in self.frozen:
                 self.frozen[name].copy_(tensors[name])
             self.scatter({name: live.to_local() if hasattr(live, "to_local") else live}, tensors)
@@ -260,8 +264,8 @@ def iterate_named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def ema_decay_at(ema: float, step: int) -> float:
-    """The decay of the average at its `step`-th renewal (from 1): min(ema, (1 + step) / (10 + step)), so that it
-    forgets the start."""
+    """Return the decay of the average at its `step`-th update (from 1): min(ema, (1 + step) / (10 + step)), so that
+    initial weights are forgotten."""
     return min(ema, (1 + step) / (10 + step))
 
 

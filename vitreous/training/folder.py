@@ -1,4 +1,4 @@
-"""The run folder: what is where, who may write, and what a resumed run finds."""
+"""The run folder: its files, its lock, and the state that a resumed run finds."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.training.checkpoint import CheckpointStore
 from vitreous.training.run import Run
 
-#: what `create` writes before config.yaml, whole or half
+#: files that `create` writes before config.yaml, complete or partial
 UNSTARTED_RUN_FILES = re.compile(
     r"command\.txt|(environment|data|trials)\.json|\.(command\.txt|(environment|data|trials)\.json|config\.yaml)\.tmp"
 )
 
 
 class MetricsSink(Protocol):
-    """Receives the lines of a run's metrics as they are written. Raises nothing, and does not wait."""
+    """Interface of receivers of a run's metrics lines. Implementations do not raise or block."""
 
     def log_line(self, line: dict[str, Any]) -> None: ...
     def rewind(self, step: int, lines: list[dict[str, Any]]) -> None: ...
@@ -32,7 +32,7 @@ class MetricsSink(Protocol):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One training run on disk. `sinks` receive its metrics beside metrics.jsonl."""
+    """One training run on disk. `sinks` receive its metrics in addition to metrics.jsonl."""
 
     path: Path
     sinks: tuple[MetricsSink, ...] = field(default=(), compare=False)
@@ -47,7 +47,7 @@ class RunFolder:
 
     @property
     def warnings(self) -> Path:
-        """What looked wrong, a line each: step, name and text."""
+        """Path of the warnings, one per line: step, name and text."""
         return self.path / "warnings.jsonl"
 
     @property
@@ -63,7 +63,7 @@ class RunFolder:
         return CheckpointStore(self.path / "checkpoints", keep)
 
     def create(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Make the folder for a new run. Raises UsageError if something is there, ResourceError if it cannot be
+        """Create the folder of a new run. Raises UsageError if it already exists, ResourceError if it cannot be
         written."""
         self.refuse_existing()
         try:
@@ -79,19 +79,19 @@ class RunFolder:
             ) from None
 
     def record_resumption(self, run: Run, command: str, documents: dict[str, Any]) -> None:
-        """Write down what a resumed run goes on with; what it went by before stays as config.N.yaml, and its command
-        above the new one."""
+        """Write the config of a resumed run. The previous one is kept as config.N.yaml, and the previous command above
+        the new one."""
         with self.locked():
             number = len(list(self.path.glob("config.*.yaml"))) + 1
             write_text_atomic(self.path / f"config.{number}.yaml", self.config.read_text("utf-8"))
-            before = (self.path / "command.txt").read_text("utf-8")
-            write_text_atomic(self.path / "command.txt", before + command + "\n")
+            previous = (self.path / "command.txt").read_text("utf-8")
+            write_text_atomic(self.path / "command.txt", previous + command + "\n")
             for name, document in documents.items():
                 write_text_atomic(self.path / f"{name}.json", json.dumps(document, indent=2, ensure_ascii=False) + "\n")
             write_text_atomic(self.config, to_yaml(run))
 
     def refuse_existing(self) -> None:
-        """Raise UsageError if something is there already, but for what `create` leaves when it is killed before the
+        """Raise UsageError if the folder contains files, except those of a `create` that was killed before it wrote the
         config."""
         if not self.path.exists():
             return
@@ -103,13 +103,13 @@ class RunFolder:
             raise UsageError(f"{self.path} already exists", "use --resume to continue it, or another --out")
 
     def run(self) -> Run:
-        """The run that the folder was made for. Raises UsageError if there is none."""
+        """The run of the folder. Raises UsageError if there is none."""
         if not self.config.is_file():
-            raise UsageError(f"{self.path} is no run folder: it has no config.yaml", "start a run without --resume")
+            raise UsageError(f"{self.path} is not a run folder: it has no config.yaml", "start a run without --resume")
         return from_yaml(Run, self.config.read_text("utf-8"))
 
     def launch(self) -> str:
-        """The name of the job of `torchrun` that began the run; "" for none."""
+        """Name of the `torchrun` job that started the run; "" without torchrun."""
         try:
             return json.loads((self.path / "environment.json").read_text("utf-8")).get("torchrun", "")
         except (OSError, ValueError):
@@ -117,8 +117,7 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others from writing while this process does. Raises UsageError, naming the process that has the
-        folder."""
+        """Lock the folder for writing. Raises UsageError, with the number of the process that holds the lock."""
         try:
             import fcntl
         except ImportError:  # no such locks on this system
@@ -126,7 +125,7 @@ class RunFolder:
             return
         with open(self.path / ".lock", "a+") as file:
             try:
-                # ends with this process; flock would outlive it in its workers
+                # released with this process; flock would outlive it in its workers
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 file.seek(0)
@@ -140,7 +139,7 @@ class RunFolder:
 
     @contextmanager
     def explain_resume(self) -> Iterator[None]:
-        """Add to a ResourceError which checkpoint is kept, and how to continue from it."""
+        """Extend a ResourceError by the checkpoint that is kept, and the command that continues from it."""
         try:
             yield
         except ResourceError as error:
@@ -151,7 +150,7 @@ class RunFolder:
             raise ResourceError(f"{error.message}; checkpoint {newest.name} is kept", hint) from None
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line to the metrics; sinks get it also where it cannot be written."""
+        """Add one line to the metrics; sinks receive it even if it cannot be written."""
         for sink in self.sinks:
             sink.log_line(line)
         append_line(self.metrics, line)
@@ -161,8 +160,8 @@ class RunFolder:
         append_line(self.warnings, {"step": step, "name": name, "text": text})
 
     def rewind(self, step: int, but: str | None = None) -> None:
-        """Keep metrics and warnings up to a step, less metrics that hold `but`: what goes will be written again. A torn
-        last line goes too."""
+        """Keep metrics and warnings up to a step, except metrics that contain `but`, because the rest will be written
+        again. An incomplete last line is removed."""
         for path, left_out in ((self.metrics, but), (self.warnings, None)):
             if path.exists():
                 lines = [json.dumps(line) + "\n" for line in read_json_lines(path) if line["step"] <= step]
@@ -172,14 +171,17 @@ class RunFolder:
 
 
 class MetricsFollower:
-    """Reads what was added to a metrics.jsonl since the last look."""
+    """Follows a metrics.jsonl and returns new lines."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.inode, self.place = path, 0, 0
 
     def read(self) -> tuple[bool, list[dict[str, Any]]]:
-        """Whether the file was written anew since the last look (a run went back to a checkpoint), and the whole lines
-        that are new: then all of them. A line that is not whole yet comes with a later look."""
+        """Return whether the file was rewritten since the last call (by a run resumed from a checkpoint), and the new
+        complete lines.
+
+        After a rewrite all lines are new. Incomplete lines are returned by a later call.
+        """
         try:
             with open(self.path, "rb") as file:
                 file.seek(0, 2)
@@ -190,20 +192,20 @@ class MetricsFollower:
                 text = file.read()
         except FileNotFoundError:
             return False, []
-        whole = text[: text.rfind(b"\n") + 1]
-        self.place += len(whole)
-        parsed = (parse_json_line(line) for line in whole.decode("utf-8", "replace").splitlines())
+        complete_lines = text[: text.rfind(b"\n") + 1]
+        self.place += len(complete_lines)
+        parsed = (parse_json_line(line) for line in complete_lines.decode("utf-8", "replace").splitlines())
         return anew, [line for line in parsed if line is not None]
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Add a JSON object as a line of a file; a last line that was cut off stays a line of its own."""
+    """Append a JSON object as a line to a file; an incomplete last line stays a separate line."""
     with open(path, "a", encoding="utf-8") as file:
         file.write("\n" * is_last_line_cut_off(path) + json.dumps(line) + "\n")
 
 
 def is_last_line_cut_off(path: Path) -> bool:
-    """Whether the last line of a file was not written to its end."""
+    """Return whether the last line of a file is incomplete."""
     with open(path, "rb") as file:
         if not file.seek(0, os.SEEK_END):
             return False
@@ -212,13 +214,13 @@ def is_last_line_cut_off(path: Path) -> bool:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the JSON objects of a file, one a line, less lines that were cut off; none where there is no file."""
+    """Read the JSON objects of a file, one per line, without incomplete lines; none if there is no file."""
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     return [line for line in map(parse_json_line, lines) if line is not None]
 
 
 def parse_json_line(line: str) -> dict[str, Any] | None:
-    """Parse the JSON object of a line; None for a line that was cut off."""
+    """Parse the JSON object of a line; None for an incomplete line."""
     try:
         parsed = json.loads(line)
     except ValueError:
@@ -227,23 +229,23 @@ def parse_json_line(line: str) -> dict[str, Any] | None:
 
 
 def update_latest_link(path: Path) -> None:
-    """Let `latest`, beside the run, lead to it."""
+    """Point the link `latest`, in the same folder as the run, to it."""
     link, temporary = path.parent / "latest", path.parent / f".latest-{os.getpid()}"
     if link.is_symlink() or not link.exists():
         try:
             temporary.symlink_to(path.name)
             os.replace(temporary, link)
-        except OSError:  # a file system without links: only a convenience is lost
+        except OSError:  # the file system does not support links; they are only a convenience
             temporary.unlink(missing_ok=True)
 
 
 def format_evaluation_key(step: int, epoch: float, prefix: str) -> str:
-    """Return the text by which `Folder.rewind` finds the line of an evaluation; metrics begin with `prefix`."""
+    """Return the text that identifies the line of an evaluation for `RunFolder.rewind`; metrics begin with `prefix`."""
     return f'"step": {step}, "epoch": {json.dumps(epoch)}, "{prefix}'
 
 
 def read_last_value(path: Path, name: str) -> float | None:
-    """Return the last value of a metric in a file of metrics; None where there is none, as after a run on a full
+    """Return the last value of a metric in a file of metrics; None if there is none, for example after a run on a full
     disk."""
     values = [line[name] for line in read_json_lines(path) if name in line]
     return values[-1] if values else None

@@ -17,17 +17,17 @@ GROUP_KINDS = ("matrix", "decay", "plain")
 #: output convolutions of a detector's proposals and masks
 DETECTOR_OUTPUT_WEIGHTS = ("cls_logits.weight", "bbox_pred.weight", "mask_fcn_logits.weight")
 #: parameters without weight decay in ViTDet: LayerNorms of blocks and absolute positions. Its other LayerNorms, over
-#: channels, are a class of detectron2's own that `weight_decay_norm` does not reach, so they decay.
+#: channels, are a separate class of detectron2 that `weight_decay_norm` does not cover, so they decay.
 VITDET_EXEMPT = re.compile(r"\.(attention|mlp)\.norm\.|\bbackbone\.encoder\.norm\.|\bbackbone\.(position|slots)\b")
 
 
 class ParameterGroup(NamedTuple):
-    """Parameters that the optimiser treats alike.
+    """Parameters with the same optimiser settings.
 
     Args:
         kind: `matrix` for hidden matrices, `decay` for other parameters with weight decay, `to_dict` for those without.
-        factor: what the learning rate is multiplied by.
-        starts_frozen: whether the parameters are frozen at the start of the run; their step count is then their own.
+        factor: factor of the learning rate.
+        starts_frozen: whether the parameters are frozen at the start of the run; they then have a separate step count.
     """
 
     kind: str
@@ -55,14 +55,14 @@ def choose_group(
 
 
 def choose_default_group(name: str, parameter: Tensor) -> ParameterGroup:
-    """Return the group of a parameter of any shape where matrices alone decay and all learning rates are the same."""
+    """Return the group of a parameter of any shape if only matrices decay and all learning rates are the same."""
     return ParameterGroup(choose_group_kind(name, parameter))
 
 
 def choose_group_kind(name: str, parameter: Tensor, decay_on: DecayRule = "matrices") -> str:
-    """Return the kind of a parameter's group, decided by its name and shape.
+    """Return the kind of a parameter's group from its name and shape.
 
-    `matrix`: matrices of the blocks, and convolutions but a detector's last ones, all of which decay. The rule
+    `matrix`: matrices of the blocks, and convolutions except a detector's last ones, all of which decay. The rule
     `decay_on` divides the other parameters into `decay` and `to_dict`.
     """
     is_weight = parameter.ndim >= 2 and (name.endswith("weight") or "lora_" in name)
@@ -83,7 +83,7 @@ def choose_group_kind(name: str, parameter: Tensor, decay_on: DecayRule = "matri
 
 
 def learning_rate_factor(options: OptimizerConfig, model: ModelConfig, objective: Objective, name: str) -> float:
-    """Return what a parameter's learning rate is multiplied by: layer decay (arXiv:2106.08254), times every factor of
+    """Return the learning-rate factor of a parameter: layer decay (arXiv:2106.08254), times all factors of
     `options.rates` whose text is in the name.
 
     With decay d, d^(L + 1) before the blocks, d^(L - i) for block i of L (from 0), 1 after them. The objective's
@@ -100,6 +100,6 @@ def learning_rate_factor(options: OptimizerConfig, model: ModelConfig, objective
 
 
 def clip_submodule(objective: Objective, name: str) -> str:
-    """Return the submodule whose gradient a parameter is clipped with: the first word of its name, or `model` for an
+    """Return the submodule with which a parameter's gradient is clipped: the first word of its name, or `model` for an
     input token."""
     return "model" if name in objective.input_tokens else name.partition(".")[0]

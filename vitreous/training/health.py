@@ -1,4 +1,4 @@
-"""Signs that a run is not what its owner thinks: each is told once, with what it means and what to change."""
+"""Warnings about likely problems of a run, each reported once, with cause and fix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vitreous.training.loop import TrainingState
 MAX_DUPLICATE_QUERIES, MAX_DUPLICATE_CANDIDATES = (
     256,
     100_000,
-)  # validation pictures that are looked for, training files that are looked through
-EXPLODED_NORM_FACTOR, NORM_HISTORY = 100.0, 100  # times the median gradient norm of so many steps
-SLOW_LOADING_SHARE, SLOW_LOADING_LINES = 0.3, 3  # share of the time, in so many log lines one after the other
+)  # validation images to look up, training files to search
+EXPLODED_NORM_FACTOR, NORM_HISTORY = 100.0, 100  # factor of the median gradient norm, over this number of steps
+SLOW_LOADING_SHARE, SLOW_LOADING_LINES = 0.3, 3  # share of the time, in this number of consecutive log lines
 
 
 class HealthMonitor:
-    """Watches a run. `tell` is given each warning, and `keep` its step, its name and its text."""
+    """Monitors a run. `tell` is called with each warning, `keep` with its step, name and text."""
 
     def __init__(
         self, tell: Callable[[str], None], keep: Callable[[int, str, str], None] = lambda step, name, text: None
@@ -33,28 +33,28 @@ class HealthMonitor:
         self.slow = 0
 
     def once(self, name: str, text: str) -> None:
-        """Tell a warning, the first time."""
+        """Report a warning, the first time only."""
         if name not in self.warned:
             self.warned.add(name)
             self.tell(text)
             self.keep(self.at, name, text)
 
     def data(self, train: Split, val: Split | None) -> None:
-        """Validation pictures that are training pictures too, byte for byte."""
+        """Warn about validation images that are byte-identical to training images."""
         if val is None or not len(val):
             return
-        rows = np.linspace(0, len(val) - 1, min(MAX_DUPLICATE_QUERIES, len(val))).astype(int)
-        copies = count_shared_images(train, val, rows)
+        indices = np.linspace(0, len(val) - 1, min(MAX_DUPLICATE_QUERIES, len(val))).astype(int)
+        copies = count_shared_images(train, val, indices)
         if copies:
-            share = "all" if copies == len(rows) else f"{copies} of {len(rows)}"
+            share = "all" if copies == len(indices) else f"{copies} of {len(indices)}"
             self.once(
                 "data",
-                f"{share} validation images looked at are training images too: accuracy on them says little; separate "
-                "the two",
+                f"{share} sampled validation images are also training images, which inflates accuracy; separate "
+                "the splits",
             )
 
     def step(self, state: TrainingState) -> None:
-        """After a step: a gradient far beyond what was usual."""
+        """After a step: warn about a gradient norm far above the median."""
         self.at = state.step
         usual = float(np.median(self.norms)) if len(self.norms) == NORM_HISTORY else math.inf
         if math.isfinite(state.norm) and state.norm > EXPLODED_NORM_FACTOR * usual > 0:
@@ -67,7 +67,7 @@ class HealthMonitor:
             self.norms.append(state.norm)
 
     def line(self, waiting: float, state: TrainingState, cached: bool) -> None:
-        """After a log line: a loop that waits for its pictures."""
+        """After a log line: warn about a loop that waits for images."""
         self.slow = self.slow + 1 if waiting > SLOW_LOADING_SHARE else 0
         if self.slow == SLOW_LOADING_LINES:
             workers = state.run.data.workers
@@ -79,44 +79,44 @@ class HealthMonitor:
             self.once("waiting", f"{waiting:.0%} of the time the model waits for images; {advice}")
 
     def report(self, report: Report, classes: tuple[str, ...]) -> None:
-        """After an evaluation: one answer for everything."""
+        """After an evaluation: warn if all predictions are the same class."""
         if report.cells is None:
             return
-        seen, taken = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
-        if len(seen) > 1 and len(taken) == 1:
-            name = classes[int(taken[0])]
+        label_classes, predicted_classes = np.unique(report.cells[:, 0]), np.unique(report.cells[:, 1])
+        if len(label_classes) > 1 and len(predicted_classes) == 1:
+            name = classes[int(predicted_classes[0])]
             self.once(
                 "one class",
-                f"all {report.images} validation images are taken for {name}: the model has learned nothing yet, or "
+                f"all {report.images} validation images are predicted as {name}: the model has learned nothing yet, or "
                 "--lr is too high",
             )
 
 
 def count_shared_images(train: Split, val: Split, rows: np.ndarray) -> int:
-    """Count the validation images of these (n,) rows that are in the training split, byte for byte; 0 where that cannot
-    be told quickly."""
+    """Count the validation images of these (n,) indices that are in the training split, byte for byte; 0 if that takes
+    too long."""
     if isinstance(train, ArraySplit) and isinstance(val, ArraySplit):
-        known = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
-        return sum(hash_image_file(val.pixels[row].tobytes()) in known for row in rows)
+        train_hashes = {hash_image_file(pixels.tobytes()) for pixels in train.pixels}
+        return sum(hash_image_file(val.pixels[index].tobytes()) in train_hashes for index in rows)
     if not isinstance(train, FileSplit) or not isinstance(val, FileSplit) or len(train) > MAX_DUPLICATE_CANDIDATES:
         return 0
     try:
         sizes: dict[int, list] = {}
         for path in train.paths:
             sizes.setdefault(path.stat().st_size, []).append(path)
-        known = {}
+        train_hashes = {}
         copies = 0
-        for row in rows:
-            path = val.paths[row]
+        for index in rows:
+            path = val.paths[index]
             size = path.stat().st_size
-            if size in sizes and size not in known:
-                known[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
-            copies += size in sizes and hash_image_file(path.read_bytes()) in known[size]
+            if size in sizes and size not in train_hashes:
+                train_hashes[size] = {hash_image_file(other.read_bytes()) for other in sizes[size]}
+            copies += size in sizes and hash_image_file(path.read_bytes()) in train_hashes[size]
         return copies
     except OSError:
         return 0
 
 
 def hash_image_file(content: bytes) -> bytes:
-    """A fingerprint."""
+    """Return a hash of a file's content."""
     return hashlib.blake2b(content, digest_size=16).digest()

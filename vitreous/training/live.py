@@ -1,4 +1,4 @@
-"""Curves of a run in the terminal while it trains."""
+"""Live training curves in the terminal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CURVE_LINES, CURVE_MARGIN, MAX_CURVE_WIDTH = (
     8,
     10,
     72,
-)  # of a curve: lines of text, characters of its numbers, and characters at most
-MIN_TWO_CURVE_WIDTH = 96  # characters of a terminal from which two curves lie side by side
+)  # of a curve: lines of text, characters of its axis labels, and maximum characters
+MIN_TWO_CURVE_WIDTH = 96  # terminal width, in characters, from which two curves are shown side by side
 BRAILLE_DOTS = np.array([[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]])  # of a Braille character, from U+2800
 
 
 class LiveCurves:
-    """The training loss and the leading figure of evaluations against steps; a sink of metrics, drawn by rich.
+    """The training loss and the main evaluation metric against steps; a sink of metrics, drawn by rich.
 
-    On a display without a terminal each evaluation is a line of text instead.
+    On a display without a terminal each evaluation is printed as a line of text instead.
     """
 
     def __init__(self, steps: int, display: ProgressDisplay) -> None:
@@ -37,28 +37,28 @@ class LiveCurves:
         """Add a line of metrics."""
         self.lines.append(line)
         if not self.display.terminal and "lr" not in line:
-            figures = "  ".join(
+            metrics_text = "  ".join(
                 f"{name} {format_value(x)}" for name, x in line.items() if "/" in name and is_measured_value(x)
             )
-            self.display.line(f"step {line['step']:,}  {figures}")
+            self.display.line(f"step {line['step']:,}  {metrics_text}")
 
     def rewind(self, step: int, lines: list[dict[str, Any]]) -> None:
-        """Take the lines that a run goes on from."""
+        """Reset to the lines of metrics from which a run continues."""
         self.lines = list(lines)
 
     def measure(self) -> str:
-        """The name of the leading figure of the evaluations; empty before the first."""
+        """The name of the main metric of the evaluations; empty before the first."""
         names = [name for line in self.lines if "lr" not in line for name in line if "/" in name]
-        known = [
+        metric_keys = [
             f"{prefix}/{name}"
             for name, metric in METRICS.items()
             if metric.is_leading
             for prefix in ("val", "training_images")
         ]
-        return next((name for name in known if name in names), names[0] if names else "")
+        return next((name for name in metric_keys if name in names), names[0] if names else "")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """One curve or two, side by side where there is room."""
+        """Draw one curve, or two side by side if there is room."""
         from rich.table import Table
         from rich.text import Text
 
@@ -72,14 +72,14 @@ class LiveCurves:
             Text(draw_curve(key, *extract_curve(self.lines, key), self.steps, width), style=colour, no_wrap=True)
             for key, colour in zip(keys, ("cyan", "green"), strict=False)
         ]
-        for row in [drawn] if beside else [[one] for one in drawn]:
+        for row in [drawn] if beside else [[curve] for curve in drawn]:
             table.add_row(*row)
         yield table
 
 
 @contextmanager
 def show_live_curves(steps: int, display: ProgressDisplay) -> Iterator[LiveCurves]:
-    """Show curves above the bar of a display for as long as the block runs; the last ones stay."""
+    """Show curves above the bar of a display while the block runs; the last ones stay."""
     curves = LiveCurves(steps, display)
     display.close()
     display.header = curves if display.terminal else None
@@ -95,25 +95,28 @@ def show_live_curves(steps: int, display: ProgressDisplay) -> Iterator[LiveCurve
 
 
 def is_measured_value(value: Any) -> bool:
-    """Whether a value of a line of metrics was measured."""
+    """Return whether a value of a line of metrics was measured."""
     return isinstance(value, (int, float)) and bool(np.isfinite(value))
 
 
 def extract_curve(lines: Sequence[dict[str, Any]], key: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values (n,) float64 of a key of the metrics, where it was measured."""
+    """Return steps and values (n,) float64 of a key of the metrics, without missing values."""
     pairs = [(line["step"], line[key]) for line in lines if is_measured_value(line.get(key))]
     steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
     return steps, values
 
 
 def format_value(value: float) -> str:
-    """A number with four significant digits."""
+    """Format a number with four significant digits."""
     return f"{value:.4g}"
 
 
 def draw_curve(title: str, steps: np.ndarray, values: np.ndarray, total: int, width: int) -> str:
-    """A curve in Braille dots as lines of text, at most `width` characters each: title and last value, the range at the
-    left, steps from 0 to `total` below. `steps` and `values` (n,), n > 0."""
+    """Draw a curve in Braille dots as lines of text, at most `width` characters each.
+
+    Title and last value are at the top, the range at the left, steps from 0 to `total` below. `steps` and `values`
+    (n,), n > 0.
+    """
     low, high = float(values.min()), float(values.max())
     across, down = 2 * (width - CURVE_MARGIN), 4 * CURVE_LINES
     columns = np.round(steps / max(total, 1) * (across - 1)).astype(np.int64).clip(0, across - 1)

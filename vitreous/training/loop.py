@@ -1,4 +1,4 @@
-"""The one loop."""
+"""The training loop."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from vitreous.training.schedule import ramp_value, schedule_factor
 from vitreous.training.shards import Scalars
 from vitreous.training.slices import StepSlice
 
-MAX_LOSS_SCALE, LOSS_SCALE_GROWTH_STEPS = 2.0**24, 2000  # of the loss's scale in float16; good steps until it doubles
+MAX_LOSS_SCALE, LOSS_SCALE_GROWTH_STEPS = 2.0**24, 2000  # loss scale in float16; finite steps until it doubles
 #: a slice of a step, and its batch; {} for an empty slice
 SliceBatch = tuple[StepSlice, Batch]
 
 
 def defers_metrics(run: Run, device: torch.device) -> bool:
-    """Whether the loop reads the metrics of a step after it has enqueued the next one.
+    """Return whether the loop reads the metrics of a step after it has enqueued the next one.
 
-    It does so on CUDA, unless something in the next step depends on them, such as the loss scale in float16 or the
-    number of skipped steps.
+    It does so on CUDA, unless the next step depends on them, such as the loss scale in float16 or the number of skipped
+    steps.
     """
     return device.type == "cuda" and not (run.reproducible or run.skip_steps or run.precision == "fp16")
 
@@ -44,10 +44,12 @@ def sum_metrics(names: Sequence[str], scalars: Scalars, device: torch.device, ra
 
 
 class DeferredMetrics:
-    """The loss, logged scalars and gradient norm of a step, summed over all processes, on their way from the device.
+    """The loss, logged scalars and gradient norm of a step, summed over all processes, during their copy from the
+    device.
 
-    A GPU runs behind the program. Reading a number at once would wait for it, and leave it idle while the next step is
-    prepared, so the metrics of a step are copied in the background and read when the next step has been enqueued.
+    A GPU runs behind the program. Reading a value immediately would synchronise with it, and leave it idle while the
+    next step is prepared. The metrics of a step are therefore copied in the background and read when the next step has
+    been enqueued.
 
     Args:
         number: the step, from 1.
@@ -81,44 +83,44 @@ class DeferredMetrics:
 
 @dataclass(kw_only=True)
 class TrainingCounters:
-    """What a checkpoint keeps of a run in progress beside tensors."""
+    """The counters of a run in progress that a checkpoint stores in addition to tensors."""
 
     step: int = 0
-    images: int = 0  # seen so far: the position in the stream
+    images: int = 0  # so far: the position in the stream
     losses: float = 0.0  # summed over the steps since the last log
     counted: int = 0
-    updates: int = 0  # steps that moved the weights
-    skipped: int = 0  # steps that did not, since they were not finite
-    scale: float = 1.0  # of the loss, in float16
-    good: int = 0  # steps since the scale changed
+    updates: int = 0  # steps that updated the weights
+    skipped: int = 0  # steps skipped because they were not finite
+    scale: float = 1.0  # loss scale in float16
+    good: int = 0  # finite steps since the scale changed
     flops: float = 0.0  # so far
-    scalars: dict[str, float] = field(default_factory=dict)  # what else the objective logs, summed as `losses`
+    scalars: dict[str, float] = field(default_factory=dict)  # other logged scalars, summed like `losses`
 
 
 @dataclass(kw_only=True)
 class TrainingState(TrainingCounters):
-    """A run in progress: the numbers, the flat vectors and the optimisers' state, and what they are of."""
+    """A run in progress: counters, flat vectors and optimiser state, with the run and objective."""
 
     run: Run
     objective: Objective
     flat: FlatParameters
     optimizers: FlatOptimizer
     ranks: Ranks = SINGLE_PROCESS
-    work: float = 1.0  # of a sample, in those of the model's own size
+    work: float = 1.0  # cost of a sample, in samples of the model's native size
     norm: float = math.nan  # of the last gradient
     rate: float = 0.0  # the last learning rate
     waited: float = 0.0  # seconds that the loop waited for data
     halt: bool = False  # ends the loop after this step
-    unread: list[DeferredMetrics] = field(default_factory=list)  # of the last steps, still on the device
+    unread: list[DeferredMetrics] = field(default_factory=list)  # metrics of the last steps, still on the device
 
     @property
     def done(self) -> bool:
-        """Whether the run has seen all its samples."""
+        """Whether the run has processed all its samples."""
         return self.images >= self.run.total
 
     @property
     def progress(self) -> TrainingProgress:
-        """How far the run is."""
+        """The progress of the run."""
         return training_progress_at(self.run, self.step)
 
     def pop_mean_metrics(self) -> tuple[float | None, dict[str, float]]:
@@ -138,7 +140,7 @@ class TrainingState(TrainingCounters):
 
 
 def training_progress_at(run: Run, step: int) -> TrainingProgress:
-    """How far a run is after so many steps."""
+    """Return the progress of a run after `step` steps."""
     values = {name: ramp_value(schedule, step, run.steps) for name, schedule in run.schedules.items()}
     return TrainingProgress(step, min(step * run.step_size, run.total), run.total, values)
 
@@ -152,7 +154,7 @@ def run_training_loop(
     """Train until the run is complete or a hook sets `state.halt`.
 
     Args:
-        state: where the run is.
+        state: the state of the run.
         slices: this process's slices of the steps from `state.images` on, each with its batch (`training.slices`).
         hooks: (period, hook) pairs. A hook runs after every step that its period divides, and after the last step; the
             losses of all steps are then in the state. A hook of period 0 runs after every step and does not wait for
@@ -189,7 +191,7 @@ def take_steps(state: TrainingState, slices: Iterator[SliceBatch], hooks: Sequen
 
 
 def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Iterator[SliceBatch]:
-    """Yield the same slices, and add the time that each was waited for to `state.waited`."""
+    """Yield the same slices, and add the waiting time for each to `state.waited`."""
     while True:
         started = time.perf_counter()
         pair = next(slices, None)
@@ -200,7 +202,7 @@ def measure_waiting(slices: Iterator[SliceBatch], state: TrainingState) -> Itera
 
 
 def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
-    """Yield the slices of one step, each when it is asked for."""
+    """Yield the slices of one step, on request."""
     for step_slice, batch in slices:
         yield step_slice, batch
         if step_slice.ends_step:
@@ -208,7 +210,7 @@ def take_step_slices(slices: Iterator[SliceBatch]) -> Iterator[SliceBatch]:
 
 
 def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, rate: float) -> None:
-    """Turn the summed gradients into new weights, at `rate` times the base learning rate.
+    """Update the weights from the summed gradients, at `rate` times the base learning rate.
 
     Nothing is changed if they or the loss are known not to be finite. `samples` (n,) int64 are those of the step.
     """
@@ -236,8 +238,8 @@ def optimizer_step(state: TrainingState, scalars: Scalars, samples: Tensor, rate
 def record_step(state: TrainingState, step: int, scalars: dict[str, float], norm: float, samples: Tensor) -> bool:
     """Add the metrics of a step to those since the last log, and return whether they are finite.
 
-    If they are not, the loss scale is halved in float16, else the step is one of those that the run may skip. Raises
-    NonFiniteError, which names `samples` (n,) int64, if no more steps may be skipped.
+    If they are not, the loss scale is halved in float16; otherwise the step counts as skipped. Raises NonFiniteError,
+    with the `samples` (n,) int64, if no more steps may be skipped.
     """
     loss, state.norm = scalars["loss"], norm
     if math.isfinite(loss + norm):
@@ -254,7 +256,7 @@ def record_step(state: TrainingState, step: int, scalars: dict[str, float], norm
     if state.skipped > state.run.skip_steps:
         names = torch.cat(state.ranks.gather(samples.to(state.flat.master.device)))[:20].tolist()
         raise NonFiniteError(
-            f"step {step}: loss {loss}, gradient norm {norm}; the weights were not touched (samples {names})"
+            f"step {step}: loss {loss}, gradient norm {norm}; the weights are unchanged (samples {names})"
             if step > state.step
             else f"step {step}: loss {loss}, gradient norm {norm}; nothing was saved since (samples {names})",
             "lower --lr, or train with --precision fp32",

@@ -1,7 +1,7 @@
 """Optimisers on flat vectors, and their state by parameter name.
 
-PyTorch's fused AdamW and SGD are called as functions: constructing a `torch.optim.Optimizer` imports the compiler, two
-seconds that a run without it would wait for nothing.
+PyTorch's fused AdamW and SGD are called as functions, because constructing a `torch.optim.Optimizer` imports the
+compiler, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class FlatOptimizer:
     """AdamW, SGD with momentum, LAMB, LARS, or Muon for the matrices of the blocks and for convolutions with AdamW for
     the rest.
 
-    AdamW and SGD are element-wise, so each group is one vector to them; Muon orthogonalises, so it takes the matrices,
-    which are views of the same memory. The state is flat too: `moments` maps its names to the place where a vector
-    begins, and the vector.
+    AdamW and SGD are element-wise and update each group as a single vector. Muon orthogonalises, so it uses matrices,
+    which are views of the same memory. The state is flat too: `moments` maps names to the start of a vector, and the
+    vector.
     """
 
     def __init__(self, options: OptimizerConfig, flat: FlatParameters) -> None:
@@ -52,9 +52,9 @@ class FlatOptimizer:
         """Update the masters.
 
         Args:
-            factor: what the base learning rates are multiplied by.
+            factor: factor of the base learning rates.
             weight_decay: used instead of the options' weight decay.
-            frozen: how groups that start frozen are treated; None: as all others.
+            frozen: treatment of groups that start frozen; None: as all others.
         """
         options = self.options
         usual = options.weight_decay if weight_decay is None else weight_decay
@@ -68,7 +68,7 @@ class FlatOptimizer:
                 lr, dtype = options.matrix_lr * rate, self.flat.dtype
                 muon_step(*self.matrices(group), lr=lr, weight_decay=decay, momentum=MUON_MOMENTUM, dtype=dtype)
             elif options.name == "sgd":
-                # decoupled, as everywhere; torch's own would add it to the gradient
+                # decoupled; torch's version would add it to the gradient
                 weight.mul_(1 - options.lr * rate * decay)
                 self.sgd(weight, grad, self.moment("momentum_buffer", span), options.lr * rate)
             elif options.name == "lars":
@@ -79,7 +79,8 @@ class FlatOptimizer:
                 self.adamw(group, weight, grad, options.lr * rate, decay)
 
     def lamb(self, group: ParameterGroup, lr: float, decay: float) -> None:
-        """One step of LAMB on a group. The rate adapts only where there is decay, as in the code that DeiT-III used."""
+        """One step of LAMB on a group. The trust ratio applies only to parameters with weight decay, as in DeiT-III's
+        code."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, grad = self.flat.master[span], self.flat.master_grad[span]
         first, second = self.moment("exp_avg", span), self.moment("exp_avg_sq", span)
@@ -94,7 +95,7 @@ class FlatOptimizer:
         weight.sub_(update, alpha=lr)
 
     def lars(self, group: ParameterGroup, lr: float, decay: float) -> None:
-        """One step of LARS on a group; the rate adapts for parameters of more than one axis."""
+        """One step of LARS on a group; the trust ratio applies to parameters of more than one axis."""
         span, names = self.flat.groups[group], self.flat.names[group]
         weight, update = self.flat.master[span], self.flat.master_grad[span].add(self.flat.master[span], alpha=decay)
         factors = lars_trust_ratios(self.flat.norms(weight, names), self.flat.norms(update, names))
@@ -128,12 +129,12 @@ class FlatOptimizer:
         return weights, gradients, moved
 
     def moment(self, name: str, span: slice) -> Tensor:
-        """The part (n,) of a moment for a span of the flat vector."""
+        """Return the slice (n,) of a moment for a span of the flat vector."""
         start, vector = self.moments[name]
         return vector[span.start - start : span.stop - start]
 
     def named(self, name: str) -> dict[str, Tensor]:
-        """A moment as views in the shape of their parameters, by name."""
+        """Return a moment as views in the shapes of the parameters, by name."""
         start, vector = self.moments[name]
         spans = {
             key: (a - start, b - start)
@@ -143,7 +144,7 @@ class FlatOptimizer:
         return {key: vector[a:b].view(self.flat.parameters[key].shape) for key, (a, b) in spans.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """Every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
+        """Return every tensor of the optimisers' state: `exp_avg/NAME` by parameter name, the count of steps as
         `step/GROUP`; in the shapes of the parameters, or scalars."""
         tensors = {f"step/{group.text}": count for group, count in self.steps.items()}
         return tensors | {f"{name}/{key}": view for name in self.moments for key, view in self.named(name).items()}
@@ -151,7 +152,7 @@ class FlatOptimizer:
     def load(
         self, tensors: dict[str, Tensor], place: Callable[[dict[str, Tensor], dict[str, Tensor]], None] = copy_by_name
     ) -> None:
-        """Load what `state` returned; `place` copies whole tensors into views of their shape, or of this process's
+        """Load the output of `state`; `place` copies whole tensors into views of their shape, or of this process's
         share."""
         views = self.state()
         counts = {name: views.pop(name) for name in list(views) if name.startswith("step/")}

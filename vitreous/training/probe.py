@@ -1,4 +1,4 @@
-"""How many images a device computes at a time: as many as its memory holds, found by trying."""
+"""Search for the largest micro-batch that fits a device's memory."""
 
 from __future__ import annotations
 
@@ -20,25 +20,23 @@ from vitreous.training.session import Session
 from vitreous.training.shards import Shards
 from vitreous.training.slices import StepSlice
 
-ACTIVATION_MEMORY_SHARE = (
-    0.8  # share of the free memory that activations may take, by the estimate that a CPU is judged by
-)
+ACTIVATION_MEMORY_SHARE = 0.8  # share of a CPU's free memory that the estimated activations may use
 
 
 def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Ranks, tell: Callable[[str], None]) -> Run:
-    """The run with the largest micro-batch that fits, a process's share of the batch halved until it does; the same for
-    all processes.
+    """Return the run with the largest micro-batch that fits: a process's share of the batch, halved until it does; the
+    same for all processes.
 
-    Batch, accumulation, schedule and augmentation stay: a micro-batch changes the last bits alone. A CPU, which would
-    not say that it has too little memory, is asked for no more than an estimate of the activations allows. Raises
-    ResourceError where a single image does not fit, UsageError for images of several sizes.
+    Batch, accumulation, schedule and augmentation do not change: a micro-batch affects only rounding. A CPU does not
+    report out-of-memory reliably, so there the micro-batch is limited by an estimate of the activations. Raises
+    ResourceError if a single image does not fit, UsageError for images of several sizes.
     """
     if run.preprocess.has_buckets:
-        problem = "--micro-batch auto tries images of one size, and buckets have several"
-        raise UsageError(problem, "give a number of images")
-    whole = -(-run.batch_size // ranks.world)
-    size, most = whole, estimate_max_images(run)
-    while size > most:
+        problem = "--micro-batch auto does not support buckets, whose images differ in size"
+        raise UsageError(problem, "set a number of images")
+    rank_batch = -(-run.batch_size // ranks.world)
+    size, max_images = rank_batch, estimate_max_images(run)
+    while size > max_images:
         size = -(-size // 2)
     session = Session(run, inputs, folder, ranks=ranks)
     state = session.build()
@@ -50,19 +48,20 @@ def find_micro_batch(run: Run, inputs: RunInputs, folder: RunFolder, ranks: Rank
                 "a single image does not fit into memory", "use a smaller model or --image-size, or --recompute"
             )
         size = -(-size // 2)
-    size = -int(ranks.all_reduce_max([-size], session.device)[0])  # the least of all
+    size = -int(ranks.all_reduce_max([-size], session.device)[0])  # the minimum over processes
     del session, state, shards
     gc.collect()
-    if size < whole:
-        tell(f"{size} images at a time fit into memory: batches of {whole} are computed in {-(-whole // size)} parts")
-    return replace(run, micro_batch=size if size < whole else None)
+    if size < rank_batch:
+        count = -(-rank_batch // size)
+        tell(f"{size} images fit into memory: batches of {rank_batch} are split into {count} micro-batches")
+    return replace(run, micro_batch=size if size < rank_batch else None)
 
 
 def can_compute_batch(session: Session, state: TrainingState, shards: Shards, size: int) -> bool:
-    """Whether one forward and backward pass over so many samples succeeds."""
+    """Return whether one forward and backward pass over `size` samples succeeds."""
     try:
         shards.backward(load_first_batch(session, state, size), 0.0)
-    except RuntimeError as error:  # torch.OutOfMemoryError is one
+    except RuntimeError as error:  # includes torch.OutOfMemoryError
         if not is_out_of_memory(error):
             raise
         gc.collect()
@@ -73,16 +72,16 @@ def can_compute_batch(session: Session, state: TrainingState, shards: Shards, si
 
 
 def load_first_batch(session: Session, state: TrainingState, size: int) -> Batch:
-    """Return the first `size` samples of the stream, as a step has them."""
+    """Return the first `size` samples of the stream, as in a step."""
     steps = [[StepSlice(0, size, 1.0)]]
     return next(prepare_batches(session.run, session.loader, state.objective, session.device, steps))[1]
 
 
 def estimate_max_images(run: Run) -> float:
-    """Images whose activations take what may be taken of a CPU's free memory; infinite elsewhere, and for models
-    without an estimate."""
-    numbers, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
-    if run.device != "cpu" or not numbers or not free:
+    """Return how many images' activations fit a CPU's free memory; infinite on other devices, and for models without an
+    estimate."""
+    num_activations, free = run.model.count_activations(device=run.device), get_free_memory(run.device)
+    if run.device != "cpu" or not num_activations or not free:
         return float("inf")
     share = 1 / max(1, run.model.depth) if run.recompute else 1.0
-    return max(1.0, ACTIVATION_MEMORY_SHARE * free / (numbers * DTYPES[run.precision].itemsize * share))
+    return max(1.0, ACTIVATION_MEMORY_SHARE * free / (num_activations * DTYPES[run.precision].itemsize * share))

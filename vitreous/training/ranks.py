@@ -1,7 +1,7 @@
-"""The processes of a run: one, or as many as `torchrun` started (torch.distributed). Nothing else knows of ranks'
-environment.
+"""The processes of a run: one, or those started by `torchrun` (torch.distributed). No other module uses the environment
+variables of ranks.
 
-With one process every method here is the identity, so no caller asks how many there are.
+With a single process every method is the identity, so callers need no special case.
 """
 # pyright: reportPrivateImportUsage=false
 
@@ -23,7 +23,7 @@ from torch import Tensor
 from vitreous.errors import ResourceError, UsageError
 from vitreous.progress import LAUNCHER_VARIABLES, is_distributed_launch
 
-# words of what collectives raise when a process is gone
+# words in the errors of collectives after the loss of a process
 CONNECTION_ERROR_WORDS = ("gloo", "nccl", "timed out", "connection", "process group")
 
 
@@ -32,8 +32,10 @@ RENDEZVOUS_KEY = "vitreous/meeting"  # a key of the agent's store
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among `world` processes; `local` is its number on its machine, `joined` whether torch.distributed is
-    up."""
+    """This process among `world` processes.
+
+    `local` is its index on its machine, `joined` whether torch.distributed is initialised.
+    """
 
     rank: int = 0
     world: int = 1
@@ -42,11 +44,11 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that writes files and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def device(self, name: str) -> str:
-        """The device of this process: each its own GPU, where the run is on GPUs."""
+        """The device of this process: a separate GPU for each if the run uses GPUs."""
         return f"cuda:{self.local}" if self.joined and name.startswith("cuda") else name
 
     def sum(self, values: Tensor) -> Tensor:
@@ -64,8 +66,8 @@ class Ranks:
         return value if self.world == 1 else float(self.sum(torch.tensor(value, dtype=torch.float64, device=device)))
 
     def all_reduce_max(self, values: Sequence[float], device: str) -> list[float]:
-        """The largest of each value over all processes; exchanged by processors where the group can, for which no GPU
-        is waited."""
+        """The maximum of each value over all processes, exchanged on CPUs if the group supports it, to avoid
+        synchronising with a GPU."""
         if self.world == 1:
             return list(values)
         host = "cpu:" in str(dist.get_backend_config())
@@ -87,20 +89,21 @@ class Ranks:
         return [part[: int(length)] for part, length in zip(gathered, lengths, strict=True)]
 
     def gather_rows(self, rows: Tensor) -> tuple[Tensor, int]:
-        """(n, ...) -> the rows of all processes, (N, ...), without gradient, and the number of the first of its own."""
+        """(n, ...) -> the samples of all processes, (N, ...), without gradient, and the index of this process's
+        first."""
         parts = self.gather(rows.detach())
         return torch.cat(parts), sum(map(len, parts[: self.rank]))
 
     def broadcast_text(self, text: str) -> str:
-        """The leading process's text."""
+        """The main process's text."""
         if self.world == 1:
             return text
-        held = [text]
-        dist.broadcast_object_list(held)
-        return held[0]
+        texts = [text]
+        dist.broadcast_object_list(texts)
+        return texts[0]
 
     def wait(self) -> None:
-        """Go on when every process has come here."""
+        """Wait for all processes (a barrier)."""
         if self.world > 1:
             dist.barrier()
 
@@ -109,27 +112,29 @@ SINGLE_PROCESS = Ranks()
 
 
 def get_launch_name() -> str:
-    """What tells a job of `torchrun` from others, the same in its processes however often they are started again: its
-    `--rdzv-id`, the name that `--standalone` draws, or else the agent's process; "" without torchrun."""
+    """Return an identifier of the `torchrun` job, the same in all processes and after restarts; "" without torchrun.
+
+    It is the job's `--rdzv-id`, the name that `--standalone` draws, or else the agent's process.
+    """
     name = os.environ.get("TORCHELASTIC_RUN_ID", "")
     return f"process {os.getppid()} of {platform.node()}" if name == "none" else name
 
 
 def count_restarts() -> int:
-    """How often the agent of `torchrun` has started this process again because one of its own had failed; 0 without
+    """Return how often the agent of `torchrun` has restarted this process after a failure on its machine; 0 without
     torchrun.
 
-    A restart because machines have come or gone is not counted, and each machine counts for itself.
+    Restarts because machines were added or removed are not counted, and each machine counts separately.
     """
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 @contextmanager
 def process_group(device: str, timeout: float):
-    """Join the processes that `torchrun` started for the length of the block; yields this process's `Ranks`.
+    """Join the processes that `torchrun` started for the duration of the block; yields this process's `Ranks`.
 
-    If a process is lost, or the others wait for it for more than `timeout` seconds, all end with a ResourceError.
-    Raises UsageError if a machine has fewer GPUs than processes.
+    If a process is lost, or others wait for it for more than `timeout` seconds, all end with a ResourceError. Raises
+    UsageError if a machine has fewer GPUs than processes.
     """
     if not is_distributed_launch() or dist.is_initialized():
         check_environment()
@@ -152,7 +157,7 @@ def process_group(device: str, timeout: float):
             raise
         line = str(error).splitlines()[0][:200]
         raise ResourceError(
-            f"another process of the run is gone or does not answer ({line})", "start it again with --resume"
+            f"another process of the run has ended or does not respond ({line})", "restart the run with --resume"
         ) from None
     finally:
         if dist.is_initialized():
@@ -160,7 +165,7 @@ def process_group(device: str, timeout: float):
 
 
 def check_environment() -> None:
-    """Raise UsageError for several processes without the address at which they meet."""
+    """Raise UsageError for several processes without the address of a rendezvous."""
     world = os.environ.get("WORLD_SIZE", "1")
     if "RANK" in os.environ and world != "1" and not is_distributed_launch() and not dist.is_initialized():
         missing = " and ".join(name for name in LAUNCHER_VARIABLES if name not in os.environ)
@@ -169,8 +174,7 @@ def check_environment() -> None:
 
 
 def join_group(backend: str, timeout: timedelta) -> None:
-    """Start torch.distributed among the processes of this launch; raises RuntimeError where they do not meet in
-    time."""
+    """Initialise torch.distributed among the processes of this launch; raises RuntimeError at a timeout."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         dist.init_process_group(backend, timeout=timeout)
         return
@@ -181,30 +185,30 @@ def join_group(backend: str, timeout: timedelta) -> None:
 
 
 def rendezvous_store(agent: dist.Store, rank: int, world: int, timeout: timedelta) -> dist.Store:
-    """The part of the agent's store that the processes that are here now share.
+    """Return a part of the agent's store that only the processes of the current start share.
 
-    An agent of `torchrun` keeps one store for all its starts, and nothing in a process's environment tells these apart
-    on several machines (pytorch/pytorch#135712): processes that were started again would read the addresses of those
-    that are dead. So the first process draws a name, the others ask under it, and only one that is alive answers.
-    Raises RuntimeError after `timeout`.
+    A `torchrun` agent keeps one store for all restarts, and the environment does not distinguish them on several
+    machines (pytorch/pytorch#135712). Restarted processes would read the addresses of dead ones. Therefore the first
+    process draws a name, the others send requests under theirs, and only a live process responds. Raises RuntimeError
+    after `timeout`.
     """
-    own, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
+    token, until = uuid4().hex, time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        agent.set(RENDEZVOUS_KEY, own)
-        store = dist.PrefixStore(own, agent)
-        asked = {other: store.get(f"asked/{other}") for other in range(1, world)}  # waits for each
-        for other, question in asked.items():
-            store.set(f"answered/{other}", question.decode())
+        agent.set(RENDEZVOUS_KEY, token)
+        store = dist.PrefixStore(token, agent)
+        asked = {rank_index: store.get(f"asked/{rank_index}") for rank_index in range(1, world)}  # waits for each
+        for rank_index, question in asked.items():
+            store.set(f"answered/{rank_index}", question.decode())
         return store
     while time.monotonic() < until:
         store = dist.PrefixStore(agent.get(RENDEZVOUS_KEY).decode(), agent)
-        store.set(f"asked/{rank}", own)
-        if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == own:
+        store.set(f"asked/{rank}", token)
+        if store.check([f"answered/{rank}"]) and store.get(f"answered/{rank}").decode() == token:
             return store
         time.sleep(0.05)
     raise RuntimeError(f"process group: timed out after {timeout.total_seconds():.0f} s, waiting for the first process")
 
 
 def current_ranks() -> Ranks:
-    """Return this process's place among those of the process group."""
+    """Return this process's rank in the process group."""
     return Ranks(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")), True)

@@ -14,8 +14,8 @@ from vitreous.weights.objective_parts import ObjectiveState
 
 
 def collect_objective_parts(state: TrainingState) -> ObjectiveState | None:
-    """Return what an objective whose run ships features holds in addition to the model; None for other objectives.
-    Every process has to call this."""
+    """Return the tensors that an objective whose run ships features has in addition to the model; None for other
+    objectives. Every process has to call this."""
     objective = state.run.objective
     return (
         ObjectiveState(to_builtins(objective), state.flat.training_only_tensors()) if objective.ships_features else None
@@ -25,7 +25,7 @@ def collect_objective_parts(state: TrainingState) -> ObjectiveState | None:
 def write_bundle(
     state: TrainingState, model: Model, parts: ObjectiveState | None, *, folder: RunFolder, epochs: float
 ) -> None:
-    """Write the bundle of a run. `epochs`: how many the weights of `model` were trained for."""
+    """Write the bundle of a run. `epochs`: the number of epochs that the weights of `model` were trained for."""
     run = state.run
     data = get_public_name(run.data.source)
     provenance = {"init": run.init, "recipe": run.recipe, "data": data, "epochs": epochs, "seed": run.seed}

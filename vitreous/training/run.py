@@ -1,4 +1,4 @@
-"""A run as frozen values: every number that decides what a training run does."""
+"""The config of a training run: frozen values that determine it completely."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DecayRule = Literal["matrices", "multi-axis", "mmdet", "vitdet", "all"]
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How weights move. Decay is decoupled and multiplied by the current learning rate.
+    """Optimiser and its hyperparameters. Decay is decoupled and multiplied by the current learning rate.
 
     `decay_on`: the parameters with weight decay.
 
@@ -39,10 +39,10 @@ class OptimizerConfig:
     | `vitdet` | all but LayerNorms of the ViT, and absolute positions | detectron2's ViTDet |
     | `all` | all | flax's Adam (arXiv:2010.11929, B.1), detectron2's ViTDet-H |
 
-    `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888.
-    `matrix_lr` is the learning rate of Muon, which moves the matrices of the blocks and filters; AdamW with `lr` moves
-    the rest. `layer_decay` d multiplies the rates of block i of L by d^(L - i), of what comes before the blocks by
-    d^(L + 1). `rates` multiplies those of parameters whose name holds the text.
+    `sgd` has momentum; `lamb` is arXiv:1904.00962, `lars` arXiv:1708.03888. `matrix_lr` is the learning rate of Muon,
+    which trains the matrices of the blocks and filters; AdamW with `lr` trains the rest. `layer_decay` d multiplies the
+    learning rates of block i of L by d^(L - i), and of parameters before the blocks by d^(L + 1). `rates` multiplies
+    those of parameters whose name contains the text.
     """
 
     name: Literal["adamw", "sgd", "lamb", "lars", "muon"] = "adamw"
@@ -53,8 +53,8 @@ class OptimizerConfig:
     momentum: float = 0.9
     weight_decay: float = 0.05
     decay_on: DecayRule = "matrices"
-    clip: float | None = 1.0  # of the gradient's norm
-    # whose norm: of the whole gradient, of each tensor's (DINO), or of each part's of the objective (DINOv2)
+    clip: float | None = 1.0  # limit of the gradient's norm
+    # norm of the whole gradient, of each tensor (DINO), or of each submodule of the objective (DINOv2)
     clip_by: Literal["all", "tensor", "part"] = "all"
     layer_decay: float = 1.0
     rates: tuple[tuple[str, float], ...] = ()
@@ -81,10 +81,11 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class RampConfig:
-    """A number that moves from `start` to `end` over a run: a teacher's momentum, a temperature, weight decay.
+    """A hyperparameter that changes from `start` to `end` over a run: a teacher's momentum, a temperature, weight
+    decay.
 
-    In `steps` optimiser steps, or in all of the run (0), then it stays. `cosine` begins and ends slowly. With
-    `includes_end` the last of the steps has the value `end`, as in numpy.linspace; else the step after them.
+    It reaches `end` after `steps` optimiser steps, or at the end of the run (0). `cosine` begins and ends slowly. With
+    `includes_end` the last of the steps has the value `end`, as in numpy.linspace; otherwise the step after them.
     """
 
     start: float
@@ -96,11 +97,11 @@ class RampConfig:
 
 @dataclass(frozen=True)
 class FineTuneConfig:
-    """What of the model moves: all of it, the head and the `last_blocks` (0: the head alone), or adapters of rank
+    """Which parameters are trained: all, the head and the `last_blocks` (0: only the head), or adapters of rank
     `lora_rank`.
 
-    LoRA (arXiv:2106.09685) adds a product of two thin matrices to every layer whose name ends in one of `lora_targets`;
-    the head moves too. In the bundle the products are added up: a model as any other.
+    LoRA (arXiv:2106.09685) adds a low-rank product of two matrices to every layer whose name ends in one of
+    `lora_targets`; the head is trained too. In the bundle the products are merged into the weights.
     """
 
     last_blocks: int | None = None
@@ -112,13 +113,13 @@ class FineTuneConfig:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that a training run needs to know; `config.yaml` in its folder.
+    """The complete config of a training run; `config.yaml` in its folder.
 
-    `batch_size` counts the images of one forward pass over all devices, `accumulate` such batches make an optimiser
-    step; `micro_batch` cuts what one device computes at a time to so many, which changes nothing but memory and the
-    last bits. The run sees epochs x images pictures exactly; the last step may be smaller. `reproducible` computes each
-    step in `shards` parts, whoever computes them, and adds their gradients in order: the same bits for any number of
-    processes that divides them. Raises UsageError for what cannot work.
+    `batch_size` counts the images of one forward pass over all devices; `accumulate` such batches make an optimiser
+    step. `micro_batch` limits how many images a device computes at a time, which affects only memory and rounding. The
+    run processes exactly epochs x images samples; the last step may be smaller. `reproducible` splits each step into
+    `shards` and adds their gradients in order: bit-identical for any number of processes that divides them. Raises
+    UsageError for invalid combinations.
     """
 
     data: DataOptions
@@ -128,47 +129,47 @@ class Run:
     views: Annotated[ViewAugmentation, TaggedUnion(VIEW_CLASSES)] = field(default_factory=Augment)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    # what moves beside the learning rate, by name: weight_decay, ema, and what the objective asks for
+    # scheduled hyperparameters by name: weight_decay, ema, and those of the objective
     schedules: dict[str, RampConfig] = field(default_factory=dict)
     tune: FineTuneConfig = field(default_factory=FineTuneConfig)
-    recipe: str = ""  # whose numbers these were before the options came
+    recipe: str = ""  # recipe that sets the defaults of these values
     init: str | None = None
-    # pixels: of the images that the positions of `init` are for, where it does not tell
+    # pixels: image size of the positions of `init`, if its file does not contain it
     init_source_size: tuple[int, ...] | None = None
     batch_size: int = 128
     accumulate: int = 1
     epochs: float = 30.0
-    ema: float | None = None  # decay of the averaged copy of the weights, which is then what is judged and saved
+    ema: float | None = None  # decay of the averaged weights, which are then evaluated and saved
     # the decay at step n is min(ema, (1 + n) / (10 + n)), so that the average forgets the initial weights; else `ema`
     ema_warmup: bool = True
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     compile: bool = False
-    # a block's activations are computed again in the backward pass: less memory, a third more work
+    # recompute a block's activations in the backward pass: less memory, a third more compute
     recompute: bool = False
     micro_batch: int | None = None
-    shards: int = 1  # parts of a batch that are computed side by side on a CPU, each with a share of the cores
+    shards: int = 1  # shards of a batch that a CPU computes in parallel, each with a share of the cores
     reproducible: bool = False
-    # for several processes: the whole model in each (DDP), or a share of it (FSDP2)
+    # with several processes: the whole model in each (DDP), or a share of it (FSDP2)
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    timeout: float = 300.0  # seconds that processes wait for each other before they give up
-    skip_steps: int = 0  # steps with a loss or gradient that is not finite that the run may leave out before it stops
+    timeout: float = 300.0  # seconds until processes that wait for each other fail
+    skip_steps: int = 0  # maximum number of steps skipped for a non-finite loss or gradient
     device: str = "cpu"
     seed: int = 0
     log_every: int = 20  # steps
     evaluate_every: int = 500
     save_every: int = 500
     keep: int = 2  # checkpoints
-    # the bundle has the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
+    # bundle the weights of the best evaluation on `val`, whose checkpoint is kept, not the last ones
     keep_best: bool = False
-    early_stop: int | None = None  # evaluations in a row that are not better, after which the run ends
-    stop_on_collapse: bool = False  # end a run without labels at the first alarm of a collapse, with exit code 7
+    early_stop: int | None = None  # evaluations without improvement after which the run ends
+    stop_on_collapse: bool = False  # end a self-supervised run at the first collapse warning, with exit code 7
 
     def __post_init__(self) -> None:
-        whole = {
+        integers = {
             name: getattr(self, name)
             for name in ("batch_size", "accumulate", "log_every", "evaluate_every", "save_every", "keep", "shards")
         }
-        for name, value in whole.items():
+        for name, value in integers.items():
             if value < 1:
                 raise UsageError(f"{name} must be at least 1, not {value}")
         if (
@@ -177,42 +178,42 @@ class Run:
             or self.schedule.cooldown_steps < 0
             or self.skip_steps < 0
         ):
-            raise UsageError("epochs must be above 0; warm-up, cooldown and skipped steps not below 0")
+            raise UsageError("epochs must be above 0, warm-up, cooldown and skipped steps at least 0")
         if self.optimizer.lr <= 0:
-            raise UsageError(f"a learning rate of {self.optimizer.lr} throughout trains nothing", "use a --lr above 0")
+            raise UsageError(f"the learning rate must be above 0, not {self.optimizer.lr}", "use a --lr above 0")
         if self.early_stop is not None and self.early_stop < 1:
-            raise UsageError(
-                f"early_stop must be at least 1, not {self.early_stop}", "leave it out to train to the end"
-            )
+            raise UsageError(f"early_stop must be at least 1, not {self.early_stop}", "remove it to train to the end")
         if self.stop_on_collapse and not self.objective.ships_features:
             problem = f"--stop-on-collapse needs an objective without labels, not {self.objective.name}"
-            raise UsageError(problem, "leave it out, or use --recipe mae, dino or dinov2")
+            raise UsageError(problem, "remove it, or use --recipe mae, dino or dinov2")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise UsageError(f"micro_batch must be at least 1, not {self.micro_batch}")
         if self.ema is not None and not 0 <= self.ema < 1:
             raise UsageError(f"ema must be at least 0 and below 1, not {self.ema}")
         if self.shards > 1 and (self.compile or (self.draws_in_forward and not self.reproducible)):
-            raise UsageError(f"{self.shards} shards go with neither compile, dropout nor drop_path", "use --shards 1")
+            raise UsageError(
+                f"{self.shards} shards cannot be combined with compile, dropout or drop_path", "use --shards 1"
+            )
         if not self.splittable and (self.shards > 1 or self.micro_batch or self.reproducible):
             where = f"the objective {self.objective.name}"
             where = where if not self.objective.splittable else f"the batch norms of {self.model.name()}"
             raise UsageError(
-                f"the samples of a batch see each other in {where}",
-                "leave out --shards, --micro-batch and --reproducible",
+                f"the samples of a batch depend on each other in {where}",
+                "remove --shards, --micro-batch and --reproducible",
             )
         if self.batch_size < self.objective.least_batch:
             raise UsageError(
-                f"{self.objective.name} compares images of a batch, and one of {self.batch_size} has too few",
+                f"a batch of {self.batch_size} is too small for {self.objective.name}, which compares its images",
                 f"use --batch-size {self.objective.least_batch} or more",
             )
         if self.model.generates_images and not self.objective.generates:
             raise UsageError(
-                f"the model makes images, and {self.objective.name} trains models that read them",
+                f"{self.objective.name} cannot train a generative model",
                 "use --recipe dit or sit, or another --model or --init",
             )
         self.objective.check(self.model, self.data.outputs, self.views)
         if isinstance(self.views, VolumeViews) and self.preprocess.form != "arrays":
-            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+            raise UsageError("volume views require volumes or signals", "remove --views.name")
         if self.preprocess.has_buckets:
             self.check_buckets()
         if not self.preprocess.stacks or getattr(self.views, "fewest_tokens", 0):
@@ -220,7 +221,7 @@ class Run:
         batches = -(-self.data.images // self.batch_size)
         if self.accumulate > batches:
             raise UsageError(
-                f"--accumulate {self.accumulate} with {batches} batches an epoch gives no optimiser step",
+                f"--accumulate {self.accumulate} with {batches} batches per epoch gives no optimiser step",
                 f"use --accumulate {batches} or a smaller --batch-size",
             )
 
@@ -229,47 +230,48 @@ class Run:
         return format_html_table(list_config_settings(to_builtins(self)), ("setting", "value"), title)
 
     def check_buckets(self) -> None:
-        """Raise UsageError for what images of several sizes do not go together with."""
+        """Raise UsageError for options that buckets of image sizes do not support."""
         if not self.objective.generates:
             raise UsageError(
-                f"buckets are for models that make images, and {self.objective.name} trains others",
-                "leave --buckets out, or use --recipe sit or dit",
+                f"buckets require a generative model, which {self.objective.name} does not train",
+                "remove --buckets, or use --recipe sit or dit",
             )
         if self.reproducible or self.data.sampling != "even" or self.data.repeats > 1:
-            word = "--reproducible" if self.reproducible else "another --sampling than even"
-            raise UsageError(f"{word} does not go with buckets", "leave one of them out")
+            option = "--reproducible" if self.reproducible else "another --sampling than even"
+            raise UsageError(f"{option} cannot be combined with buckets", "remove one of them")
         for size in self.preprocess.buckets:
             if any(side % patch for side, patch in zip(size, self.model.patch, strict=True)):
                 raise UsageError(
-                    f"a bucket of {format_size(size)} is no whole number of patches of {format_size(self.model.patch)}",
+                    f"a bucket of {format_size(size)} is not divisible into patches of {format_size(self.model.patch)}",
                     f"use {'x'.join(map(str, nearest_divisible_size(size, self.model.patch)))}",
                 )
 
     def check_own_aspect(self) -> None:
-        """Raise UsageError for what does not go with pictures at their own aspect, which have different sizes."""
+        """Raise UsageError for options that images at native aspect ratio do not support, because their sizes
+        differ."""
         views, tokens = self.views, self.max_image_tokens
         if not (self.objective.takes_own_aspect and isinstance(views, Augment)):
-            hint = "leave --native-aspect out, or learn from labels"
-            raise UsageError(f"{self.objective.name} takes pictures of one size", hint)
+            hint = "remove --native-aspect, or train a classifier"
+            raise UsageError(f"{self.objective.name} requires images of one size", hint)
         check_can_pack(self.model)
         self.preprocess.check_patch(self.model.patch)
         if views.fewest_tokens > tokens:
-            problem = f"pictures have {tokens} tokens at most, and views.fewest_tokens is {views.fewest_tokens}"
+            problem = f"images have at most {tokens} tokens, but views.fewest_tokens is {views.fewest_tokens}"
             raise UsageError(problem, "use --native-aspect --tokens LOW-HIGH")
-        wrong = {
+        conflicts = {
             "--mixup and --cutmix": bool(views.mixup or views.cutmix) and "--mixup 0 --cutmix 0",
             "a simple crop": views.crop_style == "simple" and "--views.crop-style torchvision",
             "stochastic depth": self.model.regularization.drop_path > 0 and "--drop-path 0",
             "progressive resolution": getattr(self.objective, "progressive", 1.0) < 1
-            and "--progressive 1, and --tokens LOW-HIGH for pictures of several resolutions",
+            and "--progressive 1, and --tokens LOW-HIGH for several resolutions",
             "--compile": self.compile and "--no-compile",
         }
-        for name, hint in wrong.items():
+        for name, hint in conflicts.items():
             if hint:
-                raise UsageError(f"{name} takes pictures of one size, not with --native-aspect", f"use {hint}")
+                raise UsageError(f"{name} cannot be combined with --native-aspect", f"use {hint}")
 
     def objective_setting(self, multilabel: bool) -> ObjectiveSetting:
-        """Return what the objective of the run is built for; `multilabel`: images have several labels."""
+        """Return the setting for which the run's objective is built; `multilabel`: images have several labels."""
         normalisation, repeats = (self.preprocess.mean, self.preprocess.std), self.data.repeats
         dtype = DTYPES[self.precision]
         return ObjectiveSetting(
@@ -286,37 +288,38 @@ class Run:
 
     @property
     def splittable(self) -> bool:
-        """Whether parts of a batch may be computed apart: its samples do not see each other."""
+        """Whether chunks of a batch may be computed separately, because its samples are independent."""
         return self.objective.splittable and not self.model.batch_norm
 
     @property
     def draws_in_forward(self) -> bool:
-        """Whether a forward pass in training draws random numbers: dropout, stochastic depth."""
+        """Whether a forward pass in training draws random numbers (dropout, stochastic depth)."""
         noise = self.model.regularization
         return bool(noise.dropout or noise.drop_path or self.tune.lora_dropout or self.objective.draws_in_forward)
 
     @property
     def max_image_tokens(self) -> int:
-        """Patches of an image at its own aspect, at most; 0: all have the model's size."""
+        """Maximum patches of an image at native aspect ratio; 0: all have the model's size."""
         return 0 if self.preprocess.stacks else self.preprocess.count_tokens(self.model.grid)
 
     @property
     def mean_tokens(self) -> int:
-        """Patches of a training picture at its own aspect, on average and at most; 0: all have the model's size."""
-        most = self.max_image_tokens
-        return (getattr(self.views, "fewest_tokens", 0) or most) + most >> 1
+        """Mean of the maximum number of patches of training images at native aspect ratio; 0: all have the model's
+        size."""
+        max_tokens = self.max_image_tokens
+        return (getattr(self.views, "fewest_tokens", 0) or max_tokens) + max_tokens >> 1
 
     @property
     def total(self) -> int:
-        """Samples that the whole run sees."""
+        """Number of samples of the whole run."""
         return max(1, round(self.epochs * self.data.images))
 
     @property
     def step_size(self) -> int:
-        """Samples of one optimiser step."""
+        """Number of samples of one optimiser step."""
         return self.batch_size * self.accumulate
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the whole run."""
+        """Number of optimiser steps of the whole run."""
         return -(-self.total // self.step_size)

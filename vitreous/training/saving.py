@@ -1,13 +1,13 @@
-"""What a checkpoint holds, and how a run comes back from one.
+"""Saving and restoring the state of a run.
 
-    state.json               the numbers (`loop.TrainingCounters`) and what else has to be known to go on
+    state.json               counters (`loop.TrainingCounters`) and other values needed to continue
     model, ema, optimizer    tensors by name: three files, or with FSDP a file of pieces from every process
                              (`weights.pieces`)
-    frozen                   what the optimiser does not move, where there is any: frozen parameters, and the
-                             objective's own state (a teacher, a centre) at its own precision
+    frozen                   tensors that the optimiser does not update, if any: frozen parameters, and the
+                             objective's state (a teacher, a centre) in its dtype
 
-The leading process writes and publishes; with FSDP all write, in the background, and the leading one publishes when
-they have.
+The main process writes and publishes. With FSDP all processes write in the background, and the main process publishes
+when they have finished.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vitreous.weights.sharded import load_checkpoint_tensors
 
 CHECKPOINT_FORMAT = 2
 CHECKPOINT_STATE_FILE = "state.json"
-MAX_SAVE_FAILURES = 3  # checkpoints in a row that may fail before the run stops
+MAX_SAVE_FAILURES = 3  # consecutive failed checkpoints after which the run stops
 
 
 class Checkpointer:
@@ -43,21 +43,21 @@ class Checkpointer:
     def __init__(self, store: CheckpointStore, note: Callable[[str], None]) -> None:
         self.store, self.note = store, note
         self.failures = 0
-        self.saved = -1  # where in the stream the last checkpoint was written, or begun
-        self.pinned: int | None = None  # the step of a checkpoint that is kept, however old it is
+        self.saved = -1  # position in the stream of the last checkpoint that was written, or begun
+        self.pinned: int | None = None  # step of a checkpoint that is never pruned
         self.group: Any = None
         self.writing: tuple[Future, int, Path] | None = None
 
     def save(self, state: TrainingState, extra: dict[str, Any]) -> None:
-        """A checkpoint of now, unless there is one. A failure is told and the run goes on; after three in a row
-        ResourceError ends it.
+        """Save a checkpoint of the current step, unless it exists.
 
-        `extra` goes into state.json beside the numbers.
+        A failure is noted and training continues; after three consecutive failures ResourceError ends the run. `extra`
+        is added to state.json.
         """
         if self.saved == state.images:
-            return  # to replace it would leave a moment without it
+            return  # replacing it would leave a moment without a checkpoint
         state.read_metrics()
-        text = json.dumps(
+        state_json = json.dumps(
             {
                 "format": CHECKPOINT_FORMAT,
                 **collect_counters(state),
@@ -71,14 +71,14 @@ class Checkpointer:
             self.publish_pending(state.ranks.is_main)
         with self.tolerate_write_errors():
             if isinstance(state.flat, ShardedParameters):
-                self.begin(state, text)
+                self.begin(state, state_json)
             elif state.ranks.is_main:
-                self.write(state, text)
+                self.write(state, state_json)
             self.saved = state.images
 
     @contextmanager
     def tolerate_write_errors(self) -> Iterator[None]:
-        """Note a checkpoint that cannot be written, and continue; the third in a row is raised."""
+        """Note a checkpoint that cannot be written, and continue; raise at the third consecutive failure."""
         try:
             yield
             self.failures = 0
@@ -86,10 +86,10 @@ class Checkpointer:
             self.failures += 1
             if self.failures >= MAX_SAVE_FAILURES:
                 raise
-            self.note(f"{error.message}; training goes on ({self.failures} of {MAX_SAVE_FAILURES} failures)")
+            self.note(f"{error.message}; training continues ({self.failures} of {MAX_SAVE_FAILURES} failures)")
 
     def write(self, state: TrainingState, text: str) -> None:
-        """All tensors as files of this process."""
+        """Write all tensors as files, in this process."""
         parts = collect_tensors(state)
         writers = {
             f"{part}.safetensors": lambda path, held=held: write_tensors(held, path) for part, held in parts.items()
@@ -103,14 +103,15 @@ class Checkpointer:
         )
 
     def begin(self, state: TrainingState, text: str) -> None:
-        """Let every process write its pieces in the background, from a copy; `publish_pending` publishes them."""
+        """Start writing the pieces of every process in the background, from a copy; `publish_pending` publishes
+        them."""
         from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
         from torch.distributed.checkpoint.state_dict_saver import async_save
 
         flat, ranks = state.flat, state.ranks
         assert isinstance(flat, ShardedParameters)
         self.group = self.group or create_cpu_group()
-        started, refused = "", ResourceError("the leading process could not begin a checkpoint", "free some disk space")
+        started, refused = "", ResourceError("the main process could not start a checkpoint", "free some disk space")
         try:
             started = str(self.store.begin(state.step, 16 * flat.length * ranks.world)) if ranks.is_main else ""
         except ResourceError as error:
@@ -127,16 +128,16 @@ class Checkpointer:
             write_text_atomic(temporary / CHECKPOINT_STATE_FILE, text)
         writer = HuggingFaceStorageWriter(str(temporary), save_distributed=True)
         saved = async_save(held, storage_writer=writer, process_group=self.group)
-        assert isinstance(saved, Future)  # as a process group of its own has it
+        assert isinstance(saved, Future)  # with a separate process group
         self.writing = saved, state.step, temporary
 
     def poll(self, state: TrainingState) -> None:
-        """Publish what was written in the background, if it is complete."""
+        """Publish the checkpoint written in the background, if it is complete."""
         if self.writing and self.writing[0].done():
             self.publish_pending(state.ranks.is_main)
 
     def publish_pending(self, is_main: bool) -> None:
-        """Wait for a checkpoint that is written in the background, and publish it. Raises ResourceError as
+        """Wait for the checkpoint written in the background, and publish it. Raises ResourceError as
         `tolerate_write_errors` does."""
         if self.writing is None:
             return
@@ -156,9 +157,9 @@ class Checkpointer:
                 self.store.publish(step, temporary, self.pinned)
 
     def restore(self, state: TrainingState) -> dict[str, Any] | None:
-        """Give the state what the newest valid checkpoint holds; returns its state.json, or None where there is none.
+        """Restore the state from the newest valid checkpoint; returns its state.json, or None if there is none.
 
-        Raises WeightsError where none is valid, or the newest is of a later version of vitreous.
+        Raises WeightsError if none is valid, or if the newest is of a later version of vitreous.
         """
         ranks = state.ranks
         place = ranks.broadcast_text(str(self.store.newest(self.note) or "") if ranks.is_main else "")
@@ -168,8 +169,8 @@ class Checkpointer:
         if stored.get("format", 1) > CHECKPOINT_FORMAT:
             raise WeightsError(
                 (
-                    f"{place} was written by a later vitreous (format {stored['format']}, "
-                    f"this one reads {CHECKPOINT_FORMAT})"
+                    f"{place} was written by a later version of vitreous (format {stored['format']}, "
+                    f"this version supports {CHECKPOINT_FORMAT})"
                 ),
                 "update",
             )
@@ -186,35 +187,34 @@ class Checkpointer:
 
 
 def load_checkpoint_weights(state: TrainingState, store: CheckpointStore, step: int) -> bool:
-    """Give the state the weights, the averaged weights and what else moves of a checkpoint; whether that was there and
-    whole."""
-    place, ranks = store.place(step), state.ranks
-    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(place) is None else ""):
+    """Load weights, averaged weights and untrained state of a checkpoint; returns whether it exists and is valid."""
+    folder, ranks = store.place(step), state.ranks
+    if not ranks.broadcast_text("whole" if ranks.is_main and find_damage(folder) is None else ""):
         return False
-    state.flat.load(load_checkpoint_tensors(place, "model"), load_checkpoint_tensors(place, "ema") or None)
-    state.flat.load_untrained_state(load_checkpoint_tensors(place, "frozen"))
+    state.flat.load(load_checkpoint_tensors(folder, "model"), load_checkpoint_tensors(folder, "ema") or None)
+    state.flat.load_untrained_state(load_checkpoint_tensors(folder, "frozen"))
     return True
 
 
 def collect_counters(state: TrainingState) -> dict[str, Any]:
-    """The numbers of a state."""
+    """Return the counters of a state."""
     return {field.name: getattr(state, field.name) for field in fields(TrainingCounters)}
 
 
 def collect_tensors(state: TrainingState) -> dict[str, dict[str, Tensor]]:
-    """All tensors of a checkpoint in their own shapes, by part and name; this process's share where the model is
+    """Return all tensors of a checkpoint in their shapes, by file and name; this process's share if the model is
     sharded."""
     flat = state.flat
     parts = {"model": flat.views(flat.master), "optimizer": state.optimizers.state()}
     if flat.ema is not None:
         parts["ema"] = flat.views(flat.average)
-    if held := flat.untrained_state():
-        parts["frozen"] = held
+    if untrained := flat.untrained_state():
+        parts["frozen"] = untrained
     return parts
 
 
 def write_tensors(held: dict[str, Tensor], path: Path) -> None:
-    """Write tensors of any shape as a safetensors file. Raises OSError where it cannot be written."""
+    """Write tensors of any shape as a safetensors file. Raises OSError if it cannot be written."""
     try:
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in held.items()}, path)
     except SafetensorError as error:

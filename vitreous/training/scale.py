@@ -1,8 +1,8 @@
-"""A run on many devices, by count: what each holds, what it sends in a step, and how long a step takes.
+"""Analytical plan of a run on many devices: memory per device, traffic per step, and time per step.
 
-n numbers that move, b bytes of one in the run's precision, W devices. Nothing is run. Bytes of memory and of the
-network follow from what `training.flat`, `training.sharded` and `training.compute` do, and `benchmarks/scaling.py`
-counts them; seconds follow from published figures of the devices and an assumed share of their peak.
+n trainable parameters, b bytes of one in the run's precision, W devices. Nothing is executed. Bytes of memory and of
+the network are derived from `training.flat`, `training.sharded` and `training.compute`, and `benchmarks/scaling.py`
+measures them. Seconds are derived from the devices' data sheets and an assumed utilisation.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from vitreous.training.groups import choose_group_kind
 from vitreous.training.run import Run
 from vitreous.training.sharded import has_trainable_parameters
 
-DEFAULT_UTILISATION = 0.45  # share of the peak that products reach in training, where nobody measured it
+DEFAULT_UTILISATION = 0.45  # assumed share of peak FLOP/s in training, without a measurement
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A device, by its maker's data sheet: dense bfloat16 FLOP/s, bytes of memory, bytes/s from it; bytes/s that it
-    sends to others of its machine, and to other machines; and how many a machine has."""
+    """A device's data sheet: dense bfloat16 FLOP/s, memory in bytes, memory bandwidth in bytes/s; bandwidth to devices
+    of the same machine, and to other machines; devices per machine."""
 
     flops: float
     memory: float
@@ -36,7 +36,7 @@ class Accelerator:
     together: int = 8
 
 
-#: `network` is that of the maker's own servers: one port of 200 or 400 Gbit/s for each device
+#: `network` is that of the manufacturer's servers: one port of 200 or 400 Gbit/s per device
 ACCELERATORS = {
     "a100": Accelerator(312e12, 80e9, 2.039e12, link=300e9, network=25e9),
     "h100": Accelerator(989e12, 80e9, 3.35e12, link=450e9, network=50e9),
@@ -47,9 +47,12 @@ ACCELERATORS = {
 
 
 class ObjectiveSizes(NamedTuple):
-    """Numbers of an objective: that move, of these in matrices of blocks, of the model that do not move, bytes of all
-    other state (a teacher, buffers), numbers of what is shipped that do not move; and what FSDP gathers at a time: the
-    numbers of each block, and of all outside of blocks."""
+    """Parameter counts of an objective.
+
+    They are: the trainable parameters, those of them in matrices of blocks, the model's frozen parameters, the bytes of
+    all other state (a teacher, buffers), and the deployed model's frozen parameters. For FSDP: the parameters of each
+    block, and all outside of blocks, which are gathered at a time.
+    """
 
     moving: int
     matrices: int
@@ -61,12 +64,12 @@ class ObjectiveSizes(NamedTuple):
 
 
 def measure_sizes(objective: Objective) -> ObjectiveSizes:
-    """Count an objective on any device, `meta` too."""
+    """Count the parameters of an objective on any device, including `meta`."""
     parameters = dict(objective.named_parameters())
     moving = {name: p.numel() for name, p in parameters.items() if p.requires_grad}
     static = {id(p) for p in objective.frozen_parameters()}
     tensors = [*parameters.values(), *objective.buffers()]
-    held = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
+    state_bytes = sum(t.numel() * t.element_size() for t in tensors if not t.requires_grad and id(t) not in static)
     deployed = objective.deployed_model()
     shipped = [t for t in (*deployed.parameters(), *deployed.buffers()) if not t.requires_grad]
     blocks = []
@@ -77,7 +80,7 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
         moving=sum(moving.values()),
         matrices=sum(size for name, size in moving.items() if choose_group_kind(name, parameters[name]) == "matrix"),
         frozen=sum(p.numel() for p in parameters.values() if id(p) in static),
-        held_bytes=held,
+        held_bytes=state_bytes,
         shipped=sum(t.numel() for t in shipped),
         blocks=tuple(blocks),
         root=sum(moving.values()) - sum(blocks),
@@ -85,16 +88,16 @@ def measure_sizes(objective: Objective) -> ObjectiveSizes:
 
 
 def count_device_images(run: Run, world: int) -> int:
-    """Images that a device computes at a time."""
-    whole = -(-run.batch_size // world)
-    return min(whole, run.micro_batch or whole)
+    """Return the number of images that a device computes at a time."""
+    rank_batch = -(-run.batch_size // world)
+    return min(rank_batch, run.micro_batch or rank_batch)
 
 
 def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cuda") -> dict[str, int | None]:
-    """Bytes that each device holds, by what for; `peak_bytes` is the most at a time.
+    """Return the bytes on each device, by purpose; `peak_bytes` is the maximum at any time.
 
-    Activations are there until the backward pass is over; the gradients' float32 sum from then on. None where the
-    model's activations have no formula (`models.cost.activations`).
+    Activations exist until the end of the backward pass, the gradients' float32 sum after it. None if there is no
+    formula for the model's activations (`models.cost.activations`).
     """
     fsdp, b, n = run.parallel == "fsdp", DTYPES[run.precision].itemsize, sizes.moving
     share = -(-n // world) if fsdp else n
@@ -111,41 +114,43 @@ def count_memory(run: Run, sizes: ObjectiveSizes, world: int, device: str = "cud
         # DDP copies gradients into buckets; FSDP keeps a share
         "gradients_bytes": b * (share if fsdp else n * (2 if overlapped else 1)),
         "gradient_sum_bytes": 4 * share if fsdp or b < 4 else 0,
-        # two blocks at a time, the rest throughout, and gradients of two blocks on their way
+        # two blocks at a time, the rest throughout, and gradients of two blocks in transit
         "gathered_bytes": b * (sizes.root + 4 * largest) if fsdp else 0,
         "activations_bytes": count_activation_bytes(run, count_device_images(run, world), device),
     }
     resident = sum(value or 0 for name, value in counted.items() if name not in TRANSIENT_MEMORY)
     passing = {name: counted[name] or 0 for name in TRANSIENT_MEMORY}
     backward = passing["activations_bytes"] + passing["gathered_bytes"]
-    known = counted["activations_bytes"] is not None
-    return counted | {"peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if known else None}
+    is_activation_known = counted["activations_bytes"] is not None
+    return counted | {
+        "peak_bytes": resident + max(backward, passing["gradient_sum_bytes"]) if is_activation_known else None
+    }
 
 
-#: what is not there all the time
+#: purposes that do not exist all the time
 TRANSIENT_MEMORY = ("activations_bytes", "gradient_sum_bytes", "gathered_bytes")
 
 
 def count_activation_bytes(run: Run, images: int, device: str) -> int | None:
-    """Bytes that so many images leave for the backward pass; None where no formula is known, as of objectives that show
-    the model parts or crops of images."""
-    numbers = run.model.count_activations(device=device) if run.objective.labelled else None
-    if numbers is None:
+    """Return the bytes of `images` images' activations for the backward pass; None without a formula, for example for
+    objectives that process crops or subsets of patches."""
+    num_activations = run.model.count_activations(device=device) if run.objective.labelled else None
+    if num_activations is None:
         return None
-    if run.recompute:  # the blocks' inputs, and what one block keeps
+    if run.recompute:  # the blocks' inputs, and the activations of one block
         depth = run.model.depth
         tokens = run.model.prefix + torch.Size(run.model.grid).numel()
-        numbers = numbers // depth + depth * tokens * run.model.width
-    return images * numbers * DTYPES[run.precision].itemsize
+        num_activations = num_activations // depth + depth * tokens * run.model.width
+    return images * num_activations * DTYPES[run.precision].itemsize
 
 
 def count_traffic(run: Run, sizes: ObjectiveSizes, world: int) -> int:
-    """Bytes that a device sends in an optimiser step, by rings: 2 (W - 1) / W of what is added up, (W - 1) / W of what
-    is gathered or scattered.
+    """Return the bytes that a device sends in an optimiser step by ring algorithms: 2 (W - 1) / W of all-reduced data,
+    (W - 1) / W of gathered or scattered data.
 
-    DDP adds up gradients once a step: in the run's precision where that overlaps with the one backward pass, else in
-    float32. FSDP gathers the weights for the forward and again for the backward pass, those outside of blocks once,
-    for each micro-batch, and scatters the gradients once.
+    DDP all-reduces gradients once per step: in the run's precision if it overlaps with the only backward pass, else in
+    float32. For each micro-batch, FSDP gathers the weights for the forward and again for the backward pass, those
+    outside of blocks once; it scatters the gradients once.
     """
     b, n = DTYPES[run.precision].itemsize, sizes.moving
     passes = run.accumulate * math.ceil(math.ceil(run.batch_size / world) / count_device_images(run, world))
@@ -164,12 +169,12 @@ def forecast_step(
     flops: float,
     utilisation: float = DEFAULT_UTILISATION,
 ) -> dict[str, float]:
-    """Seconds of an optimiser step on so many devices: of `compute`, of the `exchange` that it does not hide, of the
+    """Return the seconds of an optimiser step on `world` devices: of `compute`, of the exposed `exchange`, of the
     `update`; and of the whole exchange.
 
-    `flops` are those of an image's training step. Between machines all devices of one send at once, so that a ring is
-    as fast as their ports together, or as the links within. DDP exchanges during the backward pass, two thirds of the
-    compute; FSDP during all of it.
+    `flops` are those of an image's training step. All devices of a machine send to other machines in parallel, so a
+    ring is as fast as their ports together, or as the links within. DDP exchanges during the backward pass, two thirds
+    of the compute; FSDP during all of it.
     """
     images = run.step_size / world
     compute = images * flops * (4 / 3 if run.recompute else 1) / (utilisation * device.flops)
@@ -184,8 +189,8 @@ def forecast_step(
 def forecast_run(
     run: Run, objective: Objective, world: int, name: str, image_bytes: float | None = None
 ) -> dict[str, object]:
-    """The plan of a run on `world` devices of ACCELERATORS: memory, bytes of a step, images a second, hours, and what
-    takes longest. `image_bytes`: a file's mean length."""
+    """Return the plan of a run on `world` devices of ACCELERATORS: memory, bytes per step, images/s, hours, and the
+    bottleneck. `image_bytes`: the mean size of a file."""
     device, sizes = ACCELERATORS[name], measure_sizes(objective)
     flops = objective.flops(TrainingProgress(0, 0, run.total))
     memory, seconds = count_memory(run, sizes, world), forecast_step(run, sizes, world, device, flops)
@@ -218,5 +223,5 @@ def forecast_run(
 
 
 def round_to_three_digits(value: float) -> float:
-    """A number of three digits that count."""
+    """Round to three significant digits."""
     return float(f"{value:.3g}")

@@ -1,4 +1,4 @@
-"""The learning rate, and whatever else is scheduled, as functions of the step."""
+"""The learning rate and other scheduled hyperparameters as functions of the step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from vitreous.training.run import RampConfig, ScheduleConfig
 
 
 def schedule_factor(schedule: ScheduleConfig, step: int, steps: int) -> float:
-    """Return what the base learning rate is multiplied by at `step` (0-based) of `steps`.
+    """Return the factor of the base learning rate at `step` (0-based) of `steps`.
 
     The product of three factors, as in big_vision's `create_learning_rate_schedule`:
 

@@ -59,16 +59,16 @@ class Session:
         self.health = HealthMonitor(self.note, self.record_warning)
         self.meter = ThroughputMeter(ranks, self.device, run.precision)
         self.evaluation_pending = False  # an evaluation was interrupted and is repeated after resuming
-        self.collapse = ""  # the first alarm of a collapse
-        self.initial_features: dict[str, float] = {}  # metrics that alarms compare features with
+        self.collapse = ""  # the first collapse warning
+        self.initial_features: dict[str, float] = {}  # reference metrics for collapse warnings
         self.last_report: Report | None = None
         self.best = BestEvaluation()
 
     def train(self) -> dict[str, Any]:
         """Train to the end, write the bundle, and return the run's summary, without metrics of a test split.
 
-        Raises Interrupted after a signal, with everything saved, and CollapseError at a collapse if the run is to
-        stop; NonFiniteError, DataError and ResourceError as they come.
+        Raises Interrupted after a signal, with everything saved, and CollapseError at a collapse if the run is to stop;
+        NonFiniteError, DataError and ResourceError are passed on.
         """
         configure_process()
         with self.signals.caught():
@@ -142,10 +142,10 @@ class Session:
         self.warn(state, scalars | self.initial_features)
         report = self.last_report if self.validation_images.prefix == VAL_PREFIX else None
         val = f"  val {report.leading_text}" if report else ""
-        text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
-        text += f"{costs['images_per_second']:.0f} images/s{val}"
+        progress_text = f"epoch {epoch:.1f}/{round(self.run.epochs, 2):g}  loss {loss or 0.0:.3f}  "
+        progress_text += f"{costs['images_per_second']:.0f} images/s{val}"
         if self.ranks.is_main:
-            self.listener.progress("train", state.images, self.run.total, text)
+            self.listener.progress("train", state.images, self.run.total, progress_text)
 
     def evaluate(self, state: TrainingState) -> None:
         """Evaluate the averaged weights on the validation images, in the run's precision."""
@@ -162,7 +162,7 @@ class Session:
         epoch = self.epoch(state)
         if not (state.done and self.best.after(self.last_report, state.step, epoch).step == state.step):
             self.record({"step": state.step, "epoch": epoch, **metrics, "seconds": self.meter.seconds})
-        # else `finish`, which evaluates these weights in the precision of inference, writes the line
+        # otherwise `finish` evaluates these weights in the precision of inference and writes the line
         self.health.report(self.last_report, self.run.data.classes)
         self.warn_about_features(state, self.last_report)
         self.select_checkpoint(state, self.last_report)
@@ -201,7 +201,7 @@ class Session:
         )
 
     def measure_initial_features(self, state: TrainingState) -> None:
-        """Record metrics of the features that the run starts with, for alarms to compare later ones with."""
+        """Record metrics of the initial features, with which collapse warnings compare later ones."""
         images = self.validation_images
         if not (self.run.objective.ships_features and images.evaluators):
             return
@@ -220,17 +220,21 @@ class Session:
         self.initial_features = {"first_deviation": float(first)} if first else {}
 
     def select_checkpoint(self, state: TrainingState, report: Report) -> None:
-        """Keep the checkpoint of the best evaluation so far, and end the loop after too many that were not better."""
-        run, before = self.run, self.best
+        """Keep the checkpoint of the best evaluation so far, and end the loop after too many evaluations without
+        improvement."""
+        run, previous_best = self.run, self.best
         if not (run.keep_best or run.early_stop):
             return
-        self.best = before.after(report, state.step, self.epoch(state))
+        self.best = previous_best.after(report, state.step, self.epoch(state))
         if run.keep_best and self.best.step == state.step:
             self.checkpointer.pinned = state.step
             self.save(state)
-            # the disk is full, which was noted
+            # the disk is full, which was already reported
             if not self.ranks.broadcast_text("saved" if self.checkpointer.saved == state.images else ""):
-                self.best, self.checkpointer.pinned = replace(before, evaluations=before.evaluations + 1), before.step
+                self.best, self.checkpointer.pinned = (
+                    replace(previous_best, evaluations=previous_best.evaluations + 1),
+                    previous_best.step,
+                )
         if self.best.is_out_of_patience(run) and not state.done:
             state.halt = True
             self.save(state)
@@ -245,14 +249,14 @@ class Session:
             self.best = BestEvaluation.from_dict(stored.get("best"))
             self.checkpointer.pinned = self.best.step or None
             self.note(f"resumed at step {state.step} of {self.run.steps}")
-            now = {"threads": torch.get_num_threads(), "world": self.ranks.world}
+            current = {"threads": torch.get_num_threads(), "world": self.ranks.world}
             changed = [
-                f"{stored[name]} {word} before, {now[name]} now"
-                for name, word in (("threads", "threads"), ("world", "processes"))
-                if stored.get(name, now[name]) != now[name]
+                f"{stored[name]} {label} before, {current[name]} now"
+                for name, label in (("threads", "threads"), ("world", "processes"))
+                if stored.get(name, current[name]) != current[name]
             ]
             if changed and not self.run.reproducible:
-                self.note(f"{'; '.join(changed)}: results may differ in the last bits")
+                self.note(f"{'; '.join(changed)}: results may differ by rounding")
         if self.ranks.is_main:
             repeated = format_evaluation_key(state.step, self.epoch(state), self.validation_images.prefix)
             self.folder.rewind(state.step, but=repeated if self.evaluation_pending else None)
@@ -261,7 +265,9 @@ class Session:
         """Write the bundle, evaluate it as `vitreous evaluate` would, and return the summary. Raises ResourceError if
         the run's folder is gone, Interrupted after a signal."""
         if self.ranks.is_main and not self.folder.path.is_dir():
-            raise ResourceError(f"the run folder {self.folder.path} is gone", "start again, and leave it in place")
+            raise ResourceError(
+                f"the run folder {self.folder.path} no longer exists", "start the run again, and do not move its folder"
+            )
         epoch, shipped_step = self.epoch(state), self.load_best_weights(state)
         model, parts = merge_lora_adapters(state.flat.averaged_model()), collect_objective_parts(state)
         if self.ranks.is_main:
@@ -297,13 +303,13 @@ class Session:
         return report
 
     def load_best_weights(self, state: TrainingState) -> int:
-        """Load the weights that the bundle is to have into the state. Returns the step that they are of."""
+        """Load the weights for the bundle into the state. Returns their step."""
         if not self.run.keep_best or self.best.step in (0, state.step):
             return state.step
         if load_checkpoint_weights(state, self.checkpointer.store, self.best.step):
             return self.best.step
         self.note(
-            f"the checkpoint of step {self.best.step}, the best, is not there or damaged: the last weights are kept "
+            f"the checkpoint of step {self.best.step}, the best one, is missing or damaged: the last weights are used "
             "instead"
         )
         return state.step
@@ -314,12 +320,12 @@ class Session:
         return Interrupted(self.describe_stop(state), f"continue with --resume --out {self.folder.path}", code)
 
     def collapse_error(self, state: TrainingState) -> CollapseError:
-        """Return the error of a run that stops at a collapse: the alarm, and the setting that it names."""
+        """Return the error of a run that stops at a collapse: the warning, and its suggested setting."""
         finding, _, setting = self.collapse.partition(": ")
         return CollapseError(f"{self.describe_stop(state)}: {finding}", f"start again in another --out: {setting}")
 
     def describe_stop(self, state: TrainingState) -> str:
-        """Return the step at which a run stopped, and whether its checkpoint is there."""
+        """Return the step at which a run stopped, and whether its checkpoint was saved."""
         is_saved = self.checkpointer.saved == state.images
         saved = "saved" if is_saved else "not saved: the newest checkpoint is an older one"
         return f"stopped at step {state.step} of {self.run.steps}, {saved}"
@@ -336,22 +342,22 @@ class Session:
             if self.ranks.is_main:
                 self.folder.append(line)
         except OSError as error:
-            self.note(f"metrics of step {line['step']} not written ({error.strerror}); training goes on")
+            self.note(f"metrics of step {line['step']} not written ({error.strerror}); training continues")
 
     def record_warning(self, step: int, name: str, text: str) -> None:
         """Add a warning to warnings.jsonl, for the page of the run."""
-        with suppress(OSError):  # it was noted
+        with suppress(OSError):  # it was already reported
             if self.ranks.is_main and self.folder.path.is_dir():
                 self.folder.warn(step, name, text)
 
     def warn(self, state: TrainingState, metrics: Mapping[str, float]) -> None:
-        """Warn about what the objective finds wrong in metrics, and remember the first collapse."""
+        """Report the objective's warnings about metrics, and remember the first collapse."""
         for name, text in state.objective.warnings(metrics, state.progress):
             self.health.once(name, text)
             self.collapse = self.collapse or text
 
     def warn_about_features(self, state: TrainingState, report: Report) -> None:
-        """Warn about what the objective finds wrong in the metrics of features of an evaluation."""
+        """Report the objective's warnings about the feature metrics of an evaluation."""
         history = validation.feature_history(report, self.validation_images, self.folder.metrics)
         self.warn(state, self.initial_features | history)
 

@@ -1,8 +1,7 @@
-"""Flat vectors of a share of the model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its
-gradients.
+"""Flat vectors of a sharded model: PyTorch's FSDP2 gathers weights for a block's passes and scatters its gradients.
 
-Every process holds 1 / W of each parameter (cut along its first axis), and of masters, average and moments. The module
-computes with parameters of the run's precision; masters are float32, as in `training.flat`.
+Every process has 1 / W of each parameter (split along its first axis), and of masters, average and moments. The module
+computes with parameters in the run's precision; masters are float32, as in `training.flat`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
 
 class ShardedParameters(FlatParameters):
-    """What `FlatParameters` is, for the share of one process; `averaged_model` and `whole` put the shares of all
-    together."""
+    """`FlatParameters` for the shards of one process; `averaged_model` and `masters` gather the shards of all."""
 
     def __init__(
         self,
@@ -69,17 +67,17 @@ class ShardedParameters(FlatParameters):
         self.grads, self.total = [], None
 
     def local(self) -> dict[str, Tensor]:
-        """This process's rows (n / W, ...) of every moving parameter: the memory that the module computes from."""
+        """This process's shard (n / W, ...) of every trainable parameter: the memory that the module uses."""
         return {name: local_rows(p.detach()) for name, p in self.moving.items()}
 
     def zero(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         self.total = None
         for parameter in self.moving.values():
             parameter.grad = None
 
     def collect(self) -> None:
-        """Take the shares of the gradients, which FSDP has added up over the processes."""
+        """Copy the gradient shards, which FSDP has summed over the processes."""
         total = self.views(self.master_grad)
         for name, parameter in self.moving.items():
             if parameter.grad is not None:
@@ -91,11 +89,11 @@ class ShardedParameters(FlatParameters):
         return self.ranks.sum(self.master_grad.square().sum()).sqrt()
 
     def norms(self, vector: Tensor, names: list[str]) -> Tensor:
-        """The norms (len(names),) of whole parameters' parts of a vector (n,)."""
+        """The norms (len(names),) of whole parameters in a vector (n,)."""
         return self.ranks.sum(super().norms(vector, names).square()).sqrt()
 
     def sync(self, step: int, decay: float | None = None) -> None:
-        """After the masters moved for the `step`-th time (from 1): renew the module's parameters and the average."""
+        """After the `step`-th update of the masters (from 1): update the module's parameters and the average."""
         master = self.views(self.master)
         for name, share in self.local().items():
             share.copy_(master[name])
@@ -120,8 +118,8 @@ class ShardedParameters(FlatParameters):
             view.copy_(whole[name][self.ranks.rank * size : (self.ranks.rank + 1) * size])
 
     def pieces(self, views: dict[str, Tensor]) -> dict[str, DTensor]:
-        """This process's views (n / W, ...) as DTensors of the whole shape; a name may have a word and a
-        slash before it."""
+        """Return this process's views (n / W, ...) as DTensors of the whole shape; a name may have a prefix word and a
+        slash."""
         from torch.distributed.tensor import DTensor, Shard
 
         distributed = {}
@@ -134,25 +132,25 @@ class ShardedParameters(FlatParameters):
 
     @torch.no_grad()
     def masters(self) -> dict[str, Tensor]:
-        """The float32 masters by name, whole, each of its parameter's shape. Every process has to call this."""
+        """The whole float32 masters by name, in the shapes of the parameters. Every process has to call this."""
         pieces = self.pieces(self.views(self.master))
         return {name: piece.full_tensor() for name, piece in pieces.items()}
 
     @torch.no_grad()
     def averaged_model(self) -> Model:
-        """The deployed module with the average, put together on the CPU. Every process has to call this."""
+        """The deployed module with the average, gathered on the CPU. Every process has to call this."""
         average, live = self.pieces(self.views(self.average)), dict(iterate_named_tensors(self.module))
         for name, tensor in iterate_named_tensors(self.eval_module):
-            own = self.shipped[name]
-            if own in average:
-                tensor.copy_(average[own].full_tensor())
-            elif own not in self.frozen:
-                tensor.copy_(live[own])
+            objective_name = self.shipped[name]
+            if objective_name in average:
+                tensor.copy_(average[objective_name].full_tensor())
+            elif objective_name not in self.frozen:
+                tensor.copy_(live[objective_name])
         return self.eval_module
 
 
 def local_rows(tensor: Tensor) -> Tensor:
-    """This process's rows (n / W, ...) of a tensor that FSDP shares out."""
+    """Return this process's shard (n / W, ...) of a tensor that FSDP shards."""
     from torch.distributed.tensor import DTensor
 
     assert isinstance(tensor, DTensor)
@@ -160,7 +158,7 @@ def local_rows(tensor: Tensor) -> Tensor:
 
 
 def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
-    """Whether the next backward pass of a module that FSDP shares out adds up gradients over the processes."""
+    """Set whether the next backward pass of an FSDP module sums gradients over the processes."""
     from torch.distributed.fsdp import FSDPModule
 
     assert isinstance(module, FSDPModule)
@@ -168,13 +166,13 @@ def set_gradient_sync(module: nn.Module, syncs: bool) -> None:
 
 
 def has_trainable_parameters(module: nn.Module) -> bool:
-    """Whether any parameter requires a gradient. A part of an objective that does not, as a teacher, is whole in every
-    process."""
+    """Return whether any parameter requires a gradient. Submodules of an objective without trainable parameters, such
+    as a teacher, are not sharded."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def create_cpu_group() -> dist.ProcessGroup:
-    """A process group of its own for writing checkpoints in the background."""
+    """Create a separate process group for writing checkpoints in the background."""
     group = dist.new_group(backend="gloo")
-    assert isinstance(group, dist.ProcessGroup)  # every process is in it
+    assert isinstance(group, dist.ProcessGroup)  # every process is a member
     return group

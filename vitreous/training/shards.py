@@ -1,7 +1,7 @@
-"""One micro-batch computed in parts, side by side: each part by a thread, with cores and a gradient of its own.
+"""Shards of a micro-batch computed in parallel on a CPU: each by a thread, with separate cores and gradients.
 
-On a CPU this wastes less than all cores sharing each product, since threads that share a product wait for each other at
-its end.
+This is more efficient than sharing each product among all cores, because threads that share a product wait for each
+other at its end.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from vitreous.system.machine import get_thread_pool
 from vitreous.training.flat import FlatParameters, iterate_named_tensors
 
 ForwardFunction = Callable[[Batch], dict[str, Tensor]]
-Scalars = dict[str, float | Tensor]  # "loss", and what else an objective logs
-MAX_SHARDS = 8  # shards, since each costs memory for a gradient
+Scalars = dict[str, float | Tensor]  # "loss", and other logged scalars of an objective
+MAX_SHARDS = 8  # limit, because each shard needs memory for a gradient
 
 
 class Shards:
-    """An objective, and copies of it that compute with the same weights and state: as many as the flat vectors have
-    gradients. More than one only for splittable objectives."""
+    """An objective, and copies of it that share weights and state: one for each gradient of the flat vectors. More than
+    one only for splittable objectives."""
 
     def __init__(self, objective: nn.Module, flat: FlatParameters, forward: ForwardFunction | None = None) -> None:
         self.forwards = [objective if forward is None else forward]
@@ -38,9 +38,9 @@ class Shards:
                 if name in weights:
                     tensor.grad = gradients[name]
             self.forwards.append(twin)
-        self.on_host = True  # whether scalars are numbers; else they are tensors on the device, which nobody waits for
-        self.scale = 1.0  # of the loss in the backward pass: float16 gradients would vanish without it
-        self.captured: CudaGraphRunner | None = None  # set where passes are repeated as CUDA graphs
+        self.on_host = True  # whether scalars are numbers; else they are device tensors, without synchronisation
+        self.scale = 1.0  # loss scale of the backward pass: prevents underflow of float16 gradients
+        self.captured: CudaGraphRunner | None = None  # set if passes run as CUDA graphs
 
     def backward(self, batch: Batch, share: float) -> Scalars:
         """Add the gradient of `share` times the batch's loss to the flat gradients, and return the scalars of the
@@ -55,20 +55,20 @@ class Shards:
         return add_scalars(get_thread_pool(len(self.forwards)).map(self.part, self.forwards[:count], parts, shares))
 
     def part(self, forward: ForwardFunction, batch: Batch, share: float) -> Scalars:
-        """Forward and backward of one part by itself."""
+        """Run the forward and backward pass of one shard."""
         if self.captured is not None:
             return dict(self.captured.run(lambda own: self.passes(forward, own, share), batch, share))
         return {name: float(v) if self.on_host else v for name, v in self.passes(forward, batch, share).items()}
 
     def passes(self, forward: ForwardFunction, batch: Batch, share: float) -> dict[str, Tensor]:
-        """The same; scalars are tensors on the device."""
+        """Run the forward and backward pass of one shard; scalars are tensors on the device."""
         outputs = {name: value * share for name, value in forward(batch).items()}
         (outputs["loss"] * self.scale).backward()
         return {name: value.detach() for name, value in outputs.items()}
 
 
 def add_scalars(parts: Iterable[Scalars]) -> Scalars:
-    """The sum by name, in order."""
+    """Sum scalars by name, in order."""
     total: Scalars = {}
     for part in parts:
         for name, value in part.items():
@@ -77,7 +77,8 @@ def add_scalars(parts: Iterable[Scalars]) -> Scalars:
 
 
 def choose_shard_count(device: str, batch_size: int, fewest: int = 8) -> int:
-    """One a core on a CPU, at most MOST, of at least `fewest` images each; one elsewhere."""
+    """Return the number of shards: on a CPU one per core, at most MAX_SHARDS, each with at least `fewest` images; else
+    one."""
     return (
         max(1, min(torch.get_num_threads(), count_usable_cores(), MAX_SHARDS, batch_size // fewest))
         if device == "cpu"

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT as a flag that a run looks at."""
+"""SIGTERM and SIGINT as a flag that a run polls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import active_children
 
-#: seconds in which SIGINTs under `torchrun` count as one: the group gets it, and the agent passes it on
+#: seconds in which SIGINTs under `torchrun` count as one: the group receives it, and the agent forwards it
 REPEAT_SECONDS = 5.0
 
 
@@ -31,18 +31,19 @@ class StopSignals:
         self.received, self.received_at = number, time.monotonic()
 
     def is_repeated(self) -> bool:
-        """Whether the agent of `torchrun` may have sent again the signal that its process group has received."""
+        """Return whether the agent of `torchrun` may have forwarded a signal that its process group has already
+        received."""
         return "TORCHELASTIC_RUN_ID" in os.environ and time.monotonic() - self.received_at < REPEAT_SECONDS
 
     @contextmanager
     def caught(self) -> Iterator[None]:
-        """Take the signals over, and give them back."""
+        """Handle the signals during the block, and restore the previous handlers."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
+        previous_handlers = {number: signal.signal(number, self) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
-            for number, handler in before.items():
+            for number, handler in previous_handlers.items():
                 signal.signal(number, handler)

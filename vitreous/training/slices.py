@@ -1,8 +1,8 @@
-"""Which images of a step each process computes.
+"""Assignment of a step's images to processes.
 
 A step is `batch_size` x `accumulate` positions of the run's stream of samples. Usually each process computes one slice
-of each batch. A reproducible run cuts the whole step into `shards` slices, which do not depend on the number of
-processes, and gives each process consecutive ones.
+of each batch. A reproducible run splits the whole step into `shards` slices, which do not depend on the number of
+processes, and assigns consecutive ones to each process.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def rank_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_
     """Return the slices of this process in the step that begins at position `start`.
 
     If a last short batch has fewer images than there are processes, a process without images computes the first one of
-    the batch with share 0: gradients are exchanged by all processes. The slices of a reproducible run may be empty
-    instead.
+    the batch with share 0, because gradients are exchanged by all processes. The slices of a reproducible run may be
+    empty instead.
     """
     stop = min(start + run.step_size, run.total)
     size = stop - start
@@ -89,13 +89,13 @@ def run_slices(run: Run, ranks: Ranks, start: int, cut_range: CutRange = uncut_r
 
 
 def check_processes(run: Run, ranks: Ranks) -> None:
-    """Raise UsageError if the model cannot be tuned as the run asks, or if the run cannot have this number of
-    processes."""
+    """Raise UsageError if the model does not support the run's fine-tuning, or the run this number of processes."""
     tune.check_fine_tuning(run.model, run.tune)
     if run.reproducible and run.shards % ranks.world:
-        allowed = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
+        divisors = ", ".join(str(n) for n in range(1, run.shards + 1) if run.shards % n == 0)
         raise UsageError(
-            f"{ranks.world} processes do not divide the {run.shards} shards of a reproducible run", f"use {allowed}"
+            f"the {run.shards} shards of a reproducible run are not divisible by {ranks.world} processes",
+            f"use {divisors}",
         )
     if run.batch_size < ranks.world:
         raise UsageError(
@@ -104,11 +104,11 @@ def check_processes(run: Run, ranks: Ranks) -> None:
         )
     if run.parallel == "fsdp" and not ranks.joined:
         raise UsageError(
-            "--parallel fsdp needs processes", "start it with torchrun --nproc-per-node N -m vitreous train …"
+            "--parallel fsdp requires torchrun", "start the run with torchrun --nproc-per-node N -m vitreous train …"
         )
     if run.parallel == "fsdp" and (run.reproducible or run.optimizer.name == "muon" or run.tune.lora_rank):
-        raise UsageError("--parallel fsdp goes with neither --reproducible, Muon nor LoRA", "use --parallel ddp")
+        raise UsageError("--parallel fsdp cannot be combined with --reproducible, Muon or LoRA", "use --parallel ddp")
     if run.parallel == "fsdp" and run.preprocess.has_buckets:
         raise UsageError(
-            "--parallel fsdp makes equal passes in all processes, and buckets differ", "use --parallel ddp"
+            "--parallel fsdp cannot be combined with buckets, which differ between processes", "use --parallel ddp"
         )

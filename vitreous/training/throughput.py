@@ -1,4 +1,4 @@
-"""Time, FLOPs and utilisation of a run, and the peak throughput of matrix products that utilisation is relative to."""
+"""Time, FLOPs and utilisation of a run, and the peak throughput of matrix products as the reference of utilisation."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from vitreous.training.ranks import Ranks
 
 @dataclass
 class ThroughputMeter:
-    """Sums over all processes of a run and all its resumptions; `begin` starts the clock of this one.
+    """Sums over all processes of a run and all its resumptions; `begin` starts the clock of the current one.
 
-    FLOPs are those of the model: three forward passes a picture, two to a multiply-add, without what patch dropout and
-    progressive resolution leave out, and without what is computed again. Utilisation is their rate over the measured
-    limit of matrix products on all devices, in the run's precision.
+    FLOPs are those of the model: three forward passes per image, two per multiply-add, without patches and pixels
+    dropped by patch dropout and progressive resolution, and without recomputation. Utilisation is their rate relative
+    to the measured peak of matrix products on all devices, in the run's precision.
     """
 
     ranks: Ranks
@@ -30,13 +30,13 @@ class ThroughputMeter:
     precision: str
     _: KW_ONLY
     before: float = 0.0  # seconds of earlier processes
-    limit: float = float("nan")  # operations a second of one device
+    limit: float = float("nan")  # FLOP/s of one device
     started: float = field(default_factory=time.perf_counter)
     marked: tuple[float, int, float, float] = (0.0, 0, 0.0, 0.0)
-    rates: list[tuple[float, float]] = field(default_factory=list)  # images a second and utilisation, one a log line
+    rates: list[tuple[float, float]] = field(default_factory=list)  # images/s and utilisation, one per log line
 
     def begin(self, state: TrainingState) -> None:
-        """Measure the machine's limit, and start the clock."""
+        """Measure the machine's peak throughput, and start the clock."""
         self.limit = measure_peak_flops(self.device, self.precision)
         self.started = time.perf_counter()
         self.mark(state)
@@ -47,11 +47,11 @@ class ThroughputMeter:
         return self.before + time.perf_counter() - self.started
 
     def mark(self, state: TrainingState) -> None:
-        """Forget the time since the last line: it was no training."""
+        """Exclude the time since the last line, which was not training."""
         self.marked = (time.perf_counter(), state.images, state.flops, state.waited)
 
     def line(self, state: TrainingState) -> dict[str, float]:
-        """The figures of the time since the last mark."""
+        """Return the metrics of the time since the last mark."""
         then, images, flops, waited = self.marked
         passed = max(time.perf_counter() - then, 1e-9)
         rate, used = (state.images - images) / passed, (state.flops - flops) / passed / (self.limit * self.ranks.world)
@@ -66,7 +66,7 @@ class ThroughputMeter:
         }
 
     def totals(self, state: TrainingState) -> dict[str, float | None]:
-        """The figures of the whole run; rates are medians over its log lines."""
+        """Return the metrics of the whole run; rates are medians over its log lines."""
         rates, used = (sorted(column) for column in zip(*self.rates, strict=True)) if self.rates else ([0.0], [None])
         seconds = self.seconds
         return {
@@ -82,13 +82,13 @@ class ThroughputMeter:
 PEAK_MATRIX_SIDES = {
     "cpu": 1024,
     "cuda": 8192,
-}  # sides of the matrices, small enough that measuring takes a fraction of a second
-EMULATED_MATRIX_SIDE = 128  # where bfloat16 is: a thousandth of the speed
+}  # sizes of the matrices, small enough for a measurement in a fraction of a second
+EMULATED_MATRIX_SIDE = 128  # for emulated bfloat16, a thousand times slower
 
 
 @lru_cache(maxsize=4)
 def measure_peak_flops(device: str, precision: str) -> float:
-    """Operations a second, a multiply-add counted as two; measured once a process, in a fraction of a second."""
+    """Return FLOP/s, a multiply-add counted as two; measured once per process, in a fraction of a second."""
     emulated = precision == "bf16" and not has_bf16(device)
     product, operations = choose_fastest_matmul(
         device, precision, EMULATED_MATRIX_SIDE if emulated else PEAK_MATRIX_SIDES.get(device.split(":")[0], 1024)
@@ -97,9 +97,9 @@ def measure_peak_flops(device: str, precision: str) -> float:
 
 
 def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Callable[[], object], float]:
-    """The fastest way here to multiply square matrices of a side, and its operations.
+    """Return the fastest way to multiply square matrices of this size on this machine, and its operations.
 
-    On a CPU it is one of three: PyTorch's own product, oneDNN's packed one, and every core with a product of its own.
+    On a CPU it is one of three: PyTorch's standard product, oneDNN's packed one, or a separate product on every core.
     """
     dtype = DTYPES[precision]
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
@@ -117,7 +117,7 @@ def choose_fastest_matmul(device: str, precision: str, size: int) -> tuple[Calla
 
 
 def measure_shortest_time(product: Callable[[], object], device: str, times: int = 3) -> float:
-    """The shortest of some runs, in seconds, after one to warm up."""
+    """Return the shortest of `times` runs, in seconds, after one warm-up run."""
     seconds = []
     with torch.inference_mode():
         for _ in range(times + 1):

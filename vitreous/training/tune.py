@@ -1,8 +1,7 @@
-"""What of a model moves in training: everything, the head and the last blocks, or adapters of low rank (LoRA,
-arXiv:2106.09685).
+"""Fine-tuning of all parameters, of the head and the last blocks, or of low-rank adapters (LoRA, arXiv:2106.09685).
 
-What does not move gets no gradient: no block before the first that moves keeps anything for the backward pass. A
-low-rank adapter of a layer with weight W adds, with r rows in A and alpha a number,
+Frozen parameters get no gradient, and blocks before the first trainable one store no activations. A low-rank adapter of
+a layer with weight W adds, with r rows in A and a number alpha,
 
     y = W x + b + (alpha / r) B A x        A drawn at random, B zero, so that a fresh adapter changes nothing
 """
@@ -21,7 +20,7 @@ from vitreous.models.zoo import Model
 from vitreous.nn.encoder import Encoder
 from vitreous.training.run import FineTuneConfig
 
-HEAD_MODULES = ("head", "representation")  # what may be new when weights are adopted
+HEAD_MODULES = ("head", "representation")  # modules that may be new when weights are loaded
 MODULES_AFTER_BLOCKS = (
     "encoder.norm",
     "body.norm",
@@ -29,17 +28,17 @@ MODULES_AFTER_BLOCKS = (
     "neck",
     "pooling",
     "pooled_norm",
-)  # between the last block and the head
+)  # modules between the last block and the head
 
 
 def check_fine_tuning(config: ModelConfig, tune: FineTuneConfig) -> None:
-    """Raise UsageError for what cannot be tuned so, or where `peft` is not installed and LoRA is asked for."""
+    """Raise UsageError for unsupported fine-tuning options, or if LoRA is set and `peft` is not installed."""
     depth = config.depth
     if tune.last_blocks is not None and tune.lora_rank:
-        raise UsageError("last_blocks and lora_rank are two ways to train a part of the model", "use one of them")
+        raise UsageError("last_blocks and lora_rank cannot be combined", "use one of them")
     if tune.last_blocks is not None and not 0 <= tune.last_blocks <= depth:
         raise UsageError(
-            f"last_blocks is {tune.last_blocks}, the model has {depth} blocks", f"use 0 (the head alone) to {depth}"
+            f"last_blocks is {tune.last_blocks}, but the model has {depth} blocks", f"use 0 (only the head) to {depth}"
         )
     if tune.lora_rank < 0 or tune.lora_alpha <= 0 or not 0 <= tune.lora_dropout < 1:
         raise UsageError("lora_rank must be at least 0, lora_alpha above 0, lora_dropout at least 0 and below 1")
@@ -48,13 +47,13 @@ def check_fine_tuning(config: ModelConfig, tune: FineTuneConfig) -> None:
 
 
 def prepare_fine_tuning(model: Model, tune: FineTuneConfig) -> str:
-    """Say what moves, in place, and return it in words: "training 1,930 of 5,526,346 parameters: the head"; "" for
-    everything.
+    """Set which parameters are trainable, in place, and return a description: "training 1,930 of 5,526,346 parameters:
+    the head"; "" for all.
 
-    The head always moves, with the representation layer before it. With the last blocks, so do the layers that follow
-    them: the last norm, the neck, the pooling. A block is one of the encoder; of a BiT, a residual unit, and of a Swin,
-    a block with the merging of tokens before it, counted over all stages. Raises UsageError as `check_fine_tuning`
-    does, and for names of layers that are not there.
+    The head is always trainable, with the representation layer before it. With the last blocks, so are the layers that
+    follow them: the last norm, the neck, the pooling. A block is a block of the encoder; of a BiT, a residual unit; of
+    a Swin, a block with the patch merging before it, counted over all stages. Raises UsageError as `check_fine_tuning`
+    does, and for unknown layer names.
     """
     check_fine_tuning(model.config, tune)
     if tune.lora_rank:
@@ -68,10 +67,10 @@ def prepare_fine_tuning(model: Model, tune: FineTuneConfig) -> str:
 
 
 def freeze_backbone(model: Model, last: int) -> str:
-    """Keep everything but the head, the last blocks and what follows them. In words.
+    """Freeze everything except the head, the last blocks and the layers after them, and return a description.
 
-    Frozen parts compute in training as they do in use, without dropout and stochastic depth, as OpenMMLab's
-    `frozen_stages` do: noise in what cannot learn from it only blurs the features.
+    Frozen modules run without dropout and stochastic depth in training, as in OpenMMLab's `frozen_stages`: noise in
+    modules that cannot adapt to it only degrades features.
     """
     parts, stack = dict(model.named_modules()), model.blocks()
     frozen = stack[: len(stack) - last]
@@ -80,7 +79,7 @@ def freeze_backbone(model: Model, last: int) -> str:
         len(frozen) :
     ]:
         part.requires_grad_(True)
-    for name, parameter in model.named_parameters():  # what merges tokens moves with the block that follows it
+    for name, parameter in model.named_parameters():  # patch merging is trained with the block that follows it
         layer = model.config.parameter_layer(name)
         if len(frozen) < layer <= len(stack):
             parameter.requires_grad_(True)
@@ -92,12 +91,12 @@ def freeze_backbone(model: Model, last: int) -> str:
 
 
 def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
-    """Put an adapter beside every target, in place, and keep everything else but the head. In words.
+    """Add an adapter to every target, in place, freeze everything else except the head, and return a description.
 
-    Dropout and stochastic depth stay: with its adapters, every block learns.
+    Dropout and stochastic depth stay active, because every block learns through its adapters.
     """
     names = find_lora_targets(model, tune.lora_targets)
-    from peft import LoraConfig, inject_adapter_in_model  # here, since importing it takes seconds
+    from peft import LoraConfig, inject_adapter_in_model  # imported here because it takes seconds
 
     rank, alpha = tune.lora_rank, tune.lora_alpha
     options: dict[str, Any] = {"r": rank, "lora_alpha": alpha, "lora_dropout": tune.lora_dropout}
@@ -109,47 +108,48 @@ def add_lora_adapters(model: Model, tune: FineTuneConfig) -> str:
 
 
 def find_lora_targets(model: Model, endings: tuple[str, ...]) -> list[str]:
-    """The names of the linear layers before the head that end so. Raises UsageError for an ending that names none, or
-    another layer."""
-    before = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
-    linear = [name for name, part in before.items() if isinstance(part, nn.Linear)]
-    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
-    chosen: list[str] = []
+    """Return the names of the linear layers before the head that have one of these endings. Raises UsageError for an
+    ending that matches no layer, or another type of layer."""
+    candidates = {name: part for name, part in model.named_modules() if name.split(".")[0] not in HEAD_MODULES}
+    linear = [name for name, part in candidates.items() if isinstance(part, nn.Linear)]
+    linear_names = ", ".join(sorted({name.rpartition(".")[2] for name in linear})) or "no linear layers before its head"
+    targets: list[str] = []
     for ending in endings:
-        matches = [name for name in before if f".{name}".endswith(f".{ending}")]
+        matches = [name for name in candidates if f".{name}".endswith(f".{ending}")]
         if not matches or set(matches) - set(linear):
             raise UsageError(
-                f"lora_targets: {ending} names {'other than linear' if matches else 'no'} layers",
-                f"the model has {known}",
+                f"lora_targets: {ending} matches {'other than linear' if matches else 'no'} layers",
+                f"the model has {linear_names}",
             )
-        chosen += [name for name in matches if name not in chosen]
-    return chosen
+        targets += [name for name in matches if name not in targets]
+    return targets
 
 
 def merge_lora_adapters(model: Model) -> Model:
-    """A copy with the adapters' products added to the weights, W + (alpha / r) B A: a model as any other, with the same
-    answers.
+    """Return a copy with the adapters' products added to the weights, W + (alpha / r) B A: a standard model with the
+    same outputs.
 
-    The model itself where it has no adapters. Weights in half precision lose digits here: give it the float32 ones.
+    Models without adapters are returned unchanged. Weights in half precision lose digits here: pass the float32
+    weights.
     """
-    if not any(hasattr(part, "peft_config") for part in model.modules()):  # of a dense model its backbone has it
+    if not any(hasattr(part, "peft_config") for part in model.modules()):  # in a dense model, the backbone has it
         return model
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    whole = copy.deepcopy(model)
-    for name, layer in list(whole.named_modules()):
+    merged = copy.deepcopy(model)
+    for name, layer in list(merged.named_modules()):
         if isinstance(layer, BaseTunerLayer):
             layer.merge()
-            parent, _, own = name.rpartition(".")
-            setattr(whole.get_submodule(parent), own, layer.get_base_layer())
-    for part in whole.modules():
+            parent, _, attribute = name.rpartition(".")
+            setattr(merged.get_submodule(parent), attribute, layer.get_base_layer())
+    for part in merged.modules():
         if hasattr(part, "peft_config"):
             del part.peft_config
-    return whole
+    return merged
 
 
 def enable_block_recompute(model: Model) -> None:
-    """Have the encoder compute its blocks again in the backward pass, instead of keeping what they made."""
+    """Make the encoder recompute its blocks in the backward pass instead of storing activations."""
     for part in model.modules():
         if isinstance(part, Encoder):
             part.recompute = True

@@ -3,9 +3,9 @@
 - LAMB (arXiv:1904.00962): Adam's direction, with a step in proportion to the norm of the parameter (DeiT-III).
 - LARS (arXiv:1708.03888): momentum, with a step in proportion to the norm of the parameter (MAE's linear protocol).
 - Muon (Jordan et al. 2024, kellerjordan.github.io/posts/muon): momentum whose matrices are orthogonalised before each
-  step. The form and the defaults are those of `torch.optim.Muon`, but matrices of one shape go through the iteration
-  together, in a type that the caller names. PyTorch's multiplies in bfloat16 always, which a processor without it does
-  a hundred times slower than float32.
+  step. The form and the defaults are those of `torch.optim.Muon`, but matrices of the same shape are batched, in a
+  dtype that the caller sets. PyTorch's version always multiplies in bfloat16, which is a hundred times slower than
+  float32 on a CPU without it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from torch import Tensor
 
 from vitreous.training.run import OptimizerConfig
 
-LARS_TRUST_COEFFICIENT = 0.001  # LARS: a step's length as a share of the parameter's norm, before rate and momentum
-NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: of the quintic that is iterated
+LARS_TRUST_COEFFICIENT = 0.001  # LARS: step length relative to the parameter's norm, before learning rate and momentum
+NEWTON_SCHULZ_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # Muon: coefficients of the iterated quintic
 NEWTON_SCHULZ_ITERATIONS = 5
-MAX_BATCH_ELEMENTS = 2**24  # that go through the iteration at once
+MAX_BATCH_ELEMENTS = 2**24  # elements per batched iteration
 
 
 @torch.no_grad()
 def lamb_direction(
     grad: Tensor, weight: Tensor, first: Tensor, second: Tensor, count: Tensor, options: OptimizerConfig, decay: float
 ) -> Tensor:
-    """Renew both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` steps were made
-    before.
+    """Update both moments in place and return m / (sqrt(v) + eps) + decay w, bias-corrected; `count` is the number of
+    previous steps.
 
     All are vectors of shape (n,).
     """
@@ -43,14 +43,13 @@ def lamb_direction(
 
 
 def lamb_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
-    """(n,) norms of parameters and of their updates -> (n,) factors of the learning rate: their quotient, 1 where one
-    is zero."""
+    """(n,) norms of parameters and of their updates -> (n,) learning-rate factors: their quotient, 1 if one is zero."""
     return torch.where((weights > 0) & (updates > 0), weights / updates.clamp(min=1e-12), torch.ones_like(weights))
 
 
 def lars_trust_ratios(weights: Tensor, updates: Tensor) -> Tensor:
-    """(n,) norms of parameters and of their gradients with decay -> (n,) factors of these: TRUST |w| / |g|, 1 where one
-    is zero."""
+    """(n,) norms of parameters and of their gradients with decay -> (n,) factors of these: TRUST |w| / |g|, 1 if one is
+    zero."""
     return torch.where((weights > 0) & (updates > 0), LARS_TRUST_COEFFICIENT * weights / updates.clamp(min=1e-12), 1.0)
 
 
@@ -66,24 +65,24 @@ def muon_step(
 ) -> None:
     """One step, in place: `lr` times sqrt(max(1, rows / columns)) along the orthogonal part of the Nesterov momentum.
 
-    Decay is decoupled. `dtype` is what the iteration multiplies in; matrices and momenta keep their own.
+    Decay is decoupled. The iteration runs in `dtype`; matrices and momenta keep their dtype.
     """
-    for places in batch_by_shape(matrices):
-        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in places]
-        rows, columns = matrices[places[0]].shape
+    for indices in batch_by_shape(matrices):
+        directions = [grads[i].lerp(momenta[i].lerp_(grads[i], 1 - momentum), momentum) for i in indices]
+        rows, columns = matrices[indices[0]].shape
         rate = lr * max(1.0, rows / columns) ** 0.5
-        for i, update in zip(places, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
+        for i, update in zip(indices, orthogonalize_newton_schulz(torch.stack(directions), dtype), strict=True):
             matrices[i].mul_(1 - lr * weight_decay).sub_(update, alpha=rate)
 
 
 def batch_by_shape(matrices: Sequence[Tensor]) -> Iterator[list[int]]:
     """Yield indices of matrices of one shape, with at most `MAX_BATCH_ELEMENTS` elements together, or one matrix."""
     shapes: dict[torch.Size, list[int]] = defaultdict(list)
-    for place, matrix in enumerate(matrices):
-        shapes[matrix.shape].append(place)
-    for shape, places in shapes.items():
+    for index, matrix in enumerate(matrices):
+        shapes[matrix.shape].append(index)
+    for shape, indices in shapes.items():
         count = max(1, MAX_BATCH_ELEMENTS // shape.numel())
-        yield from (places[i : i + count] for i in range(0, len(places), count))
+        yield from (indices[i : i + count] for i in range(0, len(indices), count))
 
 
 def orthogonalize_newton_schulz(matrices: Tensor, dtype: torch.dtype, eps: float = 1e-7) -> Tensor:

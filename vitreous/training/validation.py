@@ -37,26 +37,35 @@ class ValidationImages(NamedTuple):
 
 
 def choose_validation_images(evaluators: Sequence[Evaluator], inputs: RunInputs) -> ValidationImages:
-    """Return the validation images with all evaluators; without such images at most `MAX_SAMPLED_IMAGES` training
-    images, evenly spread, with the evaluators that need no labels."""
+    """Return the validation images with all evaluators.
+
+    If there are none, return at most `MAX_SAMPLED_IMAGES` training images, evenly spaced, with the evaluators that need
+    no labels.
+    """
     if inputs.val is not None:
         return ValidationImages(inputs.val, list(evaluators), VAL_PREFIX)
     train = inputs.train
-    rows = np.linspace(0, len(train) - 1, min(MAX_SAMPLED_IMAGES, len(train))).astype(np.int64)
-    unlabelled = [other for evaluator in evaluators if (other := evaluator.without_labels()) is not None]
-    return ValidationImages(train.take(rows), unlabelled, TRAINING_IMAGES_PREFIX)
+    indices = np.linspace(0, len(train) - 1, min(MAX_SAMPLED_IMAGES, len(train))).astype(np.int64)
+    unlabelled = [
+        unlabelled_evaluator
+        for evaluator in evaluators
+        if (unlabelled_evaluator := evaluator.without_labels()) is not None
+    ]
+    return ValidationImages(train.take(indices), unlabelled, TRAINING_IMAGES_PREFIX)
 
 
 def sample_feature_images(images: ValidationImages) -> ValidationImages:
-    """Return at most `MAX_SAMPLED_IMAGES` of the images, evenly spread, with metrics of features that need no labels:
-    cheap enough to measure a model before its first step."""
-    rows = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
-    return ValidationImages(images.split.take(rows), [FeatureEvaluator()], images.prefix)
+    """Return at most `MAX_SAMPLED_IMAGES` of the images, evenly spaced, with metrics of features that need no labels.
+
+    They are cheap enough to evaluate a model before its first step.
+    """
+    indices = np.linspace(0, len(images.split) - 1, min(MAX_SAMPLED_IMAGES, len(images.split))).astype(np.int64)
+    return ValidationImages(images.split.take(indices), [FeatureEvaluator()], images.prefix)
 
 
 def feature_history(report: Report, images: ValidationImages, metrics: Path) -> dict[str, float]:
-    """Return the metrics of features of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`,
-    for alarms to compare with."""
+    """Return the feature metrics of an evaluation, and "highest_rankme", the highest rank in a file of `metrics`, as
+    the reference of collapse warnings."""
     history = {name: report.figures.get(name) for name in ("rankme", "feature_deviation")}
     if history["rankme"] is not None:
         history["highest_rankme"] = max(read_metric_values(metrics, f"{images.prefix}rankme"), default=None)
@@ -98,14 +107,14 @@ def evaluate_images(
 def compute_distributed_outputs(
     engine: TorchEngine, ranks: Ranks, workers: int, stopped: Callable[[], bool], evaluator: Evaluator, split: Split
 ) -> SplitOutputs:
-    """The outputs of a model for a split, of which every process computes a share, each image once.
+    """Return the outputs of a model for a split; every process computes a share, each image once.
 
-    Raises Interrupted, in all processes, when `stopped` says so in one.
+    Raises Interrupted, in all processes, when `stopped` returns true in one.
     """
 
     def check_signals(images: int) -> None:
         if stopped():
-            raise Interrupted("evaluation cut short")
+            raise Interrupted("evaluation interrupted")
 
     positions, device = np.arange(len(split)), str(engine.device)
     mine = positions[positions // ENGINE_CHUNK % ranks.world == ranks.rank]
@@ -117,7 +126,7 @@ def compute_distributed_outputs(
     except Interrupted:
         cut = 1.0
     if ranks.all_reduce_max([cut], device)[0]:
-        raise Interrupted("evaluation cut short")
+        raise Interrupted("evaluation interrupted")
     if ranks.world > 1:
         parts = [mine, readable, *((rows.table, rows.lengths) if isinstance(rows, Ragged) else (rows,))]
         gathered = [ranks.gather(torch.from_numpy(part).to(device)) for part in parts]

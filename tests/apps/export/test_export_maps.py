@@ -26,7 +26,7 @@ def test_a_file_gives_the_class_maps_of_its_run(scenes_run, tmp_path, form):  # 
 
 
 def test_any_size_is_by_tiles(scenes_run, tmp_path):  # noqa: F811
-    with pytest.raises(UsageError, match="tiles of one size"):
+    with pytest.raises(UsageError, match="predicted in tiles"):
         export(scenes_run, "onnx", tmp_path / "m.onnx", dynamic_size=True)
 
 

@@ -1,1 +1,1 @@
-"""The frozen config of each family: everything that must be stored to build a model again. Needs no PyTorch."""
+"""The frozen config of each family: all values that are stored to rebuild a model. Does not import PyTorch."""

@@ -1,4 +1,4 @@
-"""ViT-Adapter (arXiv:2205.08534): a plain ViT that gives maps of four strides."""
+"""Config of the ViT-Adapter (arXiv:2205.08534): a plain ViT with maps of four strides."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ AdapterChoice = Literal["none", "group", "batch"]  # of an objective: the norm o
 
 @dataclass(frozen=True)
 class AdapterConfig(BackboneWrapperConfig):
-    """A ViT without a head of its own, and an adapter: convolutions of `prior` channels and more, and `interactions`
-    with groups of the ViT's blocks, by deformable attention of `heads`, each looking at `points` places of a level,
-    with values of `ratio` times the width.
+    """A ViT without a head, and an adapter.
 
-    `token_source`: the ViT tokens that are added to the maps. `last` adds those after the last block to every map
-    (the authors' detection backbone). `interaction` adds the tokens after an interaction of its own to each map, the
+    The adapter has convolutions of `prior` channels and more, and `interactions` with groups of the ViT's blocks. These
+    use deformable attention of `heads`, each with `points` positions per level and values of `ratio` times the width.
+
+    `token_source` selects the ViT tokens that are added to the maps. `last` adds those after the last block to every
+    map (the authors' detection backbone). `interaction` adds to each map the tokens after a separate interaction, the
     first interaction's to the finest map (the authors' segmentation backbone).
 
-    `norm`: of the convolutions and of the maps. `batch` is that of the paper, over the batches of all processes (on a
-    CPU: of one process); with it an image sees others of its batch in training, which wants large batches. `group` has
-    as many parameters and none of that. Raises UsageError for a backbone with classes or of volumes, and for numbers
-    that cannot be.
+    `norm` is the norm of the convolutions and of the maps. `batch` is the paper's, over the batches of all processes
+    (on a CPU: of one process). It makes training outputs depend on the batch and needs large batches. `group` has as
+    many parameters and no such dependence. Raises UsageError for a backbone with classes or for volumes, and for
+    invalid values.
     """
 
     family: Literal["adapter"] = "adapter"
@@ -57,23 +58,27 @@ class AdapterConfig(BackboneWrapperConfig):
 
     def __post_init__(self) -> None:
         if not isinstance(self.backbone, ViTConfig):
-            raise UsageError(f"an adapter is for a ViT, not for {self.backbone.name()}", "leave it out")
+            raise UsageError(f"an adapter requires a ViT, not {self.backbone.name()}", "leave it out")
         if self.backbone.classes:
-            raise UsageError("a backbone has no classes of its own", "use classes=0")
+            raise UsageError("a backbone has no classification head", "use classes=0")
         if len(self.backbone.image) != 2:
-            raise UsageError("an adapter is for images, not for volumes", "leave it out")
+            raise UsageError("an adapter does not support volumes", "leave it out")
         if min(self.heads, self.points, self.interactions, self.prior) < 1 or self.ratio <= 0:
-            raise UsageError("heads, points, interactions, prior and ratio are above 0")
+            raise UsageError("heads, points, interactions, prior and ratio must be above 0")
         if self.interactions > self.backbone.depth:
-            problem = f"{self.interactions} interactions need as many blocks, and there are {self.backbone.depth}"
+            problem = (
+                f"{self.interactions} interactions need at least as many blocks, but there are {self.backbone.depth}"
+            )
             raise UsageError(problem, f"use interactions={self.backbone.depth}")
         inner = int(self.backbone.width * self.ratio)
         if inner < self.heads or inner % self.heads:
-            raise UsageError(f"{self.heads} heads do not divide {inner} channels of values", "change heads or ratio")
+            raise UsageError(
+                f"{inner} channels of values are not a multiple of {self.heads} heads", "change heads or ratio"
+            )
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Blocks of the ViT in each interaction: as even as they can be."""
+        """Number of the ViT's blocks in each interaction, distributed as evenly as possible."""
         whole, rest = divmod(self.backbone.depth, self.interactions)
         return tuple(whole + (number < rest) for number in range(self.interactions))
 
@@ -91,21 +96,22 @@ class AdapterConfig(BackboneWrapperConfig):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives."""
+        """The maps that `features_at` returns."""
         return tuple(Level((stride, stride), self.backbone.width) for stride in ADAPTER_STRIDES)
 
     def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
-        """The norms of other maps, and what makes the finest of all."""
+        """Names of modules that maps of these strides do not use: norms of other maps, and the layers of the finest
+        map."""
         norms = (f"norms.{number}" for number, stride in enumerate(ADAPTER_STRIDES) if stride not in strides)
         return (*norms, *(() if ADAPTER_STRIDES[0] in strides else ("prior.reduce.0", "up")))
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Pixels to a place of the coarsest map, per axis."""
+        """Pixels per position of the coarsest map, per axis."""
         return self.levels[-1].patch
 
     def patch_at(self, block: int) -> tuple[int, ...]:
-        """Pixels to a token of the ViT, per axis, in a block: the same in all."""
+        """Pixels per token of the ViT, per axis; the same in all blocks."""
         return self.backbone.patch
 
     @property
@@ -115,14 +121,15 @@ class AdapterConfig(BackboneWrapperConfig):
 
 
 def add_adapter(backbone: Any, adapter: AdapterChoice = "group", token_source: TokenSource = "last") -> Any:
-    """A backbone with an adapter that has this norm, or as it is with "none": the published adapter of the width of a
-    ViT, else one with the heads of the ViT. `token_source` is that of `AdapterConfig`. Raises UsageError as
-    `AdapterConfig`, and for what has stages of its own.
+    """Return the backbone with an adapter of this norm, or unchanged with "none".
+
+    The adapter is the published one for the width of the ViT, else one with the heads of the ViT. `token_source` is
+    that of `AdapterConfig`. Raises UsageError as `AdapterConfig`, and for a backbone with stages.
     """
     if adapter == "none":
         return backbone
     if backbone.has_stages:
-        raise UsageError("an adapter is for a ViT, and this backbone has stages of its own", "use adapter=none")
+        raise UsageError("an adapter requires a plain ViT, but this backbone has stages", "use adapter=none")
     heads, ratio = PUBLISHED_ADAPTERS.get(backbone.width, (backbone.heads, 0.5 if backbone.width > 384 else 1.0))
     interactions = min(4, backbone.depth)
     return AdapterConfig(

@@ -1,8 +1,7 @@
-"""The contract of model families: what the package asks of a config, whatever its family. Needs no PyTorch.
+"""The interface of model configs that the package relies on, for all families. Does not import PyTorch.
 
-A config is a frozen dataclass with a field `family`, its name in `models.families`. It has the fields or properties
-that `ModelConfig` declares; everything else has a default that claims nothing, which a family overrides where it can do
-more.
+A config is a frozen dataclass with a field `family`, its name in `models.families`, and the fields or properties that
+`ModelConfig` declares. Everything else has a conservative default, which a family overrides if it supports more.
 """
 
 from __future__ import annotations
@@ -23,46 +22,46 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 ImageSize = tuple[int, ...] | None
-#: whose mean and standard deviation of each channel images are normalised with; half: 0.5 and 0.5
+#: source of the mean and standard deviation that normalise each channel; half: 0.5 and 0.5
 PixelScaling = Literal["half", "imagenet", "clip"]
-#: rules of positions that are tables, resized to other grids
+#: kinds of positions that are tables, resized to other grids
 LEARNED_POSITIONS = ("learned", "axes", "factorised")
-#: fields that weights files of others' formats have no place for, which are noted beside the tensors
+#: fields that other formats cannot store, so they are written to the metadata of the tensors
 METADATA_FIELDS = (
     *("image", "heads", "projection_bias", "positions.resize", "attention.qkv_bias", "attention.pad", "mlp.gelu"),
     *("norm.final", "norm.eps", "eps"),
 )
-#: fields that change outputs slightly, and no shape
+#: fields that change outputs slightly, but no shapes
 NUMERICAL_FIELDS = ("mlp.gelu", "norm.eps", "eps", "numerics", "round_anchors")
 
 
 class Level(NamedTuple):
-    """A map of a backbone: the pixels per axis that a place of it stands for, and its channels."""
+    """A map of a backbone: pixels per position along each axis, and channels."""
 
     patch: tuple[int, ...]
     width: int
 
     @property
     def stride(self) -> int:
-        """Pixels to a place along the first axis, by which a map is asked for."""
+        """Pixels per position along the first axis, which identifies the map."""
         return self.patch[0]
 
     def grid_of(self, image: tuple[int, ...]) -> tuple[int, ...]:
-        """Places per axis of the map of an image of these sides, in pixels: a remainder is a place too."""
+        """Positions per axis of the map for an image of this size in pixels, rounded up."""
         return tuple(-(-side // p) for side, p in zip(image, self.patch, strict=True))
 
 
 class LayerGroups(NamedTuple):
-    """Which layer a parameter belongs to: `block` finds the numbers of a block in the name of its parameter, `entry`
-    are the submodules before the first block."""
+    """Patterns that assign parameters to layers: `block` matches a block's numbers in a parameter name, `entry` are the
+    submodules before the first block."""
 
     block: str = r"\bencoder\.blocks\.(\d+)\."
     entry: tuple[str, ...] = ("projection", "position", "prefix", "slots", "stem", "first_norm")
 
 
 class PreprocessDefaults(NamedTuple):
-    """How images were prepared for published weights, where no file beside them tells: mean and standard deviation, and
-    the filter that resizes them."""
+    """Preprocessing of published weights if their files do not contain it: mean and standard deviation, and the
+    interpolation filter."""
 
     pixels: PixelScaling = "half"
     filter: Literal["bilinear", "bicubic"] = "bicubic"
@@ -73,12 +72,12 @@ class ExportRules:
     """How a model is exported.
 
     Args:
-        outputs: names of the outputs of its graph, in order.
-        fixed_size: why images of other sizes are no input of its graph; "" where they are.
-        hint: what to do instead of `--dynamic-size`.
+        outputs: names of the graph's outputs, in order.
+        fixed_size: why the graph does not support other image sizes; "" if it does.
+        hint: the alternative to `--dynamic-size`.
         fixed_batch: whether the graph takes one image at a time.
-        patch_multiples: whether images of other sizes are multiples of the patch.
-        drops_guards: whether what torch.export concludes of sizes from its example does not hold for all of them.
+        patch_multiples: whether other image sizes must be multiples of the patch.
+        drops_guards: whether size guards that torch.export infers from its example are too strict and must be dropped.
     """
 
     outputs: tuple[str, ...]
@@ -90,29 +89,29 @@ class ExportRules:
 
 
 class ModelConfig:
-    """What a model is, as frozen values; the base class of the configs of all families."""
+    """Base class of the configs of all families: frozen values that describe a model."""
 
     tagged: ClassVar[TaggedUnion] = TaggedUnion(FAMILIES, key="family", default="vit")
     module: ClassVar[str]  # the class of its models, as "package.module:Class"
-    preset_names: ClassVar[tuple[str, ...]] = ()  # what `vitreous models` lists
-    recipe_family: ClassVar[str] = ""  # the models whose training recipes fit: vit, bit, swin
+    preset_names: ClassVar[tuple[str, ...]] = ()  # names listed by `vitreous models`
+    recipe_family: ClassVar[str] = ""  # selects training recipes: vit, bit, swin
     layer_groups: ClassVar[LayerGroups] = LayerGroups()
 
     if TYPE_CHECKING:  # fields or properties of every family
 
         @property
         def family(self) -> str:
-            """The row of `models.families`."""
+            """The key in `models.families`."""
             ...
 
         @property
         def image(self) -> tuple[int, ...]:
-            """Pixels along each axis of the images that the model was created for."""
+            """Native image size: pixels along each axis."""
             ...
 
         @property
         def patch(self) -> tuple[int, ...]:
-            """Pixels to a place of the last grid, per axis."""
+            """Pixels per position of the last grid, per axis."""
             ...
 
         @property
@@ -135,72 +134,77 @@ class ModelConfig:
             """Blocks."""
             ...
 
-    # What a family has no field for. These are no fields of this class, which is no dataclass.
+    # Defaults for families without such a field. This class is not a dataclass, so these are not fields.
     backbone: Any = None  # the config that a model wraps
-    prefix: int = 0  # tokens in front of the patches
+    prefix: int = 0  # number of prefix tokens
     class_token: bool = False
-    positions: PositionGroup = PositionGroup()  # what is added to tokens
+    positions: PositionGroup = PositionGroup()  # position embeddings
     attention: AttentionGroup = AttentionGroup()
     regularization: RegularizationConfig = RegularizationConfig()
-    batch_norm: bool = False  # images of a batch see each other in training
-    front: str = "conv"  # what reads the image: patches, conv or resnet; convolutions compute in float32 where frozen
+    batch_norm: bool = False  # training outputs depend on the batch
+    front: str = "conv"  # first layers: patches, conv or resnet; frozen convolutions compute in float32
     pool: str = "mean"
     arrangement: str = ""  # of attention over space and time
     position_grid: tuple[int, ...] = ()
     stem_depth: int = 0  # residual units before the first block
-    threshold: float = 0.0  # score from which objects are given
-    inflate: str = "central"  # how weights of images start a projection of clips
-    first_block: int = 0  # the number of the first block in the names of parameters
-    has_stages: bool = False  # dense heads read `levels`, each with its own channels
-    has_attention: bool = False  # blocks attend from token to token
+    threshold: float = 0.0  # minimum score of detections
+    inflate: str = "central"  # how image weights initialise a video patch projection
+    first_block: int = 0  # index of the first block in parameter names
+    has_stages: bool = False  # dense heads use `levels`, each with a different number of channels
+    has_attention: bool = False  # blocks contain attention
     sees_whole_image: bool = False  # every block's attention is over the whole image at once
     needs_positions: bool = False  # blocks need token coordinates
     on_grid: bool = False  # blocks take tokens as a grid, (B, *grid, D)
-    factorised: bool = False  # tokens lie in time slots, (B, T, S, D)
-    drops_patches: bool = False  # patches may be left out in training
+    factorised: bool = False  # tokens are grouped in time slots, (B, T, S, D)
+    drops_patches: bool = False  # patches may be dropped in training
     merges_tokens: bool = False  # tokens may be merged in inference (`nn.merge`)
-    packs_sizes: bool = False  # images of many sizes may lie in one row of tokens (`models.packed`)
+    packs_sizes: bool = False  # images of many sizes may be packed into one sequence (`models.packed`)
     any_axes: bool = False  # images may have any number of axes: signals and volumes
     has_time_axis: bool = False  # the first axis of an image is time
-    finds_objects: bool = False  # outputs are objects, not one tensor
+    finds_objects: bool = False  # outputs are detections, not a single tensor
     generates_images: bool = False  # outputs are images
-    foreign_formats: bool = False  # others' files may hold the model
-    can_be_stored: bool = True  # the config tells all that is needed to build the model again
+    foreign_formats: bool = False  # other libraries' files may contain the model
+    can_be_stored: bool = True  # the config is sufficient to rebuild the model
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Any config for this class, which `from_dict` has made one before; the fields of a subclass."""
+        """Validate any config instance for this class (`from_dict` created it before), and the fields of a subclass."""
         from pydantic_core import core_schema
 
         return core_schema.is_instance_schema(cls) if cls is ModelConfig else handler(source)
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ModelConfig | None:
-        """The config of a model's name, at an image size in pixels, None: its own. None for names of other families.
-        Raises UsageError for a name of this family that cannot be."""
+        """Return the config of a model name at an image size in pixels; None: the native size.
+
+        Returns None for names of other families. Raises UsageError for an invalid name of this family.
+        """
         return None
 
     def name(self) -> str:
-        """The model's canonical name, which `parse_name` reads."""
+        """The model's canonical name, which `parse_name` parses."""
         raise NotImplementedError
 
     def model_class(self) -> Any:
-        """The class of its models, imported when it is asked for."""
+        """The class of its models, imported on first use."""
         return import_object(self.module)
 
     def with_options(self, **changes: Any) -> Self:
-        """A copy with these fields. A dict changes the fields of a group that it names, and leaves the others:
-        `with_options(depth=6, attention={"window": 7})`. Raises UsageError for values that cannot be."""
+        """Return a copy with these fields.
+
+        A dict changes the fields of a group that it names, and keeps the others: `with_options(depth=6,
+        attention={"window": 7})`. Raises UsageError for invalid values.
+        """
         return change_fields(self, changes)
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """What `with_options` takes."""
+        """The names that `with_options` accepts."""
         return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
     def option_paths(cls) -> tuple[str, ...]:
-        """The options with those of groups one by one, by their dotted paths: `depth`, `attention.window`."""
+        """The options by dotted path, with the fields of each group: `depth`, `attention.window`."""
         groups = {name: getattr(cls, name, None) for name in cls.option_names()}
         return tuple(
             path
@@ -211,31 +215,31 @@ class ModelConfig:
         )
 
     def values_at(self, paths: Iterable[str]) -> dict[str, Any]:
-        """The values of options by their dotted paths, without those that the config does not have."""
-        own = self.option_paths()
-        return {path: attrgetter(path)(self) for path in paths if path in own}
+        """The values of options by dotted path, without options that the config does not have."""
+        option_paths = self.option_paths()
+        return {path: attrgetter(path)(self) for path in paths if path in option_paths}
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image size (pixels per axis) that the model cannot take."""
+        """Raise UsageError for an image size (pixels per axis) that the model does not support."""
 
     @property
     def encoder(self) -> ModelConfig:
-        """The innermost backbone: of a model that wraps none, itself."""
+        """The innermost backbone, or the model itself if it has none."""
         return self if self.backbone is None else self.backbone.encoder
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """Places per axis of the last map at the native image size; a remainder is a place too."""
+        """Positions per axis of the last map at the native image size, rounded up."""
         return tuple(math.ceil(side / p) for side, p in zip(self.image, self.patch, strict=True))
 
     @property
     def table_grid(self) -> tuple[int, ...]:
-        """Places per axis of the table of positions."""
+        """Positions per axis of the position table."""
         return self.grid
 
     @property
     def cell(self) -> tuple[int, ...]:
-        """What a token is cut from, along each axis: pixels, or places of a stem's map."""
+        """Size of a token's input along each axis: pixels, or positions of a stem's map."""
         return self.patch
 
     @property
@@ -255,16 +259,16 @@ class ModelConfig:
 
     @property
     def projected_cell(self) -> tuple[int, ...]:
-        """Pixels per axis of the patches that one projection reads; () for models that read images otherwise."""
+        """Pixels per axis of the patches of a patch projection; () for models without one."""
         return self.cell if self.front == "patches" else ()
 
     def patch_at(self, block: int) -> tuple[int, ...]:
-        """Pixels to a token, per axis, in a block."""
+        """Pixels per token, per axis, in a block."""
         return self.patch
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives, the finest first."""
+        """The maps that `features_at` returns, the finest first."""
         return (Level(self.patch, self.width_out),)
 
     @property
@@ -273,22 +277,25 @@ class ModelConfig:
         return tuple(level.stride for level in self.levels)
 
     def unread(self, strides: Sequence[int]) -> tuple[str, ...]:
-        """The names of parts of the model that no map of these strides depends on, beside last norms and heads."""
+        """Names of submodules that no map of these strides depends on, except last norms and heads."""
         return ()
 
     def level_at(self, stride: int) -> Level:
-        """The map of a stride. Raises ValueError for a stride of no map."""
+        """The map of a stride. Raises ValueError if no map has the stride."""
         self.check_strides([stride])
         return self.levels[self.strides.index(stride)]
 
     def check_strides(self, strides: Sequence[int]) -> None:
-        """Raise ValueError for no strides, and for one of no map."""
+        """Raise ValueError if `strides` is empty, or if no map has one of them."""
         if not strides or not set(strides) <= set(self.strides):
-            raise ValueError(f"strides {tuple(strides)} are not among {self.strides}, those of the model's maps")
+            raise ValueError(f"strides {tuple(strides)} are not among the strides of the model's maps, {self.strides}")
 
     def parameter_layer(self, parameter: str) -> int:
-        """The layer of a parameter, for layer decay (arXiv:2106.08254): 0 for what comes before the blocks, 1 to L for
-        the blocks, L + 1 for what follows them, and for what stands on or beside a backbone."""
+        """Return the layer index of a parameter, for layer decay (arXiv:2106.08254).
+
+        0 for modules before the blocks, 1 to L for the blocks, L + 1 for modules after them and for heads and other
+        modules around a backbone.
+        """
         if self.backbone is not None:
             _, inside, inner = parameter.partition("backbone.")
             return self.backbone.parameter_layer(inner) if inside else self.depth + 1
@@ -296,63 +303,71 @@ class ModelConfig:
         match = re.search(groups.block, parameter)
         if match:
             return 1 + self.block_number(*(int(number or 0) for number in match.groups()))
-        before = parameter.startswith(tuple(f"{part}." for part in groups.entry)) or parameter in groups.entry
-        return 0 if before else self.depth + 1
+        is_before_blocks = parameter.startswith(tuple(f"{part}." for part in groups.entry)) or parameter in groups.entry
+        return 0 if is_before_blocks else self.depth + 1
 
     def block_number(self, *numbers: int) -> int:
-        """The number of a block, from 0, by those in the names of its parameters."""
+        """The index of a block, from 0, from the numbers in its parameters' names."""
         return numbers[0] - self.first_block
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image of these sides, in pixels, None: the native size. FLOPs are
-        twice this; a training step costs three forward passes. By default PyTorch counts them on a model without
-        values."""
+        """Multiply-adds of one forward pass for one image of this size in pixels; None: the native size.
+
+        FLOPs are twice this; a training step costs three forward passes. By default PyTorch counts them on a model
+        without values.
+        """
         return self.model_class().count_macs(self, tuple(image or self.image))
 
     def computed_macs(self, image: ImageSize = None, patches: int | None = None) -> int:
-        """Multiply-adds that a forward pass carries out: `macs` without what of the last block is not read. Blocks
-        compute only so many `patches` of the image, where they drop the others; all are projected."""
+        """Multiply-adds that a forward pass performs: `macs` without the unused part of the last block.
+
+        If `patches` is set, blocks compute only that many patches of the image; all are projected.
+        """
         return self.macs(image)
 
     def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
-        """Numbers that the blocks keep of one image for the backward pass, two or four bytes each; None where nobody
-        has counted them."""
+        """Number of values, two or four bytes each, that the blocks store per image for the backward pass; None if
+        unknown."""
         return None
 
     def describe_window_change(self, before: ModelConfig) -> str:
-        """A note on windows that weights of the config `before` were not trained with; "" where there are none."""
+        """Return a note if the model has windows with which the weights of the config `before` were not trained, else
+        ""."""
         return ""
 
     def export_rules(self) -> ExportRules:
         """How the model is exported."""
         outputs = ("logits", "features") if self.classes else ("features",)
-        return ExportRules(outputs, fixed_size="its positions and paddings are those of one size")
+        return ExportRules(outputs, fixed_size="its positions and paddings are fixed to one size")
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """How images were prepared for published weights, where no file beside them tells."""
+        """Preprocessing of published weights if their files do not contain it."""
         return PreprocessDefaults()
 
     def metadata_fields(self) -> dict[str, Any]:
-        """Fields that no tensor tells, which are written beside tensors in others' formats."""
+        """Fields that tensors do not determine, which are written as metadata in other formats."""
         return self.values_at(sorted(METADATA_FIELDS))
 
     def numerical_choices(self) -> dict[str, Any]:
-        """Choices that change outputs slightly, and no shape."""
+        """Fields that change outputs slightly, but no shapes."""
         return self.values_at(NUMERICAL_FIELDS)
 
     def head_count_field(self) -> dict[str, Any]:
-        """The field `heads` where no tensor tells the number of heads."""
+        """The field `heads`, if tensors do not determine the number of heads."""
         return {}
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on, synonyms unified: equal for two configs whose weights are
-        interchangeable."""
+        """The values that the model's tensors depend on, with synonyms unified.
+
+        Equal for two configs whose weights are interchangeable.
+        """
         return {name: getattr(self, name) for name in self.option_names() if name != "regularization"}
 
     def of_clips(self, frames: int) -> ModelConfig | None:
-        """The model of clips that weights of this model start, with patches of so many frames; None without one."""
+        """The video model that weights of this model can initialise, with patches of `frames` frames; None if there is
+        none."""
         return None
 
     def with_position_table(self) -> ModelConfig:
-        """The config with learned positions where it has fixed ones that others' files store as a table."""
+        """Return the config with learned positions in place of fixed ones that other formats store as a table."""
         return self

@@ -11,45 +11,46 @@ from vitreous.models.configs.base import ExportRules, ImageSize, LayerGroups, Le
 from vitreous.models.cost import resnet_macs
 from vitreous.models.presets import BIT_NAMES, RESNET_BLOCKS
 
-# whose ResNet: the rows of nn.resnet.NUMERICS
+# source of the numerics: keys of nn.resnet.NUMERICS
 NumericsName = Literal["google", "bit", "big-vision", "timm", "transformers"]
 _RESNET = re.compile(r"(?:bit-)?r(?P<depth>\d+)x(?P<factor>\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class BiTConfig(ModelConfig):
-    """A BiT ResNet-v2 by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: R50x3 has 3.
+    """A BiT ResNet-v2, defined by the units of its stages, (3, 4, 6, 3) for R50, and the `factor` of its name: 3 for
+    R50x3.
 
     (3, 4, 23, 3) is R101, (3, 8, 36, 3) R152, (3, 24, 36, 3) R200. Any image size works: each stride rounds up. Raises
-    UsageError where a number cannot be meant, or where the heads of axial attention do not divide the width.
+    UsageError for invalid values, or if the heads of axial attention do not divide the width.
     """
 
     family: Literal["bit"] = "bit"
     image: tuple[int, int] = (224, 224)
     channels: int = 3
-    classes: int = 1000  # 0: no head, the pooled representation is the output
+    classes: int = 1000  # 0: no head, outputs the pooled representation
     blocks: tuple[int, ...] = (3, 4, 6, 3)
     factor: int = 1
     width: int = 64  # of the root, before `factor`
     numerics: NumericsName = "bit"
-    axial: bool = False  # attention in rows and columns for every 3x3 of the units; `image` sizes its positions
+    axial: bool = False  # row and column attention replaces every 3x3 of the units; `image` sets its position sizes
 
     def __post_init__(self) -> None:
         if self.family != "bit":
-            raise UsageError(f"family={self.family} is no BiT", "use family=bit")
+            raise UsageError(f"family={self.family} is not a BiT", "use family=bit")
         if min(*self.image, self.channels, self.width, self.factor) < 1 or self.classes < 0:
             raise UsageError("image, channels, width and factor must be at least 1, classes at least 0")
         if len(self.image) != 2:
-            raise UsageError(f"a BiT takes images of two axes, not {len(self.image)}", "use image=(height, width)")
+            raise UsageError(f"a BiT takes images with two axes, not {len(self.image)}", "use image=(height, width)")
         if not self.blocks or min(self.blocks) < 1:
             raise UsageError(
-                "blocks must name at least one stage, each of at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
+                "blocks must have at least one stage, each with at least 1 unit", "R50 is blocks=(3, 4, 6, 3)"
             )
-        known = get_args(NumericsName)
-        if self.numerics not in known:
+        numerics_names = get_args(NumericsName)
+        if self.numerics not in numerics_names:
             raise UsageError(
                 f"unknown numerics {self.numerics}",
-                suggest_nearest(self.numerics, known) or f"use one of {', '.join(known)}",
+                suggest_nearest(self.numerics, numerics_names) or f"use one of {', '.join(numerics_names)}",
             )
         if self.axial and self.width * self.factor % 16:
             raise UsageError(
@@ -82,7 +83,7 @@ class BiTConfig(ModelConfig):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives: the last of each stage."""
+        """The maps that `features_at` returns: the last of each stage."""
         width = 4 * self.width * self.factor
         return tuple(Level((4 * 2**stage,) * 2, width * 2**stage) for stage in range(len(self.blocks)))
 
@@ -93,7 +94,7 @@ class BiTConfig(ModelConfig):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels to a place of the last map, per axis: (32, 32) for four stages."""
+        """Pixels per position of the last map, per axis: (32, 32) for four stages."""
         return (4 * 2 ** (len(self.blocks) - 1),) * 2
 
     @property
@@ -102,14 +103,15 @@ class BiTConfig(ModelConfig):
         return 4 * self.width * self.factor * 2 ** (len(self.blocks) - 1)
 
     def block_number(self, *numbers: int) -> int:
-        """The number of a unit, from 0, by its stage and its number there."""
+        """The index of a unit, from 0, from its stage and its index in the stage."""
         stage, unit = numbers
         return sum(self.blocks[:stage]) + unit
 
     def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image: every convolution, axial attention and the head.
 
-        Norms, ReLU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
+        Norms, ReLU, softmax and pooling are not counted. FLOPs are twice this; a training step costs three forward
+        passes.
         """
         height, width = image or self.image
         inner = self.width * self.factor
@@ -117,11 +119,11 @@ class BiTConfig(ModelConfig):
         return body + self.width_out * self.classes
 
     def export_rules(self) -> ExportRules:
-        """Images of any size, but with axial attention."""
+        """Any image size, except with axial attention."""
         rules = super().export_rules()
         return replace(rules, fixed_size="axial attention" if self.axial else "")
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on."""
+        """The values that the model's tensors depend on."""
         names = ("channels", "classes", "blocks", "axial")
         return {"root": self.width * self.factor} | {name: getattr(self, name) for name in names}

@@ -1,4 +1,4 @@
-"""Diffusion Transformers (arXiv:2212.09748)."""
+"""Config of Diffusion Transformers (arXiv:2212.09748)."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ _DIT = re.compile(
 
 @dataclass(frozen=True)
 class DiTConfig(ModelConfig):
-    """A Transformer that reads a noisy image, a time and a class, and answers with an image.
+    """A Transformer that maps a noisy image, a time and a class to an image.
 
-    `image` and `patch` hold one length per axis: pixels, or places of latents, of `channels` channels. `classes`: those
-    that can be asked for; 0 for a model of one kind of image. `learned_variance`: the answer has twice the channels of
-    the image, of which the second half tells the variance of a step. `qk_norm`: queries and keys are divided by their
-    root mean square. `arrangement`, of clips (frames, height, width): every token sees every other (`joint`), or in
-    turn those of its time slot and those at its place (`alternating`). `time_shift`: 1 for the frequencies of times
-    that diffusers has, 0 for those of the paper's code.
+    `image` and `patch` are one length per axis: pixels, or positions of latents, with `channels` channels.
 
-    Raises UsageError where a patch does not divide the image, or heads the width.
+    - `classes`: classes for conditional generation; 0 for an unconditional model.
+    - `learned_variance`: the output has twice the channels of the image; the second half is the variance of a step.
+    - `qk_norm`: RMSNorm on queries and keys.
+    - `arrangement` of clips (frames, height, width): every token attends to all others (`joint`), or blocks alternate
+      between tokens of the same time slot and tokens of the same position (`alternating`).
+    - `time_shift`: 1 for the time frequencies of diffusers, 0 for those of the paper's code.
+
+    Raises UsageError if a patch does not divide the image, or heads the width.
     """
 
     module: ClassVar[str] = "vitreous.models.dit:DiT"
@@ -68,12 +70,14 @@ class DiTConfig(ModelConfig):
             raise UsageError("channels, width, depth, heads and hidden must be at least 1, classes at least 0")
         if self.width % self.heads or self.width % (2 * len(self.image)):
             raise UsageError(
-                f"width {self.width} is not a multiple of {self.heads} heads, or of two numbers for each axis",
+                f"width {self.width} is not a multiple of {self.heads} heads, or of 2 channels per axis",
                 "change heads or width",
             )
         if self.arrangement == "alternating" and (len(self.image) != 3 or self.depth < 2):
-            problem = f"blocks alternate between space and time, and there are {self.depth} of {len(self.image)} axes"
-            raise UsageError(problem, "use two blocks at least, and images of frames, height and width")
+            problem = (
+                f"alternating blocks need depth 2 and three axes, got depth {self.depth} and {len(self.image)} axes"
+            )
+            raise UsageError(problem, "use at least two blocks, and images with frames, height and width")
         self.check_image(self.image)
 
     @property
@@ -83,16 +87,16 @@ class DiTConfig(ModelConfig):
 
     @property
     def out_channels(self) -> int:
-        """Channels of an answer."""
+        """Channels of the output."""
         return self.channels * (2 if self.learned_variance else 1)
 
     @property
     def has_time_axis(self) -> bool:
-        """Whether it makes clips."""
+        """Whether the model generates clips."""
         return len(self.image) == 3
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image size that the patch does not divide, naming one that would do."""
+        """Raise UsageError for an image size that the patch does not divide, with the nearest valid size."""
         try:
             patch_grid(image, self.patch)
         except ValueError as error:
@@ -127,14 +131,16 @@ class DiTConfig(ModelConfig):
 
     def name(self) -> str:
         """`DiT-XL/2`, or `DiT-128x6/2` where no size fits."""
-        own = (self.width, self.depth, self.heads)
-        size = next((key for key, row in DIT_SHAPES.items() if row == own), f"{self.width}x{self.depth}")
+        shape = (self.width, self.depth, self.heads)
+        size = next(
+            (key for key, size_shape in DIT_SHAPES.items() if size_shape == shape), f"{self.width}x{self.depth}"
+        )
         patch = self.patch[:1] if len(self.patch) == 2 and len(set(self.patch)) == 1 else self.patch
         alternating = "-alternating" if self.arrangement == "alternating" else ""
         return f"DiT-{size}/{'x'.join(map(str, patch))}{alternating}"
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one answer, what is worked out once for the condition included."""
+        """Multiply-adds of one forward pass, including the computation of the condition."""
         grid = patch_grid(image or self.image, self.patch)
         pixels, tokens = math.prod(self.patch), math.prod(grid)
         blocks = self.depth * block_macs(tokens, self.width, self.hidden)
@@ -146,9 +152,9 @@ class DiTConfig(ModelConfig):
         return blocks + condition + tokens * pixels * self.width * (self.channels + self.out_channels)
 
     def head_count_field(self) -> dict[str, Any]:
-        """The number of heads, which no tensor tells."""
+        """The number of heads, which tensors do not determine."""
         return {"heads": self.heads}
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on."""
+        """The values that the model's tensors depend on."""
         return {name: value for name, value in vars(self).items() if name not in ("family", "eps")}

@@ -1,4 +1,4 @@
-"""An encoder of another library, described in the words of a ViT."""
+"""Config of an encoder of another library, with the properties of a ViT."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vitreous.models.configs.base import ImageSize, LayerGroups, Level, ModelCon
 from vitreous.models.configs.groups import RegularizationConfig
 from vitreous.nn.sizes import format_size, nearest_divisible_size
 
-#: how an encoder gives its features: tokens (B, N, D), or maps (B, D, H, W) or (B, H, W, D)
+#: layouts of an encoder's features: tokens (B, N, D), or maps (B, D, H, W) or (B, H, W, D)
 FeatureLayout = Literal["tokens", "channels-first", "channels-last"]
-#: where a block's number is in the name of its parameter, in timm and transformers: the first that matches
+#: patterns of a block's index in parameter names of timm and transformers; the first match counts
 BLOCK_PATTERN = r"^encoder\.module\.(?:\w+\.)*?(?:blocks|layers?|stages)[._]?(\d+)(?:\.|$)"
-#: what stands before the blocks, by its name there
+#: names of modules before the blocks in these libraries
 ENTRY_MODULES = tuple(
     f"encoder.module.{name}"
     for name in ("patch_embed", "cls_token", "pos_embed", "reg_token", "norm_pre", "embeddings", "embedder", "stem")
@@ -25,13 +25,13 @@ ENTRY_MODULES = tuple(
 
 @dataclass(frozen=True)
 class ForeignConfig(ModelConfig):
-    """What objectives, heads and engines ask of a model, of one that another library computes.
+    """The properties of another library's model that objectives, heads and engines need.
 
-    `image` and `patch` in pixels per axis, `width` of a token, `prefix` tokens before those of the patches. It says of
-    everything that needs the blocks of a ViT that it cannot be done. `library` builds the model again, by its name
+    `image` and `patch` are in pixels per axis, `width` is the channels of a token, `prefix` the tokens before the
+    patches. Everything that needs the blocks of a ViT is unsupported. `library` builds the model again, by its name
     there (`timm:NAME`) and `arguments`, in JSON: those of `timm.create_model`, or the whole config of transformers. A
-    module of `wrap_backbone` has no library. The other fields are facts of the module: they are read off it, not set.
-    Raises UsageError for an image that the patch does not divide, where the module is made for one size.
+    module of `wrap_backbone` has no library. The other fields are measured from the module, not set. Raises UsageError
+    if the patch does not divide the image and the module has a fixed image size.
     """
 
     module: ClassVar[str] = "vitreous.models.foreign:ForeignModel"
@@ -48,24 +48,24 @@ class ForeignConfig(ModelConfig):
     family: Literal["foreign"] = "foreign"
     library: Literal["", "timm", "transformers"] = ""
     arguments: str = "{}"
-    sized_by: str = ""  # the argument that takes the image size; "": images of any size
+    sized_by: str = ""  # the argument that sets the image size; "": any image size
     layout: FeatureLayout = "tokens"
-    pooled: int = 0  # channels of what the head reads; 0: `width`
+    pooled: int = 0  # channels of the head's input; 0: `width`
     depth: int = 0  # blocks, or stages
-    first_block: int = 0  # the number of the first of them in the names of parameters
-    stages: tuple[tuple[int, int], ...] = ()  # pixels to a place, and channels, of each map that dense heads read
-    batch_norm: bool = False  # images of a batch see each other in training
-    draws: bool = False  # dropout or stochastic depth
+    first_block: int = 0  # index of the first of them in parameter names
+    stages: tuple[tuple[int, int], ...] = ()  # stride in pixels, and channels, of each map for dense heads
+    batch_norm: bool = False  # training outputs depend on the batch
+    draws: bool = False  # has dropout or stochastic depth
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ForeignConfig | None:
-        """`timm:resnet18` or `hf:FOLDER`, for which the library is asked (`models.libraries`)."""
+        """`timm:resnet18` or `hf:FOLDER`, resolved by the library (`models.libraries`)."""
         if not name.startswith(("timm:", "hf:")):
             return None
         return import_object("vitreous.models.libraries:parse_foreign")(name, image)
 
     def name(self) -> str:
-        """The model's name in its library, after the library's, or the class of its module."""
+        """The library and the model's name in it, or the class of a wrapped module."""
         return self.full_name
 
     def __post_init__(self) -> None:
@@ -73,11 +73,9 @@ class ForeignConfig(ModelConfig):
             self.check_image(self.image)
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image of other than two axes, and where the patch has to divide it and does not."""
+        """Raise UsageError for an image that does not have two axes, or if the patch has to divide it and does not."""
         if len(image) != 2:
-            raise UsageError(
-                f"{self.full_name} is for pictures, not for images of {len(image)} axes", "use --model ViT-S/16"
-            )
+            raise UsageError(f"{self.full_name} takes images with two axes, not {len(image)}", "use --model ViT-S/16")
         if self.sized_by and any(side % patch for side, patch in zip(image, self.patch, strict=True)):
             problem = f"image size {format_size(image)} is not divisible by patch size {format_size(self.patch)}"
             problem += f" ({self.full_name})"
@@ -85,27 +83,27 @@ class ForeignConfig(ModelConfig):
 
     @property
     def can_be_stored(self) -> bool:
-        """Whether a library builds the model again."""
+        """Whether a library can rebuild the model."""
         return bool(self.library)
 
     @property
     def features(self) -> int:
-        """Channels of what the head reads."""
+        """Channels of the head's input."""
         return self.pooled or self.width
 
     @property
     def has_stages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether there are maps of several strides, which dense heads then read."""
+        """Whether there are maps of several strides for dense heads."""
         return bool(self.stages)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives: the last of each stage, or the tokens after the last block."""
+        """The maps that `features_at` returns: the last of each stage, or the tokens after the last block."""
         return tuple(Level((stride, stride), width) for stride, width in self.stages) or (
             Level(self.patch, self.width),
         )
 
     @property
     def regularization(self) -> RegularizationConfig:
-        """With a dropout above 0 where the module draws at random in training; `arguments` set how much."""
+        """A dropout above 0 if the module is random in training; `arguments` set its rate."""
         return RegularizationConfig(dropout=float(self.draws))

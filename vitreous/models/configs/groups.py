@@ -1,4 +1,5 @@
-"""The groups of a `ViTConfig`'s fields: frozen dataclasses, one for each part of the model. Needs no PyTorch."""
+"""The groups of a `ViTConfig`'s fields: frozen dataclasses, one for each component of the model. Does not import
+PyTorch."""
 
 from __future__ import annotations
 
@@ -7,51 +8,51 @@ from typing import Literal
 
 from vitreous.errors import UsageError
 
-#: how positions are resized to another grid: the rows of nn.grid.RESIZE
+#: how positions are resized to another grid: the keys of nn.grid.RESIZE
 PositionResize = Literal[
     "bicubic-antialias", "bicubic", "bicubic-offset", "bicubic-aligned", "bilinear", "zoom", "zoom-scipy"
 ]
-#: what is added to tokens; space-time and sinusoid are those of a video model
+#: position embeddings added to tokens; space-time and sinusoid are for video models
 PositionKind = Literal["learned", "axes", "factorised", "sincos", "sincos-big-vision", "none", "space-time", "sinusoid"]
-#: what attention itself knows of places; decomposed is SAM's
+#: position information inside attention; decomposed is SAM's
 AttentionKind = Literal["plain", "relative", "rotary", "decomposed"]
 
 
 class ConfigGroup:
-    """Base class of dataclasses that are groups of a config's fields: options name them `attention.window`."""
+    """Base class of dataclasses that group fields of a config; options refer to them as `attention.window`."""
 
 
 class PositionGroup(ConfigGroup):
-    """What every family's `positions` has. These are no fields of this class, which is no dataclass."""
+    """Fields of every family's `positions`. This class is not a dataclass, so these are not dataclass fields."""
 
     kind: str = "none"
     resize: str = "bilinear"
 
 
 class AttentionGroup(ConfigGroup):
-    """What every family's `attention` has. These are no fields of this class, which is no dataclass."""
+    """Fields of every family's `attention`. This class is not a dataclass, so these are not dataclass fields."""
 
     kind: str = "none"
     global_blocks: tuple[int, ...] = ()
 
 
 def check_groups(config: object) -> None:
-    """Raise UsageError for a dict in place of a group, which constructors do not take."""
+    """Raise UsageError for a dict in place of a group, which constructors do not accept."""
     for name, value in vars(config).items():
         if isinstance(value, dict):
             hint = f"use {name}=…Config(…) of vitreous.models.config, or with_options({name}={{…}})"
-            raise UsageError(f"{name} is a dict, and a constructor takes a group", hint)
+            raise UsageError(f"{name} is a dict, but a constructor expects a group", hint)
 
 
 @dataclass(frozen=True)
 class PositionConfig(PositionGroup):
-    """What is added to tokens to say where they are.
+    """Position embeddings that are added to tokens.
 
-    `kind`: `axes` is learned 2-D, the channels shared out among rows and columns; `factorised` is added up (NaViT,
-    arXiv:2307.06304); of a video model, `space-time` is a table of places and one of slots, `sinusoid` VideoMAE's fixed
-    ones, of a token's number. `at`: added once, or before each block, its own or shared (arXiv:2010.11929, Table 8).
-    `slots`: learned positions for the first prefix tokens; slot 0 of E_pos in Eq. 1 is the class token's. `resize`: how
-    a table is read at another grid.
+    `kind`: `axes` is learned 2-D, with the channels divided among rows and columns; `factorised` is a sum of row and
+    column embeddings (NaViT, arXiv:2307.06304). For video models, `space-time` has one table for space and one for
+    time, and `sinusoid` is VideoMAE's fixed embedding of a token's index. `at`: added once, or before each block,
+    separate or shared (arXiv:2010.11929, Table 8). `slots`: learned positions for the first prefix tokens; slot 0 of
+    E_pos in Eq. 1 is the class token's. `resize`: how a table is resized to another grid.
     """
 
     kind: PositionKind = "learned"
@@ -64,8 +65,8 @@ class PositionConfig(PositionGroup):
 class AttentionConfig(AttentionGroup):
     """Which tokens attend to which, and how.
 
-    `window`: tokens along a side of what patches attend to (ViTDet), prefix tokens besides; 0: everything.
-    `global_blocks`: those that attend to everything all the same, counted from 0.
+    `window`: tokens along a side of the window that patches attend to (ViTDet), in addition to prefix tokens; 0: global
+    attention. `global_blocks`: indices from 0 of blocks with global attention despite `window`.
     """
 
     kind: AttentionKind = "plain"
@@ -76,7 +77,7 @@ class AttentionConfig(AttentionGroup):
 
 @dataclass(frozen=True)
 class MlpConfig(ConfigGroup):
-    """The MLP of a block: `hidden` channels; `gelu` in torch's names, where none is the exact form (erf)."""
+    """The MLP of a block: `hidden` channels; `gelu` in torch's names, in which none is the exact form (erf)."""
 
     hidden: int = 3072
     kind: Literal["gelu", "swiglu"] = "gelu"
@@ -87,8 +88,8 @@ class MlpConfig(ConfigGroup):
 class NormConfig(ConfigGroup):
     """Norms and layer scale.
 
-    `final`: the last LayerNorm is on every token, or once, after pooling. `layer_scale`: the value that the scales of
-    the residual branches start from; None for none.
+    `final`: apply the last LayerNorm to every token, or once, after pooling. `layer_scale`: initial value of the scales
+    of the residual branches; None for none.
     """
 
     final: Literal["tokens", "pooled", "none"] = "tokens"
@@ -108,7 +109,8 @@ class HeadConfig(ConfigGroup):
 class RegularizationConfig(ConfigGroup):
     """Dropout and stochastic depth in training.
 
-    `drop_path_rises`: from 0 in the first block to `drop_path` in the last; else it is the same in each (DeiT-III).
+    `drop_path_rises`: from 0 in the first block to `drop_path` in the last; otherwise it is the same in each
+    (DeiT-III).
     """
 
     dropout: float = 0.0

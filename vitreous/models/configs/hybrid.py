@@ -1,4 +1,5 @@
-"""Hybrids: a ViT on the map of a ResNet (arXiv:2010.11929, 3.1) or of a few convolutions (arXiv:2106.14881)."""
+"""Configs of hybrids: a ViT on the map of a ResNet (arXiv:2010.11929, 3.1) or of a convolutional stem
+(arXiv:2106.14881)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ _CONV = re.compile(r"conv(?P<stages>\d+(?:x\d+)?(?:-\d+(?:x\d+)?)+)?\+(?:vit-)?(
 
 @dataclass(frozen=True)
 class StemConfig:
-    """The ResNet in front of a hybrid: units of each stage (none: the root alone), width of the root (arXiv:2010.11929,
+    """The ResNet stem of a hybrid: units of each stage (none: only the root), width of the root (arXiv:2010.11929,
     3.1)."""
 
     blocks: tuple[int, ...] = (3, 4, 9)
@@ -35,27 +36,26 @@ class StemConfig:
         return self.levels[-1].width
 
     def macs(self, image: tuple[int, int], channels: int) -> int:
-        """Multiply-adds for one image of this (height, width) and so many channels."""
+        """Multiply-adds for one image of this (height, width) and number of channels."""
         return resnet_macs(self.blocks, self.width, channels, image)
 
     @property
     def reduction(self) -> int:
-        """Pixels along a side that one place of the last map stands for."""
+        """Stride of the last map in pixels."""
         return 4 * 2 ** max(0, len(self.blocks) - 1)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The map after each stage, or after the root where there is none, the finest first."""
+        """The map after each stage, or after the root if there are no stages, the finest first."""
         stages = tuple(Level((4 * 2**stage,) * 2, 4 * self.width * 2**stage) for stage in range(len(self.blocks)))
         return stages or (Level((4, 4), self.width),)
 
 
 @dataclass(frozen=True)
 class ConvStemConfig:
-    """A few 3x3 convolutions in front of a hybrid (arXiv:2106.14881): channels of each stage, and the residual units in
-    it.
+    """A stem of a few 3x3 convolutions (arXiv:2106.14881): channels of each stage, and its number of residual units.
 
-    Each stage but the last halves the map. Raises UsageError for stages that cannot be meant.
+    Each stage but the last halves the map. Raises UsageError for invalid stages.
     """
 
     family: Literal["conv"] = "conv"
@@ -65,8 +65,8 @@ class ConvStemConfig:
     def __post_init__(self) -> None:
         if not self.widths or len(self.widths) != len(self.blocks) or min(self.widths) < 1 or min(self.blocks) < 0:
             raise UsageError(
-                f"widths {self.widths} and blocks {self.blocks} are no stages of convolutions",
-                "name a width of at least 1 and a number of units for each stage",
+                f"widths {self.widths} and blocks {self.blocks} do not define convolutional stages",
+                "set a width of at least 1 and a number of units for each stage",
             )
 
     @property
@@ -75,26 +75,26 @@ class ConvStemConfig:
         return self.widths[-1]
 
     def macs(self, image: tuple[int, int], channels: int) -> int:
-        """Multiply-adds for one image of this (height, width) and so many channels."""
+        """Multiply-adds for one image of this (height, width) and number of channels."""
         return convolution_macs(self.widths, self.blocks, image, channels)
 
     @property
     def reduction(self) -> int:
-        """Pixels along a side that one place of the last map stands for."""
+        """Stride of the last map in pixels."""
         return 2 ** (len(self.widths) - 1)
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The map after each stage, the finest first; the last two are of one stride."""
+        """The map after each stage, the finest first; the last two have the same stride."""
         sides = [min(2 ** (stage + 1), self.reduction) for stage in range(len(self.widths))]
         return tuple(Level((side, side), width) for side, width in zip(sides, self.widths, strict=True))
 
 
 @dataclass(frozen=True)
 class HybridConfig(ViTConfig):
-    """A ViT whose tokens are cut from the map of a stem of convolutions; `patch` is in pixels of the image.
+    """A ViT whose tokens are cut from the map of a convolutional stem; `patch` is in pixels of the image.
 
-    Raises UsageError where the stem's reduction does not divide the patch.
+    Raises UsageError if the stem's reduction does not divide the patch.
     """
 
     family: Literal["hybrid"] = "hybrid"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -104,9 +104,11 @@ class HybridConfig(ViTConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`, or with the channels of each stage
-        `Conv16-32-64+ViT-S/16`, and the residual units in it `Conv16-32x1-64x2+ViT-S/16`; without them, one in the
-        last."""
+        """`R50+ViT-B/16`, `R26x2+ViT-S/32`, `Conv+ViT-S/16`.
+
+        `Conv16-32-64+ViT-S/16` sets the channels of each stage, `Conv16-32x1-64x2+ViT-S/16` also its residual units. By
+        default only the last stage has a unit.
+        """
         conv, resnet = _CONV.fullmatch(name), _HYBRID.fullmatch(name)
         if conv:
             return change_config(parse_plain_vit(conv["rest"]), {"stem": parse_conv_stem(conv["stages"])}, image)
@@ -139,26 +141,24 @@ class HybridConfig(ViTConfig):
         super().__post_init__()
         if any(p % self.stem.reduction for p in self.patch):
             raise UsageError(
-                f"patch {format_size(self.patch)} is not a multiple of {self.stem.reduction}, by which the stem "
-                "shrinks the "
-                "image"
+                f"patch {format_size(self.patch)} is not a multiple of {self.stem.reduction}, the reduction of the stem"
             )
 
     @property
     def front(self) -> Literal["conv", "resnet"]:
-        """What reads the image."""
+        """The type of the first layers."""
         return self.stem.family
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives: the last of each stride of the stem that is finer than the tokens, and the
+        """The maps that `features_at` returns: the last map of each stem stride that is finer than the tokens, and the
         tokens after the last block."""
         finer = {level.stride: level for level in self.stem.levels if level.stride < self.patch[0]}
         return (*finer.values(), Level(self.patch, self.width))
 
     @property
     def cell(self) -> tuple[int, ...]:
-        """Places of the stem's map that a token is cut from, along each axis."""
+        """Positions of the stem's map per token, along each axis."""
         return tuple(p // self.stem.reduction for p in self.patch)
 
     @property
@@ -168,7 +168,7 @@ class HybridConfig(ViTConfig):
 
     @property
     def foreign_formats(self) -> bool:
-        """Whether others' files may hold the model: nobody else has stems of a few convolutions."""
+        """Whether other libraries' files may contain the model: they have no convolutional stems."""
         return self.front == "resnet"
 
     def embedding_macs(self, image: tuple[int, ...]) -> int:
@@ -178,18 +178,18 @@ class HybridConfig(ViTConfig):
         return self.stem.macs((image[0], image[1]), self.channels) + projection
 
     def numerical_choices(self) -> dict[str, Any]:
-        """Those of a ViT, and how the ResNet in front computes."""
+        """Those of a ViT, and the numerics of the ResNet stem."""
         numerics = {"stem": self.stem.numerics} if isinstance(self.stem, StemConfig) else {}
         return super().numerical_choices() | numerics
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on."""
+        """The values that the model's tensors depend on."""
         stem = (self.stem.blocks, self.stem.width) if isinstance(self.stem, StemConfig) else self.stem
         return super().structure() | {"stem": stem}
 
 
 def parse_conv_stem(stages: str | None) -> ConvStemConfig:
-    """The stem of `16-32x1-64x2`, the usual one of None."""
+    """Return the stem of `16-32x1-64x2`, or the default stem for None."""
     if stages is None:
         return ConvStemConfig()
     stages = stages.lower()
@@ -199,7 +199,7 @@ def parse_conv_stem(stages: str | None) -> ConvStemConfig:
 
 
 def format_conv_stem(stem: ConvStemConfig) -> str:
-    """`16-32x1-64x2`, the shortest text that `parse_conv_stem` reads as this stem."""
+    """Return the shortest text that `parse_conv_stem` parses as this stem, such as `16-32x1-64x2`."""
     if stem == ConvStemConfig():
         return ""
     if stem.blocks == (*(0,) * (len(stem.blocks) - 1), 1):
@@ -209,7 +209,7 @@ def format_conv_stem(stem: ConvStemConfig) -> str:
 
 
 def hybrid_stage_units(depth: str, patch: int) -> tuple[int, ...]:
-    """Units of each stage of a hybrid's ResNet: for tokens of 16 pixels those of stage 4 are in stage 3 (section
-    4.1)."""
+    """Return the units of each stage of a hybrid's ResNet; for 16-pixel tokens the units of stage 4 are in stage 3
+    (section 4.1)."""
     first, second, third, fourth = RESNET_BLOCKS[depth]
     return (first, second, third + fourth) if patch == 16 else (first, second, third, fourth)

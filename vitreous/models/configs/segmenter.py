@@ -1,4 +1,4 @@
-"""A backbone with a head that gives a class to every pixel."""
+"""Config of a semantic segmentation model: a backbone with a dense head that predicts a class per pixel."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ DenseHead = Literal["linear", "multiscale", "unet", "upernet"]
 
 @dataclass(frozen=True)
 class SegmenterConfig(BackboneWithHeadConfig):
-    """A backbone without a head of its own, and a dense head.
+    """A backbone without a classification head, and a dense head.
 
-    `head`: `linear`, one layer on the last tokens, and `multiscale`, on those of four depths side by side, both read
-    bilinearly at the size of the image (DINOv2's protocols, arXiv:2304.07193, section 7.4); `unet`, tokens of several
-    depths that are enlarged step by step beside convolutions of the image (UNETR, arXiv:2103.10504); `upernet`, a
-    pyramid of means and a feature pyramid (arXiv:1807.10221). `head_width`: the channels of `unet` at the image's own
-    resolution, which double with every step down; `upernet` has sixteen times as many at every level (the paper's 512
-    are 32). `head_dropout`: dropout of the channels before the last layer of `upernet`. Of a backbone with stages of
-    their own grids heads read those. Raises UsageError for a backbone with classes, for patches that `unet` cannot
-    enlarge, and for a `head_dropout` out of range or with another head.
+    | `head` | method |
+    |---|---|
+    | `linear` | one layer on the last tokens, logits interpolated bilinearly to the image |
+    | `multiscale` | the same on the concatenated tokens of four depths (both: DINOv2, arXiv:2304.07193, section 7.4) |
+    | `unet` | tokens of several depths, enlarged step by step, with image convolutions (UNETR, arXiv:2103.10504) |
+    | `upernet` | pyramid pooling and a feature pyramid (arXiv:1807.10221) |
+
+    `head_width` is the channels of `unet` at the image's resolution, which double with every step down. `upernet` has
+    sixteen times as many at every level (the paper's 512 are 32). `head_dropout` drops channels before the last layer
+    of `upernet`. If a backbone has stages, heads use the maps of its stages. Raises UsageError for a backbone with
+    classes, for patches that `unet` cannot enlarge, and for a `head_dropout` out of range or with another head.
     """
 
     family: Literal["segmenter"] = "segmenter"
@@ -42,20 +45,22 @@ class SegmenterConfig(BackboneWithHeadConfig):
         return f"{self.backbone.name()} with a {self.head} head"
 
     def export_rules(self) -> ExportRules:
-        """Logits of images of one size."""
-        hint = "leave it out: images of any size are answered by tiles of one size"
+        """Logits for one fixed image size."""
+        hint = "remove it: images of any size are predicted in tiles"
         return ExportRules(("logits",), fixed_size="a dense head", hint=hint)
 
     def __post_init__(self) -> None:
         if self.backbone.classes:
-            raise UsageError("a backbone has no classes of its own", "use classes=0")
+            raise UsageError("a backbone has no classification head", "use classes=0")
         if self.classes < 2 or self.head_width < 1:
-            raise UsageError(f"{self.classes} classes cannot be told apart", "name at least two, background included")
+            raise UsageError(
+                f"segmentation needs at least two classes, got {self.classes}", "use at least two, background included"
+            )
         if not 0 <= self.head_dropout < 1 or (self.head_dropout and self.head != "upernet"):
             raise UsageError(f"head_dropout {self.head_dropout} with head={self.head}", "use 0, or head=upernet")
         if self.head == "unet" and any(side & (side - 1) for side in self.backbone.patch):
             raise UsageError(
-                f"patches of {self.backbone.patch} pixels are no powers of two, by which a unet enlarges",
+                f"patches of {self.backbone.patch} pixels are not powers of two, as a unet requires",
                 "use --objective.head multiscale, or patches of 8 or 16",
             )
 
@@ -66,7 +71,7 @@ class SegmenterConfig(BackboneWithHeadConfig):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """The depths of a ViT whose tokens the head reads, the last one first."""
+        """Depths of a ViT whose tokens are the head's input, the last one first."""
         if self.head == "linear":
             return (self.depth,)
         steps = self.steps if self.head == "unet" else 4
@@ -74,5 +79,5 @@ class SegmenterConfig(BackboneWithHeadConfig):
 
     @property
     def steps(self) -> int:
-        """Doublings from the grid to the image, along its longest patch."""
+        """Number of doublings from the grid to the image, along its longest patch."""
         return max(1, max(self.patch).bit_length() - 1)

@@ -1,4 +1,4 @@
-"""Swin Transformers: V1 (arXiv:2103.14030) and V2 (arXiv:2111.09883)."""
+"""Configs of Swin Transformers: V1 (arXiv:2103.14030) and V2 (arXiv:2111.09883)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.models.configs.groups import (
 from vitreous.models.presets import SIZE_WORDS, SWIN_NAMES, SWIN_SIZES, SWIN_WINDOWS
 from vitreous.nn.sizes import format_size, nearest_divisible_size
 
-# what becomes of the zeros that fill up a grid that windows do not divide: those of nn.layout.Windows
+# the role of zeros that pad a grid to whole windows: see nn.layout.WindowedAttention
 WindowPadding = Literal["mask", "zeros", "zeros-after-shift"]
 _SWIN = re.compile(
     r"swin(?P<second>v2)?-(?P<size>[a-z]+|(?P<width>\d+)x(?P<blocks>\d+(?:-\d+)*))/(?P<patch>\d+)"
@@ -31,7 +31,7 @@ _SWIN = re.compile(
 
 @dataclass(frozen=True)
 class SwinPositionConfig(PositionGroup):
-    """The tables of relative positions: how they are read at another window."""
+    """The tables of relative positions: how they are resized to another window."""
 
     resize: PositionResize = "bicubic"
 
@@ -40,10 +40,9 @@ class SwinPositionConfig(PositionGroup):
 class SwinAttentionConfig(AttentionGroup):
     """Attention within windows, with relative positions.
 
-    `window`: tokens along a side of what a block sees; at most the native grid of its stage. `pretrained_window`, of
-    version 2: the windows of each stage that positions were learned at, 0 or none: the own. `pad`: `mask` hides
-    padding; `zeros` attends to it, as in detection's forks, transformers and torchvision; `zeros-after-shift` is that
-    of timm.
+    `window`: tokens along a window's side; at most the native grid of its stage. `pretrained_window`, of version 2: the
+    window of each stage in pre-training, 0 or none for the same as `window`. `pad`: `mask` hides padding; `zeros`
+    attends to it, as in detection's forks, transformers and torchvision; `zeros-after-shift` is timm's variant.
     """
 
     kind: ClassVar[str] = "windows"
@@ -55,7 +54,7 @@ class SwinAttentionConfig(AttentionGroup):
 
 @dataclass(frozen=True)
 class SwinMlpConfig(ConfigGroup):
-    """The MLP of a block: hidden channels for one of the stage, and the form of GELU in torch's names."""
+    """The MLP of a block: ratio of its hidden channels to the stage's, and the form of GELU in torch's names."""
 
     ratio: float = 4.0
     gelu: Literal["none", "tanh", "quick"] = "none"
@@ -70,20 +69,20 @@ class SwinNormConfig(ConfigGroup):
 
 @dataclass(frozen=True)
 class SwinConfig(ModelConfig):
-    """A Swin Transformer by the blocks of its stages: (2, 2, 6, 2) with a width of 96 is Swin-T.
+    """A Swin Transformer, defined by the blocks of its stages: (2, 2, 6, 2) with a width of 96 is Swin-T.
 
-    Each stage after the first merges 2 x 2 tokens and doubles the width. Any image size works: patches, merged tokens
-    and windows that an image does not divide into are filled up after its ends. Raises UsageError where a number cannot
-    be meant, or where heads do not divide a stage's width.
+    Each stage after the first merges 2 x 2 tokens and doubles the width. Any image size works: images are padded at
+    their ends to whole patches, merged tokens and windows. Raises UsageError for invalid values, or if heads do not
+    divide a stage's width.
     """
 
     family: Literal["swin"] = "swin"
-    # 2: cosine attention, a continuous bias of positions, norms after each part
+    # 2: cosine attention, a continuous position bias, norms after each submodule
     version: Literal[1, 2] = 1
     image: tuple[int, int] = (224, 224)
-    patch_size: tuple[int, int] = (4, 4)  # pixels that a token of the first stage covers
+    patch_size: tuple[int, int] = (4, 4)  # pixels per token of the first stage
     channels: int = 3
-    classes: int = 1000  # 0: no head, the pooled representation is the output
+    classes: int = 1000  # 0: no head, outputs the pooled representation
     width: int = 96  # of the first stage
     blocks: tuple[int, ...] = (2, 2, 6, 2)
     heads: tuple[int, ...] = (3, 6, 12, 24)  # of each stage
@@ -109,7 +108,7 @@ class SwinConfig(ModelConfig):
     def __post_init__(self) -> None:
         check_groups(self)
         if self.family != "swin":
-            raise UsageError(f"family={self.family} is no Swin", "use family=swin")
+            raise UsageError(f"family={self.family} is not a Swin", "use family=swin")
         for name in ("image", "patch_size"):
             if len(getattr(self, name)) != 2:
                 raise UsageError(f"{name} of a Swin has two axes", f"use {name}=(height, width)")
@@ -119,22 +118,22 @@ class SwinConfig(ModelConfig):
             )
         if not self.blocks or min(self.blocks) < 1 or len(self.heads) != len(self.blocks) or min(self.heads) < 1:
             raise UsageError(
-                f"blocks {self.blocks} and heads {self.heads} are no stages",
-                "name a number of blocks and of heads, at least 1, for each stage; Swin-T has (2, 2, 6, 2) and "
+                f"blocks {self.blocks} and heads {self.heads} do not define stages",
+                "set the number of blocks and of heads, at least 1, for each stage; Swin-T has (2, 2, 6, 2) and "
                 "(3, 6, 12, 24)",
             )
         if self.version not in (1, 2):
-            raise UsageError(f"version={self.version} is no Swin", "use version=1 or version=2")
+            raise UsageError(f"version={self.version} is not supported", "use version=1 or version=2")
         trained = self.attention.pretrained_window
         if trained and (self.version == 1 or len(trained) != len(self.blocks) or min(trained) < 0):
             raise UsageError(
-                f"attention.pretrained_window {trained} is not a window for each of {len(self.blocks)} stages of "
-                "version 2",
-                "use (12, 12, 12, 6) for four stages, or leave it out",
+                f"attention.pretrained_window {trained} must have one window for each of {len(self.blocks)} "
+                "stages, and requires version 2",
+                "use (12, 12, 12, 6) for four stages, or remove it",
             )
         if self.attention.pad not in get_args(WindowPadding):
             raise UsageError(
-                f"attention.pad={self.attention.pad} is no way to fill windows",
+                f"attention.pad={self.attention.pad} is not supported",
                 f"use one of {', '.join(get_args(WindowPadding))}",
             )
         for width, heads in zip(self.widths, self.heads, strict=True):
@@ -146,9 +145,9 @@ class SwinConfig(ModelConfig):
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> SwinConfig | None:
         """`Swin-T/4`, `Swin-B/4-window12` for images of 384 pixels, `SwinV2-B/4-window12to16` with positions from
-        windows of 12, or `Swin-32x2-2/2`: a width of 32 and two stages of two blocks on patches of 2, with heads of 32
-        channels.
+        windows of 12.
 
+        `Swin-32x2-2/2` has a width of 32 and two stages of two blocks on patches of 2, with heads of 32 channels.
         Raises UsageError for a patch or a window of 0.
         """
         match = _SWIN.fullmatch(name)
@@ -167,13 +166,13 @@ class SwinConfig(ModelConfig):
         if min(patch, window, int(match["from"] or 1)) < 1 or (match["from"] and version == 1):
             raise UsageError(f"unknown model {name}", "a patch is at least one pixel, a window at least one token")
         scale = patch * 2 ** (len(blocks) - 1)
-        # windows divide the grids of the published models, the last of which is one window, or half of one
+        # windows divide the published models' grids; the last grid is one window or half of one
         side = window * scale // (1 + (version == 2 and window > SWIN_WINDOWS[2]))
         pixels: Any = image or (
             (side, side) if match["width"] is None else nearest_divisible_size((224, 224), (scale, scale))
         )
         trained = ()
-        if match["from"]:  # at images of which the last grid was half a window
+        if match["from"]:  # for image sizes whose last grid was half a window
             trained = (*(int(match["from"]),) * (len(blocks) - 1), int(match["from"]) // 2)
         return cls(
             image=pixels,
@@ -187,9 +186,9 @@ class SwinConfig(ModelConfig):
 
     def name(self) -> str:
         """`Swin-T/4`, `Swin-B/4-window12`, or `Swin-32x2-2/2` where no size fits."""
-        own = (self.width, self.blocks, self.heads)
+        shape = (self.width, self.blocks, self.heads)
         free = f"{self.width}x{'-'.join(map(str, self.blocks))}"
-        size = next((key for key, row in SWIN_SIZES.items() if row == own), free)
+        size = next((key for key, size_shape in SWIN_SIZES.items() if size_shape == shape), free)
         attention = self.attention
         trained = f"{attention.pretrained_window[0]}to" if attention.pretrained_window else ""
         window = "" if attention.window == SWIN_WINDOWS[self.version] else f"-window{trained}{attention.window}"
@@ -202,7 +201,7 @@ class SwinConfig(ModelConfig):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives: the tokens of each stage."""
+        """The maps that `features_at` returns: the tokens of each stage."""
         rows, columns = self.patch_size
         return tuple(Level((rows * 2**stage, columns * 2**stage), width) for stage, width in enumerate(self.widths))
 
@@ -213,13 +212,13 @@ class SwinConfig(ModelConfig):
 
     @property
     def patch(self) -> tuple[int, int]:
-        """Pixels to a token of the last stage, per axis: (32, 32) for four stages on patches of 4."""
+        """Pixels per token of the last stage, per axis: (32, 32) for four stages on patches of 4."""
         scale = 2 ** (len(self.blocks) - 1)
         return self.patch_size[0] * scale, self.patch_size[1] * scale
 
     @property
     def cell(self) -> tuple[int, int]:
-        """Pixels that the first layer reads at once, per axis."""
+        """Pixels per axis of the patches of the first layer."""
         return self.patch_size
 
     @property
@@ -239,14 +238,14 @@ class SwinConfig(ModelConfig):
         return tuple((min(window, rows), min(window, columns)) for rows, columns in self.grids(self.image))
 
     def patch_at(self, block: int) -> tuple[int, int]:
-        """Pixels to a token, per axis, in a block counted over all stages from 0."""
+        """Pixels per token, per axis, in a block counted over all stages from 0."""
         stage = next(stage for stage in range(len(self.blocks)) if block < sum(self.blocks[: stage + 1]))
         return self.levels[stage].patch[0], self.levels[stage].patch[1]
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image of other than two axes; every size of two is right."""
+        """Raise UsageError for an image that does not have two axes; any size is valid."""
         if len(image) != 2:
-            raise UsageError(f"a Swin takes images of two axes, not {len(image)}", "use height and width")
+            raise UsageError(f"a Swin takes images with two axes, not {len(image)}", "use height and width")
 
     @property
     def width_out(self) -> int:
@@ -255,50 +254,55 @@ class SwinConfig(ModelConfig):
 
     @property
     def table_grid(self) -> tuple[int, int]:
-        """The largest window, whose relative positions are tables."""
+        """The largest window, which has tables of relative positions."""
         return self.windows[0]
 
     def block_number(self, *numbers: int) -> int:
-        """The number of a block, from 0, by its stage and its number there. What merges tokens before a stage goes with
-        the first block of the stage."""
+        """The index of a block, from 0, from its stage and its index in the stage. Patch merging before a stage belongs
+        to the first block of the stage."""
         stage, block = numbers
         return sum(self.blocks[:stage]) + block
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image: every product, those of padded windows included.
+        """Multiply-adds of one forward pass for one image: every product, including those of padded windows.
 
-        Norms, GELU, softmax and pooling are left out. FLOPs are twice this; a training step costs three forward passes.
+        Norms, GELU, softmax and pooling are not counted. FLOPs are twice this; a training step costs three forward
+        passes.
         """
         grids = self.grids(image or self.image)
         embed = math.prod(grids[0]) * self.channels * math.prod(self.patch_size) * self.width
         total = embed + self.width_out * self.classes
         for stage, (grid, width, size) in enumerate(zip(grids, self.widths, self.windows, strict=True)):
             tokens = math.prod(grid)
-            seen = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
-            attention = seen * (4 * width**2 + 2 * math.prod(size) * width)
-            merging = tokens * 2 * width**2 if stage else 0  # from four of half the width
-            if self.version == 2:  # the network of the bias, once for all windows
+            padded_tokens = math.prod(math.ceil(length / w) * w for length, w in zip(grid, size, strict=True))
+            attention = padded_tokens * (4 * width**2 + 2 * math.prod(size) * width)
+            merging = tokens * 2 * width**2 if stage else 0  # from four tokens of half the width
+            if self.version == 2:  # the bias network, once for all windows
                 attention += (2 * size[0] - 1) * (2 * size[1] - 1) * 512 * (2 + self.heads[stage])
             total += merging + self.blocks[stage] * (attention + tokens * 2 * width * int(width * self.mlp.ratio))
         return total
 
     def export_rules(self) -> ExportRules:
-        """Images of any size. Graphs ask for two windows along each axis, since one is laid out otherwise in memory;
-        the operators do not care."""
+        """Any image size.
+
+        Graphs are traced with two windows along each axis, because a single window has another memory layout; the
+        operators give the same results.
+        """
         return replace(super().export_rules(), fixed_size="", patch_multiples=True, drops_guards=True)
 
     def default_preprocess(self) -> PreprocessDefaults:
-        """As ImageNet's images."""
+        """ImageNet's preprocessing."""
         return PreprocessDefaults("imagenet")
 
     def metadata_fields(self) -> dict[str, Any]:
-        """Without heads, which the tensors of each stage tell; with windows, which no tensor of a Swin V2 tells."""
+        """Without heads, which the tensors of each stage determine; with windows, which tensors of Swin V2 do not
+        determine."""
         windows = ("attention.window", "attention.pretrained_window") if self.version == 2 else ()
         noted = super().metadata_fields() | self.values_at(windows)
         return {name: noted[name] for name in sorted(noted) if name != "heads"}
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on."""
+        """The values that the model's tensors depend on."""
         names = ("channels", "classes", "width", "blocks", "heads", "windows", "patch_size", "version")
         trained = self.attention.pretrained_window if any(self.attention.pretrained_window) else ()
         settings = self.values_at(("mlp.ratio", "attention.qkv_bias")) | {"attention.pretrained_window": trained}

@@ -1,4 +1,4 @@
-"""Video Transformers: ViViT (arXiv:2103.15691) and VideoMAE (arXiv:2203.12602)."""
+"""Configs of video Transformers: ViViT (arXiv:2103.15691) and VideoMAE (arXiv:2203.12602)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from vitreous.nn.sizes import format_size, nearest_divisible_size
 #: models 1 to 4 of ViViT, section 3.3
 Arrangement = Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"]
 ARRANGEMENTS: tuple[str, ...] = get_args(Arrangement)
-#: what VideoMAE's encoder has, fine-tuned: 16 frames, no prefix token
+#: options of VideoMAE's fine-tuned encoder: 16 frames, no prefix token
 VIDEOMAE: dict[str, Any] = NO_TOKENS | {"norm.final": "pooled", "positions.kind": "sinusoid", "no_key_bias": True}
-#: ViViT's models 2 to 4 have the name of their arrangement after the patch
+#: names of ViViT's models 2 to 4 have their arrangement after the patch
 _VIDEO = re.compile(
     r"(?P<kind>vivit|videomae)-(?P<rest>\w+/\d+(?:x\d+)?)x(?P<time>\d+)(?:-(?P<arrangement>\w+-[\w-]+))?", re.IGNORECASE
 )
@@ -27,19 +27,18 @@ _VIDEO = re.compile(
 
 @dataclass(frozen=True)
 class VideoConfig(ViTConfig):
-    """A ViT of clips (C, T, H, W): `image` is frames, height and width, `patch` a tubelet of that many frames and
-    pixels.
+    """A ViT for clips (C, T, H, W): `image` is frames, height and width; `patch` is a tubelet in frames and pixels.
 
-    | `arrangement` | what a token attends to |
+    | `arrangement` | attention of a token |
     |---|---|
-    | joint | every token of the clip |
-    | factorised-encoder | those of its time slot; then blocks relate one vector of each slot to the others' |
-    | factorised-attention | in each block, those of its slot, then those at its place at all times |
-    | factorised-dot-product | half of the heads those of its slot, half those at its place |
+    | joint | to every token of the clip |
+    | factorised-encoder | to its time slot; then further blocks attend over one vector per slot |
+    | factorised-attention | in each block, to its slot, then to its position at all times |
+    | factorised-dot-product | half of the heads to its slot, half to its position |
 
-    Where the arrangement is not joint, each slot has prefix tokens of its own, which start alike, and whose mean over
-    time is what is read. Raises UsageError for other than three axes, and for options of attention and positions that
-    the arrangement has no place for.
+    If the arrangement is not joint, each slot has separate prefix tokens. They start with the same values, and their
+    mean over time is used. Raises UsageError unless there are three axes, and for unsupported options of attention and
+    positions.
     """
 
     family: Literal["video"] = "video"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -53,15 +52,16 @@ class VideoConfig(ViTConfig):
     patch: tuple[int, ...] = (2, 16, 16)
     arrangement: Arrangement = "joint"  # pyright: ignore[reportIncompatibleVariableOverride]
     temporal_depth: int = 4  # blocks over time of a factorised encoder
-    temporal_zero: bool = True  # what is over time alone adds nothing at first, so that frames are pictures
-    no_key_bias: bool = False  # queries and values have a bias alone (VideoMAE)
-    pooled_eps: float | None = None  # of the norm after pooling, where it is not `norm.eps`
-    inflate: Literal["central", "average"] = "central"  # how weights of pictures start the projection
+    temporal_zero: bool = True  # temporal layers add nothing at first, so that frames are treated as images
+    no_key_bias: bool = False  # only queries and values have a bias (VideoMAE)
+    pooled_eps: float | None = None  # of the norm after pooling, if different from `norm.eps`
+    inflate: Literal["central", "average"] = "central"  # how image weights initialise the projection
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """`ViViT-B/16x2`, of patches of 16 x 16 pixels in 2 frames, with the arrangement after it where it is not
-        joint, `ViViT-B/16x2-factorised-encoder`; or `VideoMAE-B/16x2`. Raises UsageError for a patch of no frame."""
+        """`ViViT-B/16x2`, for patches of 16 x 16 pixels in 2 frames, followed by the arrangement if it is not joint,
+        `ViViT-B/16x2-factorised-encoder`; or `VideoMAE-B/16x2`. Raises UsageError for a patch of less than one
+        frame."""
         match = _VIDEO.fullmatch(name)
         arrangement = ((match and match["arrangement"]) or "joint").lower()
         if match is None or arrangement not in ARRANGEMENTS:
@@ -76,7 +76,7 @@ class VideoConfig(ViTConfig):
         return change_config(flat, options, clip if image else nearest_divisible_size(clip, options["patch"]))
 
     def name(self) -> str:
-        """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or `VideoMAE-B/16x2`, which has its fixed positions."""
+        """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions `VideoMAE-B/16x2`."""
         time, *sides = self.patch
         flat = self.size_name().partition("/")[0]
         kind = "VideoMAE" if self.positions.kind == "sinusoid" else "ViViT"
@@ -86,39 +86,39 @@ class VideoConfig(ViTConfig):
     def __post_init__(self) -> None:
         if len(self.image) != 3 or len(self.patch) != 3:
             raise UsageError(
-                f"a video model takes clips, and the image has {len(self.image)} axes, the patch {len(self.patch)}",
-                "name frames, height and width of both",
+                f"a video model takes clips, but the image has {len(self.image)} axes and the patch {len(self.patch)}",
+                "set frames, height and width of both",
             )
         super().__post_init__()
         if self.arrangement not in ARRANGEMENTS:
-            raise UsageError(f"no arrangement {self.arrangement}", f"use one of {', '.join(ARRANGEMENTS)}")
+            raise UsageError(f"unknown arrangement {self.arrangement}", f"use one of {', '.join(ARRANGEMENTS)}")
         attention = self.attention
         if self.factorised and (attention.kind != "plain" or attention.window or self.positions.at != "input"):
             raise UsageError(
-                f"arrangement={self.arrangement} goes with attention.kind=plain, no windows and positions.at=input",
+                f"arrangement={self.arrangement} requires attention.kind=plain, no windows and positions.at=input",
                 "use arrangement=joint",
             )
         if self.arrangement == "factorised-dot-product" and self.heads % 2:
-            raise UsageError(f"{self.heads} heads cannot be halved between space and time", "change heads")
+            raise UsageError(f"{self.heads} heads cannot be split into two halves, for space and time", "change heads")
         if self.arrangement == "factorised-encoder" and (self.temporal_depth < 1 or self.pool == "distilled"):
             raise UsageError(
-                f"a factorised encoder has at least one block over time, not {self.temporal_depth}, and pool=distilled "
-                "is not for it"
+                f"a factorised encoder needs at least one block over time, not {self.temporal_depth}; pool=distilled "
+                "is not supported"
             )
         size = self.width // self.heads
         if attention.kind == "rotary" and (size % 2 or size < 6):
-            raise UsageError(f"heads of {size} channels cannot be turned along three axes", "change heads or width")
+            raise UsageError(f"heads of {size} channels cannot be rotated along three axes", "change heads or width")
         if self.no_key_bias and not attention.qkv_bias:
-            raise UsageError("no_key_bias goes with attention.qkv_bias=true")
+            raise UsageError("no_key_bias requires attention.qkv_bias=true")
 
     @property
     def factorised(self) -> bool:
-        """Whether tokens lie in time slots, (B, T, P + h w, D)."""
+        """Whether tokens are grouped in time slots, (B, T, P + h w, D)."""
         return self.arrangement != "joint"
 
     @property
     def drops_patches(self) -> bool:
-        """Whether patches may be left out in training."""
+        """Whether patches may be dropped in training."""
         return not self.factorised and super().drops_patches
 
     @property
@@ -128,18 +128,18 @@ class VideoConfig(ViTConfig):
 
     @property
     def needs_positions(self) -> bool:
-        """Whether blocks need token coordinates: those of slots are told apart by them."""
+        """Whether blocks need token coordinates, which distinguish time slots."""
         return self.factorised or super().needs_positions
 
     def time_slots(self, grid: tuple[int, ...]) -> int:
-        """Slots of time that have prefix tokens of their own."""
+        """Number of time slots with separate prefix tokens."""
         return grid[0] if self.factorised else 1
 
     def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
-        """Multiply-adds of the attention of a block: of one that tells space and time apart, T slots of S tokens.
+        """Multiply-adds of the attention of a block, for T slots of S tokens if space and time are factorised.
 
-        A factorised encoder T S (4 D^2 + 2 S D), its blocks over time left out; factorised attention T S (8 D^2 + 2 (S
-        + T) D); factorised dot products T S (4 D^2 + (S + T) D), or those of the first where T is 1.
+        Factorised encoder: T S (4 D^2 + 2 S D), without its blocks over time. Factorised attention: T S (8 D^2 + 2 (S +
+        T) D). Factorised dot products: T S (4 D^2 + (S + T) D), or as a factorised encoder if T is 1.
         """
         if not self.factorised:
             return super().attention_macs(grid, index)
@@ -159,7 +159,7 @@ class VideoConfig(ViTConfig):
         return self.temporal_depth * (block_macs(grid[0], self.width, 0) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
-        """Multiply-adds that attention of the last block need not carry out, for each slot."""
+        """Multiply-adds that the last block's attention skips, for each slot."""
         others = tokens - (self.pooled_prefix or 0)
         if slots > 1 and self.arrangement == "factorised-dot-product":  # queries and keys of all tokens are computed
             return others * (self.width**2 + (tokens + slots) * self.width)

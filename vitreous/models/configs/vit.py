@@ -1,4 +1,4 @@
-"""The plain Vision Transformer (arXiv:2010.11929), and the fields that its kin share."""
+"""Configs of the plain Vision Transformer (arXiv:2010.11929), and the fields that related families share."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ FAMILY_BY_OPTION = {
     "first_norm": "clip",
     "arrangement": "video",
 }
-#: what tells families apart; everything else (classes, image, resizing, regularisation) is the user's
+#: fields that identify families; the user sets all others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
     "norm.layer_scale",
 )
-#: fields that names and shapes of tensors do not depend on
+#: fields that do not affect the names and shapes of tensors
 NON_STRUCTURAL_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises", "positions.resize"),
     *("mlp.gelu", "norm.eps", "family"),
@@ -56,10 +56,11 @@ _TIMM = re.compile(
 
 @dataclass(frozen=True)
 class ViTConfig(ViTCost):
-    """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1) or one of its kin.
+    """A Vision Transformer (arXiv:2010.11929, section 3.1 and Table 1); base class of related families.
 
-    `image` and `patch` hold one length per axis, in pixels; any number of axes. Raises UsageError where a patch does
-    not divide the image, heads do not divide the width, or options ask for tokens or a grid that are not there.
+    `image` and `patch` are one length per axis, in pixels; any number of axes. Raises UsageError if a patch does not
+    divide the image, if heads do not divide the width, or if options require tokens or a grid that the model does not
+    have.
     """
 
     module: ClassVar[str] = "vitreous.models.vit:ViT"
@@ -80,7 +81,7 @@ class ViTConfig(ViTCost):
         "first_norm": bool,
         "arrangement": Literal["joint", "factorised-encoder", "factorised-attention", "factorised-dot-product"],
     }
-    # values of a plain ViT where kin have fields
+    # values of a plain ViT for fields of related families
     stem = None
     axial = first_norm = False
     neck = 0
@@ -91,14 +92,14 @@ class ViTConfig(ViTCost):
 
     family: Literal["vit"] = "vit"
     image: tuple[int, ...] = (224, 224)
-    patch: tuple[int, ...] = (16, 16)  # pixels that a token covers, the stem's reduction included
+    patch: tuple[int, ...] = (16, 16)  # pixels per token, including the stem's reduction
     channels: int = 3
-    classes: int = 1000  # 0: no head, the pooled representation is the output
+    classes: int = 1000  # 0: no head, outputs the pooled representation
     width: int = 768
     depth: int = 12
     heads: int = 12
     class_token: bool = True
-    registers: int = 0  # further prefix tokens, without positions (arXiv:2309.16588)
+    registers: int = 0  # additional prefix tokens, without positions (arXiv:2309.16588)
     # distilled: class and distillation token, a head each
     pool: Literal["class", "mean", "attention", "distilled"] = "class"
     projection_bias: bool = True  # of the patch projection
@@ -111,14 +112,14 @@ class ViTConfig(ViTCost):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """A row of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a
+        """A key of `VIT_VARIANTS`, `ViT-B/16`, `B/16` or `ViT-128x6/4`. Raises UsageError for a patch of less than a
         pixel."""
         return parse_variant(name, image) or (
             change_config(parse_plain_vit(name), {}, image) if is_plain_vit_name(name) else None
         )
 
     def name(self) -> str:
-        """`ViT-B/16`, `ViT-128x6/4` where no size fits, or the row of `VIT_VARIANTS` that has what the config has."""
+        """`ViT-B/16`, `ViT-128x6/4` if no named size fits, or the key of `VIT_VARIANTS` with the same options."""
         shape = (self.width, self.depth, self.heads, self.mlp.hidden, self.patch)
         if family_signature(self) != (*shape, *(attrgetter(path)(ViTConfig) for path in DEFINING_FIELDS), False):
             for prefix, members in VIT_VARIANTS.items():
@@ -135,22 +136,26 @@ class ViTConfig(ViTCost):
         return f"{size}/{patch}"
 
     def with_options(self, **changes: Any) -> Any:
-        """A copy with these options, of the family that has them all. A dict changes the fields of a group that it
-        names, and leaves the others: `with_options(depth=6, attention={"window": 7})`. Raises UsageError where no
-        family has all of them, and for an unknown field of a group."""
+        """Return a copy with these options, of the family that has them all.
+
+        A dict changes the fields of a group that it names, and keeps the others: `with_options(depth=6,
+        attention={"window": 7})`. Raises UsageError if no family has all of them, and for an unknown field of a group.
+        """
         own = {field.name: getattr(self, field.name) for field in fields(self)}
         return transformer_config(**own | {name: fill_group(own.get(name), name, changes[name]) for name in changes})
 
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
-        """The fields of a ViT, and the options of its kin."""
+        """The fields of a ViT, and the options of related families."""
         return tuple(dict.fromkeys((*super().option_names(), *FAMILY_BY_OPTION)))
 
     def __post_init__(self) -> None:
         check_groups(self)
         self.check_attention()
         if self.positions.kind in OF_CLIPS and not self.has_time_axis:
-            raise UsageError(f"positions.kind={self.positions.kind} is for clips", "use another, or a video model")
+            raise UsageError(
+                f"positions.kind={self.positions.kind} is only for video models", "use another kind, or a video model"
+            )
         if min(self.channels, self.width, self.depth, self.heads, self.mlp.hidden) < 1:
             raise UsageError("channels, width, depth, heads and mlp.hidden must be at least 1")
         if min(self.classes, self.registers, self.positions.slots) < 0:
@@ -165,7 +170,7 @@ class ViTConfig(ViTCost):
         self.check_image(self.image)
         if self.on_grid and (self.prefix or len(self.image) != 2):
             raise UsageError(
-                "axial and windowed blocks take a grid of patches without prefix tokens",
+                "axial and windowed blocks require a grid of patches without prefix tokens",
                 "use class_token=False, pool=mean",
             )
         placed, attention = self.positions, self.attention
@@ -173,27 +178,27 @@ class ViTConfig(ViTCost):
             self.on_grid or attention.kind != "plain" or placed.kind == "none" or attention.window
         ):
             raise UsageError(
-                "positions before each block need a position, attention.kind=plain and no axial blocks or windows",
+                "positions before each block require positions, attention.kind=plain and no axial blocks or windows",
                 "use positions.at=input",
             )
 
     def check_attention(self) -> None:
-        """Raise UsageError for an attention that other families have."""
+        """Raise UsageError for an attention of another family."""
         if self.attention.kind not in ("plain", "relative", "rotary"):
-            hint = "transformer_config(...) makes the config of the family that has it"
-            raise UsageError(f"attention.kind={self.attention.kind} is not for {type(self).__name__}", hint)
+            hint = "use transformer_config(...), which selects the family"
+            raise UsageError(f"attention.kind={self.attention.kind} is not supported by {type(self).__name__}", hint)
 
     def check_windows(self) -> None:
-        """Raise UsageError for windows that cannot be."""
+        """Raise UsageError for invalid windows."""
         window, blocks = self.attention.window, self.attention.global_blocks
         if window < 0 or not set(blocks) <= set(range(self.depth)):
             raise UsageError(
-                f"attention.window={window} with attention.global_blocks={blocks} cannot be",
-                f"a window is at least 1 token, or 0 for none; blocks are from 0 to {self.depth - 1}",
+                f"attention.window={window} with attention.global_blocks={blocks} is invalid",
+                f"use a window of at least 1 token, or 0 for none, and blocks from 0 to {self.depth - 1}",
             )
         if window and (self.attention.kind not in ("plain", "decomposed") or self.axial):
             hint = "use attention.window=0, or attention.kind=plain and axial=False"
-            raise UsageError("windows go with attention.kind=plain", hint)
+            raise UsageError("windows require attention.kind=plain", hint)
 
     @property
     def windowed_blocks(self) -> tuple[int, ...]:
@@ -208,24 +213,22 @@ class ViTConfig(ViTCost):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the patches: class token, distillation token, registers."""
+        """Number of prefix tokens: class token, distillation token, registers."""
         return int(self.class_token) + (self.pool == "distilled") + self.registers
 
     @property
     def pooled_prefix(self) -> int | None:
-        """Tokens in front that are all that is pooled; None where patches are pooled too."""
+        """Number of leading tokens, if pooling uses only prefix tokens; None if it uses patches."""
         return {"class": 1, "distilled": 2}.get(self.pool)
 
     @property
     def prefix_position_count(self) -> int:
-        """Prefix tokens with a learned position of their own: at most `positions.slots`, and none where there is no
-        class token."""
+        """Prefix tokens with a separate learned position: at most `positions.slots`, and none without a class token."""
         learned = self.positions.kind in ("learned", "axes", "factorised", "space-time")
         return min(self.positions.slots, self.prefix) if self.class_token and learned else 0
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image size (pixels per axis) that the patch does not divide, naming sizes that
-        would do."""
+        """Raise UsageError for an image size (pixels per axis) that the patch does not divide, with valid sizes."""
         try:
             patch_grid(image, self.patch)
         except ValueError as error:
@@ -238,7 +241,7 @@ class ViTConfig(ViTCost):
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """The maps that `features_at` gives: the tokens after the last block."""
+        """The maps that `features_at` returns: the tokens after the last block."""
         return (Level(self.patch, self.width),)
 
     @property
@@ -248,12 +251,12 @@ class ViTConfig(ViTCost):
 
     @property
     def front(self) -> Literal["patches", "conv", "resnet"]:
-        """What reads the image: a projection of its patches, a few convolutions, or a ResNet."""
+        """The type of the first layers: a patch projection, a convolutional stem, or a ResNet."""
         return "patches"
 
     @property
     def drops_patches(self) -> bool:
-        """Whether patches may be left out in training: every block attends to all tokens there are."""
+        """Whether patches may be dropped in training: every block attends to all remaining tokens."""
         return not self.on_grid and not self.attention.window
 
     @property
@@ -263,8 +266,10 @@ class ViTConfig(ViTCost):
 
     @property
     def packs_sizes(self) -> bool:
-        """Whether images of many sizes may lie in one row of tokens (`models.packed`): positions are added at the
-        input, and every block attends to all tokens of an image."""
+        """Whether images of many sizes may be packed into one sequence (`models.packed`).
+
+        Positions must be added at the input, and every block must attend to all tokens of an image.
+        """
         return not self.needs_positions
 
     @property
@@ -275,14 +280,14 @@ class ViTConfig(ViTCost):
 
     @property
     def features(self) -> int:
-        """Channels of what the head reads."""
+        """Channels of the head's input."""
         return self.head.representation or (2 if self.pool == "distilled" else 1) * self.width_out
 
     def export_rules(self) -> ExportRules:
-        """Images of two axes and any size, behind patches or convolutions."""
-        reason = "a ResNet for a stem" if self.front == "resnet" else ""
+        """Images with two axes and any size, with a patch projection or a convolutional stem."""
+        reason = "a ResNet stem" if self.front == "resnet" else ""
         if len(self.image) != 2:
-            reason = f"images of {len(self.image)} axes"
+            reason = f"images with {len(self.image)} axes"
         elif self.attention.kind == "relative":
             reason = "relative positions"
         elif self.on_grid:
@@ -291,11 +296,11 @@ class ViTConfig(ViTCost):
         return replace(super().export_rules(), fixed_size=reason, patch_multiples=True, drops_guards=windows)
 
     def head_count_field(self) -> dict[str, Any]:
-        """The number of heads, which no tensor tells."""
+        """The number of heads, which tensors do not determine."""
         return {"heads": self.heads}
 
     def structure(self) -> dict[str, Any]:
-        """What the model's tensors depend on."""
+        """The values that the model's tensors depend on."""
         values = {
             path: attrgetter(path)(self) for path in ViTConfig.option_paths() if path not in NON_STRUCTURAL_FIELDS
         }
@@ -303,7 +308,8 @@ class ViTConfig(ViTCost):
         return values | {"norm.layer_scale": self.norm.layer_scale is None}
 
     def of_clips(self, frames: int) -> Any:
-        """The same with a time axis and joint attention; None for kin, whose parts have none."""
+        """The same model with a time axis and joint attention; None for related families, which have no video
+        variant."""
         if type(self) is not ViTConfig:
             return None
         own = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -311,68 +317,75 @@ class ViTConfig(ViTCost):
         return config_type("video")(**own | clip)
 
     def with_position_table(self) -> ViTConfig:
-        """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token
-        has a row of zeros."""
+        """Return the config with learned positions in place of MAE's fixed ones, which other formats store as a table;
+        the class token's position is zero."""
         if self.positions.kind != "sincos":
             return self
         return self.with_options(positions={"kind": "learned", "slots": int(self.class_token)})
 
 
 def transformer_config(**settings: Any) -> Any:
-    """The config of the family that has these options: with `stem=...` it is a `HybridConfig`, without any of them a
-    `ViTConfig`. A dict sets the fields of a group that it names: `attention={"window": 7}`. Raises UsageError where no
-    family has all of them, and for an unknown field of a group."""
+    """Return the config of the family that has these options: a `HybridConfig` with `stem=...`, a `ViTConfig` without
+    any.
+
+    A dict sets the fields of a group that it names: `attention={"window": 7}`. Raises UsageError if no family has all
+    of them, and for an unknown field of a group.
+    """
     settings = resolve_family({"family": "vit"} | settings)
-    kind = config_type(settings["family"])
-    return kind(**{name: fill_group(getattr(kind, name, None), name, value) for name, value in settings.items()})
+    config_class = config_type(settings["family"])
+    return config_class(
+        **{name: fill_group(getattr(config_class, name, None), name, value) for name, value in settings.items()}
+    )
 
 
 def fill_group(group: Any, name: str, value: Any) -> Any:
-    """The value of the field of this name: a group with the fields of a dict, or the value as it is."""
+    """Return the value of the named field: a group with the fields of a dict, or the value unchanged."""
     return change_fields(group, value, f"{name}.") if isinstance(value, Mapping) and is_dataclass(group) else value
 
 
 def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
-    """The `attention.kind` of options; None where they do not set it."""
+    """The `attention.kind` of options; None if they do not set it."""
     attention = settings.get("attention") or {}
     return attention.get("kind") if isinstance(attention, Mapping) else attention.kind
 
 
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a transformer with the `family` that has them all, and without those that are not used: what a plain
-    ViT is with `first_norm=True`. Raises UsageError where no family has all of them."""
+    """Return the options with the `family` that has them all, and without options at their defaults for a plain ViT,
+    such as `first_norm=False`. Raises UsageError if no family has all of them."""
     used = {name: family for name, family in FAMILY_BY_OPTION.items() if settings.get(name)}
     if kind_of_attention(settings) == "decomposed":
         used["attention.kind=decomposed"] = "sam"
     families = set(used.values())
     if len(families) > 1:
-        raise UsageError(f"no model has {' and '.join(used)}", "use the options of one family")
-    own = settings["family"]
-    if own not in FAMILIES:
-        raise UsageError(f"there is no family {own}", suggest_nearest(str(own), FAMILIES) or "leave it out")
-    # a family stays what it is until what makes it one is taken away
-    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(own)
-    stays = kind_of_attention(settings) in (None, "decomposed") if own == "sam" else settings.get(makes or "", True)
-    family = families.pop() if families else own if stays else "vit"
-    if family == "sam" != own and kind_of_attention(settings) is None:  # which a SAM refuses: it has to be said
+        raise UsageError(f"no model family has all of {' and '.join(used)}", "use the options of a single family")
+    family_name = settings["family"]
+    if family_name not in FAMILIES:
+        raise UsageError(f"unknown family {family_name}", suggest_nearest(str(family_name), FAMILIES) or "leave it out")
+    # the family changes only if its defining options are removed
+    makes = {"hybrid": "stem", "axial": "axial", "clip": "first_norm"}.get(family_name)
+    stays = (
+        kind_of_attention(settings) in (None, "decomposed") if family_name == "sam" else settings.get(makes or "", True)
+    )
+    family = families.pop() if families else family_name if stays else "vit"
+    if family == "sam" != family_name and kind_of_attention(settings) is None:  # explicit, so that SAM rejects it
         settings = dict(settings) | {"attention": {"kind": "plain"} | settings.get("attention", {})}
-    known = {field.name for field in fields(config_type(family))}
-    return {name: value for name, value in settings.items() if name in known or name not in FAMILY_BY_OPTION} | {
+    field_names = {field.name for field in fields(config_type(family))}
+    return {name: value for name, value in settings.items() if name in field_names or name not in FAMILY_BY_OPTION} | {
         "family": family
     }
 
 
 def parse_variant(name: str, image: ImageSize) -> ViTConfig | None:
-    """A row of `VIT_VARIANTS`, `DeiT-S/16-distilled`."""
+    """Return the config of a key of `VIT_VARIANTS`, such as `DeiT-S/16-distilled`."""
     for prefix, members in VIT_VARIANTS.items():
-        row = members.get(name.removeprefix(f"{prefix}-"))
-        if row is not None and name.startswith(f"{prefix}-"):
-            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), row, image)
+        options = members.get(name.removeprefix(f"{prefix}-"))
+        if options is not None and name.startswith(f"{prefix}-"):
+            return change_config(parse_plain_vit(name.removeprefix(f"{prefix}-").partition("-")[0]), options, image)
     return None
 
 
 def change_config(config: ViTConfig, changes: dict[str, Any], image: tuple[int, ...] | None) -> ViTConfig:
-    """A config with changes by their dotted paths, at an image size if one is said."""
+    """Return a config with changes by dotted path, at an image size if it is set."""
     patch = changes.get("patch", config.patch)
     size = (
         image or changes.get("image") or (config.image if not changes else nearest_divisible_size(config.image, patch))
@@ -381,23 +394,23 @@ def change_config(config: ViTConfig, changes: dict[str, Any], image: tuple[int, 
 
 
 def is_plain_vit_name(name: str) -> bool:
-    """Whether a name is that of a plain ViT of a known size, or of a width and a depth."""
+    """Return whether a name is a plain ViT of a known size, or of a width and a depth."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     return match is not None and (find_vit_size(match["size"]) is not None or match["size"][0].isdigit())
 
 
 def find_vit_size(size: str) -> tuple[int, int, int, int] | None:
-    """Width, depth, heads and hidden channels of a size by its name; None for others. Only g and G differ by case."""
+    """Width, depth, heads and hidden channels of a named size; None for others. Only g and G differ by case."""
     sizes = {key.lower(): key for key in VIT_SIZES if key not in ("g", "G")} | SIZE_WORDS
     return VIT_SIZES.get(size if size in VIT_SIZES else sizes.get(size.lower(), ""))
 
 
 def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
-    """The config of a plain ViT; `pixels` that a token covers, where the name's number is not that. Raises UsageError
-    for an unknown name, and a patch of less than a pixel."""
+    """Return the config of a plain ViT. `pixels` are the pixels per token, if they differ from the name's number.
+    Raises UsageError for an unknown name, and a patch of less than a pixel."""
     match = _CANONICAL.fullmatch(name) or _TIMM.fullmatch(name)
     if match is None or not is_plain_vit_name(name):
-        raise UsageError(f"unknown model {name}", "`vitreous models` lists them")
+        raise UsageError(f"unknown model {name}", "run `vitreous models` to list the names")
     if (sizes := find_vit_size(match["size"])) is not None:
         width, depth, heads, hidden = sizes
     else:
@@ -421,6 +434,6 @@ def parse_plain_vit(name: str, pixels: int | None = None) -> ViTConfig:
 
 
 def family_signature(config: Any) -> tuple[Any, ...]:
-    """The values that tell families apart."""
+    """The values that identify a family."""
     shape = (config.width, config.depth, config.heads, config.mlp.hidden, config.patch)
     return (*shape, *(attrgetter(path)(config) for path in DEFINING_FIELDS), config.pool == "distilled")

@@ -1,4 +1,4 @@
-"""What a Vision Transformer costs: multiply-adds of an image, and the memory that its activations take in training."""
+"""Cost of a Vision Transformer: multiply-adds per image, and activation memory in training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitreous.nn.sizes import format_size, patch_grid
 
 
 class ViTCost(ModelConfig):
-    """The cost of a `ViTConfig`, whose parts kin override."""
+    """The cost of a `ViTConfig`, with terms that related families override."""
 
     if TYPE_CHECKING:
         heads: int
@@ -23,8 +23,7 @@ class ViTCost(ModelConfig):
         pooled_prefix: int | None
 
     def macs(self, image: ImageSize = None) -> int:
-        """Multiply-adds of one forward pass for one image, attention products included, softmax, norms and GELU left
-        out.
+        """Multiply-adds of one forward pass for one image, with attention products, without softmax, norms and GELU.
 
         For a plain ViT, N P^2 C D + L (T (4 D^2 + 2 D M) + 2 T^2 D) + K D with T = P + N tokens, every token in every
         block, as papers count. FLOPs are twice this; a training step costs three forward passes.
@@ -41,11 +40,11 @@ class ViTCost(ModelConfig):
 
     @property
     def mlp_layers(self) -> int:
-        """MLPs of all blocks."""
+        """Number of MLPs in all blocks."""
         return self.depth
 
     def embedding_macs(self, image: tuple[int, ...]) -> int:
-        """Multiply-adds of what makes tokens of an image: the projection of its patches."""
+        """Multiply-adds of the patch projection and of a stem."""
         return math.prod(patch_grid(image, self.patch)) * math.prod(self.patch) * self.channels * self.width
 
     def mlp_macs(self, grid: tuple[int, ...]) -> int:
@@ -54,7 +53,7 @@ class ViTCost(ModelConfig):
         return tokens * (3 if self.mlp.kind == "swiglu" else 2) * self.width * self.mlp.hidden
 
     def attention_macs(self, grid: tuple[int, ...], index: int) -> int:
-        """Multiply-adds of a block's attention: four products of width D, and those of queries and keys."""
+        """Multiply-adds of a block's attention: four products of width D, and the products with probabilities."""
         tokens, width = math.prod(grid) + self.prefix, self.width
         if index in self.windowed_blocks:
             pairs = math.prod(sum(side**2 for side in window_lengths(length, self.attention.window)) for length in grid)
@@ -64,24 +63,24 @@ class ViTCost(ModelConfig):
         return tokens * (4 * width**2 + 2 * tokens * width + bias)
 
     def extra_macs(self, grid: tuple[int, ...]) -> int:
-        """Multiply-adds of what kin have beside blocks, pooling and head."""
+        """Multiply-adds that related families add to blocks, pooling and head."""
         return 0
 
     def time_slots(self, grid: tuple[int, ...]) -> int:
-        """Slots of time that have prefix tokens of their own."""
+        """Number of time slots with separate prefix tokens."""
         return 1
 
     def computed_macs(self, image: ImageSize = None, patches: int | None = None) -> int:
-        """Multiply-adds that one image's forward pass carries out: `macs` without what of the last block is not read.
+        """Multiply-adds that one image's forward pass performs: `macs` without the unused part of the last block.
 
-        Blocks compute only so many `patches` of the image, where they drop the others; all are projected.
+        If `patches` is set, blocks compute only that many patches of the image; all are projected.
         """
         image = tuple(image or self.image)
         total = self.macs(image)
         if patches is None:
             return total - self.skipped_macs(patch_grid(image, self.patch))
         whole = self.with_options(image=image, stem=None)
-        # as many patches in a row: the cost of blocks depends on their number alone
+        # a 1-D grid: the cost of blocks depends only on the number of patches
         row = (patches, *(1,) * (len(image) - 1))
         thin = whole.with_options(image=tuple(n * p for n, p in zip(row, self.patch, strict=True)))
         projection = math.prod(self.patch) * self.channels * self.width
@@ -89,10 +88,10 @@ class ViTCost(ModelConfig):
         return total - skipped - self.skipped_macs(row)
 
     def skipped_macs(self, grid: tuple[int, ...]) -> int:
-        """Of the `macs` of an image of such a grid, those that `ViT.forward` need not carry out.
+        """The part of `macs` for an image of this grid that `ViT.forward` skips.
 
-        Where `pooled_prefix` tokens are all that is pooled, nothing of the last block is computed for the others but
-        their keys and values, and with plain attention not even these (`nn.attention.attend_few_queries`).
+        If pooling uses only `pooled_prefix` tokens, the last block computes only keys and values for the other tokens,
+        and with plain attention not even these (`nn.attention.attend_few_queries`).
         """
         if not self.pooled_prefix:
             return 0
@@ -103,24 +102,25 @@ class ViTCost(ModelConfig):
         return slots * (self.skipped_attention_macs(grid, slots, tokens) + mlp)
 
     def skipped_attention_macs(self, grid: tuple[int, ...], slots: int, tokens: int) -> int:
-        """Multiply-adds that attention of the last block need not carry out, for each of the slots of so many
-        tokens."""
+        """Multiply-adds that the last block's attention skips, for each slot of `tokens` tokens."""
         if self.attention.kind == "plain":
             return self.skipped_plain_attention_macs(self.attention_macs(grid, self.depth - 1), tokens)
         bias = (2 * tokens - 1) * self.width * (self.attention.kind == "relative")
         return (tokens - (self.pooled_prefix or 0)) * (self.width**2 + 2 * tokens * self.width + bias)
 
     def skipped_plain_attention_macs(self, whole: int, tokens: int) -> int:
-        """Of the `whole` multiply-adds of plain attention over so many tokens, those beside the pooled tokens'."""
+        """The part of `whole`, the multiply-adds of plain attention over `tokens` tokens, that the pooled tokens do not
+        need."""
         return whole - (self.pooled_prefix or 0) * (4 * self.width**2 + 2 * self.heads * tokens * self.width)
 
     def count_activations(self, image: ImageSize = None, device: str = "cuda") -> int | None:
-        """Numbers that the blocks of a plain ViT keep of one image for the backward pass, about: L T (9 D + 2 M).
+        """Approximate number of values that the blocks of a plain ViT store per image for the backward pass: L T (9 D +
+        2 M).
 
-        A block keeps the inputs of its two norms, of its four products and of GELU, and q, k and v; fused attention
-        keeps no probabilities, recomputation would keep less; on a CPU GELU is computed again, which saves M. Where
-        only prefix tokens are read, the last block keeps its input, normed and not. Two or four bytes each. None for
-        models whose blocks are of another kind.
+        A block stores the inputs of its two norms, of its four products and of GELU, and q, k and v. Fused attention
+        stores no probabilities, and recomputation would store less. On a CPU GELU is recomputed, which saves M. If only
+        prefix tokens are pooled, the last block stores only its input, before and after the norm. Each value has two or
+        four bytes. None for other kinds of blocks.
         """
         if self.on_grid or self.front != "patches" or self.attention.kind != "plain" or self.factorised:
             return None
@@ -131,7 +131,8 @@ class ViTCost(ModelConfig):
         return (self.depth - 1) * tokens * (9 * self.width + hidden) + last
 
     def describe_window_change(self, before: ModelConfig) -> str:
-        """A note on windows that weights of the config `before` were not trained with; "" where there are none."""
+        """Return a note if the model has windows with which the weights of the config `before` were not trained, else
+        ""."""
         if self.on_grid or not self.windowed_blocks:
             return ""
         if isinstance(before, ViTCost) and window_of(before) == window_of(self):
@@ -140,12 +141,12 @@ class ViTCost(ModelConfig):
         costs = " in place of ".join(f"{2 * config.macs() / 1e9:.3g}" for config in (self, whole))
         sides = " x ".join([str(self.attention.window)] * len(self.image))
         return (
-            f"windows of {sides} tokens in {len(self.windowed_blocks)} of {self.depth} blocks, without which the "
-            f"weights were trained: {costs} GFLOPs an image of {format_size(self.image)} pixels, and "
-            "other features until they are tuned"
+            f"windows of {sides} tokens in {len(self.windowed_blocks)} of {self.depth} blocks; the "
+            f"weights were trained without them: {costs} GFLOPs per image of {format_size(self.image)} pixels, and "
+            "different features until the model is fine-tuned"
         )
 
 
 def window_of(config: ViTCost) -> tuple[int, tuple[int, ...]]:
-    """The tokens along a side of a window, and the blocks that have none."""
+    """The tokens along a side of a window, and the blocks without windows."""
     return config.attention.window, config.attention.global_blocks

@@ -1,5 +1,5 @@
-"""Kin of the ViT that change one part of it: Axial-ViT (arXiv:2010.11929), and the image encoders of CLIP
-(arXiv:2103.00020) and SAM (arXiv:2304.02643)."""
+"""Configs of families that change one component of the ViT: Axial-ViT (arXiv:2010.11929), and the image encoders of
+CLIP (arXiv:2103.00020) and SAM (arXiv:2304.02643)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from vitreous.models.presets import NO_TOKENS, VIT_VARIANTS
 
 @dataclass(frozen=True)
 class AxialConfig(ViTConfig):
-    """A ViT whose blocks attend along the rows of the grid, then along its columns. Raises UsageError for prefix
-    tokens, other than two axes, and another attention than the plain one."""
+    """A ViT whose blocks attend along the rows of the grid, then along its columns.
+
+    Raises UsageError for prefix tokens, other than two axes, and any attention but the plain one.
+    """
 
     family: Literal["axial"] = "axial"  # pyright: ignore[reportIncompatibleVariableOverride]
     module: ClassVar[str] = "vitreous.models.vit_variants:AxialViT"
     preset_names: ClassVar[tuple[str, ...]] = tuple(f"Axial-ViT-{name}" for name in VIT_VARIANTS["Axial-ViT"])
     axial = True
     on_grid: ClassVar[bool] = True
-    sees_whole_image: ClassVar[bool] = False  # a block sees rows, then columns
+    sees_whole_image: ClassVar[bool] = False  # a block attends along rows, then columns
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
@@ -51,7 +53,7 @@ class AxialConfig(ViTConfig):
     def __post_init__(self) -> None:
         check_groups(self)
         if self.attention.kind != "plain":
-            raise UsageError("axial goes with attention.kind=plain")
+            raise UsageError("axial requires attention.kind=plain")
         super().__post_init__()
 
 
@@ -66,18 +68,18 @@ class CLIPConfig(ViTConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """None: `ViTConfig` reads the rows of `VIT_VARIANTS`."""
+        """None: `ViTConfig` parses the names of `VIT_VARIANTS`."""
         return None
 
 
 @dataclass(frozen=True)
 class SAMConfig(ViTConfig):
-    """A ViT on a grid with decomposed relative positions, windows in most blocks, and a neck of convolutions in SAM.
+    """A ViT on a grid with decomposed relative positions, windows in most blocks, and for SAM a convolutional neck.
 
-    Windows are filled up with zeros, which are attended to. What crosses windows are the `global_blocks`, or a
-    bottleneck of convolutions after each of the `conv_blocks` (ViTDet's two propagation strategies, section 3).
-    Positions are a table of `position_grid`, that of pre-training in ViTDet. Raises UsageError for prefix tokens, other
-    than two axes, and blocks that are not there.
+    Windows are padded with zeros, which are attended to. Information crosses windows in the `global_blocks`, or in a
+    convolutional bottleneck after each of the `conv_blocks` (ViTDet's two propagation strategies, section 3). Positions
+    are a table of `position_grid`, in ViTDet the grid of pre-training. Raises UsageError for prefix tokens, other than
+    two axes, and invalid block indices.
     """
 
     family: Literal["sam"] = "sam"  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -85,7 +87,7 @@ class SAMConfig(ViTConfig):
     preset_names: ClassVar[tuple[str, ...]] = tuple(
         f"{prefix}-{name}" for prefix in ("SAM", "ViTDet") for name in VIT_VARIANTS[prefix]
     )
-    # convolutions `after` a block propagate between windows; like detectron2, layer decay does not reach them
+    # convolutions `after` a block propagate between windows; as in detectron2, without layer decay
     layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bencoder\.blocks\.(\d+)\.(?!after\.)")
     on_grid: ClassVar[bool] = True
     attention: AttentionConfig = AttentionConfig(kind="decomposed")
@@ -95,31 +97,36 @@ class SAMConfig(ViTConfig):
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:
-        """None: `ViTConfig` reads the rows of `VIT_VARIANTS`."""
+        """None: `ViTConfig` parses the names of `VIT_VARIANTS`."""
         return None
 
     def check_attention(self) -> None:
-        """Raise UsageError for another attention than that of SAM."""
+        """Raise UsageError for any attention but SAM's."""
         if self.attention.kind != "decomposed":
-            raise UsageError("a neck, conv_blocks and position_grid go with attention.kind=decomposed")
+            raise UsageError("a neck, conv_blocks and position_grid require attention.kind=decomposed")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.neck < 0:
             raise UsageError("neck must be at least 0")
         if not set(self.conv_blocks) <= set(range(self.depth)):
-            raise UsageError(f"conv_blocks={self.conv_blocks} cannot be", f"blocks are from 0 to {self.depth - 1}")
+            raise UsageError(
+                f"conv_blocks={self.conv_blocks} are out of range", f"use blocks from 0 to {self.depth - 1}"
+            )
         if self.position_grid and (len(self.position_grid) != 2 or min(self.position_grid) < 1):
-            raise UsageError(f"position_grid={self.position_grid} is no grid", "name rows and columns: 14 14")
+            raise UsageError(
+                f"position_grid={self.position_grid} is not a grid of two axes",
+                "set rows and columns, for example 14 14",
+            )
 
     @property
     def table_grid(self) -> tuple[int, ...]:
-        """Places per axis of the table of positions, which is read at whatever grid arrives."""
+        """Positions per axis of the position table, which is resized to the input's grid."""
         return self.position_grid or self.grid
 
     @property
     def sees_whole_image(self) -> bool:
-        """Whether no block is confined to windows."""
+        """Whether no block is restricted to windows."""
         return not self.windowed_blocks
 
     @property
@@ -132,8 +139,8 @@ class SAMConfig(ViTConfig):
         width = self.width
         if index in self.windowed_blocks:
             size = self.attention.window
-            seen, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
-            return tokens * (4 * width**2 + 2 * seen * width + 2 * size * width)
+            window_tokens, tokens = size**2, math.prod(math.ceil(length / size) * size for length in grid)
+            return tokens * (4 * width**2 + 2 * window_tokens * width + 2 * size * width)
         tokens = math.prod(grid)
         return tokens * (4 * width**2 + 2 * tokens * width + sum(grid) * width)
 

@@ -1,4 +1,4 @@
-"""What the configs of models around a backbone share: an adapter, and heads that answer for pixels or for objects."""
+"""Base classes of configs of models around a backbone: an adapter, and dense and detection heads."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from vitreous.models.configs.groups import AttentionGroup, PositionGroup, Regula
 
 
 class BackboneWrapperConfig(ModelConfig):
-    """What can be asked of a model as of its backbone, whose config is `backbone`."""
+    """Properties that a model takes over from its `backbone` config."""
 
     backbone: ModelConfig
 
     @property
     def image(self) -> tuple[int, ...]:
-        """Pixels along each axis of the images that it learned from."""
+        """Native image size: pixels along each axis."""
         return self.backbone.image
 
     @property
@@ -38,12 +38,12 @@ class BackboneWrapperConfig(ModelConfig):
 
     @property
     def has_attention(self) -> bool:
-        """Whether blocks attend from token to token."""
+        """Whether blocks contain attention."""
         return self.backbone.has_attention
 
     @property
     def sees_whole_image(self) -> bool:
-        """Whether no block is confined to windows."""
+        """Whether no block is restricted to windows."""
         return self.backbone.sees_whole_image
 
     @property
@@ -52,18 +52,18 @@ class BackboneWrapperConfig(ModelConfig):
         return self.backbone.regularization
 
     def check_image(self, image: tuple[int, ...]) -> None:
-        """Raise UsageError for an image that the backbone cannot take."""
+        """Raise UsageError for an image that the backbone does not support."""
         self.backbone.check_image(image)
 
 
 class BackboneWithHeadConfig(BackboneWrapperConfig):
-    """What can be asked of a model that is a backbone with a head: as of the backbone, whose config is `backbone`."""
+    """Properties that a model with a head takes over from its `backbone` config."""
 
     classes: int
 
     @property
     def patch(self) -> tuple[int, ...]:
-        """Pixels to a token of the backbone, per axis."""
+        """Pixels per token of the backbone, per axis."""
         return self.backbone.patch
 
     @property
@@ -73,10 +73,10 @@ class BackboneWithHeadConfig(BackboneWrapperConfig):
 
     @property
     def prefix(self) -> int:
-        """Tokens in front of the grid."""
+        """Number of prefix tokens."""
         return self.backbone.prefix
 
     @property
     def features(self) -> int:
-        """Numbers of an answer: one a class."""
+        """Number of outputs: one per class."""
         return self.classes

@@ -1,4 +1,4 @@
-"""What a tracker is: the few calls that a run makes to a program that shows runs."""
+"""The interface of experiment trackers: the few calls that a run makes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal, Protocol
 from PIL import Image
 
 Status = Literal["finished", "stopped", "failed"]
-MetricsLine = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, "step" and "epoch" among them
+MetricsLine = Mapping[str, Any]  # of metrics.jsonl: numbers or None by name, including "step" and "epoch"
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run as a tracker hears of it, once, before the first line.
+    """The information about a run that a tracker receives once, before the first line.
 
-    `identity`: what the tracker called it when the run began, empty for a new one. `step`: the optimiser step that the
-    run goes on from, 0 for a new one. `config` is config.yaml as dicts, lists, numbers and strings.
+    `identity`: the tracker's ID of the run, empty for a new one. `step`: the optimiser step from which the run
+    continues, 0 for a new one. `config` is config.yaml as dicts, lists, numbers and strings.
     """
 
     folder: Path
@@ -28,21 +28,21 @@ class RunInfo:
 
     @property
     def name(self) -> str:
-        """The name of the run: that of its folder."""
+        """The name of the run: the name of its folder."""
         return self.folder.resolve().name
 
 
 class Tracker(Protocol):
-    """One program that shows runs. All calls come from one thread, in order; any of them may raise or hang.
+    """An experiment tracker. All calls are made from one thread, in order; any of them may raise or hang.
 
-    `rewinds`: whether `start` drops lines after `RunInfo.step` that the tracker has. Where it cannot, those lines are
-    not sent a second time.
+    `rewinds`: whether `start` drops the tracker's lines after `RunInfo.step`. If it cannot, those lines are not sent a
+    second time.
     """
 
     rewinds: ClassVar[bool]
 
     def start(self, info: RunInfo) -> str:
-        """Make the run, or open that of `info.identity` again; returns its identity."""
+        """Create the run, or open that of `info.identity` again; returns its identity."""
         ...
 
     def log_line(self, line: MetricsLine) -> None:
@@ -50,7 +50,7 @@ class Tracker(Protocol):
         ...
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
-        """Add pictures by name."""
+        """Add images by name."""
         ...
 
     def log_bundle(self, bundle: Path) -> None:
@@ -58,17 +58,17 @@ class Tracker(Protocol):
         ...
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """End the run; `summary` is summary.json, empty for a run that did not come to its end."""
+        """End the run; `summary` is summary.json, empty for an incomplete run."""
         ...
 
 
 def extract_numbers(line: MetricsLine) -> dict[str, float]:
-    """The figures of a line, by name: numbers, less step and what was not measured (None)."""
+    """Return the metrics of a line, by name: numbers, without step and missing values (None)."""
     return {name: float(value) for name, value in line.items() if value is not None and name != "step"}
 
 
 def flatten_config(value: Any, path: str = "") -> dict[str, Any]:
-    """Nested dicts as one: {"optimizer": {"lr": 1}} -> {"optimizer.lr": 1}."""
+    """Flatten nested dicts: {"optimizer": {"lr": 1}} -> {"optimizer.lr": 1}."""
     if not isinstance(value, Mapping):
         return {path: value}
     join = f"{path}." if path else ""

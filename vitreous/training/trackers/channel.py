@@ -1,4 +1,4 @@
-"""A tracker in a thread of its own, behind a bounded queue: whatever it does, the run goes on."""
+"""A tracker in a separate thread, behind a bounded queue, so that it never blocks the run."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from vitreous.system.disk import write_text_atomic
 from vitreous.training.folder import RunFolder, parse_json_line
 from vitreous.training.trackers.base import MetricsLine, RunInfo, Tracker
 
-MAX_QUEUED_CALLS = 1_000  # calls that may wait; of a tracker that does not answer, further ones are dropped
-MARK_SECONDS = 1.0  # seconds between two writings of how far a tracker is
-LAST_WRITE_SECONDS = 1.0  # seconds at most that a tracker which was given up has to write down how far it is
-TRACKERS_FILE = "trackers.json"  # in the run folder: identity of the run at each tracker, and the last line that it has
+MAX_QUEUED_CALLS = 1_000  # queued calls; if a tracker does not respond, further calls are dropped
+MARK_SECONDS = 1.0  # seconds between two writes of a tracker's progress
+LAST_WRITE_SECONDS = 1.0  # maximum seconds for a disabled tracker to write its progress
+TRACKERS_FILE = "trackers.json"  # in the run folder: each tracker's ID of the run, and its last line
 
-Mark = tuple[int, int]  # of a line: its step, and 1 for an evaluation, which comes after the training figures
+Mark = tuple[int, int]  # of a line: its step, and 1 for an evaluation, which follows the training metrics
 
 
 def line_mark(line: MetricsLine) -> Mark:
-    """The place of a line in the order of metrics.jsonl."""
+    """Return the position of a line in the order of metrics.jsonl."""
     return line["step"], int("lr" not in line)
 
 
 class TrackerProgress:
-    """What each tracker has of a run, in trackers.json; safe for several threads."""
+    """The progress of each tracker, in trackers.json; thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.path, self.lock = folder / TRACKERS_FILE, threading.Lock()
@@ -39,23 +39,23 @@ class TrackerProgress:
         self.entries: dict[str, dict[str, Any]] = parse_json_line(text) or {}
 
     def identity(self, name: str) -> str:
-        """What a tracker calls the run; empty where it does not know it."""
+        """Return a tracker's ID of the run; empty if there is none."""
         return self.entries.get(name, {}).get("id", "")
 
     def mark(self, name: str) -> Mark:
-        """The last line that a tracker has."""
+        """Return the mark of the last line that a tracker has received."""
         step, kind = self.entries.get(name, {}).get("at", (-1, 0))
         return step, kind
 
     def write(self, name: str, identity: str, mark: Mark) -> None:
-        """Write down how far a tracker is. A full disk costs lines that are sent twice after a resume, no more."""
+        """Write the progress of a tracker. If the disk is full, some lines are sent twice after a resumption."""
         with self.lock, suppress(OSError):
             self.entries[name] = {"id": identity, "at": list(mark)}
             write_text_atomic(self.path, json.dumps(self.entries, indent=2) + "\n")
 
 
 class TrackerChannel:
-    """Sends calls to one tracker. `problem` is empty, or says why the tracker was given up."""
+    """Sends calls to one tracker. `problem` is the reason why the tracker was disabled, or empty."""
 
     def __init__(self, name: str, make: Callable[[], Tracker], progress: TrackerProgress, folder: RunFolder) -> None:
         self.name, self.make, self.progress, self.folder = name, make, progress, folder
@@ -64,19 +64,22 @@ class TrackerChannel:
         self.thread = threading.Thread(target=self.work, name=f"tracker {name}", daemon=True)
 
     def enqueue(self, call: str, *arguments: Any) -> None:
-        """Have a call made, now or later; never waits."""
+        """Queue a call; never blocks."""
         if self.problem:
             return
         try:
             self.queue.put_nowait((call, arguments))
         except Full:
-            self.problem = f"it does not answer, and {MAX_QUEUED_CALLS:,} calls wait"
+            self.problem = f"it does not respond, and {MAX_QUEUED_CALLS:,} calls are queued"
 
     def start(self, step: int, lines: Sequence[MetricsLine]) -> None:
-        """Open the run, which goes on from `step`, and send those of its lines until there that the tracker has not."""
+        """Open the run, which continues from `step`, and send those of its earlier lines that the tracker has not
+        received."""
         self.enqueue("start", step, lines)
         if self.name not in self.progress.entries:
-            self.progress.write(self.name, "", self.progress.mark(self.name))  # whatever comes, a resumed run tries it
+            self.progress.write(
+                self.name, "", self.progress.mark(self.name)
+            )  # even after a failure, a resumed run tries it again
         self.thread.start()
 
     def close(self, end: float) -> None:
@@ -90,10 +93,10 @@ class TrackerChannel:
             return
         ABANDONED_THREADS.add(self.thread.name)
         if not self.problem:
-            self.problem = f"it did not answer in time, and {self.queue.qsize():,} calls wait"
+            self.problem = f"it did not respond in time, and {self.queue.qsize():,} calls are queued"
 
     def work(self) -> None:
-        """Make calls until the last, or the first that raises."""
+        """Make calls until the last one, or the first one that raises."""
         try:
             self.tracker = self.make()
             while not self.problem:
@@ -106,7 +109,7 @@ class TrackerChannel:
                     self.send(*arguments)
                 else:
                     getattr(self.tracker, call)(*arguments)
-        except (Exception, SystemExit) as error:  # of a library that may raise anything
+        except (Exception, SystemExit) as error:  # libraries may raise anything
             text = str(error).strip().splitlines()
             self.problem = self.problem or f"{type(error).__name__}: {text[0] if text else 'no reason given'}"[:300]
         finally:
@@ -114,7 +117,7 @@ class TrackerChannel:
                 self.progress.write(self.name, self.identity, self.reached)
 
     def open(self, step: int, lines: Sequence[MetricsLine]) -> None:
-        """Make the call `start`, and catch up."""
+        """Call the tracker's `start`, and send the lines that it lacks."""
         config, last = read_yaml(self.folder.config.read_text("utf-8")), (step, 1)
         mark = self.progress.mark(self.name)
         self.reached = self.skipped = min(mark, last) if self.tracker.rewinds else mark
@@ -125,7 +128,7 @@ class TrackerChannel:
             self.send(line)
 
     def send(self, line: MetricsLine) -> None:
-        """A line, unless the tracker has it from before."""
+        """Send a line, unless the tracker already has it."""
         if line_mark(line) <= self.skipped:
             return
         self.tracker.log_line(line)

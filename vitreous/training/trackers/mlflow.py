@@ -1,4 +1,4 @@
-"""MLflow: MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where to, as its own programs have it."""
+"""MLflow; MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME set the destination, as for its other clients."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ STATUSES = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 MAX_PARAMETER_CHARACTERS, MAX_BATCH_PARAMETERS = (
     6_000,
     100,
-)  # characters of a parameter, and parameters of a request, that MLflow takes
+)  # MLflow's limits: characters of a parameter, and parameters of a request
 
 
 class MLflow:
-    """Metrics by optimiser step, parameters of config.yaml by their paths, pictures, summary.json, the bundle."""
+    """Metrics by optimiser step, parameters of config.yaml by path, images, summary.json, the bundle."""
 
     rewinds: ClassVar[bool] = False
 
     def start(self, info: RunInfo) -> str:
-        """Make the run in its experiment, or open it again."""
+        """Create the run in its experiment, or open it again."""
         from mlflow import MlflowClient
 
-        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # stdout stays the run's own
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # keep stdout clean
         self.client, self.id = MlflowClient(), info.identity
         if self.id:
             self.client.update_run(self.id, "RUNNING")
             return self.id
         self.id = self.client.create_run(find_or_create_experiment(self.client), run_name=info.name).info.run_id
-        for part in batch_parameters(info.config):
-            self.client.log_batch(self.id, params=part)
+        for batch in batch_parameters(info.config):
+            self.client.log_batch(self.id, params=batch)
         return self.id
 
     def log_line(self, line: MetricsLine) -> None:
-        """Add the figures of a line."""
+        """Add the metrics of a line."""
         from mlflow.entities import Metric
 
-        now = int(1000 * time.time())
+        timestamp = int(1000 * time.time())
         self.client.log_batch(
-            self.id, [Metric(name, x, now, line["step"]) for name, x in extract_numbers(line).items()]
+            self.id, [Metric(name, x, timestamp, line["step"]) for name, x in extract_numbers(line).items()]
         )
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
-        """Add pictures as artefacts."""
+        """Add images as artefacts."""
         for name, picture in pictures.items():
             self.client.log_image(self.id, picture, f"pictures/{name}.png")
 
@@ -64,14 +64,14 @@ class MLflow:
 
 
 def find_or_create_experiment(client: Any) -> str:
-    """The experiment that MLFLOW_EXPERIMENT_NAME names (default: vitreous), made where there is none."""
+    """Return the experiment of MLFLOW_EXPERIMENT_NAME (default: vitreous), and create it if it is missing."""
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "vitreous")
-    known = client.get_experiment_by_name(name)
-    return known.experiment_id if known else client.create_experiment(name)
+    experiment = client.get_experiment_by_name(name)
+    return experiment.experiment_id if experiment else client.create_experiment(name)
 
 
 def batch_parameters(config: Mapping[str, Any]) -> list[list[Any]]:
-    """The values of a config by their paths, as parameters, in batches that MLflow takes."""
+    """Return the values of a config by path, as parameters, in batches within MLflow's limits."""
     from mlflow.entities import Param
 
     pairs = [Param(name, str(value)[:MAX_PARAMETER_CHARACTERS]) for name, value in flatten_config(config).items()]

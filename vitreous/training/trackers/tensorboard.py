@@ -14,9 +14,9 @@ from vitreous.training.trackers.base import MetricsLine, RunInfo, Status, extrac
 
 
 class TensorBoard:
-    """Scalars (float32), pictures and config.yaml as text. TensorBoard has no artefacts: the bundle is not copied."""
+    """Scalars (float32), images and config.yaml as text. TensorBoard has no artefacts: the bundle is not copied."""
 
-    rewinds: ClassVar[bool] = True  # by a session that starts at a step, before which readers keep what they have
+    rewinds: ClassVar[bool] = True  # a session start at a step makes readers drop later values
 
     def start(self, info: RunInfo) -> str:
         """Open a new event file; write the config as text."""
@@ -27,18 +27,18 @@ class TensorBoard:
         return "tensorboard"
 
     def log_line(self, line: MetricsLine) -> None:
-        """Add a scalar for each figure."""
+        """Add a scalar for each metric."""
         for name, value in extract_numbers(line).items():
             self.writer.add_scalar(name, value, line["step"])
         self.writer.flush()
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
-        """Add pictures."""
+        """Add images."""
         for name, picture in pictures.items():
             self.writer.add_image(name, np.asarray(picture.convert("RGB")), step, dataformats="HWC")
 
     def log_bundle(self, bundle: Path) -> None:
-        """Copy nothing."""
+        """Do nothing."""
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
         """Close the event file."""

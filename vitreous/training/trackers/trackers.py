@@ -1,4 +1,4 @@
-"""The trackers of a run: which there are, and what the run sends to all of them."""
+"""The available trackers, and the distribution of a run's data to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.training.trackers.channel import TRACKERS_FILE, TrackerChannel, Tr
 
 
 class TrackerEntry(NamedTuple):
-    """A tracker: the module and class of its adapter, the library that it needs, and the extra that brings it."""
+    """A tracker: the module and class of its adapter, the library that it needs, and the extra that installs it."""
 
     module: str
     kind: str
@@ -28,7 +28,7 @@ class TrackerEntry(NamedTuple):
     extra: str
 
     def make(self) -> Tracker:
-        """A new adapter."""
+        """Create an adapter."""
         return getattr(import_module(f"vitreous.training.trackers.{self.module}"), self.kind)()
 
 
@@ -40,28 +40,32 @@ TRACKERS = {
 
 
 def choose_trackers(names: Sequence[str], resumed: RunFolder | None, listener: ProgressListener) -> tuple[str, ...]:
-    """The trackers of a run: those named, or those that a resumed run had; their libraries are imported here, before
-    any thread. Raises ResourceError for one that is named and not installed; of a resumed run that is a note."""
+    """Return the trackers of a run: those in `names`, or those of a resumed run. Their libraries are imported here,
+    before any thread starts.
+
+    Raises ResourceError if a tracker in `names` is not installed; for a resumed run that is a note.
+    """
     stored = (
         tuple(TrackerProgress(resumed.path).entries) if resumed and (resumed.path / TRACKERS_FILE).is_file() else ()
     )
-    able = []
+    available = []
     for name in dict.fromkeys(names or stored):
         if name not in TRACKERS:
             continue
         try:
             import_module(TRACKERS[name].library)
-            able.append(name)
+            available.append(name)
         except ImportError:
             hint = install_hint(TRACKERS[name].extra)
             if names:
-                raise ResourceError(f"{name} is not installed", f"{hint}, or leave --log-to {name} out") from None
-            listener.note(f"{name} is not installed, and gets no more of this run; {hint}")
-    return tuple(able)
+                raise ResourceError(f"{name} is not installed", f"{hint}, or remove --log-to {name}") from None
+            listener.note(f"{name} is not installed, so this run is no longer logged to it; {hint}")
+    return tuple(available)
 
 
 class Trackers:
-    """All trackers of a run; a sink of its folder's metrics. Nothing here raises or waits, but `close` for a while."""
+    """All trackers of a run; a sink of its folder's metrics. No method raises or blocks, except `close` for a limited
+    time."""
 
     def __init__(self, names: Sequence[str], folder: RunFolder, listener: ProgressListener) -> None:
         self.folder, self.listener = folder, listener
@@ -71,7 +75,7 @@ class Trackers:
         self.reported: set[str] = set()
 
     def rewind(self, step: int, lines: list[MetricsLine]) -> None:
-        """Open the run, which goes on from `step` with these lines of metrics; later calls do nothing."""
+        """Open the run, which continues from `step` with these lines of metrics; later calls do nothing."""
         if self.started or not self.channels:
             return
         self.started = True
@@ -79,35 +83,35 @@ class Trackers:
             channel.start(step, lines)
 
     def log_line(self, line: MetricsLine) -> None:
-        """A line of metrics, to all."""
+        """Send a line of metrics to all trackers."""
         self.send("log_line", dict(line))
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
-        """Pictures by name, to all."""
+        """Send images by name to all trackers."""
         self.send("log_pictures", pictures, step)
 
     def log_bundle(self, bundle: Path) -> None:
-        """The trained model, to all."""
+        """Send the trained model to all trackers."""
         self.send("log_bundle", bundle)
 
     def send(self, call: str, *arguments: Any) -> None:
-        """A call, to all that were not given up."""
+        """Send a call to all trackers that are not disabled."""
         for channel in self.channels:
             channel.enqueue(call, *arguments)
         self.report_problems()
 
     def report_problems(self) -> None:
-        """One warning for each tracker that was given up."""
+        """Print one warning for each disabled tracker."""
         for channel in self.channels:
             if channel.problem and channel.name not in self.reported:
                 self.reported.add(channel.name)
                 self.listener.note(
-                    f"{channel.name} gets no more of this run ({channel.problem}); metrics.jsonl has all, and "
-                    "a resumed run sends what is missing"
+                    f"{channel.name} no longer receives this run ({channel.problem}); metrics.jsonl is complete, and "
+                    "a resumed run sends the missing lines"
                 )
 
     def close(self, status: Status, seconds: float) -> None:
-        """End the run at all trackers, which together have so many seconds to send what waits."""
+        """End the run at all trackers, which together have `seconds` to send their queued calls."""
         path = self.folder.summary
         summary = json.loads(path.read_text("utf-8")) if status == "finished" and path.is_file() else {}
         self.send("finish", status, summary)
@@ -121,7 +125,7 @@ class Trackers:
 def run_trackers(
     names: Sequence[str], folder: RunFolder, listener: ProgressListener, seconds: float
 ) -> Iterator[Trackers]:
-    """The trackers of a run while it runs; ended as the block ends, after `seconds` at most."""
+    """Yield the trackers of a run, and close them at the end of the block, within `seconds`."""
     trackers = Trackers(names, folder, listener)
     status: Status = "failed"
     try:

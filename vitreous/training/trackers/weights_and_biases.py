@@ -1,4 +1,5 @@
-"""Weights & Biases: WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and WANDB_DIR say where to, as its own programs have it."""
+"""Weights & Biases; WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE and WANDB_DIR set the destination, as for its other
+clients."""
 
 from __future__ import annotations
 
@@ -14,30 +15,32 @@ from vitreous.training.trackers.base import MetricsLine, RunInfo, Status
 
 
 class WeightsAndBiases:
-    """Metrics by optimiser step, config, pictures, the summary, and the bundle as an artefact of type model."""
+    """Metrics by optimiser step, config, images, the summary, and the bundle as an artefact of type model."""
 
     rewinds: ClassVar[bool] = False
 
     def start(self, info: RunInfo) -> str:
-        """Make the run or open it again, on line or off line as WANDB_MODE says."""
+        """Create the run or open it again, online or offline as set by WANDB_MODE."""
         import wandb
 
         self.wandb, identity = wandb, info.identity or uuid.uuid4().hex
-        place = {
+        destination = {
             "project": os.environ.get("WANDB_PROJECT", "vitreous"),
             "dir": os.environ.get("WANDB_DIR", info.folder),
         }
-        quiet = wandb.Settings(console="off", silent=True)  # stdout and stderr stay the run's own
-        self.run = wandb.init(**place, id=identity, name=info.name, config=info.config, resume="allow", settings=quiet)
+        quiet = wandb.Settings(console="off", silent=True)  # keep stdout and stderr clean
+        self.run = wandb.init(
+            **destination, id=identity, name=info.name, config=info.config, resume="allow", settings=quiet
+        )
         self.run.define_metric("*", step_metric="step")
         return identity
 
     def log_line(self, line: MetricsLine) -> None:
-        """Add a line, its step as the horizontal axis."""
+        """Add a line, with its step as the horizontal axis."""
         self.run.log({name: value for name, value in line.items() if value is not None})
 
     def log_pictures(self, pictures: Mapping[str, Image.Image], step: int) -> None:
-        """Add pictures."""
+        """Add images."""
         self.run.log({"step": step} | {name: self.wandb.Image(picture) for name, picture in pictures.items()})
 
     def log_bundle(self, bundle: Path) -> None:
@@ -48,6 +51,6 @@ class WeightsAndBiases:
         self.run.log_artifact(artifact)
 
     def finish(self, status: Status, summary: Mapping[str, Any]) -> None:
-        """Write the summary, and wait until all is sent."""
+        """Write the summary, and wait until everything is sent."""
         self.run.summary.update(dict(summary))
         self.run.finish(exit_code=0 if status == "finished" else 1)
