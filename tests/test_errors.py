@@ -22,7 +22,7 @@ smaller still takes than the to trains vectors where which with writes
     "text, expected",
     [
         ("use --image-size 240, or --patch-size 3", "use image_size=240, or patch_size=3"),
-        ("--abstain is for models that name one class", "abstain is for models that name one class"),
+        ("--abstain is for single-label models", "abstain is for single-label models"),
         ("a --lr above 0", "a lr above 0"),
         ("use --engine torch.", "use engine='torch'."),
         ("--interval 0.2 0.1 cannot be", "interval=(0.2, 0.1) cannot be"),

@@ -42,7 +42,7 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # 
     assert predictor.segment(pixels, pictures=True).draw_overlay().size == (32, 32)
     assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
     assert len(predictor.predict([pixels, pixels])) == 2
-    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for models that name classes"):
+    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for image classifiers"):
         predictor.predict(pixels, threshold=0.5)
 
 
@@ -101,7 +101,7 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top", 3], "--top is for models that name classes of images"),
+        (["--top", 3], "--top is for image classifiers"),
         (["--overlay", "over"], "--out FOLDER"),
         (["--out", "maps.jsonl"], "no folder"),
     ],

@@ -168,7 +168,7 @@ def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
         ["export", generator_folder],
     ):
         done = say(*map(str, words))
-        assert done.returncode == 2 and "makes images" in done.stderr, done.stderr
+        assert done.returncode == 2 and "generates images" in done.stderr, done.stderr
     done = say("evaluate", str(generator_folder), "--protocol", "knn")
     assert done.returncode == 2 and "--protocol knn" in done.stderr
 

@@ -72,7 +72,7 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"loss": "hinge"}, "there are softmax, sigmoid, binary"),
         ({"multilabel": "yes"}, "multilabel yes"),
         ({"temperature": 0}, "temperature 0"),
-        ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
+        ({"classes": "ant"}, r"classes ant\s+classes must be a list of names"),
         (
             {"task": {"name": "captions"}},
             r"task captions is not one of classification, features, segmentation, detection, generation, regression\s+install a newer",
