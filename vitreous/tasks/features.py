@@ -44,7 +44,7 @@ class FeatureExtraction(Task):
     @property
     def missing_outputs(self) -> tuple[str, str]:
         """Return that the model has no head."""
-        problem = "has no head: it extracts features and has no classes"
+        problem = "has no head: it extracts features, not classes"
         return problem, "use `vitreous embed` or embed, or train a head"
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
