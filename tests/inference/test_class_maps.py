@@ -60,7 +60,7 @@ def test_answers_keep_size_and_order_and_features_are_the_backbones(scenes_run, 
 
 def test_a_model_of_images_has_no_class_maps(tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "model")
-    with pytest.raises(UsageError, match="not of pixels"):
+    with pytest.raises(UsageError, match="no per-pixel classes"):
         vitreous.load(tmp_path / "model").segment(np.zeros((32, 32, 3), np.uint8))
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
     assert predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2

@@ -154,7 +154,7 @@ def test_a_grid_of_odd_sides_is_an_mp4_with_even_ones(tmp_path):
 
 def test_an_mp4_without_pyav_says_what_to_install(clip_generator_run, tmp_path, monkeypatch):
     monkeypatch.setattr(clip_files, "find_spec", lambda name: None)
-    with pytest.raises(vitreous.errors.ResourceError, match="needs PyAV") as failure:
+    with pytest.raises(vitreous.errors.ResourceError, match="need PyAV") as failure:
         vitreous.sample(clip_generator_run[0], tmp_path / "x.mp4", **SAMPLED)
     assert "pip install 'vitreous[video]'" in failure.value.hint and not (tmp_path / "x.mp4").exists()
 
@@ -189,7 +189,7 @@ def test_what_clips_have_no_answer_to_is_refused(moving_squares, clip_generator_
         vitreous.train(moving_squares, out=tmp_path / "run", progress=False, **WAYS)
     with pytest.raises(UsageError, match="inpaint is for models of pictures, not of clips"):
         vitreous.sample(clip_generator_run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
-    with pytest.raises(UsageError, match="makes clips, and a server answers with pictures"):
+    with pytest.raises(UsageError, match="generates clips, but a server returns images"):
         build_generator_predictor(load_bundle(clip_generator_run[0] / "model"))
 
 

@@ -53,7 +53,7 @@ def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
     assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
     with pytest.raises(UsageError, match=r"predict\(top=…\) is for image classifiers"):
         predictor().predict(scene(), top=3)
-    with pytest.raises(UsageError, match="no score"):
+    with pytest.raises(UsageError, match="is not a score"):
         predictor().detect(scene(), threshold=2)
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
