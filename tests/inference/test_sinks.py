@@ -146,13 +146,13 @@ def test_other_models_options_and_images_are_refused(small):
         with pytest.raises(UsageError, match=match):
             write("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
-    with pytest.raises(UsageError, match="cannot tell the format"):
+    with pytest.raises(UsageError, match="unknown format"):
         OutputFile("x.txt", kind, MADE_BY)
     Path("y.jsonl").write_text("mine")
     with pytest.raises(UsageError, match="nobody knows"):
         OutputFile("y.jsonl", kind, MADE_BY, True)
     Path("x.jsonl.job.json").write_text("junk")
-    with pytest.raises(UsageError, match="describes no job"):
+    with pytest.raises(UsageError, match="is not a job file"):
         OutputFile("x.jsonl", kind, MADE_BY, True)
 
 

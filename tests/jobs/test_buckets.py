@@ -99,8 +99,8 @@ def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, t
         bucket_run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6}
     )
     assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 120
-    assert any("did not learn at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
-    with pytest.raises(UsageError, match="made with other settings"):
+    assert any("was not trained at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
+    with pytest.raises(UsageError, match="has images with other settings"):
         vitreous.sample(bucket_run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
 
 
