@@ -139,7 +139,7 @@ def test_other_models_options_and_images_are_refused(small):
     with pytest.raises(UsageError, match="top 2, now 3"):
         OutputFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
     for others, match in (
-        (rows[1:], "image 1, is a.png; now comes"),
+        (rows[1:], "image 1, is a.png; the next is"),
         ([rows[0], *rows[2:]], "image 2, is new"),
         (rows[:2], "end before"),
     ):
