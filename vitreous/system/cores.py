@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 #: Spin time of idle OpenMP threads before they sleep, unless the user has set it. GNU's runtime, in PyTorch's wheels
-#: for Linux, spins 300,000 times (7 ms), which takes a core from other processes; 2,000 times are about 50 us. LLVM's and
-#: Intel's runtimes spin 200 ms by default; their variables are in milliseconds.
+#: for Linux, spins 300,000 times (7 ms), which takes a core from other processes; 2,000 times are about 50 us. The
+#: runtimes of LLVM and Intel spin 200 ms by default; their variables are in milliseconds.
 SPIN_VARIABLES = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
 # a container's CPU quota: "200000 100000" is two cores, "max 100000" no limit
 CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
