@@ -223,7 +223,7 @@ class Classification(Task):
         check_abstain(options.abstain)
         if options.abstain is not None and self.multilabel:
             message = "--abstain is for single-label models"
-            raise UsageError(message, "use --threshold for multi-label models")
+            raise UsageError(message, "for multi-label models use --threshold")
         if threshold is None:
             threshold = MULTILABEL_THRESHOLD if self.multilabel and top is None else -1.0
         top = top or (len(self.classes) if self.multilabel else options.usual)
