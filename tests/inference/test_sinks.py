@@ -149,7 +149,7 @@ def test_other_models_options_and_images_are_refused(small):
     with pytest.raises(UsageError, match="unknown format"):
         OutputFile("x.txt", kind, MADE_BY)
     Path("y.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="nobody knows"):
+    with pytest.raises(UsageError, match="has unknown settings"):
         OutputFile("y.jsonl", kind, MADE_BY, True)
     Path("x.jsonl.job.json").write_text("junk")
     with pytest.raises(UsageError, match="is not a job file"):
