@@ -190,7 +190,7 @@ def test_what_does_not_go_with_buckets_is_refused(mixed_data, tmp_path, change, 
 
 
 @pytest.mark.parametrize(("size", "problem"), [
-    ("big", "size cannot be big"), ("18x16", "size='18x16' is no whole number"), ("16x16x16", "size cannot be"),
+    ("big", "size cannot be big"), ("18x16", "size='18x16' is not a multiple"), ("16x16x16", "size cannot be"),
     ("0", "size cannot be 0"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(bucket_run, tmp_path, size, problem):
