@@ -101,7 +101,7 @@ def test_unknown_settings_of_a_run_name_their_path():
         from_builtins(Run, to_builtins(run) | {"smoothing": 0.1})
     with pytest.raises(UsageError, match=r"unknown setting augment\.flip"):
         set_dotted_paths(run, {"augment.flip": ["0.25"]})
-    with pytest.raises(UsageError, match="no 'supervized'"):
+    with pytest.raises(UsageError, match="unknown name 'supervized'"):
         from_builtins(Run, to_builtins(run) | {"objective": {"name": "supervized"}})
     with pytest.raises(UsageError, match=r"objective\.smothing"):
         from_builtins(Run, to_builtins(run) | {"objective": {"smothing": 0.1}})

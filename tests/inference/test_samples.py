@@ -175,7 +175,7 @@ def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
 
 def test_classifiers_make_no_images(tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/4", image_size=8, num_classes=2), tmp_path / "vit")
-    with pytest.raises(UsageError, match="makes none"):
+    with pytest.raises(UsageError, match="does not generate images"):
         vitreous.sample(tmp_path / "vit", tmp_path / "x.png", progress=False)
 
 
