@@ -101,7 +101,7 @@ def test_unknown_settings_of_a_run_name_their_path():
         from_builtins(Run, to_builtins(run) | {"smoothing": 0.1})
     with pytest.raises(UsageError, match=r"unknown setting augment\.flip"):
         set_dotted_paths(run, {"augment.flip": ["0.25"]})
-    with pytest.raises(UsageError, match="no 'supervized'"):
+    with pytest.raises(UsageError, match="unknown name 'supervized'"):
         from_builtins(Run, to_builtins(run) | {"objective": {"name": "supervized"}})
     with pytest.raises(UsageError, match=r"objective\.smothing"):
         from_builtins(Run, to_builtins(run) | {"objective": {"smothing": 0.1}})
@@ -111,10 +111,10 @@ def test_a_config_is_that_of_the_family_in_it():
     swin = from_builtins(ModelConfig, {"family": "swin", "width": 48})
     assert type(swin) is SwinConfig and swin.width == 48 and from_builtins(ModelConfig, to_builtins(swin)) == swin
     assert type(from_builtins(ModelConfig, {"width": 48, "heads": 4})) is ViTConfig  # the default
-    with pytest.raises(UsageError, match="there is no 'swim'\n  did you mean swin"):
+    with pytest.raises(UsageError, match="unknown name 'swim'\n  did you mean swin"):
         from_builtins(ModelConfig, {"family": "swim"})
     for family in (["swin"], 3):
-        with pytest.raises(UsageError, match="there is no"):
+        with pytest.raises(UsageError, match="unknown name"):
             from_builtins(ModelConfig, {"family": family})
     head = {"family": "segmenter", "backbone": to_builtins(replace(swin, classes=0))}
     assert type(from_builtins(ModelConfig, head).backbone) is SwinConfig
@@ -159,7 +159,7 @@ def test_fields_without_their_group_are_unknown():
     for kind in (ViTConfig, SwinConfig):
         with pytest.raises(UsageError, match="attention is a dict, but a constructor expects a group"):
             kind(attention={"window": 7})  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  there are hidden, kind, gelu"):
+    with pytest.raises(UsageError, match=r"unknown setting mlp\.size\n  use one of hidden, kind, gelu"):
         ViTConfig().with_options(mlp={"size": 7})
 
 

@@ -12,8 +12,9 @@ from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_
 
 #: words that follow an option in a sentence
 SENTENCE = """
-exclude that above adds and are at belong beside cannot changes chooses compares copies costs counts decodes each frames goes has
-hides images is it keeps makes must name names needs nearer of on or out places plans reads requires samples say says sets
+above adds and are at belong beside cannot changes chooses compares copies costs counts decodes does each exclude frames goes
+has hides images is it keeps makes must name names nearer needs of on or out places plans reads requires samples say says sets
+that
 smaller still takes than the to trains vectors where which with writes
 """
 
@@ -22,18 +23,21 @@ smaller still takes than the to trains vectors where which with writes
     "text, expected",
     [
         ("use --image-size 240, or --patch-size 3", "use image_size=240, or patch_size=3"),
-        ("--abstain is for models that name one class", "abstain is for models that name one class"),
+        ("--abstain is for single-label models", "abstain is for single-label models"),
         ("a --lr above 0", "a lr above 0"),
         ("use --engine torch.", "use engine='torch'."),
         ("--interval 0.2 0.1 cannot be", "interval=(0.2, 0.1) cannot be"),
         ("add --native-aspect, or leave it out", "add native_aspect=True, or leave it out"),
         ("use --no-compile", "use compile=False"),
-        ("name where it is: --vae FOLDER", "name where it is: vae=FOLDER"),
+        ("set its new path: --vae FOLDER", "set its new path: vae=FOLDER"),
         ("--group-by 'a b'", "group_by='a b'"),
         ("--license apache-2.0 states one", "licence='apache-2.0' states one"),
         ("use --optimizer.betas 0.9 0.95", "use settings={'optimizer.betas': ['0.9', '0.95']}"),
         ("continue it: vitreous train --resume --out runs/a", "continue it: vitreous.train(resume=True, out='runs/a')"),
-        ("train one: vitreous train DATA --recipe dit", "train one: vitreous.train(DATA, recipe='dit')"),
+        (
+            "train a model that does: vitreous train DATA --recipe dit",
+            "train a model that does: vitreous.train(DATA, recipe='dit')",
+        ),
         ("use `vitreous predict RUN IMAGES --out FOLDER`", "use `vitreous predict RUN IMAGES --out FOLDER`"),
         ("torchrun --nproc-per-node N -m vitreous train …", "torchrun --nproc-per-node N -m vitreous train …"),
     ],

@@ -92,7 +92,7 @@ def test_a_lower_level_never_has_more(full, monkeypatch):
 
 def test_a_level_that_is_none_is_refused(monkeypatch):
     monkeypatch.setenv("VITREOUS_CPU_ISA", "AVX3")
-    with pytest.raises(UsageError, match="AVX3 is no level"):
+    with pytest.raises(UsageError, match="AVX3 is not a level"):
         get_cpu_features()
 
 

@@ -90,12 +90,12 @@ def test_it_shares_the_threads_of_pytorch(fresh, tmp_path):
 
 def test_it_can_be_switched_off(fresh, monkeypatch):
     monkeypatch.setenv("VITREOUS_NATIVE", "0")
-    assert fresh() == module.NativeLibrary(None, False, "switched off by VITREOUS_NATIVE=0")
+    assert fresh() == module.NativeLibrary(None, False, "disabled by VITREOUS_NATIVE=0")
 
 
 def test_without_a_compiler_a_note_says_what_to_install(fresh, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert fresh().library is None and "install one, as gcc" in fresh().note
+    assert fresh().library is None and "install one, such as gcc" in fresh().note
     for named in ("no-such-compiler -O1", "gcc 'without its fellow"):
         monkeypatch.setenv("CC", named)
         assert find_compiler() == []

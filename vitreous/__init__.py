@@ -1,18 +1,19 @@
-"""vitreous: the Vision Transformer system. Everything public, on one page; imported when first used (PEP 562).
+"""vitreous: Vision Transformers for training, evaluation and deployment. The public API, imported on first use (PEP
+562).
 
-create(name, ...)       a model by name, freshly initialised, or with `weights=` of a run, a file or another library
-wrap_backbone(module)   an encoder of timm, transformers or your own, for our objectives, heads and engines
-create_loader(data)     batches of a data set for a training loop of your own
-train(data, ...)        what `vitreous train` does; returns the run's summary
-evaluate(run, ...)      what `vitreous evaluate` does; returns its document
-inspect(run, ...)       what `vitreous inspect` does: figures of what a model looks at
-soup(runs, out, ...)    what `vitreous soup` does: runs of one model averaged into a bundle
-save(model, folder)     a model as a bundle: with class names and preprocessing, for every command and `load`
-load(run)               a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
-sample(run, out, ...)   what `vitreous sample` does: images of a model that makes them
-export(run, to="onnx")  what `vitreous export` does: a file for other programs, checked against the original
-push(run, "hf:org/name") what `vitreous push` does: a bundle on the Hugging Face Hub, with its card
-serve(run)              what `vitreous serve` does: the page and HTTP, until it is stopped
+create(name, ...)       create a model by name, with random weights, or `weights=` of a run, a file or another library
+wrap_backbone(module)   wrap an encoder of timm, transformers or your code for objectives, heads and engines
+create_loader(data)     create a loader of batches for a custom training loop
+train(data, ...)        train a model, as `vitreous train`; returns the run's summary
+evaluate(run, ...)      evaluate a model, as `vitreous evaluate`; returns its document
+inspect(run, ...)       create inspection figures of a model, as `vitreous inspect`
+soup(runs, out, ...)    average runs of one model into a bundle, as `vitreous soup`
+save(model, folder)     save a model as a bundle with class names and preprocessing, for all commands and `load`
+load(run)               load a trained model: `.predict("dog.jpg")`, `.embed(["dog.jpg"])`, `.model`, `.transform`
+sample(run, out, ...)   generate images, as `vitreous sample`
+export(run, to="onnx")  export a model to a verified file for other runtimes, as `vitreous export`
+push(run, "hf:org/name") upload a bundle with its card to the Hugging Face Hub, as `vitreous push`
+serve(run)              serve the page and the HTTP API until stopped, as `vitreous serve`
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 
-#: functions and classes of timm and transformers -> what to use here
+#: functions and classes of timm and transformers -> the vitreous equivalent
 _ELSEWHERE = {
     "create_model": "vitreous.create(NAME)",
     "from_pretrained": "vitreous.create(weights='hf:ORG/NAME'), or vitreous.load('hf:ORG/NAME')",
@@ -70,7 +71,7 @@ _ELSEWHERE = {
     "load_model": "vitreous.load(RUN)",
 }
 
-if not TYPE_CHECKING:  # type checkers know the names above, and refuse others
+if not TYPE_CHECKING:  # type checkers use the names above and reject others
 
     def __getattr__(name):
         if name in _HOMES:

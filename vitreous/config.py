@@ -1,4 +1,4 @@
-"""Frozen dataclasses to and from YAML and JSON: strict, typed, all errors at once. Knows nothing of vision."""
+"""Convert frozen dataclasses to and from YAML and JSON: strict, typed, with all errors reported together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-#: what `json.loads` returns
+#: return type of `json.loads`
 Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
 
 
 def is_list(value: object) -> TypeGuard[list[Any]]:
-    """Whether a value is a list."""
+    """Return whether a value is a list."""
     return isinstance(value, list)
 
 
@@ -29,58 +29,59 @@ MAX_YAML_CHARACTERS = 1_000_000
 
 
 class FilePath:
-    """Marks an option, by `Annotated[str, FilePath]`, as a path or a name of weights: text in its dataclass, for which
-    Python callers may give any `os.PathLike`."""
+    """Marks an option, by `Annotated[str, FilePath]`, as a path or a name of weights: text in its dataclass, but Python
+    callers may pass any `os.PathLike`."""
 
 
 OptionalPath: TypeAlias = Annotated[str | None, FilePath]
 
 
 class OptionAliases:
-    """Marks an option, by `Annotated[type, Synonyms(name, ...)]`, with the names that other libraries have for it: an
-    unknown keyword of such a name is answered with the option's."""
+    """Marks an option, by `Annotated[type, OptionAliases(name, ...)]`, with its names in other libraries. An error for
+    an unknown keyword of such a name suggests the option."""
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
 
 class TaggedUnion:
-    """Marks a field, by `Annotated[base, Tagged(table)]`, or a base class, by its attribute `get_tagged_union`, as one
-    of a table of dataclasses, by the `key` in it; the `default`, or the first of the table, where none is said. Rows
-    are classes, or their names as `import_object` has them."""
+    """Marks a field, by `Annotated[base, TaggedUnion(table)]`, or a base class, by its attribute `get_tagged_union`, as
+    one of a table of dataclasses. The `key` in the value selects the row; if it is missing, the `default`, or the first
+    row. Rows are classes, or their names for `import_object`."""
 
     def __init__(self, table: Mapping[str, Any], key: str = "name", default: str = "") -> None:
         self.table, self.key, self.default = table, key, default
 
     def pick(self, value: Any) -> Any:
-        """The dataclass that a dict is of. Raises UsageError for a name that the table has not."""
+        """Return the dataclass of a dict. Raises UsageError for a name that is not in the table."""
         name = value.get(self.key) if isinstance(value, dict) else None
         if name is not None and (not isinstance(name, str) or name not in self.table):
             raise UsageError(
-                f"there is no {name!r}", suggest_nearest(str(name), self.table) or f"there are {', '.join(self.table)}"
+                f"unknown name {name!r}",
+                suggest_nearest(str(name), self.table) or f"use one of {', '.join(self.table)}",
             )
         return self.row(name or self.default or next(iter(self.table)))
 
     def row(self, name: str) -> Any:
-        """What the table has under a name, imported where it is the name of a class."""
+        """Return the table's class for a name, imported if necessary."""
         row = self.table[name]
         return import_object(row) if isinstance(row, str) else row
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Any value: `from_builtins` has made it one of the table before."""
+        """Accept any value: `from_builtins` has already converted it to a row of the table."""
         from pydantic_core import core_schema
 
         return core_schema.any_schema()
 
 
 def import_object(name: str) -> Any:
-    """What "package.module:Class" names."""
+    """Import the object named "package.module:Class"."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
 
 
 def to_builtins(value: Any) -> Any:
-    """A dataclass as dicts, lists, numbers and strings."""
+    """Convert a dataclass to dicts, lists, numbers and strings."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, (list, tuple)):
@@ -92,7 +93,8 @@ def to_builtins(value: Any) -> Any:
 
 @cache
 def get_annotated_hints(kind: Any) -> dict[str, Any]:
-    """The types of a dataclass's fields by their names, which take longer to find than a config to read."""
+    """Return the types of a dataclass's fields by name, cached, since resolving them takes longer than reading a
+    config."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
@@ -112,17 +114,17 @@ def get_field_markers(kind: Any, mark: type[T]) -> dict[str, T]:
 
 @cache
 def get_type_adapter(kind: Any) -> TypeAdapter[Any]:
-    """What checks values of that type, which takes longer to make than to use."""
+    """Return the validator of a type, cached, since creating it takes longer than using it."""
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)
 
 
 def from_builtins(kind: type[T] | Any, value: Any) -> T:
-    """Dicts, lists, numbers and strings as a dataclass of that kind, or of the member of a union that `family` in them
-    names.
+    """Convert dicts, lists, numbers and strings to a dataclass, or to the member of a union that their `family`
+    selects.
 
-    Raises UsageError naming every unknown key and every value of a wrong type, by its dotted path.
+    Raises UsageError with every unknown key and every value of a wrong type, by its dotted path.
     """
     from pydantic import ValidationError
 
@@ -131,7 +133,7 @@ def from_builtins(kind: type[T] | Any, value: Any) -> T:
     if unknown:
         path, hint = unknown[0]
         raise UsageError(
-            f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is no field of {kind.__name__}"
+            f"unknown setting {', '.join(p for p, _ in unknown)}", hint or f"{path} is not a field of {kind.__name__}"
         )
     if isinstance(value, dict) and dataclasses.is_dataclass(kind):
         hints = get_annotated_hints(kind)
@@ -146,8 +148,8 @@ def from_builtins(kind: type[T] | Any, value: Any) -> T:
 
 
 def resolve_config_class(kind: Any, value: Any) -> Any:
-    """The dataclass that a value is of, where `kind` is one of a table, or a union: of the latter the one whose
-    `family` it names, else the first."""
+    """Return the dataclass for a value if `kind` is a tagged union, or a union: of the latter the member with the
+    value's `family`, else the first."""
     if table := get_tagged_union(kind):
         return type(value) if dataclasses.is_dataclass(value) else table.pick(value)
     kinds = [one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)]
@@ -159,13 +161,13 @@ def resolve_config_class(kind: Any, value: Any) -> Any:
 
 
 def get_tagged_union(kind: Any) -> TaggedUnion | None:
-    """The mark of a field, or of a base class, that is one of a table."""
+    """Return the tagged union of a field or a base class, if it has one."""
     own = kind.__dict__.get("tagged") if isinstance(kind, type) else None
     return own or next((mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, TaggedUnion)), None)
 
 
 def find_unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, str]]:
-    """Dotted paths in `value` that `kind` has no field for, each with the nearest field's suggestion."""
+    """List dotted paths in `value` that are not fields of `kind`, each with a suggestion of the nearest field."""
     kind = resolve_config_class(kind, value)
     if typing.get_origin(kind) is dict and isinstance(value, dict):
         inner = typing.get_args(kind)[1]
@@ -185,12 +187,12 @@ def find_unknown_keys(kind: Any, value: Any, path: str = "") -> list[tuple[str, 
 def apply_keyword_options(
     verb: str, options: dict[str, Any], *values: Any, known: Iterable[str] = ()
 ) -> tuple[Any, ...]:
-    """Copies of dataclasses with the keywords of a Python call as their fields; each option goes to the first that has
-    its name.
+    """Copy dataclasses with the keywords of a Python call as their fields; each option sets the first dataclass that
+    has it.
 
-    Lists become tuples, one value stands for a tuple of it, and paths become text. `known` are further names for
-    suggestions. Raises UsageError for an unknown option, with the one that has it among its `OptionAliases` or the
-    nearest, and for a value of a wrong type.
+    Lists become tuples, a single value becomes a tuple of one, and paths become text. `known` are additional names for
+    suggestions. Raises UsageError for an unknown option, with the option that lists it in its `OptionAliases` or the
+    nearest one, and for a value of a wrong type.
     """
     homes = [{field.name for field in dataclasses.fields(value)} for value in values]
     names = {*known, *(name for home in homes for name in home)}
@@ -203,7 +205,7 @@ def apply_keyword_options(
             for word in mark.names
         }
         best = meant.get(unknown[0]) or find_closest_match(unknown[0], sorted(names))
-        hint = f"perhaps you meant {best}" if best else f"there are {', '.join(sorted(names))}"
+        hint = f"perhaps you meant {best}" if best else f"use one of {', '.join(sorted(names))}"
         raise UsageError(f"{verb} has no option {', '.join(unknown)}", hint)
     from pydantic import ValidationError
 
@@ -230,7 +232,7 @@ def apply_keyword_options(
 
 
 def get_literal_values(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a literal type, or of the literal in a union; none of others."""
+    """Return the values of a literal type, or of the literal in a union; empty for others."""
     if typing.get_origin(hint) is typing.Literal:
         return typing.get_args(hint)
     return tuple(
@@ -242,12 +244,11 @@ def get_literal_values(hint: Any) -> tuple[Any, ...]:
 
 
 def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "") -> T:
-    """A copy of a dataclass, or of a dict of them, with fields at dotted paths set from words of a command line, each
-    typed by its field.
+    """Copy a dataclass, or a dict of them, with fields at dotted paths set from command-line words, each converted to
+    its field's type.
 
-    The fields of one dataclass are set together, so that what goes together only together can be said. `before` is what
-    stands in front of the paths in messages. Raises UsageError for an unknown path (with the nearest one) or words that
-    do not fit.
+    The fields of one dataclass are set together, so that settings that depend on each other can be changed. `before` is
+    prepended to paths in messages. Raises UsageError for an unknown path, with the nearest one, or for invalid words.
     """
     import yaml
     from pydantic import TypeAdapter, ValidationError
@@ -260,7 +261,7 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "")
         head, _, rest = path.partition(".")
         name, whole = head.replace("-", "_"), f"{before}{path}"
         if name not in hints:
-            hint = suggest_path(name, hints, before) or f"there are {', '.join(hints)}"
+            hint = suggest_path(name, hints, before) or f"use one of {', '.join(hints)}"
             raise UsageError(f"unknown setting {whole}", hint)
         if rest:
             deeper.setdefault(name, {})[rest] = words
@@ -282,13 +283,13 @@ def set_dotted_paths(value: T, settings: dict[str, list[str]], before: str = "")
         return changed
     if not changes:
         return value
-    with_options = getattr(value, "with_options", None)  # of a dataclass whose type follows from its fields
+    with_options = getattr(value, "with_options", None)  # for a dataclass whose type depends on its fields
     return with_options(**changes) if with_options else dataclasses.replace(value, **changes)  # type: ignore[type-var]
 
 
 def suggest_path(name: str, hints: Mapping[str, Any], before: str = "") -> str:
-    """Suggest the path of an unknown setting, after `before`: the group that has a field of this name, else the nearest
-    of the fields by their types in `hints`; "" where none is near."""
+    """Suggest the path of an unknown setting, with the prefix `before`: the group that has a field of this name, else
+    the nearest field by its type in `hints`; "" if none is near."""
     groups = {key: hint for key, hint in hints.items() if isinstance(hint, type) and dataclasses.is_dataclass(hint)}
     for key, group in groups.items():
         if name in get_annotated_hints(group):
@@ -309,7 +310,7 @@ def nest_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_paths(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested dicts as values by dotted path, as `nest_paths` reads them."""
+    """Flatten nested dicts to values by dotted path, the inverse of `nest_paths`."""
     paths: dict[str, Any] = {}
     for name, value in values.items():
         inner = list_paths(value) if isinstance(value, Mapping) else {}
@@ -318,17 +319,17 @@ def list_paths(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def change_fields(value: T, changes: Mapping[str, Any], before: str = "") -> T:
-    """Return a copy of a dataclass with these fields.
+    """Copy a dataclass with these fields changed.
 
-    A dict changes the fields that it names of a dataclass in a field, and leaves its others. `before` is what stands
-    in front of the fields' names in messages. Raises UsageError for an unknown field.
+    If a field is a dataclass, a dict changes only the fields that it contains. `before` is prepended to field names in
+    messages. Raises UsageError for an unknown field.
     """
     changed: dict[str, Any] = {}
     for name, change in changes.items():
         if name not in get_annotated_hints(type(value)):
             hint = suggest_path(name, get_field_types(type(value)), before)
             raise UsageError(
-                f"unknown setting {before}{name}", hint or f"there are {', '.join(get_annotated_hints(type(value)))}"
+                f"unknown setting {before}{name}", hint or f"use one of {', '.join(get_annotated_hints(type(value)))}"
             )
         current = getattr(value, name)
         inside = isinstance(change, Mapping) and dataclasses.is_dataclass(current)
@@ -337,34 +338,34 @@ def change_fields(value: T, changes: Mapping[str, Any], before: str = "") -> T:
 
 
 def dict_or_empty(value: Any) -> dict[str, Any]:
-    """The values of a dict by their names; none of anything else."""
+    """Return a dict with string keys; empty for any other value."""
     return value if isinstance(value, dict) else {}
 
 
 def to_yaml(value: Any) -> str:
-    """A dataclass as YAML, fields in their order."""
+    """Convert a dataclass to YAML, with fields in their order."""
     import yaml
 
     return yaml.safe_dump(to_builtins(value), sort_keys=False, allow_unicode=True)
 
 
 def from_yaml(kind: type[T], text: str) -> T:
-    """YAML as a dataclass. Raises UsageError as `read_yaml` does, and for unknown keys and wrong types."""
+    """Convert YAML to a dataclass. Raises UsageError as `read_yaml`, and for unknown keys and wrong types."""
     return from_builtins(kind, read_yaml(text))
 
 
 def read_yaml(text: str) -> Any:
-    """YAML as dicts, lists, numbers and strings. Raises UsageError for a file over 1 MB, aliases, and what is no
+    """Parse YAML to dicts, lists, numbers and strings. Raises UsageError for a file over 1 MB, aliases, and invalid
     YAML."""
     import yaml
 
     if len(text) > MAX_YAML_CHARACTERS:
-        raise UsageError(f"a config of {len(text):,} characters is over the limit of {MAX_YAML_CHARACTERS:,}")
+        raise UsageError(f"a config of {len(text):,} characters exceeds the limit of {MAX_YAML_CHARACTERS:,}")
     try:
-        marked = "&" in text or "*" in text  # as every anchor and alias is; to scan takes as long as to read
+        marked = "&" in text or "*" in text  # true for every anchor and alias; scanning takes as long as parsing
         if marked and any(isinstance(token, (yaml.AliasToken, yaml.AnchorToken)) for token in yaml.scan(text)):
             raise UsageError("the config has YAML anchors or aliases", "write the values out")
-        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # that of libyaml takes a tenth of the time
+        loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)  # libyaml's takes a tenth of the time
         try:
             return loader.get_single_data()
         finally:
@@ -374,7 +375,7 @@ def read_yaml(text: str) -> Any:
 
 
 def list_differences(old: Any, new: Any, path: str = "") -> list[str]:
-    """Where two dataclasses of one kind differ: `optimizer.lr: 0.001 -> 0.003`."""
+    """List the differences of two dataclasses of the same type: `optimizer.lr: 0.001 -> 0.003`."""
     if dataclasses.is_dataclass(old) and type(old) is type(new):
         names = [field.name for field in dataclasses.fields(old)]
         return [

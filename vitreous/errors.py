@@ -1,8 +1,8 @@
-"""Errors a user can act on: what was wrong, where, and the option or command that fixes it.
+"""Errors with a fix: what is wrong, where, and the option or command that fixes it.
 
-Every verb turns a `VitreousError` into two lines on stderr and the exit code below; nothing else may reach a user.
-`message` and `hint` name options as the command line has them, `--image-size 240`. `str(error)`, which Python shows,
-has them as keywords, `image_size=240`: `options_to_keywords` converts them.
+Every command prints a `VitreousError` as two lines on stderr and exits with its code; other exceptions are bugs.
+`message` and `hint` name options as on the command line, `--image-size 240`. `str(error)` has them as Python keywords,
+`image_size=240`: `options_to_keywords` converts them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ digits dino dinov2 dit dpm-solver euler even false fp16 fp32 fsdp heun huber inc
 masks mean-colour mlflow mse multiscale onnx openvino pixels regression repeat-factor segment sigmoid sit skip softmax
 tensorboard test timm torch torchvision train true val videomae vtab wandb yolo
 """
-#: options without a value, by their names as keywords
+#: flags (options without a value), by their names as keywords
 BOOLEAN_OPTIONS = """
 allow_data_change boundary calibrate compile dry_run dynamic_size exact greedy keep_best live native_aspect override
 overwrite private recompute reproducible resume tiles transformers update
@@ -35,7 +35,7 @@ NUMBER_PATTERN = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
 class VitreousError(Exception):
-    """A refusal with a way out. `hint` is the second line of the message, `code` the exit code."""
+    """An expected error with a fix. `hint` is the second line of the message, `code` the exit code."""
 
     code: int = 1
 
@@ -49,23 +49,23 @@ class VitreousError(Exception):
 
 
 class UsageError(VitreousError):
-    """An option, a value or a configuration that cannot be meant."""
+    """An invalid option, value or configuration."""
 
     code: int = 2
 
 
 class DataError(VitreousError):
-    """Images or labels that cannot be used as they are."""
+    """Images or labels that cannot be used."""
 
     code: int = 3
 
 
 class EmptyImageError(DataError):
-    """An image without a pixel that has data, as tiles at the edge of a satellite scene are."""
+    """An image without any valid pixel, such as a tile at the edge of a satellite scene."""
 
 
 class WeightsError(VitreousError):
-    """Weights or a checkpoint that must not be loaded."""
+    """Weights or a checkpoint that cannot be loaded."""
 
     code: int = 4
 
@@ -77,19 +77,19 @@ class NonFiniteError(VitreousError):
 
 
 class ResourceError(VitreousError):
-    """Disk, memory or a worker process that gave out."""
+    """A failure of disk, memory or a worker process."""
 
     code: int = 6
 
 
 class CollapseError(VitreousError):
-    """A run without labels that was stopped because its features or targets collapsed (`--stop-on-collapse`)."""
+    """A run without labels that stopped because its features or targets collapsed (`--stop-on-collapse`)."""
 
     code = 7
 
 
 class Interrupted(VitreousError):
-    """Stopped by a signal, with everything saved. SIGINT exits 130, SIGTERM 143."""
+    """A run stopped by a signal, with everything saved. SIGINT exits with 130, SIGTERM with 143."""
 
     def __init__(self, message: str, hint: str = "", code: int = 130) -> None:
         super().__init__(message, hint)
@@ -97,10 +97,10 @@ class Interrupted(VitreousError):
 
 
 def options_to_keywords(text: str) -> str:
-    """A message with options of the command line as keywords of Python: `--image-size 240` as `image_size=240`, and
-    `vitreous train DATA --resume` as `vitreous.train(DATA, resume=True)`.
+    """Convert command-line options in a message to Python keywords: `--image-size 240` to `image_size=240`, and
+    `vitreous train DATA --resume` to `vitreous.train(DATA, resume=True)`.
 
-    Commands that Python has no function for stay as they are.
+    Commands without a Python function are unchanged.
     """
     option, command = compile_option_patterns()
     chunks, end = [], 0
@@ -112,10 +112,10 @@ def options_to_keywords(text: str) -> str:
 
 @cache
 def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """What matches an option with its value, and a command of this package with its arguments.
+    """Compile the patterns of an option with its value, and of a command of this package with its arguments.
 
-    A value is quoted, a number or several, a placeholder in capitals, one of OPTION_WORDS, or has a character that no
-    word of a sentence has, as paths and sizes have.
+    A value is quoted, one or several numbers, a placeholder in capitals, one of OPTION_VALUES, or contains a character
+    that is not used in words, as in paths and sizes.
     """
     words = "|".join(re.escape(word) for word in sorted(OPTION_VALUES.split(), key=len, reverse=True))
     value = (
@@ -128,7 +128,7 @@ def compile_option_patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def _format_call(match: re.Match[str]) -> str:
-    """A command as a call; as it is where Python has no such function."""
+    """Format a command as a Python call; unchanged if there is no such function."""
     verb, words = match.groups()
     if verb not in PYTHON_VERBS:
         return match.group()
@@ -138,7 +138,7 @@ def _format_call(match: re.Match[str]) -> str:
 
 
 def _format_keyword(match: re.Match[str]) -> str:
-    """An option as a keyword; an option with a dot is a setting of the run."""
+    """Format an option as a keyword; an option with a dot is a setting of the run."""
     negated, option, value = match.groups()
     if option in FOREIGN_OPTIONS:
         return match.group()
@@ -153,33 +153,33 @@ def _format_keyword(match: re.Match[str]) -> str:
 
 
 def _format_value(value: str) -> str:
-    """A value as Python writes it; placeholders in capitals stay."""
+    """Format a value in Python syntax; placeholders in capitals are unchanged."""
     if re.fullmatch(rf"{NUMBER_PATTERN}|[A-Z][A-Z0-9-]*|'.*'|\.\.\.", value):
         return value
     return value.title() if value in ("true", "false", "True", "False") else f"'{value}'"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory gave out, Python's or PyTorch's, on a GPU or a CPU; PyTorch says the latter with a plain
-    RuntimeError."""
+    """Return whether an error means out of memory, of Python or PyTorch, on a GPU or a CPU; for the latter PyTorch
+    raises a plain RuntimeError."""
     return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
 
 
 def escape_unprintable(path: str | os.PathLike[str]) -> str:
-    """A path as one line of text, whatever bytes it holds."""
+    """Return a path as one line of printable text, for any bytes."""
     text = os.fspath(path)
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def format_first_lines(lines: Iterable[str], count: int, most: int = 20) -> str:
-    """The first `most` of `count` lines, for the end of a message: each on an indented line, and how many more there
-    are."""
+    """Format the first `most` of `count` lines for the end of a message: each on an indented line, and the number of
+    further lines."""
     more = [f"and {count - most} more"] if count > most else []
     return "".join(f"\n    {line}" for line in [*islice(lines, most), *more])
 
 
 def format_first_names(names: Iterable[str], most: int = 20) -> str:
-    """The first `most` names, for the middle of a message: separated by commas, and how many more there are."""
+    """Format the first `most` names for use in a message: separated by commas, and the number of further names."""
     names = list(names)
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(map(escape_unprintable, names[:most])) + more
@@ -188,7 +188,7 @@ def format_first_names(names: Iterable[str], most: int = 20) -> str:
 def install_hint(*extras: str, pip: str = "pip") -> str:
     """Return the command that installs extras of this package, for error hints: `pip install 'vitreous[serve]'`.
 
-    In an environment that has the package, from an index or from a checkout, pip adds the extras' libraries alone.
+    In an environment with the package, from an index or from a checkout, pip only adds the extras' libraries.
 
     Args:
         extras: names of extras; without any, the command installs what the package itself requires.
@@ -199,33 +199,33 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
 
 
 def require_installed(libraries: Iterable[str], extra: str) -> None:
-    """Raise ResourceError for a library that is not installed, which the extra of this name brings."""
+    """Raise ResourceError for a library that is not installed, with the extra that contains it."""
     for name in libraries:
         if find_spec(name) is None:
             raise ResourceError(f"{name} is not installed", install_hint(extra))
 
 
 def check_path_argument(value: object, argument: str) -> None:
-    """Raise UsageError for what is no path or name, such as a torch.nn.Module; `argument` says what it stands for,
-    `load(run)`."""
+    """Raise UsageError for a value that is not a path or a name, such as a torch.nn.Module; `argument` is the argument
+    in messages, `load(run)`."""
     if isinstance(value, (str, os.PathLike)):
         return
     kind = type(value).__name__
     if hasattr(value, "state_dict"):
-        hint = "write it with vitreous.save(module, FOLDER) and give the folder"
-        raise UsageError(f"{argument} is a path or a name, not a module ({kind})", hint)
+        hint = "save it with vitreous.save(module, FOLDER) and pass the folder"
+        raise UsageError(f"{argument} must be a path or a name, not a module ({kind})", hint)
     raise UsageError(
-        f"{argument} is a path or a name, not a {kind}", "give the path of a run, a bundle or a file of weights"
+        f"{argument} must be a path or a name, not a {kind}", "pass the path of a run, a bundle or a file of weights"
     )
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most like `encoded_path`, as the text `did you mean X?`, or an empty string."""
+    """Return the text `did you mean X?` for the known word most similar to `word`, or an empty string."""
     near = find_closest_match(word, known)
     return f"did you mean {near}?" if near else ""
 
 
 def find_closest_match(word: str, known: Iterable[str]) -> str:
-    """The known word most like `encoded_path`, or an empty string."""
+    """Return the known word most similar to `word`, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""

@@ -1,5 +1,4 @@
-"""How far a piece of work is, for people: a bar where stderr is a terminal or the output a notebook's, else plain
-lines."""
+"""Progress display: a bar in a terminal or a notebook, else plain lines."""
 
 from __future__ import annotations
 
@@ -13,10 +12,10 @@ from vitreous.errors import options_to_keywords
 from vitreous.system.cores import ContentionMonitor
 from vitreous.system.notebook import format_progress_html, open_updatable_cell
 
-CELL_UPDATE_SECONDS = 0.5  # seconds between two drawings of a bar in a notebook
-LINE_INTERVAL_SECONDS = 10.0  # seconds between two progress lines where stderr is no terminal
-MIN_BAR_COLUMNS = 100  # of a terminal: with fewer, the text of a bar is printed below it
-#: names of threads that still run when their work was given up; a process that ends does not wait for them
+CELL_UPDATE_SECONDS = 0.5  # interval between updates of a bar in a notebook
+LINE_INTERVAL_SECONDS = 10.0  # interval between progress lines if stderr is not a terminal
+MIN_BAR_COLUMNS = 100  # in a narrower terminal, the text of a bar is printed below it
+#: names of threads whose work was abandoned; a process does not wait for them when it exits
 ABANDONED_THREADS: set[str] = set()
 
 
@@ -46,35 +45,35 @@ LAUNCHER_VARIABLES = (
 
 
 def is_distributed_launch() -> bool:
-    """Whether `torchrun` or another launcher has started this process; RANK alone is other programs' too."""
+    """Return whether `torchrun` or another launcher started this process; other programs set RANK as well."""
     return all(name in os.environ for name in LAUNCHER_VARIABLES)
 
 
 def is_main_process() -> bool:
-    """Whether this process prints for people: of those that a launcher has started, the first."""
+    """Return whether this process prints output: the first of those that a launcher started."""
     return not is_distributed_launch() or os.environ["RANK"] == "0"
 
 
 def write_line(text: str, stream: TextIO | None) -> None:
-    """Print a line. Where the stream is missing or closed, or the reader of a pipe has gone away, the line and all that
-    follow are dropped, and the work goes on."""
+    """Print a line. If the stream is missing or closed, or the reader of a pipe has exited, this line and all later
+    ones are dropped, and the work continues."""
     if stream is None or getattr(stream, "closed", False):
         return
     try:
         print(text, file=stream, flush=True)
     except OSError as error:
         if stream is not sys.stderr and not isinstance(error, BrokenPipeError):
-            raise  # a full disk that takes results
+            raise  # for example a full disk that stores results
         redirect_to_null(stream)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is there, open, and a terminal."""
+    """Return whether a stream exists, is open, and is a terminal."""
     return stream is not None and not getattr(stream, "closed", False) and stream.isatty()
 
 
 def redirect_to_null(stream: TextIO) -> None:
-    """Connect the descriptor of a stream to the null device."""
+    """Redirect the file descriptor of a stream to the null device."""
     if (descriptor := get_file_descriptor(stream)) is not None:
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
@@ -82,7 +81,7 @@ def redirect_to_null(stream: TextIO) -> None:
 
 
 def get_file_descriptor(stream: TextIO) -> int | None:
-    """The file descriptor of a stream; None for one in memory."""
+    """Return the file descriptor of a stream; None for an in-memory stream."""
     try:
         return stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -90,34 +89,34 @@ def get_file_descriptor(stream: TextIO) -> int | None:
 
 
 class ProgressDisplay:
-    """Shows a run on stderr: what it notes, and its progress. It hears what the loop tells its listener."""
+    """Displays a run on stderr: its notes and its progress, as a `ProgressListener`."""
 
-    with_options = staticmethod(options_to_keywords)  # how notes name options
+    with_options = staticmethod(options_to_keywords)  # the form of options in notes
 
     def __init__(self) -> None:
         self.terminal = is_terminal(sys.stderr) and os.environ.get("TERM") != "dumb"
         self.bar = None
         self.task = None
-        self.cell: Callable[[str], None] | None = None  # of a notebook
-        self.header: Any = None  # what rich draws above the bar, as long as there is one
+        self.cell: Callable[[str], None] | None = None  # the output cell of a notebook
+        self.header: Any = None  # drawn by rich above the bar, while there is one
         self.label = ""
         self.last_line = 0.0
         self.began = time.monotonic()
-        self.first = 0  # done when the label began: a resumed run, or its first steps
+        self.first = 0  # steps done when the label began, for example in a resumed run
         self.neighbours = ContentionMonitor(self.note, siblings=is_distributed_launch())
 
     def note(self, text: str) -> None:
-        """One line of news on stderr, with options as keywords: `vitreous.cli` prints them as options."""
+        """Print a note on stderr, with options as keywords: `vitreous.cli` prints them as options."""
         self.close()
         write_line(f"note: {self.with_options(text)}", sys.stderr)
 
     def line(self, text: str) -> None:
-        """One plain line on stderr."""
+        """Print a plain line on stderr."""
         self.close()
         write_line(text, sys.stderr)
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """How far a piece of work is: a bar with time left, or a plain line now and then. Without a total: how much is
+        """Show the progress: a bar with the remaining time, or a plain line at intervals. Without a total: the amount
         done."""
         self.neighbours.poll()
         if self.terminal:
@@ -143,13 +142,13 @@ class ProgressDisplay:
             write_line(f"{label} {done / max(total, 1):4.0%}  {text}{rest}", sys.stderr)
 
     def seconds_left(self, now: float, done: int, total: int) -> float | None:
-        """Seconds that are left at the rate so far; None where there is no rate yet, or nothing left."""
+        """Estimate the remaining seconds from the throughput so far; None if it is unknown, or nothing is left."""
         if not self.first < done < total:
             return None
         return (now - self.began) / (done - self.first) * (total - done)
 
     def draw(self, label: str, done: int, total: int | None, text: str) -> None:
-        """The bar, with its text after it or, in a terminal of fewer than `MIN_BAR_COLUMNS`, below it."""
+        """Draw the bar, with its text after it or, in a terminal of fewer than `MIN_BAR_COLUMNS`, below it."""
         from rich.console import Console as Terminal
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
         from rich.text import Text

@@ -1,18 +1,18 @@
-"""Vision Transformers as scikit-learn estimators: in pipelines, grids and cross-validation, and in pickles.
+"""Vision Transformers as scikit-learn estimators: for pipelines, grid search, cross-validation and pickles.
 
-    VitreousClassifier    trains as `vitreous train` does, and names images
-    VitreousRegressor     trains in the same way, and predicts one or several values of images
-    VitreousEmbedder      turns images into features, by weights or by training without labels
+    VitreousClassifier    classifies images, trained as by `vitreous train`
+    VitreousRegressor     predicts one or several values per image, trained in the same way
+    VitreousEmbedder      extracts features of images, from weights or by training without labels
 
-n images are one of these, in `fit` and in every other method:
+`fit` and all other methods accept n images in one of these forms:
 
-- an array (n, H, W) or (n, H, W, C): pictures; uint8 are 8-bit colours, where C is 1 or 3, and all else are numbers, of
-  which mean and deviation are measured
-- an array or data frame (n, features): with `image_shape` the same, reshaped; without, rows of numbers, each a token
+- an array (n, H, W) or (n, H, W, C): images; uint8 with C of 1 or 3 are 8-bit colours, all other arrays are numeric
+  values, whose mean and standard deviation are measured
+- an array or data frame (n, features): images, reshaped to `image_shape`; without it, rows of values, one token each
 - a list of paths of image files, or one column of them
 - a list of PIL images, or of arrays (H, W[, C]), of any sizes
 
-A row of numbers is best standardised first: `make_pipeline(StandardScaler(), VitreousClassifier())`.
+Rows of values should be standardised first: `make_pipeline(StandardScaler(), VitreousClassifier())`.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from vitreous.progress import NullListener, ProgressDisplay
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.bundle import Bundle
 
-ROW_MODEL = "ViT-32x2/1"  # for rows of numbers, where no model is named
-MAX_ROW_TOKENS = 64  # of a row at most: longer ones have several numbers to a token
+ROW_MODEL = "ViT-32x2/1"  # default model for rows of values
+MAX_ROW_TOKENS = 64  # largest number of tokens per row: longer rows have several values per token
 IMAGE_CHANNELS = (1, 3, 4)  # channels of grey images, RGB and RGBA
-MIN_ROW_TOKENS = 4  # of a row at least, filled up with 0: recipes hide some
-SEED_RANGE = 2**31  # of a run
+MIN_ROW_TOKENS = 4  # smallest number of tokens per row, zero-padded: some recipes mask tokens
+SEED_RANGE = 2**31  # range of the seed of a run
 UNSUPPORTED_TRAIN_OPTIONS = (
     "out",
     "resume",
@@ -60,18 +60,19 @@ UNSUPPORTED_TRAIN_OPTIONS = (
     "dry_run",
     "data",
     "seed",
-)  # options of `train` that have no meaning here
+)  # options of `train` that estimators do not support
 
 Picture: TypeAlias = str | Image.Image | np.ndarray
 Images: TypeAlias = np.ndarray | list[Picture]
-#: what estimators take: an array or a data frame, paths, or images
+#: inputs of estimators: an array or a data frame, paths, or images
 ImagesLike: TypeAlias = ArrayLike | Sequence[str | os.PathLike[str] | Image.Image]
 
 
 class ImageEstimator(BaseEstimator):
-    """What the estimators share: reading X, training, and the model that is kept.
+    """Shared code of the estimators: reading X, training, and storing the model.
 
-    `bundle_` is the trained model with what belongs to it, and `predictor_` answers by it, as `vitreous.load` does.
+    `bundle_` is the trained model with its task and preprocessing, and `predictor_` predicts with it, as
+    `vitreous.load`.
     """
 
     image_shape: tuple[int, ...] | None
@@ -90,9 +91,9 @@ class ImageEstimator(BaseEstimator):
         classes: Sequence[str] = (),
         targets: Sequence[str] = (),
     ) -> None:
-        """Train on images, with labels (n,) int64 into `classes`, (n, T) float64 of `targets` or without, by options of
-        `train` beside this estimator's own. Sets `bundle_`, `predictor_`, `summary_` and `history_`. Raises what
-        `train` raises."""
+        """Train on images with labels (n,) int64 into `classes`, with (n, T) float64 values of `targets`, or without
+        labels; `options` of `train` override this estimator's parameters. Sets `bundle_`, `predictor_`, `summary_` and
+        `history_`. Raises the errors of `train`."""
         chosen = self.build_train_options(options)
         display = ProgressDisplay() if self.verbose else None
         try:
@@ -109,13 +110,13 @@ class ImageEstimator(BaseEstimator):
         self.keep(bundle)
 
     def build_train_options(self, options: Mapping[str, object]) -> TrainOptions:
-        """The options of a run: this estimator's parameters, then `options`, then `train_options`. Raises UsageError
-        for one that has no meaning here, and as `train` does."""
+        """Return the options of a run: this estimator's parameters, then `options`, then `train_options`. Raises
+        UsageError for an unsupported option, and as `train` does."""
         given = {name: getattr(self, name, None) for name in ("model", "epochs", "batch_size", "lr", "init")}
         chosen: dict[str, Any] = dict(options)
         extra: dict[str, Any] = dict(self.train_options or {})
         if refused := sorted(set(extra) & set(UNSUPPORTED_TRAIN_OPTIONS)):
-            hint = "seed is random_state; the run folder is a temporary one, and save(FOLDER) keeps the model"
+            hint = "use random_state for the seed; the run folder is temporary, so use save(FOLDER) to keep the model"
             raise UsageError(f"train_options cannot have {', '.join(refused)}", hint)
         settings = {**chosen.pop("settings", {}), **extra.pop("settings", {})}
         seed = int(check_random_state(self.random_state).randint(SEED_RANGE))
@@ -124,20 +125,20 @@ class ImageEstimator(BaseEstimator):
         return apply_keyword_options("train_options", merged, TrainOptions("memory"))[0]
 
     def should_augment(self, images: Images) -> bool:
-        """Whether images are augmented: as `augment` says, and by themselves those that are 8-bit colours."""
+        """Return whether images are augmented: by the parameter `augment`; with "auto", if they are 8-bit colours."""
         if self.augment != "auto":
             return bool(self.augment)
         return isinstance(images, list) or images.dtype == np.uint8
 
     def keep(self, bundle: Bundle) -> None:
-        """Keep a model, ready to answer."""
+        """Store a model, ready for predictions."""
         device = str((self.train_options or {}).get("device") or "auto")
         self.bundle_ = bundle
         self.predictor_ = build_predictor("", bundle, InferenceOptions(device=device))
 
     def read_images(self, X: ImagesLike, reset: bool) -> Images:
-        """X as an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels may be
-        first. `reset` as scikit-learn's `validate_data` has it. Raises ValueError and TypeError as that does, and
+        """Convert X to an array (n, H, W[, C]), uint8 or float32, or a list of paths, PIL images or arrays; channels
+        may be first. `reset` is as in scikit-learn's `validate_data`. Raises ValueError and TypeError as that does, and
         UsageError for an `image_shape` that does not fit."""
         if (pictures := as_image_list(X)) is not None:
             if not pictures:
@@ -151,13 +152,13 @@ class ImageEstimator(BaseEstimator):
                     f"Found array with dim {array.ndim}, expected (n, H, W), (n, H, W, C) or (n, C, H, W)."
                 )
             if array.ndim == 3 and array.dtype == np.uint8 and array.shape[2] in (3, 4):
-                raise ValueError(f"X of shape {array.shape} is one picture in colours: give X[None]")
+                raise ValueError(f"X of shape {array.shape} is a single colour image: give X[None]")
             return as_pixel_array(array)
         given: Any = X
         table: Any = validate_data(self, given, reset=reset, dtype=None if is_numeric(X) else "numeric")
         if self.image_shape is None:
             if not reset and self.bundle_.preprocess.image[0] != 1:
-                raise ValueError(f"X has {table.shape[1]} features, but pictures are expected: give image_shape")
+                raise ValueError(f"X has {table.shape[1]} features, but the model needs images: give image_shape")
             return as_token_rows(table)
         shape = tuple(self.image_shape)
         if int(np.prod(shape)) != table.shape[1] or len(shape) not in (2, 3):
@@ -166,30 +167,30 @@ class ImageEstimator(BaseEstimator):
         return as_pixel_array(table.reshape(len(table), *shape))
 
     def items(self, X: ImagesLike) -> list[Item]:
-        """X as what the predictor takes. Raises as `read_images`."""
+        """Convert X to inputs of the predictor. Raises as `read_images`."""
         images, preprocess = self.read_images(X, reset=False), self.predictor_.card.preprocess
         if isinstance(images, np.ndarray):
             images = list(preprocess.cast_pixels(images))
         return build_items(images, preprocess)
 
     def compute_rows(self, X: ImagesLike, compute: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-        """The rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for a file
-        that cannot be read."""
+        """Compute the rows (n, ...) of `compute`, (B, C, *image) -> (B, ...), for the images of X. Raises DataError for
+        an unreadable file."""
         chunks = self.predictor_.rows(self.items(X), compute, "stop")
         return np.stack([row for chunk in chunks for _, row in chunk if not isinstance(row, DataError)])
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the model as a bundle, a folder that every command and `vitreous.load` read. Raises UsageError where
-        something is there."""
+        """Save the model as a bundle, a folder for all commands and `vitreous.load`. Raises UsageError if the path
+        exists."""
         check_is_fitted(self, "bundle_")
         folder = Path(path)
         if folder.exists() or folder.is_symlink():
-            raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
+            raise UsageError(f"{folder} already exists and is not overwritten", "use another path")
         self.bundle_.save(folder)
         return folder
 
     def __getstate__(self) -> dict[str, object]:
-        """Pickled without the predictor, which is made anew."""
+        """Return the state without the predictor, which is rebuilt after unpickling."""
         state: Any = super().__getstate__()  # scikit-learn's, with its version
         return {name: value for name, value in state.items() if name != "predictor_"}
 
@@ -206,7 +207,7 @@ class ImageEstimator(BaseEstimator):
 
 
 class SupervisedEstimator(ImageEstimator):
-    """The parameters of estimators that learn from labels; `VitreousClassifier` describes them."""
+    """The parameters of supervised estimators; `VitreousClassifier` describes them."""
 
     def __init__(
         self,
@@ -227,7 +228,7 @@ class SupervisedEstimator(ImageEstimator):
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def read_training_images(self, X: ImagesLike, y: ArrayLike | None) -> Images:
-        """X as `read_images` returns it, for training. Raises ValueError without y, and as that."""
+        """Read X as `read_images`, for training. Raises ValueError without y, and as `read_images`."""
         images = self.read_images(X, reset=True)
         if y is None:
             raise ValueError("requires y to be passed, but the target y is None")
@@ -235,27 +236,27 @@ class SupervisedEstimator(ImageEstimator):
 
 
 def check_equal_lengths(images: Images, labels: np.ndarray) -> None:
-    """Raise ValueError, in scikit-learn's words, unless there is a label for each image; labels are (n,) or (n, T)."""
+    """Raise ValueError, in scikit-learn's wording, unless there is a label per image; labels are (n,) or (n, T)."""
     if len(labels) != len(images):
         raise ValueError(f"Found input variables with inconsistent numbers of samples: {len(images)}, {len(labels)}")
 
 
 class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
-    """A Vision Transformer that names images, trained as `vitreous train` does (the recipe of the data, one loop).
+    """A Vision Transformer that classifies images, trained as by `vitreous train` (the data's recipe, same loop).
 
-    `model`: a name that `vitreous models` lists (None: one that suits the data). `init`: weights to start from, as
-    `vitreous train --init` takes them. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`,
-    `batch_size` and `lr` are the recipe's where they are None. `augment`: whether images are augmented as the recipe
-    has it; "auto": 8-bit colours are, numbers are not. `random_state`: an int for the same weights every time.
-    `verbose` shows progress. `train_options`: any other option of `vitreous.train` by name, and `settings`, values of
-    the run by their path: `{"recipe": "deit3", "device": "cpu", "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
+    `model`: a name that `vitreous models` lists (None: chosen for the data). `init`: initial weights, as in
+    `vitreous train --init`. `image_shape`: (H, W) or (H, W, C) of the rows of a flat X. `epochs`, `batch_size` and
+    `lr`: None for the recipe's values. `augment`: whether images are augmented as in the recipe; "auto": 8-bit colours
+    only. `random_state`: an int for reproducible weights. `verbose` shows progress. `train_options`: any other option
+    of `vitreous.train` by name, and `settings`, values of the run by path: `{"recipe": "deit3", "device": "cpu",
+    "settings": {"optimizer.betas": ["0.9", "0.95"]}}`.
 
-    Fitted: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as `vitreous.load` gives it), `summary_`,
-    and `history_`, the lines of metrics. `fit` raises what `vitreous.train` raises.
+    Fitted attributes: `classes_`, `bundle_` (model, task, preprocessing), `predictor_` (as of `vitreous.load`),
+    `summary_`, and `history_`, the metrics per epoch. `fit` raises the errors of `vitreous.train`.
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images of classes y, (n,) of any type. Raises ValueError for other y, and for one class alone."""
+        """Train on n images with classes y, (n,) of any type. Raises ValueError for other y, and for a single class."""
         images = self.read_training_images(X, y)
         check_classification_targets(y)
         column = column_or_1d(y, warn=True)
@@ -268,30 +269,30 @@ class VitreousClassifier(ClassifierMixin, SupervisedEstimator):
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
-        """The class of each image, (n,) of the type of y."""
+        """Predict the class of each image, (n,) of the type of y."""
         best = self.predict_proba(X).argmax(1)
         return self.classes_[best]
 
     def predict_proba(self, X: ImagesLike) -> np.ndarray:
-        """The probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError, and
-        DataError for a file that cannot be read."""
+        """Predict the probability of each class, (n, classes) float64, columns as `classes_`. Raises NotFittedError,
+        and DataError for an unreadable file."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.activations)
 
 
 class VitreousRegressor(RegressorMixin, SupervisedEstimator):
-    """A Vision Transformer that predicts values of images, trained as `vitreous train` does (recipe `regression`).
+    """A Vision Transformer that predicts values of images, trained as by `vitreous train` (recipe `regression`).
 
-    The parameters are those of `VitreousClassifier`, and `train_options={"loss": "huber"}` chooses a loss. Several
-    targets are the columns of y; a value of one of several targets may be NaN, where it is not known.
+    The parameters are those of `VitreousClassifier`, and `train_options={"loss": "huber"}` sets the loss. Several
+    targets are columns of y; missing values of one of several targets are NaN.
 
-    Fitted: `targets_`, their names, and what `VitreousClassifier` has but `classes_`. `fit` raises what
-    `vitreous.train` raises.
+    Fitted attributes: `targets_`, their names, and those of `VitreousClassifier` except `classes_`. `fit` raises the
+    errors of `vitreous.train`.
     """
 
     def fit(self, X: ImagesLike, y: ArrayLike) -> Self:
-        """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN where there
-        is one target, and for fewer than two images."""
+        """Train on n images with values y, (n,) or (n, T) numbers. Raises ValueError for other y, for NaN with a single
+        target, and for fewer than two images."""
         images = self.read_training_images(X, y)
         names = list(map(str, getattr(y, "columns", [getattr(y, "name", None) or "target"])))
         settings: dict[str, Any] = {"ensure_2d": False, "dtype": np.float64, "input_name": "y", "estimator": self}
@@ -311,8 +312,8 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
         return self
 
     def predict(self, X: ImagesLike) -> np.ndarray:
-        """The values of each image, (n,) or (n, T) float64 as y was. Raises NotFittedError, and DataError for a file
-        that cannot be read."""
+        """Predict the values of each image, (n,) or (n, T) float64 as in y. Raises NotFittedError, and DataError for an
+        unreadable file."""
         check_is_fitted(self, "bundle_")
         values = self.compute_rows(X, self.predictor_.activations)
         return values[:, 0] if self.is_one_column_ else values
@@ -324,11 +325,11 @@ class VitreousRegressor(RegressorMixin, SupervisedEstimator):
 
 
 class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageEstimator):
-    """Features of images, (n, D) float32: what the head of a Vision Transformer reads.
+    """Features of images, (n, D) float32: the input of a Vision Transformer's head.
 
-    `weights`: a run, a bundle, or foreign weights as `vitreous.load` takes them; then `fit` trains nothing. None: `fit`
-    trains a model on X, without labels, by `recipe` (`mae`, `dino`, …; `vitreous recipes` lists them), and the other
-    parameters are those of `VitreousClassifier`.
+    `weights`: a run, a bundle, or foreign weights as for `vitreous.load`; then `fit` does not train. None: `fit` trains
+    a model on X without labels by `recipe` (`mae`, `dino`, …; listed by `vitreous recipes`). The other parameters are
+    those of `VitreousClassifier`.
     """
 
     def __init__(
@@ -350,26 +351,26 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
         self.random_state, self.verbose, self.train_options = random_state, verbose, train_options
 
     def fit(self, X: ImagesLike, y: ArrayLike | None = None) -> Self:
-        """Load the weights, or train without labels; y is not looked at. Raises UsageError for an exported file, and
-        what `vitreous.load` and `vitreous.train` raise."""
+        """Load the weights, or train without labels; y is ignored. Raises UsageError for an exported file, and the
+        errors of `vitreous.load` and `vitreous.train`."""
         images = self.read_images(X, reset=True)
         if self.weights is None:
             self.fit_model(images, None, {"recipe": self.recipe, **get_token_row_options(self, images)})
         else:
             bundle = load(self.weights, headless=True).bundle
             if bundle is None:
-                raise UsageError(f"{self.weights} is an exported file", "name the run that it was exported from")
+                raise UsageError(f"{self.weights} is an exported file", "use the run that it was exported from")
             self.keep(bundle)
         return self
 
     def transform(self, X: ImagesLike) -> np.ndarray:
-        """Features, (n, D) float32. Raises NotFittedError, and DataError for a file that cannot be read."""
+        """Compute features, (n, D) float32. Raises NotFittedError, and DataError for an unreadable file."""
         check_is_fitted(self, "bundle_")
         return self.compute_rows(X, self.predictor_.engine.features)
 
     @property
     def _n_features_out(self) -> int:
-        """D, which names the columns of a data frame."""
+        """Return D, for the column names of a data frame."""
         return self.bundle_.model.config.width
 
     def __sklearn_tags__(self) -> Tags:
@@ -379,9 +380,9 @@ class VitreousEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ImageE
 
 
 def as_image_list(X: Any) -> list[Picture] | None:
-    """X as a list, where it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of texts,
-    (n,) or (n, 1), or one column of them; None for anything else. Raises ValueError for one image alone, and for a list
-    of several kinds."""
+    """Return X as a list if it is a list of paths, PIL images or arrays (H, W[, C]) of different sizes, an array of
+    texts, (n,) or (n, 1), or one column of them; else None. Raises ValueError for a single image, and for a list of
+    mixed types."""
     column = X
     if hasattr(X, "iloc") or isinstance(X, np.ndarray):
         column = np.asarray(X)
@@ -397,34 +398,34 @@ def as_image_list(X: Any) -> list[Picture] | None:
         return rows
     if any(isinstance(row, str | Image.Image) for row in rows) and isinstance(X, list | tuple):
         kinds = sorted({type(row).__name__ for row in rows})
-        raise ValueError(f"X mixes {' and '.join(kinds)}: give one kind of images")
+        raise ValueError(f"X mixes {' and '.join(kinds)}: give one type of images")
     arrays = all(isinstance(row, np.ndarray) and row.ndim in (2, 3) for row in rows)
     return rows if arrays and len({row.shape for row in rows if isinstance(row, np.ndarray)}) > 1 else None
 
 
 def is_numeric(X: Any) -> bool:
-    """Whether X is an array of numbers, whose type can stay."""
+    """Return whether X is an array of numbers, whose dtype can stay."""
     return isinstance(X, np.ndarray) and X.dtype.kind in "buif"
 
 
 def as_pixel_array(array: np.ndarray) -> np.ndarray:
-    """(n, H, W[, C]) or (n, C, H, W) of any numbers -> (n, H, W[, C]), uint8 if it is that, else float32; one channel
-    has no axis."""
+    """Convert (n, H, W[, C]) or (n, C, H, W) of any numbers to (n, H, W[, C]), uint8 if it is that, else float32; a
+    single channel has no axis."""
     array = move_channels_last(array) if array.ndim == 4 else array
     array = array[..., 0] if array.ndim == 4 and array.shape[-1] == 1 else array
     return array if array.dtype == np.uint8 else array.astype(np.float32)
 
 
 def move_channels_last(array: np.ndarray) -> np.ndarray:
-    """(..., C, H, W) -> (..., H, W, C), where only the third axis from the end can be that of 1, 3 or 4 channels; any
-    other array as it is."""
+    """Move channels last, (..., C, H, W) -> (..., H, W, C), if only the third axis from the end can be 1, 3 or 4
+    channels; other arrays are unchanged."""
     is_first = array.ndim >= 3 and array.shape[-3] in IMAGE_CHANNELS and array.shape[-1] not in IMAGE_CHANNELS
     return np.moveaxis(array, -3, -1) if is_first else array
 
 
 def as_token_rows(table: np.ndarray) -> np.ndarray:
-    """(n, features) -> pictures of one row of tokens, (n, 1, tokens, C) float32, of C numbers each; (n, 1, tokens)
-    where C is 1. The last are filled up with 0."""
+    """Convert (n, features) to images of one row of tokens, (n, 1, tokens, C) float32, of C values each; (n, 1, tokens)
+    if C is 1. The end is zero-padded."""
     numbers = -(-table.shape[1] // MAX_ROW_TOKENS)
     tokens = max(MIN_ROW_TOKENS, -(-table.shape[1] // numbers))
     rows = np.zeros((len(table), 1, tokens * numbers), np.float32)
@@ -433,11 +434,11 @@ def as_token_rows(table: np.ndarray) -> np.ndarray:
 
 
 def get_token_row_options(estimator: ImageEstimator, images: Images) -> dict[str, object]:
-    """Options of `train` for rows of numbers, of which each place is a token; none for pictures."""
+    """Return options of `train` for rows of values, with one token per position; empty for images."""
     if not isinstance(images, np.ndarray) or estimator.image_shape is not None or images.shape[1] != 1:
         return {}
     model = {} if getattr(estimator, "model", None) or getattr(estimator, "init", None) else {"model": ROW_MODEL}
     settings = {"model.patch": ["1", "1"]}
-    if getattr(estimator, "recipe", "") == "mae":  # a patch of one number has no deviation to be divided by
+    if getattr(estimator, "recipe", "") == "mae":  # a patch of one value has no standard deviation to divide by
         settings["objective.normalise"] = ["false"]
     return {**model, "settings": settings}

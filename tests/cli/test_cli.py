@@ -104,7 +104,7 @@ def test_version():
             ["train", "digits", "--accumulate", "50", "--batch-size", "512"],
             "use --accumulate 3 or a smaller --batch-size",
         ),
-        (["train", "digits", "--device", "cuda:7"], "there are cpu"),
+        (["train", "digits", "--device", "cuda:7"], "use cpu"),
         (["train", "digits", "--model", "ViT-X/16"], "unknown model ViT-X/16"),
         (["train", "digits", "--config", "missing.yaml"], "cannot read the config missing.yaml"),
         (["evaluate", "runs/nothing"], "no run at runs/nothing"),

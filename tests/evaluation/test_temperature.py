@@ -55,7 +55,7 @@ def test_a_temperature_softens_what_is_too_sure_and_changes_no_answer():
 
 def test_without_a_best_temperature_there_is_none():
     labels = np.arange(30) % 3
-    with pytest.raises(DataError, match="all answered right"):
+    with pytest.raises(DataError, match="are predicted correctly"):
         fit_temperature(np.eye(3)[labels] * 0.1, labels)
     with pytest.raises(DataError, match="no better than chance"):
         fit_temperature(-np.eye(3)[labels], labels)

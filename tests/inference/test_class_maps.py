@@ -42,7 +42,7 @@ def test_a_class_map_is_that_of_the_model_on_one_tile(scenes_run, tmp_path):  # 
     assert predictor.segment(pixels, pictures=True).draw_overlay().size == (32, 32)
     assert np.array_equal(predictor.predict(pixels).classes, answer.classes)
     assert len(predictor.predict([pixels, pixels])) == 2
-    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for models that name classes"):
+    with pytest.raises(UsageError, match=r"predict\(threshold=…\) is for image classifiers"):
         predictor.predict(pixels, threshold=0.5)
 
 
@@ -60,7 +60,7 @@ def test_answers_keep_size_and_order_and_features_are_the_backbones(scenes_run, 
 
 def test_a_model_of_images_has_no_class_maps(tmp_path):
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "model")
-    with pytest.raises(UsageError, match="not of pixels"):
+    with pytest.raises(UsageError, match="no per-pixel classes"):
         vitreous.load(tmp_path / "model").segment(np.zeros((32, 32, 3), np.uint8))
     Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
     assert predict(tmp_path / "model", tmp_path / "a.png", "--overlay", tmp_path / "o") == 2
@@ -101,7 +101,7 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top", 3], "--top is for models that name classes of images"),
+        (["--top", 3], "--top is for image classifiers"),
         (["--overlay", "over"], "--out FOLDER"),
         (["--out", "maps.jsonl"], "no folder"),
     ],

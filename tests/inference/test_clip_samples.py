@@ -112,7 +112,7 @@ def test_a_folder_of_gifs_is_gone_on_with_and_holds_what_was_made(clip_generator
     (place / names[1]).unlink()
     vitreous.sample(clip_generator_run[0], place, count=6, frames=4, **SAMPLED)
     assert (place / names[0]).stat().st_mtime_ns == stamp and len(list(place.glob("*.gif"))) == 6
-    with pytest.raises(UsageError, match="made with other settings"):
+    with pytest.raises(UsageError, match="has images with other settings"):
         vitreous.sample(clip_generator_run[0], place, frames=6, **SAMPLED)
 
 
@@ -154,7 +154,7 @@ def test_a_grid_of_odd_sides_is_an_mp4_with_even_ones(tmp_path):
 
 def test_an_mp4_without_pyav_says_what_to_install(clip_generator_run, tmp_path, monkeypatch):
     monkeypatch.setattr(clip_files, "find_spec", lambda name: None)
-    with pytest.raises(vitreous.errors.ResourceError, match="needs PyAV") as failure:
+    with pytest.raises(vitreous.errors.ResourceError, match="need PyAV") as failure:
         vitreous.sample(clip_generator_run[0], tmp_path / "x.mp4", **SAMPLED)
     assert "pip install 'vitreous[video]'" in failure.value.hint and not (tmp_path / "x.mp4").exists()
 
@@ -187,16 +187,16 @@ def test_models_of_another_kind_are_refused(moving_squares, tmp_path, model, mes
 def test_what_clips_have_no_answer_to_is_refused(moving_squares, clip_generator_run, tmp_path):
     with pytest.raises(UsageError, match="is no model for learning classes of clips"):
         vitreous.train(moving_squares, out=tmp_path / "run", progress=False, **WAYS)
-    with pytest.raises(UsageError, match="inpaint is for models of pictures, not of clips"):
+    with pytest.raises(UsageError, match="inpaint is for image models, not for clips"):
         vitreous.sample(clip_generator_run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)
-    with pytest.raises(UsageError, match="makes clips, and a server answers with pictures"):
+    with pytest.raises(UsageError, match="generates clips, but a server returns images"):
         build_generator_predictor(load_bundle(clip_generator_run[0] / "model"))
 
 
 def test_pictures_do_not_move(tmp_path):
     vitreous.train("digits", recipe="sit", model="DiT-32x1/4", steps=1, out=tmp_path / "run", progress=False)
     for out in ("x.gif", "x.mp4"):
-        with pytest.raises(UsageError, match="is for clips, and the model makes pictures"):
+        with pytest.raises(UsageError, match="is for clips, but the model generates images"):
             vitreous.sample(tmp_path / "run", tmp_path / out, **SAMPLED)
     with pytest.raises(UsageError, match="frames is for models of clips"):
         vitreous.sample(tmp_path / "run", tmp_path / "x.png", frames=4, **SAMPLED)

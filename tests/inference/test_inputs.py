@@ -123,7 +123,7 @@ def test_pixels_that_cannot_be_meant_are_refused(predictor, image, message):
 
 @pytest.mark.parametrize("image", [7, None, [7], [[b"x"]]])
 def test_what_is_no_image_is_refused_with_what_is(predictor, image):
-    with pytest.raises(UsageError, match=r"is no image\n  give a path, bytes, an open binary file, a PIL image"):
+    with pytest.raises(UsageError, match=r"is not an image\n  give a path, bytes, an open binary file, a PIL image"):
         predictor.predict(image)
 
 

@@ -51,9 +51,9 @@ def test_an_answer_has_boxes_names_scores_and_masks(tmp_path):
     assert predictor().detect(scene((90, 70)), pictures=True).draw_overlay().size == (90, 70)
     assert predictor().predict(scene()).boxes.tolist() == [list(RED), list(GREEN)]
     assert predictor().predict([scene()], threshold=0.7)[0].names == CLASSES[:1]
-    with pytest.raises(UsageError, match=r"predict\(top=…\) is for models that name classes"):
+    with pytest.raises(UsageError, match=r"predict\(top=…\) is for image classifiers"):
         predictor().predict(scene(), top=3)
-    with pytest.raises(UsageError, match="no score"):
+    with pytest.raises(UsageError, match="is not a score"):
         predictor().detect(scene(), threshold=2)
     (tmp_path / "a.png").write_bytes(b"none")
     with pytest.raises(DataError, match=r"a\.png"):
@@ -193,7 +193,7 @@ def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--top", 3], "--top is for models that name classes of images"),
+        (["--top", 3], "--top is for image classifiers"),
         (["--to", "coco"], "--to coco writes files"),
         (["--to", "yolo", "--out", "a.json"], "--to yolo writes a folder"),
         (["--to", "coco", "--out", "a.csv"], "ends in .json"),

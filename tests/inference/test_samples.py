@@ -80,8 +80,8 @@ def test_the_count_is_that_of_all_images(generator_folder, tmp_path):
     assert "all.png: 4 images at 8x8 pixels in" in result.stdout
     refused = say("sample", str(generator_folder), "--count", "4", "--to-seed", "2", "--out", str(tmp_path / "way.png"))
     assert refused.returncode == 2 and refused.stderr == (
-        "error: --to-seed makes as many images of each class: 4 of 3 classes\n"
-        "  use a --count that 3 divides, from 6 on, or name a class with --class\n"
+        "error: --to-seed needs equal counts per class, not 4 over 3 classes\n"
+        "  use a multiple of 3 for --count, at least 6, or set --class\n"
     )
 
 
@@ -118,7 +118,7 @@ def test_a_mask_leaves_the_rest_as_it_is(generator_folder, tmp_path):
     out = np.asarray(Image.open(tmp_path / "out" / "cat-00000.png"))
     assert np.array_equal(out[mask == 0], picture[mask == 0]) and not np.array_equal(out[mask > 0], picture[mask > 0])
     Image.fromarray(mask[:4]).save(tmp_path / "mask.png")
-    with pytest.raises(UsageError, match=r"8 x 8 pixels, and its mask 8 x 4"):
+    with pytest.raises(UsageError, match=r"8 x 8 pixels, but its mask 8 x 4"):
         vitreous.sample(generator_folder, tmp_path / "out2", progress=False, **ways)
 
 
@@ -168,14 +168,14 @@ def test_other_verbs_say_that_it_makes_images(generator_folder, tmp_path):
         ["export", generator_folder],
     ):
         done = say(*map(str, words))
-        assert done.returncode == 2 and "makes images" in done.stderr, done.stderr
+        assert done.returncode == 2 and "generates images" in done.stderr, done.stderr
     done = say("evaluate", str(generator_folder), "--protocol", "knn")
     assert done.returncode == 2 and "--protocol knn" in done.stderr
 
 
 def test_classifiers_make_no_images(tmp_path):
     vitreous.save(vitreous.create("ViT-32x1/4", image_size=8, num_classes=2), tmp_path / "vit")
-    with pytest.raises(UsageError, match="makes none"):
+    with pytest.raises(UsageError, match="does not generate images"):
         vitreous.sample(tmp_path / "vit", tmp_path / "x.png", progress=False)
 
 

@@ -139,20 +139,20 @@ def test_other_models_options_and_images_are_refused(small):
     with pytest.raises(UsageError, match="top 2, now 3"):
         OutputFile("x.jsonl", kind, {**MADE_BY, "top": 3}, True)
     for others, match in (
-        (rows[1:], "image 1, is a.png; now comes"),
+        (rows[1:], "image 1, is a.png; the next is"),
         ([rows[0], *rows[2:]], "image 2, is new"),
         (rows[:2], "end before"),
     ):
         with pytest.raises(UsageError, match=match):
             write("x.jsonl", kind, others, resume=True)
         assert Path("x.jsonl").read_bytes() == before
-    with pytest.raises(UsageError, match="cannot tell the format"):
+    with pytest.raises(UsageError, match="unknown format"):
         OutputFile("x.txt", kind, MADE_BY)
     Path("y.jsonl").write_text("mine")
-    with pytest.raises(UsageError, match="nobody knows"):
+    with pytest.raises(UsageError, match="has unknown settings"):
         OutputFile("y.jsonl", kind, MADE_BY, True)
     Path("x.jsonl.job.json").write_text("junk")
-    with pytest.raises(UsageError, match="describes no job"):
+    with pytest.raises(UsageError, match="is not a job file"):
         OutputFile("x.jsonl", kind, MADE_BY, True)
 
 

@@ -90,10 +90,10 @@ def test_tables_are_read_in_their_own_folder(files, tmp_path, monkeypatch):
     assert next(iter(resolve_image_source(["p/a.csv"], column="picture"))).content() == os.path.join("p", "0.png")
     Path("p/a.tsv").write_text("id\tIMAGE\n1\t0.png\n")
     assert names("p/a.tsv") == ["0.png"]
-    with pytest.raises(UsageError, match="no column other; there are id, IMAGE"):
+    with pytest.raises(UsageError, match="no column other; its columns are id, IMAGE"):
         names("p/a.tsv", column="other")
     Path("p/b.csv").write_text("0.png\n1.png\n")
-    with pytest.raises(UsageError, match="which column"):
+    with pytest.raises(UsageError, match="the image column is unknown"):
         names("p/b.csv")
     Path("p/c.csv").write_text('path\n0.png\n"open\n')
     with pytest.raises(DataError, match="not CSV"):
@@ -135,7 +135,7 @@ def test_parquet_of_bytes_structs_and_paths(files):
     assert names("structs.parquet") == ["structs.parquet, row 0", "p/1.png"]
     pq.write_table(pa.table({"label": ["a", "b", "c"], "path": files}), "paths.parquet")
     assert names("paths.parquet") == files
-    with pytest.raises(UsageError, match="which column"):
+    with pytest.raises(UsageError, match="the image column is unknown"):
         pq.write_table(pa.table({"a": contents, "b": contents}), "two.parquet")
         names("two.parquet")
     assert len(names("two.parquet", column="b")) == 3

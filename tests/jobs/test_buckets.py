@@ -99,8 +99,8 @@ def test_each_bucket_is_sampled_at_its_size_and_others_with_a_note(bucket_run, t
         bucket_run[0], tmp_path / "x.gif", listener=notes, **SAMPLED | {"size": "20", "frames": 6}
     )
     assert document["size"] == "6x20x20" and open_clip(tmp_path / "x.gif").size[1] == 120
-    assert any("did not learn at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
-    with pytest.raises(UsageError, match="made with other settings"):
+    assert any("was not trained at 6x20x20, but at 4x16x16, 1x16x16" in note for note in notes.notes)
+    with pytest.raises(UsageError, match="has images with other settings"):
         vitreous.sample(bucket_run[0], tmp_path / "24x12-1", size="12x24", **SAMPLED)
 
 
@@ -190,7 +190,7 @@ def test_what_does_not_go_with_buckets_is_refused(mixed_data, tmp_path, change, 
 
 
 @pytest.mark.parametrize(("size", "problem"), [
-    ("big", "size cannot be big"), ("18x16", "size='18x16' is no whole number"), ("16x16x16", "size cannot be"),
+    ("big", "size cannot be big"), ("18x16", "size='18x16' is not a multiple"), ("16x16x16", "size cannot be"),
     ("0", "size cannot be 0"),
 ])  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(bucket_run, tmp_path, size, problem):

@@ -204,7 +204,7 @@ def test_models_that_differ_are_refused_with_what_differs(tmp_path):
         soup([regular, named], tmp_path / "soup")
     sigmoid = load_bundle(one)
     replace(sigmoid, task=Classification(sigmoid.classes, True, "sigmoid")).save(tmp_path / "sigmoid")
-    with pytest.raises(UsageError, match=r"loss: \w+ -> \w+\n    several labels an image: "):
+    with pytest.raises(UsageError, match=r"loss: \w+ -> \w+\n    multilabel: "):
         soup([regular, tmp_path / "sigmoid"], tmp_path / "soup")
     assert soup([one, regular], tmp_path / "soup")["bundle"] == str(tmp_path / "soup")
 

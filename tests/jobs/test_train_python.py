@@ -130,10 +130,10 @@ def test_a_synonym_stands_for_one_option_and_is_none_itself():
 @pytest.mark.parametrize("verb", ["load", "evaluate", "inspect", "export"])
 def test_a_module_in_the_place_of_a_run_is_refused(verb):
     with pytest.raises(
-        UsageError, match=r"is a path or a name, not a module \(Linear\)\n  write it with vitreous\.save"
+        UsageError, match=r"must be a path or a name, not a module \(Linear\)\n  save it with vitreous\.save"
     ):
         getattr(vitreous, verb)(torch.nn.Linear(2, 2))
-    with pytest.raises(UsageError, match="is a path or a name, not a int"):
+    with pytest.raises(UsageError, match="must be a path or a name, not a int"):
         getattr(vitreous, verb)(7)
 
 

@@ -39,4 +39,4 @@ def test_samples_may_be_drawn_by_class_and_weighed_they_are_not(tmp_path):
     done = say("train", *TINY, "--recipe", "sit", "--class-weights", "balanced", "--out", str(tmp_path / "other"))
     assert done.returncode == 2 and "--class-weights balanced" in done.stderr
     done = say("soup", str(tmp_path / "run"), str(tmp_path / "run"), "--out", str(tmp_path / "soup"))
-    assert done.returncode == 2 and "makes images" in done.stderr
+    assert done.returncode == 2 and "generates images" in done.stderr

@@ -212,7 +212,7 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
 @pytest.mark.parametrize(("words", "message"), [
     (["evaluate", "RUN", "--calibrate"], "--calibrate is about a class for each image, and RUN predicts values of"),
     (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, and DATA has values of glow, size"),
-    (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for models that name classes of images"),
+    (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for image classifiers"),
     (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
     (["train", "DATA", "--loss", "softmax"], "unknown regression loss softmax"),
@@ -258,7 +258,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
     assert low <= found["difference"]["r2"] <= high
     assert json.loads(json.dumps(found, allow_nan=False)) == found and found["mcnemar_p"] is None
     itself = compare_two_runs(out, out / "model", split="val", computing=EvaluationSettings(workers=0))
-    assert itself["verdict"] == "no difference can be told: both have the same R² (95 % interval 0.000 to 0.000)"
+    assert itself["verdict"] == "no significant difference: both have the same R² (95 % interval 0.000 to 0.000)"
 
 
 def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):

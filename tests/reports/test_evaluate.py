@@ -140,7 +140,7 @@ def test_nothing_to_calibrate_is_said(run_copy, photos, tmp_path):
         evaluate(tmp_path / "bundle", photos / "test", settings=EvaluateOptions(calibrate=True), workers=0)
     make_folder(tmp_path / "easy", {"train": 2, "val": 2, "test": 2})
     before = (tmp_path / "bundle" / "model.json").read_bytes()
-    with pytest.raises(DataError, match="all answered right"):
+    with pytest.raises(DataError, match="are predicted correctly"):
         evaluate(tmp_path / "bundle", tmp_path / "easy", settings=EvaluateOptions(calibrate=True), workers=0)
     assert (tmp_path / "bundle" / "model.json").read_bytes() == before
 

@@ -72,7 +72,7 @@ def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name
     assert all(len(reason) > 20 for reason in document["refused"].values())
     shown = {one["name"].partition("-")[0] for one in document["figures"]}
     assert shown == FIGURES.keys() - document["refused"].keys() - {"clips", "slices", "curves"}
-    assert any("its backbone alone is used" in text for text in notes.texts)
+    assert any("only the backbone is used" in text for text in notes.texts)
     assert any("the ViT alone is shown" in text for text in notes.texts) == ("adapter" in name)
     for one in document["figures"]:
         numbers = np.load(tmp_path / "model" / "inspect" / one["npz"])

@@ -192,13 +192,13 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
     )
     assert not document["significant"] and "same AP" in document["verdict"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match=r"finds objects, .* does not"):
+    with pytest.raises(UsageError, match=r"detects objects, .* does not"):
         compare_two_runs(tmp_path / "images", bundles / "boxes", truth)
 
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
     assert read_task_type(bundles / "boxes") is Detection
-    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
+    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* detects objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 

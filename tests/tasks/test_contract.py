@@ -116,7 +116,7 @@ def test_a_model_does_not_differ_from_itself(name):
     assert task.describe_differences(task) == [] and task.check_comparison(task, ("a", "b")) == ""
     found = task.compare_outputs(task, side, side, data)
     assert found.figure == task.leading_metric and set(found.differences.values()) == {0}
-    assert found.verdict("a", "b").startswith("no difference can be told: both have the same ")
+    assert found.verdict("a", "b").startswith("no significant difference: both have the same ")
     assert json.loads(json.dumps(found.details)) == found.details
 
 

@@ -102,7 +102,7 @@ def test_models_of_labels_that_are_all_the_same_have_no_r2_to_compare():
     side = ModelOutputs(np.array([[1.0], [2.0]]), np.array([[3.0], [3.0]]), np.ones(2, bool))
     found = compare_values(side, side, ("age",))
     assert found.figures["r2"] == (None, None) and found.differences["mae"] == 0 and not found.significant
-    assert found.verdict("a", "b") == "no difference can be told: R² is not defined for both on these images"
+    assert found.verdict("a", "b") == "cannot compare: R² is not defined for both models on these images"
 
 
 def test_large_values_keep_their_digits():
@@ -162,7 +162,7 @@ def test_predictions_in_every_format():
 
 @pytest.mark.parametrize("options", [{"top": 3}, {"threshold": 0.5}, {"abstain": 0.5}])
 def test_options_of_classifiers_are_refused(options):
-    with pytest.raises(UsageError, match=f"{next(iter(options))} is for models that name classes of images"):
+    with pytest.raises(UsageError, match=f"{next(iter(options))} is for image classifiers"):
         TASK.prediction_format(PredictionOptions(**options))
 
 

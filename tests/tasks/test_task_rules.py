@@ -101,7 +101,7 @@ def test_keywords_that_a_task_lacks_are_refused():
     Detection(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
     with pytest.raises(UsageError) as error:
         Segmentation(NAMES).check_predict_keywords("ViT", PredictionOptions(threshold=0.5))
-    problem = "predict(threshold=…) is for models that name classes; ViT gives a class to every pixel"
+    problem = "predict(threshold=…) is for image classifiers; ViT segments images"
     assert error.value.message == problem
 
 

@@ -142,5 +142,5 @@ def test_a_model_of_one_class_an_image_is_not_judged_on_several(trained, tmp_pat
     (tmp_path / "z.csv").write_text(
         f"path,label\n{source.parent}/test-6.png,red|green\n{source.parent}/test-4.png,red\n"
     )
-    with pytest.raises(UsageError, match="several labels an image"):
+    with pytest.raises(UsageError, match="is multi-label"):
         evaluate(tmp_path / "run", tmp_path / "z.csv")

@@ -69,10 +69,10 @@ def test_a_single_flipped_bit_is_noticed(bundle, tmp_path):
         ({"architecture": {"width": 32, "widht": 3}}, "unknown setting widht"),
         ({"architecture": {"width": "wide"}}, "width"),
         ({"preprocess": {"image": [16, 16], "fit": "stretch"}}, "fit"),
-        ({"loss": "hinge"}, "there are softmax, sigmoid, binary"),
+        ({"loss": "hinge"}, "loss must be softmax or sigmoid or binary"),
         ({"multilabel": "yes"}, "multilabel yes"),
         ({"temperature": 0}, "temperature 0"),
-        ({"classes": "ant"}, r"classes ant\s+they are a list of names"),
+        ({"classes": "ant"}, r"classes ant\s+classes must be a list of names"),
         (
             {"task": {"name": "captions"}},
             r"task captions is not one of classification, features, segmentation, detection, generation, regression\s+install a newer",

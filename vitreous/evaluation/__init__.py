@@ -1,1 +1,1 @@
-"""How good it is: functions of (logits, labels) and of (model, loader)."""
+"""Evaluation: metrics from logits and labels, and evaluators that run a model on a split."""

@@ -1,7 +1,7 @@
-"""COCO's average precision and recall from answers that are paired with objects, for all images or for draws of them.
+"""COCO's average precision and recall from detections matched with objects, for all images or for bootstrap draws.
 
-n images, K classes, T thresholds of IoU, A ranges of areas, D draws of the bootstrap; m answers of a class, by falling
-score. A draw is how often each image is in it, so that no answer is ever sorted or paired again.
+n images, K classes, T IoU thresholds, A area ranges, D draws of the bootstrap; m detections of a class, by descending
+score. A draw is the number of times that each image occurs in it, so detections are sorted and matched only once.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from vitreous.evaluation.matching import (
     unpack_match_bits,
 )
 
-RECALL_LEVELS = np.linspace(0, 1, 101)  # at which precision is read
+RECALL_LEVELS = np.linspace(0, 1, 101)  # recalls at which precision is evaluated
 LVIS_FREQUENCIES = ("rare", "common", "frequent")
-MAX_DETECTIONS_PER_IMAGE = (1, 10, 100)  # answers of a class on an image, those of the highest scores
-MAX_ELEMENTS_IN_MEMORY = 10_000_000  # numbers in memory at a time
+MAX_DETECTIONS_PER_IMAGE = (1, 10, 100)  # highest-scoring detections of a class on an image
+MAX_ELEMENTS_IN_MEMORY = 10_000_000  # array elements in memory at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMatches:
-    """Answers of one class and its objects. `scores`, `images`, `ranks` (m,): of answers by falling score, their image,
-    and how many of the class are in front on it. `hits` and `ignored` (A, T, m) bool: which have an object, and which
-    do not count. `objects` (A, n) float32: those of each image that count."""
+    """Detections and objects of one class. `scores`, `images`, `ranks` (m,): of detections by descending score, their
+    image index, and their rank within the class on that image. `hits` and `ignored` (A, T, m) bool: matched detections,
+    and detections that do not count. `objects` (A, n) float32: counted objects per image."""
 
     scores: np.ndarray
     images: np.ndarray
@@ -43,13 +43,13 @@ class ClassMatches:
     objects: np.ndarray
 
     def average_precision(self, area: int, threshold: int, weights: np.ndarray) -> np.ndarray:
-        """(n, D) draws -> (D,) average precision, nan where a draw has no object."""
+        """Compute the average precision (D,) of (n, D) draws, nan for a draw without objects."""
         rows = np.flatnonzero(~self.ignored[area, threshold])
         hits, images = self.hits[area, threshold, rows], self.images[rows]
         return compute_coco_average_precision(hits, images, self.objects[area], weights)
 
     def recall(self, area: int, cap: int, weights: np.ndarray) -> np.ndarray:
-        """(n, D) draws -> (D,) recall of at most `cap` answers an image, the mean over the thresholds; nan as above."""
+        """Compute the recall (D,) of at most `cap` detections per image, the mean over thresholds; nan as above."""
         good = self.hits[area] & ~self.ignored[area] & (self.ranks < cap)
         per_image = np.bincount(self.images, good.mean(0), self.objects.shape[1]) if len(self.images) else 0.0
         total = self.objects[area] @ weights
@@ -60,14 +60,14 @@ class ClassMatches:
 def compute_coco_average_precision(
     hits: np.ndarray, images: np.ndarray, objects: np.ndarray, weights: np.ndarray
 ) -> np.ndarray:
-    """Average precision of m answers by falling score: (D,), nan where a draw has no object.
+    """Compute the average precision (D,) of m detections by descending score, nan for a draw without objects.
 
-    `hits` (m,) bool, `images` (m,) int64, `objects` (n,) of each image, `weights` (n, D) how often it is drawn.
+    `hits` (m,) bool, `images` (m,) int64, `objects` (n,) per image, `weights` (n, D) draw counts.
 
-        precision and recall after each answer; precision[i] = max(precision[i:])
-        mean over the recalls r of 0, 0.01 .. 1: precision of the first answer whose recall is at least r, or 0
+        precision and recall after each detection; precision[i] = max(precision[i:])
+        mean over the recalls r of 0, 0.01 .. 1: precision of the first detection whose recall is at least r, or 0
 
-    Precision is the highest, and recall changes, only at hits: nothing is computed between them.
+    Precision peaks and recall changes only at hits, so nothing is computed between them.
     """
     total = (objects @ weights).astype(np.float64)
     places = np.flatnonzero(hits)
@@ -91,14 +91,14 @@ def compute_coco_average_precision(
 def group_matches_by_class(
     table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
 ) -> list[ClassMatches]:
-    """Rows of all images (m, columns) as `matching.MatchColumn` has them, and the image (m,) of each, of `count` -> the
-    pairs of each class, for the regions of number `kind`."""
+    """Group rows of all images (m, columns), as in `matching.MatchColumn`, by class, for the regions of index `kind`;
+    `images` (m,) has the image index of each row, out of `count`."""
     part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
     pairs = []
     for label in range(classes):
         own = table[:, MatchColumn.LABEL] == label
         rows = np.flatnonzero(own & answer)
-        ranks = rank_in_class(images[rows])  # the answers of an image are by falling score
+        ranks = rank_in_class(images[rows])  # the detections of an image are sorted by descending score
         order = np.argsort(-table[rows, MatchColumn.SCORE], kind="stable")
         rows, ranks = rows[order], ranks[order]
         truth = np.flatnonzero(own & ~answer)
@@ -124,10 +124,10 @@ def group_matches_by_class(
 def compute_coco_metrics(
     pairs: list[ClassMatches], weights: np.ndarray, frequency: Sequence[str] = ()
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """COCO's figures by name, (D,) each, for (n, D) draws: means over the classes that have objects, nan without any.
+    """Yield COCO's metrics by name, (D,) each, for (n, D) draws: means over classes with objects, nan without any.
 
-    `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of so many answers an image. Where each
-    class has a `frequency`, of `LVIS_FREQUENCIES`, there is also the mean over those of each.
+    `ap` is the mean over the thresholds; `ar1`, `ar10` and `ar100` are recalls of that many detections per image. If
+    each class has a `frequency`, of `LVIS_FREQUENCIES`, the mean over each frequency group is added.
     """
     names = ("", "_small", "_medium", "_large")
     for area, name in enumerate(names):
@@ -149,12 +149,12 @@ def compute_coco_metrics(
 
 
 def compute_ap_per_threshold(pairs: ClassMatches, area: int, weights: np.ndarray) -> np.ndarray:
-    """(n, D) draws -> (T, D) average precisions of a class."""
+    """Compute the average precisions (T, D) of a class for (n, D) draws."""
     return np.stack([pairs.average_precision(area, level, weights) for level in range(len(IOU_THRESHOLDS))])
 
 
 def compute_nan_mean(values: np.ndarray) -> np.ndarray:
-    """(m, D) -> (D,) means of what is not nan; nan where all are."""
+    """Compute means (D,) of the values (m, D) that are not nan; nan if all are."""
     known = ~np.isnan(values)
     counts = known.sum(0)
     return np.divide(np.where(known, values, 0).sum(0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
@@ -163,11 +163,11 @@ def compute_nan_mean(values: np.ndarray) -> np.ndarray:
 def compute_tide_ap50_gains(
     table: np.ndarray, images: np.ndarray, count: int, kind: int, classes: int
 ) -> dict[str, float]:
-    """What each kind of `DetectionError` costs: AP50 of (m, columns) rows after it is mended, less AP50
+    """Compute the AP50 gained by fixing each `DetectionError`: AP50 of the fixed (m, columns) rows minus AP50
     (arXiv:2008.08115).
 
-    An answer of the wrong class or place gets the right one, unless another one has that object, when it is left out
-    like one of another kind; objects that are missed are not counted. 0 for no objects.
+    A detection of the wrong class or location is corrected, unless another detection matches that object; then it is
+    removed, as are the other error types. Missed objects are removed. 0 without objects.
     """
     part, answer = select_region_columns(table, kind), table[:, MatchColumn.TRUTH] == 0
     counted = ~unpack_match_bits(part[:, RegionColumn.IGNORED])[0, 0]
@@ -194,8 +194,8 @@ def compute_tide_ap50_gains(
 
 
 def compute_precision_curves(pairs: list[ClassMatches], threshold: int) -> list[np.ndarray | None]:
-    """Precision at `RECALL_LEVELS` (101,) of each class at a threshold of IoU, by number; None for one without
-    objects."""
+    """Return precision at `RECALL_LEVELS` (101,) of each class at the IoU threshold of this index; None for a class
+    without objects."""
     curves: list[np.ndarray | None] = []
     for one in pairs:
         rows = np.flatnonzero(~one.ignored[0, threshold])

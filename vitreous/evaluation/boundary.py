@@ -1,6 +1,6 @@
-"""How well class maps agree at the boundaries of classes: the F-measure of DAVIS (arXiv:1704.00675).
+"""Boundary agreement of class maps: the F-measure of DAVIS (arXiv:1704.00675).
 
-K classes, H and W pixels; of volumes D slices in front.
+K classes, H and W pixels; volumes have D slices as the first axis.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import IGNORE_INDEX
 
-BOUNDARY_TOLERANCE = 0.008  # of the diagonal of an image, rounded up to whole pixels: DAVIS
+BOUNDARY_TOLERANCE = 0.008  # share of the image diagonal, rounded up to whole pixels: DAVIS
 
 
 def count_boundary_pixels(
     classes: np.ndarray, answer: np.ndarray, count: int, tolerance: float = BOUNDARY_TOLERANCE
 ) -> np.ndarray:
-    """(H, W) or (D, H, W) int true and answered classes -> (K, 4) float64 of each class: answered boundary pixels that
-    are near a true one, all of them, true ones that are near an answered one, all of them.
+    """Count boundary pixels per class, (K, 4) float64, of true and predicted (H, W) or (D, H, W) int class maps:
+    predicted pixels near a true one, all predicted pixels, true pixels near a predicted one, all true pixels.
 
-    A boundary pixel has its class beside it no more, along an axis, in a pixel that is known; where classes are IGNORE
-    there are none, and edges of the image are none. Near is at most `tolerance` times the diagonal, in whole pixels. It
-    takes two distance transforms of each class on the image, on the part where the class is: about 15 ms for a class of
-    256 x 256 pixels, 60 ms for one of 512 x 512.
+    A boundary pixel has a neighbour of another known class along an axis. There are no boundaries at IGNORE pixels and
+    at the edges of the image. Near means within `tolerance` times the diagonal, in whole pixels. Each class needs two
+    distance transforms on the region of the image that contains it: about 15 ms for a class of 256 x 256 pixels, 60 ms
+    for one of 512 x 512.
     """
     counts, known = np.zeros((count, 4)), classes != IGNORE_INDEX
     reach = math.ceil(tolerance * math.hypot(*classes.shape))
@@ -39,7 +39,7 @@ def count_boundary_pixels(
 
 
 def find_boundary_pixels(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """(H, W) bool: pixels of a mask beside one, along an axis, that is not of it; both are `known`."""
+    """Return (H, W) bool: pixels of a mask with a neighbour outside of it along an axis; both must be `known`."""
     boundary = np.zeros_like(mask)
     for axis in range(mask.ndim):
         ahead, behind = (tuple(slice(*ends) if one == axis else slice(None) for one in range(mask.ndim))
@@ -51,20 +51,21 @@ def find_boundary_pixels(mask: np.ndarray, known: np.ndarray) -> np.ndarray:
 
 
 def get_padded_mask_box(mask: np.ndarray, reach: int) -> tuple[slice, ...]:
-    """The smallest box around a mask (H, W) bool, and `reach` pixels more on every side."""
+    """Return the bounding box of a mask (H, W) bool, extended by `reach` pixels on every side."""
     boxes = scipy.ndimage.find_objects(mask.astype(np.int8))
     place = boxes[0] if boxes else (slice(0, 0),) * mask.ndim
     return tuple(slice(max(0, side.start - reach), side.stop + reach) for side in place)
 
 
 def dilate_mask(mask: np.ndarray, reach: int) -> np.ndarray:
-    """(H, W) bool: pixels whose distance from one of a mask is at most `reach`."""
+    """Return (H, W) bool: pixels within a distance of `reach` from the mask."""
     return np.asarray(scipy.ndimage.distance_transform_edt(~mask)) <= reach if mask.any() else mask
 
 
 def compute_boundary_f(counts: np.ndarray) -> float | None:
-    """(K, 4) counts, of one image or of all -> the mean over the classes that have a boundary in either map of F, the
-    harmonic mean of precision and recall; None where none has."""
+    """Compute the mean F-measure, the harmonic mean of precision and recall, from (K, 4) counts of one or all images.
+
+    The mean is over the classes with a boundary in either map; None if there are none."""
     present = counts[:, 1] + counts[:, 3] > 0
     if not present.any():
         return None

@@ -1,4 +1,4 @@
-"""Judging detectors as COCO does: average precision and recall of boxes and masks, with intervals, and what is wrong.
+"""Evaluate detectors as COCO does: average precision and recall of boxes and masks, with intervals and error types.
 
 n images, K classes, D draws of the bootstrap.
 """
@@ -47,16 +47,16 @@ from vitreous.tasks.intervals import (
 from vitreous.tasks.metrics import BOX_PREFIX
 from vitreous.tasks.report import Report
 
-COCO_BOOTSTRAP_BUDGET = 5e8  # answers x thresholds x areas x draws of the bootstrap: a few seconds
-MAX_COCO_CONFUSION_CLASSES = 200  # classes of a confusion matrix that is written down
+COCO_BOOTSTRAP_BUDGET = 5e8  # detections x thresholds x areas x bootstrap draws: a few seconds
+MAX_COCO_CONFUSION_CLASSES = 200  # largest number of classes for a stored confusion matrix
 
 
 class CocoEvaluator(Evaluator):
-    """Judges boxes, or with `masks` masks and boxes, by COCO's average precision (AP). With `tiles` large images are
-    answered at their own resolution. `frequency`: of each class rare, common or frequent, as LVIS has it. A model's
-    outputs for an image are the rows of `match_image`.
+    """Evaluates boxes, or with `masks` masks and boxes, by COCO's average precision (AP). With `tiles`, large images
+    are processed at their native resolution. `frequency`: rare, common or frequent for each class, as in LVIS. A
+    model's outputs for an image are the rows of `match_image`.
 
-    Raises ResourceError where what compares masks is not installed.
+    Raises ResourceError if the mask library is not installed.
     """
 
     name = "ap"
@@ -70,22 +70,22 @@ class CocoEvaluator(Evaluator):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What the names of figures begin with for each kind of region, the leading one first."""
+        """The prefixes of metric names for each type of region, the leading one first."""
         return ("", BOX_PREFIX) if self.masks else ("",)
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Ragged, dict[int, DataError]]:
-        """The rows of the images of `reader.split`, (m, columns) float64, and the images that cannot be read, by
-        position: their objects are missed. Raises DataError for annotations that cannot be read, or lack masks."""
-        assert isinstance(reader.split, AnnotatedSplit), "only annotated data have such evaluators"
+        """Compute the rows of the images of `reader.split`, (m, columns) float64, and the unreadable images by index,
+        whose objects count as missed. Raises DataError for annotations that cannot be read, or lack masks."""
+        assert isinstance(reader.split, AnnotatedSplit), "the split must have annotations"
         tables: list[np.ndarray] = []
         split, bad = reader.split, {}
         for sample, (picture, truth) in enumerate(prefetch_samples(reader)):
             if isinstance(truth, DataError):
                 raise truth
             if self.masks and len(truth) and truth.layers is None:
-                raise DataError(f"{split.name(sample)} has boxes, no masks", "masks are judged by masks")
+                raise DataError(f"{split.name(sample)} has boxes, no masks", "add masks, or evaluate boxes only")
             if isinstance(picture, DataError):
                 bad[sample], answers = picture, make_empty_detections(truth.size[:2], self.masks)
             else:
@@ -99,10 +99,11 @@ class CocoEvaluator(Evaluator):
         return Ragged(np.concatenate(tables), lengths), bad
 
     def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
-        """COCO's twelve figures of each kind of region, 95 % intervals by a bootstrap over images, each class's own.
+        """Compute COCO's twelve metrics per type of region, 95 % bootstrap intervals over images, and metrics per
+        class.
 
-        None for a figure without objects. `details["objects"]` has what is wrong, by `Error`, as AP50 that it costs;
-        curves of precision; and the confusion of classes above the score at which F1 is highest.
+        None for a metric without objects. `details["objects"]` has the AP50 lost to each `DetectionError`, precision
+        curves, and the confusion matrix above the score of the highest F1.
         """
         rows: Ragged = outputs.rows
         sides = group_matches_by_region(rows, len(self.classes))
@@ -139,7 +140,7 @@ class CocoEvaluator(Evaluator):
         )
 
     def paired_intervals(self, rows: Ragged, other: CocoEvaluator, other_rows: Ragged) -> dict[str, Interval | None]:
-        """Of all metrics."""
+        """Return the 95 % intervals of the differences of all metrics."""
         sides = ((rows, self), (other_rows, other))
         first, second = (
             make_coco_metric_function(group_matches_by_region(table, len(own.classes))) for table, own in sides
@@ -148,18 +149,18 @@ class CocoEvaluator(Evaluator):
 
 
 class LoadedSample(NamedTuple):
-    """An image as (C, H, W) pixels at its own size and what is on it, or why either cannot be read."""
+    """An image as (C, H, W) pixels at its native size, and its annotation; or the read error of either."""
 
     picture: np.ndarray | DataError
     truth: Target | DataError
 
 
 def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
-    """Read the images of a split in order, some ahead, by as many threads as the reader has workers."""
+    """Yield the images of a split in order, prefetched by as many threads as the reader has workers."""
     from vitreous.tasks.tiles import to_native_array
 
     split, preprocess = reader.split, reader.preprocess
-    assert isinstance(split, AnnotatedSplit), "only annotated data have objects"
+    assert isinstance(split, AnnotatedSplit), "the split must have annotations"
 
     def load(sample: int) -> LoadedSample:
         try:
@@ -185,25 +186,25 @@ def prefetch_samples(reader: EvalLoader) -> Iterator[LoadedSample]:
 
 
 def make_detection_function(engine: ModelEngine) -> DetectorFunction:
-    """What computes images by an engine: (B, C, *image) pixels -> the arrays of a detector, whose shapes are fixed."""
+    """Return a function that computes a detector's fixed-shape outputs from (B, C, *image) pixels with an engine."""
     return lambda pixels: unpack_outputs(engine(torch.from_numpy(pixels)).numpy())
 
 
 def make_empty_detections(size: tuple[int, ...], masks: bool) -> Detections:
-    """Nothing answered for an image of `size` (H, W)."""
+    """Return no detections for an image of `size` (H, W)."""
     none = np.zeros(0, np.float32)
     return Detections((size[0], size[1]), none.reshape(0, 4), none.astype(np.int64), none, masks=() if masks else None)
 
 
 def group_matches_by_region(rows: Ragged, classes: int) -> list[list[ClassMatches]]:
-    """The pairs of each class for each kind of regions."""
+    """Group the matches by region type and class."""
     kinds = (rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
     return [group_matches_by_class(rows.table, rows.images, len(rows), kind, classes) for kind in range(kinds)]
 
 
 def make_coco_metric_function(sides: list[list[ClassMatches]], frequency: tuple[str, ...] = ()) -> MetricFunction:
-    """A function of how often each image is drawn, (n, D), that returns each figure, (D,), from
-    `group_matches_by_region` rows."""
+    """Return a function that computes each metric, (D,), from draw counts of the images, (n, D), for the rows of
+    `group_matches_by_region`."""
     starts = ("", BOX_PREFIX)[: len(sides)]
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
@@ -218,8 +219,8 @@ def make_coco_metric_function(sides: list[list[ClassMatches]], frequency: tuple[
 
 
 def bootstrap_coco_intervals(figures: MetricFunction, rows: Ragged) -> dict[str, Interval | None]:
-    """95 % intervals of figures (D,) by a bootstrap over images, of the draws that have it; None where more than one in
-    ten has no object that it is about."""
+    """Compute 95 % bootstrap intervals over images of metrics (D,), from the draws in which they are defined; None if
+    they are undefined in more than a tenth of the draws."""
     values = bootstrap_metrics(figures, len(rows), choose_coco_bootstrap_draws(rows))
     known = {name: draw[~np.isnan(draw)] for name, draw in values.items()}
     return {
@@ -231,11 +232,11 @@ def bootstrap_coco_intervals(figures: MetricFunction, rows: Ragged) -> dict[str,
 def bootstrap_coco_differences(
     first: MetricFunction, second: MetricFunction, rows: Ragged
 ) -> dict[str, Interval | None]:
-    """95 % intervals of the second model's figures less the first's, of `make_coco_metric_function`, by a bootstrap
-    over the same images; `rows` are those of one of them. None for fewer than two images."""
+    """Compute 95 % intervals of the metric differences of `make_coco_metric_function`, second minus first, by a
+    bootstrap over the same images; `rows` are those of either model. None for fewer than two images."""
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> each difference (D,)."""
+        """Compute each difference (D,) from draw counts (n, D)."""
         before, after = first(counts), second(counts)
         return {name: after[name] - before[name] for name in before}
 
@@ -245,7 +246,7 @@ def bootstrap_coco_differences(
 
 
 def choose_coco_bootstrap_draws(rows: Ragged) -> int:
-    """How many draws the bootstrap makes: fewer where there are many answers."""
+    """Choose the number of bootstrap draws: fewer for many detections."""
     kinds = (rows.table.shape[1] - MatchColumn.KINDS) // RegionColumn.WIDTH
     return int(
         max(
@@ -256,7 +257,7 @@ def choose_coco_bootstrap_draws(rows: Ragged) -> int:
 
 
 def find_best_f1_threshold(pairs: list[ClassMatches]) -> float:
-    """The score from which answers of all classes together have the highest F1 at an IoU of 0.5; 0 if none is right."""
+    """Return the score threshold with the highest F1 over all classes at an IoU of 0.5; 0 if nothing is correct."""
     counted = [~one.ignored[0, 0] for one in pairs]
     scores = np.concatenate([one.scores[rows] for one, rows in zip(pairs, counted, strict=True)])
     hits = np.concatenate([one.hits[0, 0, rows] for one, rows in zip(pairs, counted, strict=True)])
@@ -264,17 +265,18 @@ def find_best_f1_threshold(pairs: list[ClassMatches]) -> float:
         return 0.0
     order = np.argsort(-scores, kind="stable")
     f1 = 2 * hits[order].cumsum() / (np.arange(1, len(hits) + 1) + sum(one.objects[0].sum() for one in pairs))
-    last = np.append(np.diff(scores[order]) != 0, True)  # of equal scores
+    last = np.append(np.diff(scores[order]) != 0, True)  # the last of equal scores
     return float(scores[order][np.where(last, f1, -1).argmax()])
 
 
 def compute_detection_confusion(table: np.ndarray, threshold: float, classes: int) -> np.ndarray:
-    """(m, columns) rows -> (K + 1, K + 1) int64 counts of objects by class and the class answered; the last of either
-    is nothing: a false answer, an object that is missed. Answers and objects are paired at an IoU of 0.5 whatever their
-    classes, crowds left out; answers below `threshold` are none."""
+    """Compute (K + 1, K + 1) int64 counts of objects by true and predicted class from (m, columns) rows.
+
+    The last row holds false positives, the last column missed objects. Detections and objects are matched at an IoU of
+    0.5 regardless of class, without crowds; detections below `threshold` are ignored."""
     truth, label = table[:, MatchColumn.TRUTH] == 1, table[:, MatchColumn.LABEL].astype(np.int64)
     shown = table[:, MatchColumn.SCORE] >= threshold
-    ignored = select_region_columns(table, 0)[:, RegionColumn.IGNORED] % 2 == 1  # of an object: it is a crowd
+    ignored = select_region_columns(table, 0)[:, RegionColumn.IGNORED] % 2 == 1  # of an object: a crowd
     partner = table[:, MatchColumn.PARTNER].astype(np.int64)
     answers, missed = ~truth & shown & (~ignored | (partner >= 0)), truth & ~shown & ~ignored
     codes = np.where(partner < 0, classes, partner)[answers] * (classes + 1) + label[answers]
@@ -283,7 +285,7 @@ def compute_detection_confusion(table: np.ndarray, threshold: float, classes: in
 
 
 def build_precision_curves(pairs: list[ClassMatches], classes: tuple[str, ...]) -> dict[str, Any]:
-    """Precision at 101 recalls of each class that has objects, at an IoU of 0.5, and their mean."""
+    """Return precision at 101 recalls of each class with objects, at an IoU of 0.5, and their mean."""
     curves = compute_precision_curves(pairs, 0)
     known = {name: curve for name, curve in zip(classes, curves, strict=True) if curve is not None}
     rows = {name: np.round(curve, 4).tolist() for name, curve in known.items()}
@@ -294,8 +296,8 @@ def build_precision_curves(pairs: list[ClassMatches], classes: tuple[str, ...]) 
 def build_coco_class_table(
     sides: list[list[ClassMatches]], evaluator: CocoEvaluator, rows: Ragged, matrix: np.ndarray, threshold: float
 ) -> list[dict[str, object]]:
-    """A row for each class: images and objects, AP, AP50 of each kind, recall, precision and F1 of answers from the
-    threshold on, and the class it is most often taken for. `matrix` (K + 1, K + 1)."""
+    """Return one row per class: images, objects, AP and AP50 per type of region, recall, precision and F1 at the score
+    threshold, and the class it is most often confused with. `matrix` (K + 1, K + 1)."""
     weights, table = np.ones((len(rows), 1), np.float32), []
     for label, name in enumerate(evaluator.classes):
         lead = sides[0][label]

@@ -1,6 +1,6 @@
-"""How well a model of images takes noise away from images that it did not learn from.
+"""Denoising error of a generative model on held-out images.
 
-n images; times are shares of the way from noise (0) to the image (1).
+n images; times are from 0 (noise) to 1 (image).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from vitreous.generation.process import Diffusion, Process
 from vitreous.inference.engine import ENGINE_CHUNK, ModelEngine, regroup_batches
 from vitreous.tasks.report import Report
 
-NUM_TIMES = 8  # at which images are judged
-MAX_MODEL_INPUTS = 4096  # of the model: of more images than a `NUM_TIMES`-th, each is judged at some of the times
-_NOISE_SEED = 0x64656E6F  # sets its draws apart
+NUM_TIMES = 8  # times at which images are evaluated
+MAX_MODEL_INPUTS = 4096  # model inputs per evaluation: if there are more images, each is evaluated at fewer times
+_NOISE_SEED = 0x64656E6F  # separates its random draws from others
 
 
 class DenoisingEvaluator(Evaluator):
-    """The mean squared error of what a model is asked for, at `NUM_TIMES` times from noise to image, with noise that is
-    a function of the image: the same for every model of one process, and for any number of processes.
+    """Evaluates the mean squared error of a model's training target at `NUM_TIMES` times from noise to image. The noise
+    depends only on the image: it is the same for every model of one process, and for any number of processes.
 
-    Of many images each is judged at some of the times, in turn by its number, so that a look at a large split costs
-    little more than one answer for each image.
+    If there are many images, each is evaluated at some of the times, chosen by its index, so that a large split costs
+    little more than one forward pass per image.
 
-    `labelled`: the model is told the class of each image.
+    `labelled`: the model is conditioned on the class of each image.
     """
 
     name = "denoising_error"
@@ -44,14 +44,14 @@ class DenoisingEvaluator(Evaluator):
         self.labelled = labelled
 
     def without_labels(self) -> DenoisingEvaluator | None:
-        """The same, where no class is told."""
+        """Return the unconditional evaluator."""
         return None if self.labelled else self
 
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[Any, dict[int, DataError]]:
-        """(n, TIMES) float32 squared errors, NaN at times at which an image is not judged, and the unreadable images by
-        position."""
+        """Compute (n, TIMES) float32 squared errors, NaN at times that are not evaluated, and the unreadable images by
+        index."""
         blank = torch.zeros(engine.preprocess.channels, *engine.preprocess.image, dtype=engine.preprocess.dtype)
         rows, bad = [np.zeros((0, NUM_TIMES), np.float32)], {}
         for samples, images in regroup_batches(reader.batches(ENGINE_CHUNK), ENGINE_CHUNK):
@@ -64,7 +64,8 @@ class DenoisingEvaluator(Evaluator):
 
     @torch.inference_mode()
     def errors(self, engine: Any, pixels: Tensor, labels: Tensor | None, judged: np.ndarray) -> np.ndarray:
-        """(B, C, *image) uint8, (B,) int64 and (B, TIMES) bool, which are judged -> (B, TIMES) float32."""
+        """Compute (B, TIMES) float32 errors of (B, C, *image) uint8 with (B,) int64 labels at the times of (B, TIMES)
+        bool."""
         images = engine.preprocess.normalise(pixels).to(engine.device)
         labels = None if labels is None else labels.to(engine.device)
         sums = pixels.flatten(1).double().sum(1).long().numpy()
@@ -86,7 +87,7 @@ class DenoisingEvaluator(Evaluator):
         return errors
 
     def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
-        """The mean error, each time counted alike, and that at each time, of the readable images."""
+        """Compute the error at each time and its mean over times, from the readable images."""
         rows = outputs.rows[outputs.readable]
         counts, sums = (~np.isnan(rows)).sum(0), np.nansum(rows, 0, dtype=np.float64)
         mean = np.divide(sums, counts, out=np.full(NUM_TIMES, np.nan), where=counts > 0)
@@ -107,6 +108,6 @@ class DenoisingEvaluator(Evaluator):
 
 
 def assign_times(samples: np.ndarray, count: int) -> np.ndarray:
-    """(n,) numbers of images, of so many -> (n, TIMES) bool: at which times each is judged; all where they are few."""
+    """Return (n, TIMES) bool: the times at which each of (n,) image indices, out of `count`, is evaluated."""
     period = min(NUM_TIMES, max(1, -(-count * NUM_TIMES // MAX_MODEL_INPUTS)))
     return (samples[:, None] + np.arange(NUM_TIMES)) % period == 0

@@ -1,12 +1,12 @@
-"""Outliers and label errors by the training images' features, which the head reads.
+"""Outliers and label errors, from the features (the head's input) of training images.
 
 In shapes, n is images, m training images, d features, K classes.
 
 Relative Mahalanobis distance (arXiv:2106.09022), with class means m_k and their shared covariance S, and mean m and
 covariance R of all training images: score(x) = min_k (x - m_k)' S^-1 (x - m_k) - (x - m)' R^-1 (x - m), in squared
-standard deviations. Higher is less familiar.
+standard deviations. Higher scores are less familiar.
 
-A label is suspect where the model and the nearest training images both name another class, with confidence.
+A label is suspect if the model and the nearest training images both predict another class with confidence.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from vitreous.errors import DataError
 from vitreous.evaluation.knn import find_nearest_neighbours
 
 CHUNK_IMAGES = 4096  # images in memory at a time
-NUM_NEIGHBOURS = 10  # neighbours
-MIN_SUSPECT_CONFIDENCE = 0.5  # probability, and share of the neighbours, that another class than the label's must have
+NUM_NEIGHBOURS = 10  # nearest training images that vote
+MIN_SUSPECT_CONFIDENCE = 0.5  # smallest probability, and share of the neighbours, of another class for a suspect label
 
 
 @dataclass(frozen=True)
 class GaussianStats:
-    """Gaussians of one covariance: `means` (K, d) and `whiten` (d, d), which makes the covariance the identity."""
+    """Gaussians with a shared covariance: `means` (K, d) and `whiten` (d, d), which maps the covariance to the
+    identity."""
 
     means: np.ndarray
     whiten: np.ndarray
 
     def distances(self, features: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n,): squared Mahalanobis distance from the nearest mean."""
+        """Compute squared Mahalanobis distances (n,) of (n, d) features to the nearest mean."""
         points, means = features @ self.whiten.T, self.means @ self.whiten.T
         squared = (points**2).sum(1)[:, None] - 2 * points @ means.T + (means**2).sum(1)
         return np.maximum(squared.min(1), 0.0)
@@ -40,13 +41,13 @@ class GaussianStats:
 
 @dataclass(frozen=True)
 class MahalanobisDetector:
-    """Gaussians of training images; `classes` is None where images have several labels."""
+    """Gaussians of training images; `classes` is None for multi-label data."""
 
     classes: GaussianStats | None
     whole: GaussianStats
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """(n, d) -> (n,) float64 scores; without classes, the squared distance from the mean of all."""
+        """Compute (n,) float64 scores of (n, d) features; without classes, the squared distance to the overall mean."""
         parts = [
             features[start : start + CHUNK_IMAGES].astype(np.float64) for start in range(0, len(features), CHUNK_IMAGES)
         ]
@@ -57,21 +58,21 @@ class MahalanobisDetector:
 
 
 def fit_mahalanobis_detector(features: np.ndarray, labels: np.ndarray, classes: int) -> MahalanobisDetector:
-    """(n, d) features and (n,) or (n, K) labels of training images -> the detector.
+    """Fit the detector to (n, d) features and (n,) or (n, K) labels of training images.
 
     Raises DataError for fewer than two images.
     """
     if len(features) < 2:
-        raise DataError(f"{len(features)} training images do not tell what is usual", "two at least are needed")
+        raise DataError(f"{len(features)} training images are too few to detect outliers", "use two at least")
     whole = fit_gaussian(features, np.zeros(len(features), dtype=np.int64), 1)
     return MahalanobisDetector(None if labels.ndim == 2 else fit_gaussian(features, labels, classes), whole)
 
 
 def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> GaussianStats:
-    """(n, d) features and (n,) labels -> the means of classes that have images, and their shared covariance, whitened.
+    """Fit the means of classes with images, and their shared whitened covariance, to (n, d) features and (n,) labels.
 
     The covariance is shrunk towards a multiple of the identity (Ledoit and Wolf, 2004): (1 - a) S + a trace(S) / d I,
-    with a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2), x the distance from the own mean. Features
+    with a = min(1, (sum |x|^4 / n - |S|^2) / n / |S - trace(S) / d I|^2), x the distance from the class mean. Features
     are read chunk by chunk, twice.
     """
     count, width = features.shape
@@ -89,16 +90,16 @@ def fit_gaussian(features: np.ndarray, labels: np.ndarray, classes: int) -> Gaus
     level = np.trace(scatter) / width
     spread, noise = ((scatter - level * np.eye(width)) ** 2).sum(), (fourth / count - (scatter**2).sum()) / count
     shrinkage = min(1.0, max(0.0, noise / spread)) if spread > 0 else 1.0
-    level = level or np.finfo(np.float32).tiny  # all features alike
+    level = level or np.finfo(np.float32).tiny  # all features are equal
     covariance = (1 - shrinkage) * scatter + max(shrinkage, 1e-9) * level * np.eye(width)
     return GaussianStats(means[sizes > 0], np.linalg.inv(np.linalg.cholesky(covariance)))
 
 
 def compute_outlier_separation(usual: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """Return how well scores of usual images (n,) and others (m,) are told apart.
+    """Measure how well the scores separate familiar images (n,) from others (m,).
 
-    `auroc`: the probability that one of the others scores higher, ties count half. `fpr95`: the share of the others
-    below the `limit` that 95 % of the usual images pass.
+    `auroc`: the probability that one of the others has a higher score, ties count half. `fpr95`: the share of the
+    others below the `limit` that 95 % of the familiar images pass.
     """
     order = np.sort(usual)
     below, at = np.searchsorted(order, other, side="left"), np.searchsorted(order, other, side="right")
@@ -111,9 +112,9 @@ def compute_outlier_separation(usual: np.ndarray, other: np.ndarray) -> dict[str
 
 
 class SuspectLabel(NamedTuple):
-    """An image whose label is probably wrong; classes are positions.
+    """An image whose label is probably wrong; classes are indices.
 
-    `score`, 0 to 1: mean of how far probability and share of the named classes are above those of the label.
+    `score`, 0 to 1: mean margin of the probability and the neighbour share of the predicted classes over the label's.
     """
 
     sample: int
@@ -126,10 +127,10 @@ class SuspectLabel(NamedTuple):
 
 
 def find_suspect_labels(p: np.ndarray, shares: np.ndarray, labels: np.ndarray) -> list[SuspectLabel]:
-    """(n, K) probabilities, (n, K) shares of the neighbours and (n,) labels -> the suspects, the surest first.
+    """Find suspect labels (n,), most certain first, from (n, K) probabilities and (n, K) shares of the neighbours.
 
-    A label is suspect where both name another class, each with `MIN_SUSPECT_CONFIDENCE` at least; they may name
-    different ones.
+    A label is suspect if both predict another class with at least `MIN_SUSPECT_CONFIDENCE`; they may predict different
+    ones.
     """
     rows = np.arange(len(labels))
     answer, neighbour = p.argmax(1), shares.argmax(1)
@@ -154,14 +155,14 @@ def compute_neighbour_shares(
     own: np.ndarray | None = None,
     k: int = NUM_NEIGHBOURS,
 ) -> np.ndarray:
-    """(n, d) features, (m, d) training features and their (m,) labels -> (n, K) class shares of the k nearest.
+    """Compute (n, K) class shares of the k nearest of (m, d) training features with (m,) labels, for (n, d) features.
 
-    Nearest is by cosine. `own` (n,): the position of each image among the training images, -1 for none; it is no
-    neighbour of its own. With fewer than k others, all of them count; shares are 0 where there is none.
+    Nearest is by cosine. `own` (n,): the index of each image among the training images, -1 for none; an image is not
+    its own neighbour. If there are fewer than k others, all of them count; shares are 0 if there are none.
     """
     _, rows = find_nearest_neighbours(memory, features, min(k + 1, len(memory)))
     itself = rows == (np.full(len(features), -1) if own is None else own)[:, None]
-    near = np.take_along_axis(rows, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]  # the image itself comes last
+    near = np.take_along_axis(rows, np.argsort(itself, axis=1, kind="stable"), 1)[:, :k]  # the image itself sorts last
     counted = np.arange(near.shape[1])[None] < np.minimum(k, rows.shape[1] - itself.sum(1))[:, None]
     cells = np.arange(len(features))[:, None] * classes + labels[near]
     shares = np.bincount(cells[counted], minlength=len(features) * classes).reshape(len(features), classes)

@@ -1,7 +1,7 @@
-"""How near generated images come to real ones, by features of both: distances of distributions, and copies.
+"""Distances between the feature distributions of generated and real images, and detection of copies.
 
-n real and m generated images with d features each. A figure belongs to the feature space that it was taken in: what is
-published as FID is the Fréchet distance in that of one Inception network.
+n real and m generated images with d features each. A metric is specific to its feature space: published FID values are
+the Fréchet distance in that of one Inception network.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 FeatureMoments = tuple[np.ndarray, np.ndarray]  # mean (d,) and covariance (d, d) of features
-PRECISION_NEIGHBOURS = 3  # of precision and recall (arXiv:1904.06991, section 3)
-DENSITY_NEIGHBOURS = 5  # of density and coverage (arXiv:2002.09797, section 4)
-CHUNK_ROWS = 1024  # of a table of distances that are in memory at a time
-COPY_QUANTILE = 0.01  # quantile of distances among training images below which an image is near to be a copy
+PRECISION_NEIGHBOURS = 3  # k of precision and recall (arXiv:1904.06991, section 3)
+DENSITY_NEIGHBOURS = 5  # k of density and coverage (arXiv:2002.09797, section 4)
+CHUNK_ROWS = 1024  # rows of a distance matrix in memory at a time
+COPY_QUANTILE = 0.01  # quantile of the distances among training images below which an image counts as a copy
 
 
 def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
-    """(n, d) and (m, d) features -> the squared Fréchet distance of Gaussians fitted to both (arXiv:1706.08500, Eq. 6),
+    """Compute the squared Fréchet distance of Gaussians fitted to (n, d) and (m, d) features (arXiv:1706.08500, Eq. 6),
     with covariances over n - 1.
 
-    It is larger for few images, so that only distances of equally many can be compared. Of fewer images than features
-    no covariance is needed: with both tables centred, the trace of the root is the sum of the singular values of their
-    product (n, m). Raises ValueError for fewer than two.
+    It is larger for few images, so only distances of equally many images are comparable. With fewer images than
+    features no covariance is needed: the trace of the root is the sum of the singular values of the product (n, m) of
+    the centred matrices. Raises ValueError for fewer than two images.
     """
     if min(len(real), len(generated)) < 2:
-        raise ValueError("a covariance needs two images at least")
+        raise ValueError("a covariance needs at least two images")
     if max(len(real), len(generated)) >= real.shape[1]:
         return frechet_distance_of_moments(compute_moments(real), compute_moments(generated))
     tables = [np.asarray(rows, np.float64) for rows in (real, generated)]
@@ -37,14 +37,14 @@ def frechet_distance(real: np.ndarray, generated: np.ndarray) -> float:
 
 
 def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments) -> float:
-    """Means (d,) and covariances (d, d) -> |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), at least 0.
+    """Compute |mu - mu'|^2 + tr(C + C' - 2 (C C')^(1/2)), at least 0, from means (d,) and covariances (d, d).
 
     The trace of the root is the sum of the roots of the eigenvalues of C^(1/2) C' C^(1/2), which is symmetric. Raises
-    ValueError for other sizes.
+    ValueError for different feature widths.
     """
     (mean, cov), (other, other_cov) = real, generated
     if cov.shape != other_cov.shape:
-        raise ValueError(f"moments of {len(mean)} and of {len(other)} features")
+        raise ValueError(f"moments of {len(mean)} and of {len(other)} features are not comparable")
     values, vectors = np.linalg.eigh(cov)
     root = vectors * np.sqrt(values.clip(min=0)) @ vectors.T
     roots = np.sqrt(np.linalg.eigvalsh(root @ other_cov @ root).clip(min=0)).sum()
@@ -52,7 +52,7 @@ def frechet_distance_of_moments(real: FeatureMoments, generated: FeatureMoments)
 
 
 def compute_moments(features: np.ndarray) -> FeatureMoments:
-    """(n, d) -> mean (d,) and covariance (d, d), float64."""
+    """Compute the mean (d,) and covariance (d, d), float64, of (n, d) features."""
     rows = np.asarray(features, np.float64)
     return rows.mean(0), np.atleast_2d(np.cov(rows, rowvar=False))
 
@@ -60,17 +60,17 @@ def compute_moments(features: np.ndarray) -> FeatureMoments:
 def compute_precision_recall(
     real: np.ndarray, generated: np.ndarray, k: int = PRECISION_NEIGHBOURS
 ) -> tuple[float, float]:
-    """(n, d) and (m, d) features -> precision and recall (arXiv:1904.06991, Eqs. 1-2), shares of 0 to 1.
+    """Compute precision and recall (arXiv:1904.06991, Eqs. 1-2), 0 to 1, of (n, d) real and (m, d) generated features.
 
-    precision: the share of generated images within the distance of some real one to its k-th neighbour
+    precision: the share of generated images within the distance of some real image to its k-th neighbour
     recall: the same with both exchanged
     """
     return share_within_neighbours(real, generated, k), share_within_neighbours(generated, real, k)
 
 
 def share_within_neighbours(centres: np.ndarray, others: np.ndarray, k: int) -> float:
-    """(n, d) and (m, d) features -> the share of the others that lie within the k-th neighbour's distance of some
-    centre."""
+    """Return the share of `others` (m, d) that are within the k-th neighbour's distance of any of the centres (n,
+    d)."""
     radii = compute_kth_distances(centres, k)
     inside = [(euclidean_distances(rows, centres) <= radii).any(1) for rows in split_feature_rows(others)]
     return float(torch.cat(inside).float().mean())
@@ -79,10 +79,10 @@ def share_within_neighbours(centres: np.ndarray, others: np.ndarray, k: int) -> 
 def compute_density_coverage(
     real: np.ndarray, generated: np.ndarray, k: int = DENSITY_NEIGHBOURS
 ) -> tuple[float, float]:
-    """(n, d) and (m, d) features -> density, 0 and more, and coverage, 0 to 1 (arXiv:2002.09797, Eqs. 2-3).
+    """Compute density, at least 0, and coverage, 0 to 1, of (n, d) and (m, d) features (arXiv:2002.09797, Eqs. 2-3).
 
-    density: in how many real images' circles up to their k-th neighbour a generated image lies, on average, over k
-    coverage: the share of real images in whose circle some generated one lies
+    density: the mean number of real images whose ball, up to their k-th neighbour, contains a generated image, over k
+    coverage: the share of real images whose ball contains a generated image
     """
     radii, hits, covered = compute_kth_distances(real, k), 0, torch.zeros(len(real), dtype=torch.bool)
     for rows in split_feature_rows(generated):
@@ -92,15 +92,15 @@ def compute_density_coverage(
 
 
 def measure_copy_share(train: np.ndarray, generated: np.ndarray) -> tuple[float, float]:
-    """(n, d) training images and (m, d) generated ones -> the share of these that are nearer to a training image than
-    the nearest hundredth of training images are to each other, and that distance."""
+    """Return the share of generated images (m, d) that are closer to a training image (n, d) than the `COPY_QUANTILE`
+    of nearest-neighbour distances among training images, and that distance."""
     limit = float(torch.quantile(compute_kth_distances(train, 1), COPY_QUANTILE))
     nearest = torch.cat([euclidean_distances(rows, train).min(1).values for rows in split_feature_rows(generated)])
     return float((nearest < limit).float().mean()), limit
 
 
 def compute_kth_distances(features: np.ndarray, k: int) -> Tensor:
-    """(n, d) -> (n,) float32: the distance of each to its k-th neighbour, itself left out; to the last where there are
+    """Compute distances (n,) float32 of (n, d) features to their k-th neighbour, or to the farthest if there are
     fewer."""
     k = min(k, len(features) - 1)
     rows = [euclidean_distances(part, features).kthvalue(k + 1).values for part in split_feature_rows(features)]
@@ -108,10 +108,10 @@ def compute_kth_distances(features: np.ndarray, k: int) -> Tensor:
 
 
 def euclidean_distances(rows: Tensor, others: np.ndarray) -> Tensor:
-    """(b, d), (n, d) -> (b, n) float32 Euclidean distances."""
+    """Compute (b, n) float32 Euclidean distances of (b, d) and (n, d)."""
     return torch.cdist(rows, torch.from_numpy(np.asarray(others, np.float32)))
 
 
 def split_feature_rows(features: np.ndarray) -> list[Tensor]:
-    """(n, d) -> parts of at most `CHUNK_ROWS` rows, (b, d) float32 each."""
+    """Split (n, d) features into chunks of at most `CHUNK_ROWS` rows, (b, d) float32 each."""
     return list(torch.from_numpy(np.asarray(features, np.float32)).split(CHUNK_ROWS))

@@ -1,4 +1,4 @@
-"""The Inception network in whose features FID is defined (torch-fidelity, extra `gen`)."""
+"""The Inception network whose features define FID (torch-fidelity, extra `gen`)."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch import Tensor
 
 from vitreous.errors import UsageError, install_hint
 
-FIRST_WEIGHT_NAME = "Conv2d_1a_3x3.conv.weight"  # in files of its weights
-SPATIAL_CHANNELS = 7  # channels of the middle layer that sFID compares, by place
+FIRST_WEIGHT_NAME = "Conv2d_1a_3x3.conv.weight"  # in weight files
+SPATIAL_CHANNELS = 7  # channels of the middle layer that sFID compares per position
 INCEPTION_BATCH_SIZE = 32
-SCORE_SPLIT_IMAGES = 5000  # images of a part of the Inception score
+SCORE_SPLIT_IMAGES = 5000  # images per split of the Inception score
 
 
 class Inception:
-    """Inception of 2015 (arXiv:1512.00567) of these weights, as the code of FID (arXiv:1706.08500) and of ADM
-    (arXiv:2105.05233) has it: images (n, H, W, C) to features.
+    """Inception of 2015 (arXiv:1512.00567) with these weights, as in the code of FID (arXiv:1706.08500) and of ADM
+    (arXiv:2105.05233): images (n, H, W, C) to features.
 
-    Raises UsageError where torch-fidelity is not installed, ValueError for weights of another form.
+    Raises UsageError if torch-fidelity is not installed, ValueError for weights of another architecture.
     """
 
     def __init__(self, weights: Mapping[str, Tensor], device: str = "cpu") -> None:
-        """`weights` by name, the first of them (32, 3, 3, 3)."""
+        """Build the network from `weights` by name, the first of them (32, 3, 3, 3)."""
         try:
             from torch_fidelity import FeatureExtractorInceptionV3
         except ImportError:
@@ -34,7 +34,7 @@ class Inception:
                 "Inception features need torch-fidelity, which is not installed", install_hint("gen")
             ) from None
         buffer = io.BytesIO()
-        torch.save(dict(weights), buffer)  # the library reads files alone
+        torch.save(dict(weights), buffer)  # the library only reads files
         buffer.seek(0)
         try:
             self.network: Any = FeatureExtractorInceptionV3("inception", ["2048", "logits_unbiased"], buffer)
@@ -44,13 +44,13 @@ class Inception:
         self.network.to(device).Mixed_6d.branch1x1.register_forward_hook(self.keep)
 
     def keep(self, module: Any, inputs: Any, output: Tensor) -> None:
-        """(b, 192, 17, 17) -> keep (b, 2023): what sFID reads of the layer that TensorFlow calls mixed_6/conv."""
+        """Store the sFID features (b, 2023) of (b, 192, 17, 17), the layer that TensorFlow calls mixed_6/conv."""
         self.middle.append(output[:, :SPATIAL_CHANNELS].movedim(1, -1).flatten(1))
 
     @torch.inference_mode()
     def features(self, images: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, H, W, 1 or 3) uint8 -> "rows" (n, 2048), "spatial" (n, 2023) and "logits" (n, 1008) without bias,
-        float32."""
+        """Compute "rows" (n, 2048), "spatial" (n, 2023) and "logits" (n, 1008) without bias, float32, of (n, H, W, 1 or
+        3) uint8 images."""
         pixels = torch.from_numpy(images).movedim(-1, 1)
         parts: dict[str, list[Tensor]] = {"rows": [], "spatial": [], "logits": []}
         for batch in pixels.expand(-1, 3, -1, -1).split(INCEPTION_BATCH_SIZE):
@@ -61,8 +61,8 @@ class Inception:
 
 
 def inception_score(logits: np.ndarray) -> float:
-    """(n, K) -> the Inception score (arXiv:1606.03498): exp of the mean divergence of p(class | image) from the mean of
-    all, averaged over parts of `SCORE_SPLIT_IMAGES` images."""
+    """Compute the Inception score (arXiv:1606.03498) of (n, K) logits: exp of the mean divergence of p(class | image)
+    from the mean of all, averaged over splits of `SCORE_SPLIT_IMAGES` images."""
     scores = []
     for part in torch.from_numpy(logits).double().log_softmax(1).split(SCORE_SPLIT_IMAGES):
         mean = part.exp().mean(0, keepdim=True).log()

@@ -1,6 +1,6 @@
 """k-nearest-neighbour classification as in DINO (arXiv:2104.14294, section 4.1 and appendix F.2).
 
-n training images, m judged ones, d numbers of a feature, K classes, k neighbours.
+n training images, m evaluated images, d features, K classes, k neighbours.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from vitreous.evaluation.evaluator import Evaluator, SplitOutputs
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.report import Report
 
-MEMORY_CHUNK, QUERY_CHUNK = 16_384, 1_024  # images whose similarities are in memory at a time
+MEMORY_CHUNK, QUERY_CHUNK = 16_384, 1_024  # images per chunk of the similarity matrix
 VOTE_TEMPERATURE = 0.07
-DEFAULT_NEIGHBOURS = 20  # DINO's best
+DEFAULT_NEIGHBOURS = 20  # the best value of DINO
 
 
 class KNNEvaluator(Evaluator):
-    """Judges features (n, d) by the votes of the `k` nearest features of the labelled split `memory`.
+    """Evaluates features (n, d) by the votes of the `k` nearest features of the labelled split `memory`.
 
-    Without a `memory`, neighbours are the other judged images.
+    Without a `memory`, neighbours are the other evaluated images.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class KNNEvaluator(Evaluator):
         self.name = f"knn_{self.labels.metric}"
 
     def splits(self, split: Split) -> tuple[Split, ...]:
-        """The judged split, and the one of the neighbours."""
+        """Return the evaluated split, and the split of the neighbours."""
         return (split,) if self.memory is None else (split, self.memory)
 
     def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
-        """Return top-1 or mAP of the votes, with its 95 % interval; unreadable images are wrong, and no neighbours.
+        """Compute top-1 or mAP of the votes with its 95 % interval; unreadable images are wrong, and are no neighbours.
 
-        Raises DataError where no image is left to be a neighbour.
+        Raises DataError if no neighbours are left.
         """
         memory, own = others[0] if others else outputs, not others
         rows, labels = memory.rows[memory.readable], memory.split.labels[memory.readable]
         k = min(self.k, len(rows) - own)
         if k < 1:
             problem = "nearest neighbours need labelled images that can be read"
-            raise DataError(problem, "add images, or judge without them")
+            raise DataError(problem, "add images, or evaluate without neighbours")
         logits = np.zeros((len(outputs.rows), len(self.classes)))
         cosines, near = find_nearest_neighbours(rows, outputs.rows[outputs.readable], k, self.device, own)
         logits[outputs.readable] = self.labels.shares_to_logits(
@@ -72,10 +72,10 @@ class KNNEvaluator(Evaluator):
 def find_nearest_neighbours(
     memory: np.ndarray, queries: np.ndarray, k: int, device: str = "cpu", own: bool = False
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, d) and (m, d) features -> (m, k) cosines, the nearest first, and (m, k) int64 rows of `memory`.
+    """Return cosines (m, k), nearest first, and `memory` rows (m, k) int64, of (n, d) memory and (m, d) query features.
 
     `memory` is read once, a chunk at a time, so it may be larger than RAM. `own`: the queries are the memory, and none
-    is its own neighbour. A feature of zeros has cosine 0 to all. Raises ValueError for more neighbours than there are.
+    is its own neighbour. A zero feature has cosine 0 to all. Raises ValueError if there are fewer than k neighbours.
     """
     if k > len(memory) - own:
         raise ValueError(f"{k} neighbours of {len(memory) - own}")
@@ -100,19 +100,19 @@ def find_nearest_neighbours(
 
 
 def to_unit_rows(rows: np.ndarray, device: str) -> Tensor:
-    """(b, d) -> (b, d) of length one, on a device."""
+    """Normalise (b, d) rows to unit length on a device."""
     return F.normalize(torch.from_numpy(np.array(rows, dtype=np.float32)).to(device), dim=1)
 
 
 def compute_neighbour_votes(
     cosines: np.ndarray, rows: np.ndarray, labels: np.ndarray, classes: int, temperature: float = VOTE_TEMPERATURE
 ) -> np.ndarray:
-    """(m, k) cosines and rows of neighbours, and labels (n,) or (n, K) -> (m, K) float64 shares of the votes.
+    """Compute shares of the votes (m, K) float64 from (m, k) cosines and rows, and labels (n,) or (n, K).
 
-    A neighbour counts exp(cosine / temperature). Shares of one label an image sum to one; of several, each is a class's
-    own.
+    A neighbour counts exp(cosine / temperature). Shares of single-label data sum to one; those of multi-label data are
+    independent per class.
     """
-    # the nearest counts 1: quotients are the same
+    # relative to the nearest neighbour: the shares do not change
     weights = np.exp((cosines - cosines[:, :1]).astype(np.float64) / temperature)
     weights /= weights.sum(1, keepdims=True)
     if labels.ndim == 1:

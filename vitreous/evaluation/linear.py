@@ -1,10 +1,10 @@
-"""Logistic regression on frozen features, its penalty chosen on held-out images, and few-shot ridge regression.
+"""Logistic regression on frozen features with a penalty chosen on held-out images, and few-shot ridge regression.
 
-n images, d numbers of a feature, K classes. For features standardised by the training images it minimises the mean loss
-+ l2 / 2 |W|^2, the loss being softmax cross-entropy, or for several labels an image the sum of sigmoid losses.
+n images, d features, K classes. For features standardised by the training images it minimises the mean loss + l2 / 2
+|W|^2. The loss is softmax cross-entropy, or the sum of sigmoid losses for multi-label data.
 
-Small sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's L-BFGS:
-the same optimum, with one chunk in memory.
+Small data sets are solved by scikit-learn. Large ones are read from disk chunk by chunk, on any device, for scipy's
+L-BFGS: the same optimum, with one chunk in memory.
 """
 
 from __future__ import annotations
@@ -22,23 +22,21 @@ from vitreous.data.labels import LabelKind, get_label_kind
 from vitreous.errors import DataError
 from vitreous.tasks.multilabel_metrics import MeanAveragePrecision
 
-MAX_SKLEARN_ELEMENTS = 10_000_000  # numbers of features that scikit-learn is given, in float64
-LOSS_CHUNK_IMAGES = 16_384  # images whose loss is computed at a time
-# of L-BFGS: iterations at most, and the largest number of a gradient that is taken for none
+MAX_SKLEARN_ELEMENTS = 10_000_000  # largest number of feature values for scikit-learn, in float64
+LOSS_CHUNK_IMAGES = 16_384  # images per chunk of the loss
+# L-BFGS: maximum number of iterations, and gradient tolerance (largest component)
 MAX_LBFGS_STEPS, GRADIENT_TOLERANCE = 1_000, 1e-5
-COARSE_PENALTIES = tuple(10.0**power for power in range(2, -7, -1))  # penalties tried first, from strong to weak
-NUM_HALVINGS = 3  # of the step between the powers, around the best
+COARSE_PENALTIES = tuple(10.0**power for power in range(2, -7, -1))  # coarse search, from strong to weak
+NUM_HALVINGS = 3  # halvings of the step between powers around the best
 NUM_PENALTY_FITS = len(COARSE_PENALTIES) + 2 * NUM_HALVINGS
-ABSENT_CLASS_MARGIN = (
-    20.0  # how far below the others, for a mean image, the logit of a class lies that has no training image
-)
-DEFAULT_SHOTS = (1, 5, 10, 25)  # of few-shot regression
-RIDGE_L2 = 2.0**10  # its penalty
-RIDGE_BIAS_FEATURE = 100.0  # its constant feature: so large that the penalty hardly touches its weight
-RIDGE_CHUNK_IMAGES = 8_192  # images scored at a time
-STD_EPSILON = 1e-5  # added to its deviations
+ABSENT_CLASS_MARGIN = 20.0  # logit margin below the other classes, for a mean image, of a class without training images
+DEFAULT_SHOTS = (1, 5, 10, 25)  # images per class of few-shot regression
+RIDGE_L2 = 2.0**10  # penalty of few-shot regression
+RIDGE_BIAS_FEATURE = 100.0  # constant feature: so large that the penalty hardly affects its weight
+RIDGE_CHUNK_IMAGES = 8_192  # images per chunk of scores
+STD_EPSILON = 1e-5  # added to the standard deviations
 
-#: called after every fit with its penalty and its score
+#: called after every fit with the penalty and the score
 OnFit = Callable[[float, float], None]
 
 
@@ -51,7 +49,7 @@ class LinearClassifier:
     l2: float
 
     def logits(self, features: np.ndarray) -> np.ndarray:
-        """(m, d) -> (m, K) float32."""
+        """Compute (m, K) float32 logits of (m, d) features."""
         weight = self.weight.T.astype(np.float32)
         parts = [features[low : low + LOSS_CHUNK_IMAGES] @ weight for low in range(0, len(features), LOSS_CHUNK_IMAGES)]
         return np.concatenate(parts) + self.bias.astype(np.float32)
@@ -59,7 +57,7 @@ class LinearClassifier:
 
 @dataclass(frozen=True)
 class LabelledFeatures:
-    """Training images: features (n, d), the `rows` of them that count, and labels of all, (n,) int64 or (n, K)."""
+    """Training images: features (n, d), the indices `rows` of those in use, and all labels, (n,) int64 or (n, K)."""
 
     features: np.ndarray
     labels: np.ndarray
@@ -70,36 +68,36 @@ class LabelledFeatures:
 
     @property
     def kind(self) -> LabelKind:
-        """Whether an image has one label, or any number."""
+        """Whether the data are single-label or multi-label."""
         return get_label_kind(self.labels.ndim == 2)
 
     def with_rows(self, rows: np.ndarray) -> LabelledFeatures:
-        """Return the same with other `rows` (m,)."""
+        """Return a copy with other `rows` (m,)."""
         return LabelledFeatures(self.features, self.labels, rows, self.classes, device=self.device)
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and deviation of each feature, (d,) float64; the deviation of a constant one is 1."""
+        """Return mean and standard deviation of each feature, (d,) float64; the std of a constant feature is 1."""
         mean = np.sum([self.features[part].sum(0, dtype=np.float64) for part in self.parts()], 0) / len(self.rows)
         squares = [((self.features[part] - mean) ** 2).sum(0) for part in self.parts()]
         spread = np.sqrt(np.sum(squares, 0) / len(self.rows))
         return mean, np.where(spread > 1e-6 * np.abs(mean) + 1e-12, spread, 1.0)
 
     def parts(self) -> list[np.ndarray]:
-        """Return the rows, (m,) at a time."""
+        """Return the rows in chunks, (m,) each."""
         return [self.rows[low : low + LOSS_CHUNK_IMAGES] for low in range(0, len(self.rows), LOSS_CHUNK_IMAGES)]
 
 
 def fit_linear_classifier(
     known: LabelledFeatures, l2: float, start: LinearClassifier | None = None
 ) -> LinearClassifier:
-    """Return the classifier of a penalty; `start` shortens the search. A class without an image is never the answer.
+    """Fit the classifier with a penalty; `start` is a warm start. A class without images is never predicted.
 
-    Raises DataError where all images are of one class.
+    Raises DataError if all images are of one class.
     """
     labels = known.labels[known.rows]
     present = np.flatnonzero(known.kind.count_classes(labels, known.classes))
     if len(present) < known.kind.least_classes:
-        raise DataError("all training images are of one class", "a classifier needs two")
+        raise DataError("all training images are of one class", "use images of at least two classes")
     mean, spread = known.moments()
     small = len(known.rows) * known.features.shape[1] <= MAX_SKLEARN_ELEMENTS and known.kind.is_exclusive
     begin = (
@@ -113,15 +111,15 @@ def fit_linear_classifier(
 
 
 FeatureStatistics = tuple[np.ndarray, np.ndarray]
-# weight (K', d) and bias (K',), for standardised features and the classes that are there
+# weight (K', d) and bias (K',), for standardised features and the classes with images
 LinearSolution = tuple[np.ndarray, np.ndarray]
 
 
 def solve_with_sklearn(
     known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
 ) -> LinearSolution:
-    """Solve with scikit-learn for weight (K', d) and bias (K',); for two classes it has one row w = w1 - w0 with its
-    penalty."""
+    """Solve with scikit-learn for weight (K', d) and bias (K',); two classes have one row w = w1 - w0, with the
+    equivalent penalty."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
@@ -138,7 +136,7 @@ def solve_with_sklearn(
         weight, bias = (begin[0][1:] - begin[0][:1], begin[1][1:] - begin[1][:1]) if two else begin
         model.coef_, model.intercept_ = weight.copy(), bias.copy()
     with warnings.catch_warnings():
-        # a penalty so weak that it takes longer is not the one chosen
+        # a penalty so weak that it needs more iterations is not chosen
         warnings.simplefilter("ignore", ConvergenceWarning)
         model.fit(x, y)
     weight, bias = np.asarray(model.coef_), np.asarray(model.intercept_)
@@ -148,20 +146,20 @@ def solve_with_sklearn(
 def solve_with_lbfgs(
     known: LabelledFeatures, present: np.ndarray, l2: float, moments: FeatureStatistics, begin: LinearSolution | None
 ) -> LinearSolution:
-    """Solve with L-BFGS for weight (K', d) and bias (K',), each loss and gradient a sum over chunks."""
+    """Solve with L-BFGS for weight (K', d) and bias (K',); loss and gradient are sums over chunks."""
     from scipy.optimize import minimize
 
     shape = len(present), known.features.shape[1] + 1
     mean, spread = (torch.from_numpy(moment).float().to(known.device) for moment in moments)
 
     def chunk(rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Standardised features with a 1 for the bias, and labels."""
+        """Return standardised features with a 1 for the bias, and labels."""
         x = (torch.from_numpy(np.asarray(known.features[rows], dtype=np.float32)).to(known.device) - mean) / spread
         y = known.kind.select_classes(known.labels[rows], present, known.classes)
         return F.pad(x, (0, 1), value=1.0), torch.from_numpy(y).to(known.device)
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        """Loss and gradient at (K' (d + 1),) weights."""
+        """Compute loss and gradient at (K' (d + 1),) weights."""
         weight = torch.from_numpy(flat.reshape(shape)).float().to(known.device)
         total, slope = 0.0, np.zeros(shape)
         for rows in known.parts():
@@ -181,7 +179,7 @@ def solve_with_lbfgs(
 
 
 def compute_loss_and_gradient(logits: Tensor, labels: Tensor) -> tuple[float, Tensor]:
-    """(b, K) logits and (b,) or (b, K) labels -> the sum of their losses, and its gradient (b, K)."""
+    """Compute the sum of the losses of (b, K) logits and (b,) or (b, K) labels, and its gradient (b, K)."""
     if labels.ndim == 2:
         return float(F.binary_cross_entropy_with_logits(logits, labels, reduction="sum")), logits.sigmoid() - labels
     gradient = logits.softmax(1)
@@ -194,9 +192,9 @@ def search_penalty(
 ) -> tuple[float, float]:
     """Return the penalty with the best top-1 or mAP on held-out images, and that score.
 
-    Powers of ten from strong to weak, each fit begun at the one before; then the step around the best is halved,
-    `NUM_HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties take the stronger
-    penalty.
+    Tries powers of ten from strong to weak, each fit started at the previous solution; then the step around the best is
+    halved `NUM_HALVINGS` times (CLIP's search, arXiv:2103.00020, appendix A.3, has the same form). Ties choose the
+    stronger penalty.
     """
     tried: dict[float, float] = {}
     last: LinearClassifier | None = None
@@ -234,7 +232,7 @@ def score_logits(logits: np.ndarray, labels: np.ndarray) -> float:
 class RidgeClassifier:
     """Few-shot ridge regression (arXiv:2010.11929, section 4.1), with the details of big_vision's fewshot_lsr.py.
 
-    A linear map of standardised features: `weight` (d + 1, K), its last row that of the constant feature.
+    A linear map of standardised features: `weight` (d + 1, K), whose last row is for the constant feature.
     """
 
     mean: np.ndarray
@@ -242,19 +240,19 @@ class RidgeClassifier:
     weight: np.ndarray
 
     def scores(self, features: np.ndarray) -> np.ndarray:
-        """(m, d) -> (m, K) float64, about 1 for a class and -1 for the others."""
+        """Compute (m, K) float64 scores of (m, d) features, about 1 for a class and -1 for the others."""
         parts = [features[low : low + RIDGE_CHUNK_IMAGES] for low in range(0, len(features), RIDGE_CHUNK_IMAGES)]
         return np.concatenate([self.standard(part) @ self.weight for part in parts])
 
     def standard(self, features: np.ndarray) -> np.ndarray:
-        """(m, d) -> (m, d + 1) float64."""
+        """Return the (m, d + 1) float64 standardised inputs of (m, d) features."""
         return standardise_features(features, self.mean, self.deviation)
 
 
 def fit_ridge_classifier(
     features: np.ndarray, labels: np.ndarray, classes: int, l2: float = RIDGE_L2
 ) -> RidgeClassifier:
-    """The map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1), and Y (n, K) 1 for a class and -1 for the others.
+    """Fit the map that minimises |X W - Y|^2 + l2 |W|^2 for X (n, d + 1) and Y (n, K), 1 for a class and -1 for others.
 
     W = (X^T X + l2 I)^-1 X^T Y = X^T (X X^T + l2 I)^-1 Y, by the eigenvectors of the smaller matrix.
     """
@@ -271,12 +269,11 @@ def fit_ridge_classifier(
 
 
 def standardise_features(features: np.ndarray, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-    """(m, d) -> (m, d + 1) float64: standardised, with the constant feature added."""
+    """Standardise (m, d) features and add the constant feature -> (m, d + 1) float64."""
     return np.pad((features - mean) / deviation, ((0, 0), (0, 1)), constant_values=RIDGE_BIAS_FEATURE)
 
 
 def shuffle_rows_by_class(labels: np.ndarray, classes: int, seed: int) -> list[np.ndarray]:
-    """Return the rows of each class of (n,) labels in the order a seed draws them: the first `shots` are the training
-    set."""
+    """Return the rows of each class of (n,) labels in random order by seed: the first `shots` are the training set."""
     generator = np.random.default_rng(seed)
     return [generator.permutation(np.flatnonzero(labels == label)) for label in range(classes)]

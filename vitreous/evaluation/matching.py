@@ -1,7 +1,7 @@
-"""Which answers of a detector are of which objects of an image, as COCO pairs them, and what is wrong with the others.
+"""Match the detections of an image with its objects as COCO does, and classify the errors of the others.
 
-n answers and g objects of an image; T thresholds of intersection over union (IoU), A ranges of areas. What is paired is
-handed on as a table of float64, a row for each answer and each object, with the columns of `MatchColumn`.
+n detections and g objects of an image; T thresholds of intersection over union (IoU), A area ranges. The result is a
+float64 table with one row per detection and per object and the columns of `MatchColumn`.
 """
 
 from __future__ import annotations
@@ -18,63 +18,62 @@ from vitreous.errors import ResourceError, install_hint
 from vitreous.inference.libraries import import_optional_library
 from vitreous.tasks.detections import Detections, encode_placed_mask
 
-IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # of IoU
+IOU_THRESHOLDS = np.linspace(0.5, 0.95, 10)  # IoU thresholds of COCO
 AREA_RANGES = ((0.0, 1e10), (0.0, 32.0**2), (32.0**2, 96.0**2), (96.0**2, 1e10))  # pixels: all, small, medium, large
-MAX_DETECTIONS_PER_CLASS = 100  # answers of a class on an image, those of the highest scores
-BACKGROUND_IOU = 0.1  # IoU below which an answer has nothing to do with an object (arXiv:2008.08115)
-MAX_FEDERATED_DETECTIONS = 300  # answers for an image of a federated data set
+MAX_DETECTIONS_PER_CLASS = 100  # highest-scoring detections of a class on an image
+BACKGROUND_IOU = 0.1  # below this IoU a detection is background (arXiv:2008.08115)
+MAX_FEDERATED_DETECTIONS = 300  # detections per image of a federated data set
 
 
 class MatchColumn(IntEnum):
-    """Columns of the table; from `KINDS` on, `RegionColumn` for each kind of region: boxes, or masks and then boxes."""
+    """Columns of the table; from `KINDS` on, `RegionColumn` per region type: boxes, or masks and then boxes."""
 
-    TRUTH = 0  # 1: an object that is there, 0: an answer
+    TRUTH = 0  # 1: a ground-truth object, 0: a detection
     LABEL = 1
-    SCORE = (
-        2  # of an answer; of an object that of the answer which has most in common with it, whatever its class, or -1
-    )
-    PARTNER = 3  # of an answer the class of the object it has most in common with, or -1
+    SCORE = 2  # score: of a detection; of an object, of the detection with the highest IoU in any class, or -1
+    PARTNER = 3  # of a detection: the class of the object with the highest IoU, or -1
     KINDS = 4
 
 
 class RegionColumn(IntEnum):
-    """Columns for one kind of region. Bits of `MATCHED` and `IGNORED` are numbered area * T + threshold."""
+    """Columns of one region type. Bits of `MATCHED` and `IGNORED` are numbered area * T + threshold."""
 
-    MATCHED = 0  # of an answer: where it has an object. Of an object: 1 where one has it at the first threshold
-    IGNORED = 1  # where it does not count; of an object for all thresholds of the area
-    ERROR = 2  # an `DetectionError`, or 0
-    MENDED = 3  # of an answer that is mended: the class it then finds an object of, -1 where another one has that
+    MATCHED = 0  # of a detection: bits where it matches an object. Of an object: 1 if matched at the first threshold
+    IGNORED = 1  # bits where it does not count; of an object for all thresholds of the area
+    ERROR = 2  # a `DetectionError`, or 0
+    MENDED = 3  # of a fixable detection: the class of the object it then matches, -1 if another one matches that
     WIDTH = 4
 
 
 class DetectionError(IntEnum):
-    """What is wrong with an answer, or an object, at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
+    """Errors of a detection or an object at an IoU of 0.5 (TIDE, arXiv:2008.08115)."""
 
     LOCALISATION = 1  # the right class, IoU from `BACKGROUND_IOU` to 0.5
     CLASS = 2  # IoU of at least 0.5 with an object of another class
     BOTH = 3  # another class, and IoU from `BACKGROUND_IOU` to 0.5
-    DUPLICATE = 4  # a better answer has the object
-    NOTHING = 5  # no object is near
-    MISSED = 6  # an object that no answer has, not even one that is wrong in its class or its place
+    DUPLICATE = 4  # a detection with a higher score matches the object
+    NOTHING = 5  # background: no object is near
+    MISSED = 6  # an object without any detection, not even one of a wrong class or location
 
 
 def require_mask_library() -> None:
-    """Raise ResourceError, with the command that installs it, where what compares masks is missing."""
+    """Raise ResourceError, with the command that installs it, if the mask library is missing."""
     import_mask_library()
 
 
 def import_mask_library() -> Any:
-    """Import what compares run lengths. Raises ResourceError, with what installs it, where it is missing."""
+    """Import the mask library. Raises ResourceError, with the command that installs it, if it is missing."""
     try:
         return import_optional_library("faster_coco_eval.core.mask")
     except ResourceError:
         raise ResourceError(
-            "masks are compared by faster-coco-eval, which is not installed", install_hint("dense")
+            "comparing masks needs faster-coco-eval, which is not installed", install_hint("dense")
         ) from None
 
 
 def box_iou(answers: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.ndarray:
-    """(n, 4) and (g, 4) boxes -> (n, g) float64 IoU; with a `crowd` (g,) bool the share of the answer that is in it."""
+    """Compute (n, g) float64 IoU of (n, 4) and (g, 4) boxes; for a `crowd` (g,) bool, the share of the detection
+    inside."""
     first, second = answers.astype(np.float64), truth.astype(np.float64)
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
     inner = sides.clip(0).prod(2)
@@ -85,7 +84,7 @@ def box_iou(answers: np.ndarray, truth: np.ndarray, crowd: np.ndarray) -> np.nda
 def mask_iou(
     answers: Sequence[Sequence[int]], truth: Sequence[Sequence[int]], crowd: np.ndarray, size: tuple[int, int]
 ) -> np.ndarray:
-    """The same of masks, n and g run lengths on an image of `size` (H, W): (n, g) float64. Raises ResourceError."""
+    """Compute (n, g) float64 IoU of masks as `box_iou`, from run lengths on an image (H, W). Raises ResourceError."""
     library = import_mask_library()
     if not len(answers) or not len(truth):
         return np.zeros((len(answers), len(truth)))
@@ -97,12 +96,12 @@ def mask_iou(
 def match_detections(
     iou: np.ndarray, crowd: np.ndarray, ignored: np.ndarray, thresholds: np.ndarray = IOU_THRESHOLDS
 ) -> np.ndarray:
-    """Pair answers and objects of one class: (A, T, n) int64, the object that each answer has, or -1.
+    """Match detections and objects of one class: (A, T, n) int64, the object index of each detection, or -1.
 
-    `iou` (n, g) of answers by falling score, `crowd` (g,) bool, `ignored` (A, g) bool. Answer by answer, COCO's rule:
+    `iou` (n, g) of detections by descending score, `crowd` (g,) bool, `ignored` (A, g) bool. COCO's rule:
 
-        for each answer: of the objects with an IoU of at least the threshold that no answer before has (a crowd may
-        have many), the one of the highest IoU, the last of equals; one that is ignored only where there is no other
+        for each detection: among unmatched objects with an IoU of at least the threshold (a crowd can match many),
+        choose the highest IoU, the last of equals; choose an ignored object only if there is no other
     """
     limits = np.minimum(thresholds, 1 - 1e-10)
     taken = np.zeros((len(ignored), len(limits), iou.shape[1]), bool)
@@ -114,7 +113,7 @@ def match_detections(
         row = iou[answer]
         able = (row >= limits[:, None])[None] & (~taken | crowd)
         best = np.full(owner.shape[:2], -1)
-        for group in (ignored, ~ignored):  # the second goes over the first
+        for group in (ignored, ~ignored):  # the second group takes precedence
             values = np.where(able & group[:, None], row, -1.0)
             place = last - values[..., ::-1].argmax(-1)
             best = np.where(values.max(-1) >= 0, place, best)
@@ -125,18 +124,18 @@ def match_detections(
 
 
 def flag_areas_out_of_range(areas: np.ndarray) -> np.ndarray:
-    """(n,) areas in pixels -> (A, n) bool: not of the range."""
+    """Return (A, n) bool: the areas (n,) in pixels that are out of each range."""
     return np.stack([(areas < low) | (areas > high) for low, high in AREA_RANGES])
 
 
 def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
-    """Pair the answers for an image with what is there: the table (m, columns) of `MatchColumn`, answers first.
+    """Match the detections of an image with its ground truth: a table (m, columns) of `MatchColumn`, detections first.
 
-    By boxes or, with `masks`, by masks and by boxes. At most `MAX_DETECTIONS_PER_CLASS` answers of a class count. The
-    area of an object is that of its mask, where it has one. Of a federated data set answers count whose class has an
-    object there, or is known to have none, at most `MAX_FEDERATED_DETECTIONS`; of a class of which not every object is
-    named those that have one (arXiv:1908.03195). Raises ValueError for answers or objects without masks that are to
-    have some.
+    Matches boxes or, with `masks`, masks and boxes. At most `MAX_DETECTIONS_PER_CLASS` detections of a class count. The
+    area of an object is that of its mask, if it has one. In a federated data set, detections count if their class has
+    an object in the image or is annotated as absent, at most `MAX_FEDERATED_DETECTIONS`; of a class that is not
+    annotated exhaustively, only matched detections count (arXiv:1908.03195). Raises ValueError for detections or
+    objects without required masks.
     """
     answers = answers.take(select_counted_detections(answers, truth))
     n, g, crowd = len(answers), len(truth), truth.crowd
@@ -147,7 +146,7 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
     regions = [(box_iou(answers.boxes, truth.boxes, crowd), compute_box_areas(answers.boxes))]
     if masks:
         if answers.masks is None or (runs is None and g):
-            raise ValueError("masks are compared where answers and objects have them")
+            raise ValueError("comparing masks needs masks of all detections and objects")
         own = np.array([sum(one[1::2]) for one in answers.masks], np.float64)
         regions.insert(0, (mask_iou(answers.masks, runs or [], crowd, answers.size), own))
     table = np.zeros((n + g, MatchColumn.KINDS + RegionColumn.WIDTH * len(regions)))
@@ -183,7 +182,7 @@ def match_image(answers: Detections, truth: Target, masks: bool) -> np.ndarray:
 
 
 def select_counted_detections(answers: Detections, truth: Target) -> np.ndarray:
-    """(m,) int64: the answers that count, in their order."""
+    """Return the indices (m,) int64 of the detections that count, in order."""
     if truth.verified is None:
         return np.flatnonzero(rank_in_class(answers.labels) < MAX_DETECTIONS_PER_CLASS)
     known = np.isin(answers.labels, np.union1d(truth.labels, truth.verified.absent))
@@ -191,7 +190,7 @@ def select_counted_detections(answers: Detections, truth: Target) -> np.ndarray:
 
 
 def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
-    """The run lengths of each object's mask, from the part of the image where it is; None of boxes alone."""
+    """Return the run lengths of each object's mask, pasted into the full image; None for boxes only."""
     if truth.layers is None:
         return None
     height, width = truth.size
@@ -205,12 +204,12 @@ def get_true_mask_runs(truth: Target) -> list[list[int]] | None:
 
 
 def compute_box_areas(boxes: np.ndarray) -> np.ndarray:
-    """(n, 4) boxes -> (n,) float64 areas."""
+    """Compute the areas (n,) float64 of (n, 4) boxes."""
     return (boxes[:, 2:].astype(np.float64) - boxes[:, :2]).prod(1)
 
 
 def rank_in_class(labels: np.ndarray) -> np.ndarray:
-    """(n,) labels -> (n,) int64: how many of the same label are in front."""
+    """Return (n,) int64: the number of preceding entries with the same label."""
     order = np.argsort(labels, kind="stable")
     _, first, counts = np.unique(labels[order], return_index=True, return_counts=True)
     ranks = np.empty(len(labels), np.int64)
@@ -219,21 +218,23 @@ def rank_in_class(labels: np.ndarray) -> np.ndarray:
 
 
 def pack_match_bits(flags: np.ndarray) -> np.ndarray:
-    """(A, T, n) bool -> (n,) float64, whole numbers below 2^53."""
+    """Pack (A, T, n) bool into (n,) float64 integers below 2^53."""
     flat = flags.reshape(len(AREA_RANGES) * len(IOU_THRESHOLDS), flags.shape[2])
     return (2.0 ** np.arange(len(flat))) @ flat
 
 
 def unpack_match_bits(numbers: np.ndarray) -> np.ndarray:
-    """(n,) float64 -> (A, T, n) bool: `pack_match_bits` undone."""
+    """Unpack (n,) float64 of `pack_match_bits` into (A, T, n) bool."""
     bits = np.arange(len(AREA_RANGES) * len(IOU_THRESHOLDS))
     flat = numbers.astype(np.int64)[None] >> bits[:, None] & 1
     return flat.astype(bool).reshape(len(AREA_RANGES), len(IOU_THRESHOLDS), len(numbers))
 
 
 def match_across_classes(iou: np.ndarray, answers: Detections, truth: Target) -> tuple[np.ndarray, np.ndarray]:
-    """Pair answers and objects whatever their classes, at an IoU of 0.5, crowds left out: of each answer the class of
-    its object (n,), or -1; of each object the score of its answer (g,), or -1. `iou` is (n, g)."""
+    """Match detections and objects regardless of class, at an IoU of 0.5, without crowds.
+
+    Returns the class of each detection's object (n,), or -1, and the score of each object's detection (g,), or -1.
+    `iou` is (n, g)."""
     objects = np.flatnonzero(~truth.crowd)
     owner = match_detections(
         iou[:, objects], truth.crowd[objects], np.zeros((1, len(objects)), bool), IOU_THRESHOLDS[:1]
@@ -248,9 +249,9 @@ def match_across_classes(iou: np.ndarray, answers: Detections, truth: Target) ->
 def classify_detection_errors(
     part: np.ndarray, iou: np.ndarray, owner: np.ndarray, ignored: np.ndarray, labels: np.ndarray, truth: Target
 ) -> None:
-    """Fill in `ERROR` and `MENDED` of `part` (n + g, `Part.WIDTH`), and `MATCHED` of objects.
+    """Set `ERROR` and `MENDED` of `part` (n + g, `RegionColumn` width), and `MATCHED` of objects.
 
-    `iou` (n, g), `owner` (n,) the object of each answer or -1, and `ignored` (n,) bool at an IoU of 0.5, `labels` (n,).
+    `iou` (n, g), `owner` (n,) the matched object index or -1, and `ignored` (n,) bool at an IoU of 0.5, `labels` (n,).
     """
     n, g = iou.shape
     same, single = labels[:, None] == truth.labels, ~truth.crowd
@@ -277,7 +278,7 @@ def classify_detection_errors(
 
 
 def classify_unmatched_detection(own: float, other: float) -> DetectionError:
-    """What is wrong with an answer that has no object, by its highest IoU with objects of its class and of others."""
+    """Classify an unmatched detection by its highest IoU with objects of its class and of others."""
     first = IOU_THRESHOLDS[0]
     if BACKGROUND_IOU <= own < first:
         return DetectionError.LOCALISATION
@@ -289,5 +290,5 @@ def classify_unmatched_detection(own: float, other: float) -> DetectionError:
 
 
 def select_region_columns(table: np.ndarray, kind: int) -> np.ndarray:
-    """(m, columns) -> (m, `Part.WIDTH`), the columns of the kind of regions of this number."""
+    """Select the columns of the region type of this index: (m, columns) -> (m, `RegionColumn` width)."""
     return table[:, MatchColumn.KINDS + kind * RegionColumn.WIDTH :][:, : RegionColumn.WIDTH]

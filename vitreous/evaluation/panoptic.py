@@ -1,7 +1,6 @@
-"""Panoptic quality: how well all segments of images are found, those of things and those of what is not counted
-(arXiv:1801.00868).
+"""Panoptic quality of segments: countable things and uncountable stuff (arXiv:1801.00868).
 
-S segments of an image, K classes, H and W pixels; of volumes D slices in front.
+S segments of an image, K classes, H and W pixels; volumes have D slices as the first axis.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ import scipy.ndimage
 
 from vitreous.data.annotations.target import IGNORE_INDEX, Target
 
-MIN_SEGMENT_OVERLAP = 0.5  # share of an instance that must still be free; share of a segment that may be unknown
+MIN_SEGMENT_OVERLAP = 0.5  # smallest free share of an instance; largest unknown share of a segment
 
 
 @dataclass(frozen=True, eq=False)
 class PanopticSegments:
-    """The segments of an image: `numbers` (*image) int32, the one of each pixel, or -1 where nobody knows; `labels`
-    (S,) int64, their classes; `crowd` (S,) bool: many things that nobody told apart."""
+    """The segments of an image: `numbers` (*image) int32, the segment index of each pixel, -1 if unknown; `labels` (S,)
+    int64, their classes; `crowd` (S,) bool: groups of things that are not separated."""
 
     numbers: np.ndarray
     labels: np.ndarray
@@ -27,7 +26,7 @@ class PanopticSegments:
 
 
 def segments_from_target(target: Target) -> PanopticSegments:
-    """The segments of an image with a class map: each object, and what is left of each class.
+    """Create segments from an annotation with a class map: one per object, and one per class for the remaining pixels.
 
     Raises ValueError without a class map.
     """
@@ -40,8 +39,8 @@ def segments_from_target(target: Target) -> PanopticSegments:
 
 
 def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> PanopticSegments:
-    """A class map (*image) alone -> segments: connected parts of each class of `things` (K,) bool, which touch at a
-    side or a corner, and each other class as it is."""
+    """Create segments from a class map (*image): one per connected component (including corners) of each class in
+    `things` (K,) bool, and one per other class."""
     numbers, labels = np.full(classes.shape, -1, np.int32), []
     for label in np.unique(classes[classes != IGNORE_INDEX]):
         if things[label]:
@@ -58,8 +57,8 @@ def segments_from_class_map(classes: np.ndarray, things: np.ndarray) -> Panoptic
 def add_remaining_segments(
     numbers: np.ndarray, classes: np.ndarray, labels: np.ndarray, crowd: np.ndarray
 ) -> PanopticSegments:
-    """Add a segment for what of each class of a map (*image) has none yet; `labels` (S,) and `crowd` (S,) are those of
-    the `numbers` (*image) so far."""
+    """Add one segment per class of a map (*image) for the pixels without a segment; `labels` (S,) and `crowd` (S,) are
+    those of the existing `numbers` (*image)."""
     free = (numbers < 0) & (classes != IGNORE_INDEX)
     rest, places = np.unique(classes[free], return_inverse=True)
     numbers = numbers.copy()
@@ -70,11 +69,11 @@ def add_remaining_segments(
 
 
 def count_panoptic_matches(truth: PanopticSegments, answer: PanopticSegments, count: int) -> np.ndarray:
-    """Pair the segments of an image: (K, 4) float64 of each class: the sum of IoU of pairs, pairs, answers without a
-    true segment, true segments without an answer.
+    """Match the segments of an image and count per class, (K, 4) float64: sum of IoU of matches, matches, false
+    positives, false negatives.
 
-    Two segments of a class are a pair where their IoU is above 0.5, unknown pixels left out, which no other can be.
-    Crowds are no segments; an answer of which more than half is unknown, or of a crowd of its class, does not count.
+    Two segments of a class match if their IoU is above 0.5, without unknown pixels; such a match is unique. Crowds are
+    not segments. A prediction does not count if more than half of it is unknown, or in a crowd of its class.
     """
     first, second = len(truth.labels), len(answer.labels)
     codes = (truth.numbers.astype(np.int64) + 1) * (second + 1) + answer.numbers + 1
@@ -95,10 +94,10 @@ def count_panoptic_matches(truth: PanopticSegments, answer: PanopticSegments, co
 
 
 def compute_panoptic_quality(counts: np.ndarray, things: np.ndarray) -> dict[str, float | None]:
-    """(K, 4) sums of `count_panoptic_matches`, `things` (K,) bool -> panoptic quality `pq`, of things and of the rest
-    alone, segmentation quality `sq` (the mean IoU of pairs) and recognition quality `rq` (F1 of segments).
+    """Compute panoptic quality `pq`, also of things and of stuff, segmentation quality `sq` (mean IoU of matches) and
+    recognition quality `rq` (F1 of segments) from (K, 4) sums of `count_panoptic_matches` and `things` (K,) bool.
 
-    Means over the classes that have a segment in either; None for none.
+    Means over the classes with a segment in prediction or ground truth; None if there are none.
     """
     total, pairs, false, lost = counts.T
     size = pairs + false / 2 + lost / 2

@@ -1,4 +1,4 @@
-"""Judging models that give a class to every pixel: confusion matrices of images, and the figures from them.
+"""Evaluate semantic segmentation: confusion matrices of images, and the metrics from them.
 
 n images, K classes, H and W pixels.
 """
@@ -26,15 +26,15 @@ from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 from vitreous.tasks.report import Report
 from vitreous.tasks.tiles import TileFunction, predict_class_map, to_native_array
 
-MIOU_BOOTSTRAP_DRAWS = 1000  # of the bootstrap
+MIOU_BOOTSTRAP_DRAWS = 1000  # bootstrap draws
 
 
 class SegmentationEvaluator(Evaluator):
-    """Judges class maps by the mean intersection over union (mIoU).
+    """Evaluates class maps by the mean intersection over union (mIoU).
 
-    A model's output for an image is its confusion matrix, (K * K,) counts of pixels by true and answered class. Behind
-    it are 4 K numbers of `count_boundary_pixels` if `boundary` is asked for, and 4 K of `count_panoptic_matches` where
-    `things` (K,) bool says which classes are counted: of these the answer has a segment for each connected part.
+    A model's output for an image is its confusion matrix, (K * K,) counts of pixels by true and predicted class. If
+    `boundary` is set, it is followed by 4 K values of `count_boundary_pixels`; if `things` (K,) bool marks countable
+    classes, by 4 K of `count_panoptic_matches`, with one predicted segment per connected component of these.
     """
 
     name = "miou"
@@ -45,11 +45,13 @@ class SegmentationEvaluator(Evaluator):
     def outputs(
         self, engine: ModelEngine, reader: EvalLoader, on_images: Callable[[int], None] = lambda images: None
     ) -> tuple[np.ndarray, dict[int, DataError]]:
-        """(n, K * K) float64 confusion matrices of the images of `reader.split`, at their own size, and what else is
-        counted; zeros for those that cannot be read, which come by position too. Raises DataError for annotations that
-        cannot be read."""
+        """Compute (n, K * K) float64 confusion matrices of the images of `reader.split`, at their native size, and the
+        other counts.
+
+        Unreadable images have zeros, and are also returned by index. Raises DataError for annotations that cannot be
+        read."""
         split, preprocess, count = reader.split, engine.preprocess, len(self.classes)
-        assert isinstance(split, AnnotatedSplit), "only annotated data have such evaluators"
+        assert isinstance(split, AnnotatedSplit), "the split must have annotations"
         width = count * count + 4 * count * (self.boundary + (self.things is not None))
         rows, bad = np.zeros((len(split), width)), {}
         for sample in range(len(split)):
@@ -64,7 +66,7 @@ class SegmentationEvaluator(Evaluator):
         return rows, bad
 
     def counts(self, truth: Target, answer: np.ndarray) -> np.ndarray:
-        """What is there and the class map (*image) int32 that is answered -> the image's row (width,) of numbers."""
+        """Compute an image's row (width,) of counts from its annotation and its predicted class map (*image) int32."""
         classes, count = truth.class_map(), len(self.classes)
         parts = [compute_pixel_confusion(classes, answer, count)]
         if self.boundary:
@@ -76,7 +78,7 @@ class SegmentationEvaluator(Evaluator):
         return np.concatenate([part.ravel() for part in parts])
 
     def figures(self, sums: np.ndarray) -> dict[str, float | None]:
-        """Sums (width,) of rows of images -> the figures."""
+        """Compute the metrics from the sums (width,) of the images' rows."""
         count, rest = len(self.classes), sums[len(self.classes) ** 2 :].reshape(-1, len(self.classes), 4)
         figures = compute_segmentation_metrics(sums[: count * count].reshape(count, count))
         if self.boundary:
@@ -84,15 +86,15 @@ class SegmentationEvaluator(Evaluator):
         return figures | (compute_panoptic_quality(rest[-1], self.things) if self.things is not None else {})
 
     def report(self, outputs: SplitOutputs, *others: SplitOutputs) -> Report:
-        """mIoU, mean Dice, accuracy of pixels, each class's own, and where they are counted F of boundaries and
-        panoptic quality; 95 % intervals by a bootstrap over images."""
+        """Compute mIoU, mean Dice, pixel accuracy and per-class metrics, and boundary F and panoptic quality if they
+        were counted; 95 % bootstrap intervals over images."""
         flat = outputs.rows.astype(np.float64)
         matrices, figures = extract_confusion_matrices(flat, len(self.classes)), self.figures(flat.sum(0))
         intervals = {}
         if len(matrices) > 1:
 
             def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
-                """(n, D) how often each image is drawn -> each figure (D,)."""
+                """Compute each metric (D,) from draw counts (n, D)."""
                 sums = [self.figures(one) for one in (flat.T @ counts).T]
                 return {name: np.array([one[name] or 0.0 for one in sums]) for name in figures}
 
@@ -115,16 +117,16 @@ class SegmentationEvaluator(Evaluator):
     def paired_intervals(
         self, rows: np.ndarray, other: SegmentationEvaluator, other_rows: np.ndarray
     ) -> dict[str, tuple[float, float] | None]:
-        """Of mIoU, Dice and pixel accuracy."""
+        """Return the intervals of the differences of mIoU, Dice and pixel accuracy."""
         return bootstrap_miou_differences(rows, other_rows, len(self.classes))
 
 
 def bootstrap_miou_differences(
     first: np.ndarray, second: np.ndarray, count: int
 ) -> dict[str, tuple[float, float] | None]:
-    """95 % intervals of the second model's figures less the first's, by a bootstrap over the same images.
+    """Compute 95 % intervals of metric differences, second minus first, by a bootstrap over the same images.
 
-    (n, width) rows of both that begin with K * K confusions, K is `count`. None for fewer than two images.
+    (n, width) rows of both, which begin with K * K confusion counts; K is `count`. None for fewer than two images.
     """
     names = ("miou", "dice", "pixel_accuracy")
     if len(first) < 2:
@@ -132,7 +134,7 @@ def bootstrap_miou_differences(
     sides = [rows[:, : count * count].astype(np.float64) for rows in (first, second)]
 
     def drawn(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> each difference (D,)."""
+        """Compute each difference (D,) from draw counts (n, D)."""
         sums = [(rows.T @ counts).T.reshape(-1, count, count) for rows in sides]
         pairs = [
             (compute_segmentation_metrics(one), compute_segmentation_metrics(other))
@@ -145,25 +147,26 @@ def bootstrap_miou_differences(
 
 
 def extract_confusion_matrices(rows: np.ndarray, count: int) -> np.ndarray:
-    """(n, width) rows of images -> (n, K, K) confusion matrices, K is `count`."""
+    """Return the (n, K, K) confusion matrices in (n, width) rows of images; K is `count`."""
     return rows[:, : count * count].reshape(-1, count, count)
 
 
 def make_logits_function(engine: ModelEngine) -> TileFunction:
-    """What computes tiles by an engine: (B, C, *image) arrays -> (B, K, *image)."""
+    """Return a function that computes (B, K, *image) logits of tiles (B, C, *image) with an engine."""
     return lambda tiles: engine(torch.from_numpy(tiles)).numpy()
 
 
 def compute_pixel_confusion(classes: np.ndarray, answer: np.ndarray, count: int) -> np.ndarray:
-    """(H, W) int true and answered classes -> (K, K) int64 counts of pixels, rows are true; IGNORE is left out."""
+    """Count pixels by true (rows) and predicted class, (K, K) int64, of (H, W) int maps; IGNORE is skipped."""
     known = classes != IGNORE_INDEX
     codes = classes[known].astype(np.int64) * count + answer[known]
     return np.bincount(codes, minlength=count * count).reshape(count, count)
 
 
 def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
-    """(K, K) counts of pixels, rows are true -> mIoU, mean Dice and pixel accuracy; classes that are neither there nor
-    answered are in no mean. None where no pixel was judged."""
+    """Compute mIoU, mean Dice and pixel accuracy from (K, K) counts of pixels, rows are true.
+
+    Classes that are neither true nor predicted are excluded from means. None if no pixel was counted."""
     right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
     present = true + answered > 0
     if not present.any():
@@ -179,9 +182,9 @@ def compute_segmentation_metrics(matrix: np.ndarray) -> dict[str, float | None]:
 
 
 def compute_class_metrics(matrices: np.ndarray, classes: tuple[str, ...]) -> list[dict[str, object]]:
-    """(n, K, K) counts -> one row a class: images that hold it, IoU, Dice, recall, precision, and the class its pixels
-    are most often taken for; `image_dice` is the mean, over the images that hold it, of each one's own Dice, as is
-    usual for volumes."""
+    """Return one row per class from (n, K, K) counts: images with the class, IoU, Dice, recall, precision, and the
+    class it is most often confused with. `image_dice` is the mean Dice over the images with the class, as usual for
+    volumes."""
     matrix = matrices.sum(0)
     right, true, answered = np.diag(matrix), matrix.sum(1), matrix.sum(0)
     own = 2 * np.diagonal(matrices, axis1=1, axis2=2) / (matrices.sum(1) + matrices.sum(2)).clip(min=1)  # (n, K)

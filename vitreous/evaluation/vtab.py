@@ -1,7 +1,7 @@
-"""The 19 tasks of VTAB (arXiv:1910.04867): names, groups, classes, and rules from raw labels to classes.
+"""The 19 tasks of VTAB (arXiv:1910.04867): names, groups, classes, and mappings from raw labels to classes.
 
-Numbers are those of github.com/google-research/task_adaptation; crop and flip are what BiT (arXiv:1912.11370) and the
-paper train with.
+Values are those of github.com/google-research/task_adaptation; crop and flip are the augmentations of BiT
+(arXiv:1912.11370) and of the paper.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 
 VTAB_GROUPS = ("natural", "specialized", "structured")
-TRAIN_IMAGES, DEV_IMAGES = 800, 200  # images to learn from, and to choose by; then all 1,000 are learnt from
-CLEVR_DISTANCE_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # of the nearest object in CLEVR
-KITTI_DISTANCE_EDGES = (-100.0, 8.0, 20.0, 999.0)  # to the nearest vehicle in KITTI; 1000 where there is none
+TRAIN_IMAGES, DEV_IMAGES = 800, 200  # training and selection images; the final training uses all 1,000
+CLEVR_DISTANCE_EDGES = (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0)  # distance of the nearest object in CLEVR
+KITTI_DISTANCE_EDGES = (-100.0, 8.0, 20.0, 999.0)  # distance to the nearest vehicle in KITTI; 1000 without a vehicle
 
 LabelRule = Callable[[np.ndarray], np.ndarray]  # (n,) float64 raw labels -> (n,) int64 classes
 
 
 @dataclass(frozen=True)
 class VTABTask:
-    """A task: group, classes, other names, the rule from raw labels to classes (None: they are), and BiT's
+    """A task: group, classes, other names, the mapping from raw labels to classes (None: identity), and BiT's
     augmentation."""
 
     group: str
@@ -33,17 +33,17 @@ class VTABTask:
 
 
 def map_object_counts(raw: np.ndarray) -> np.ndarray:
-    """(n,) counts of 3 to 10 objects -> (n,) classes from 0 to 7."""
+    """Map (n,) counts of 3 to 10 objects to (n,) classes from 0 to 7."""
     return (raw - 3).astype(np.int64)
 
 
 def bin_by_edges(edges: tuple[float, ...]) -> LabelRule:
-    """Return a rule: the last edge that a label is above."""
+    """Return a mapping from labels to the last edge below them."""
     return lambda raw: np.searchsorted(edges, raw, side="left") - 1
 
 
 def bin_evenly(values: int, classes: int) -> LabelRule:
-    """Return a rule: `values` consecutive labels -> `classes`, as even as floor division makes them."""
+    """Return a mapping from `values` consecutive labels to `classes`, as even as floor division makes them."""
     return lambda raw: np.floor(raw / (values / classes)).astype(np.int64)
 
 
@@ -88,9 +88,9 @@ VTAB_TASKS: Mapping[str, VTABTask] = {
 
 
 def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | None:
-    """Return (K,) int64 classes of the task for a data set with raw labels: more than the task has, all numbers.
+    """Return the (K,) int64 task classes of a data set with raw labels: more classes than the task, all numeric.
 
-    None where the data set's classes are the task's already.
+    None if the data set's classes are already the task's.
     """
     if task.rule is None or len(names) <= task.classes:
         return None
@@ -101,7 +101,7 @@ def map_to_task_classes(task: VTABTask, names: tuple[str, ...]) -> np.ndarray | 
 
 
 def average_by_group(top1: Mapping[str, float]) -> dict[str, float | None]:
-    """Return the mean top-1 of each group and of all 19 tasks, None where one is missing."""
+    """Return the mean top-1 of each group and of all 19 tasks, None if one is missing."""
     parts = {group: [name for name, task in VTAB_TASKS.items() if task.group == group] for group in VTAB_GROUPS}
     names_of = {**parts, "mean": list(VTAB_TASKS)}
     return {

@@ -1,1 +1,1 @@
-"""From noise to images: processes that add noise, the samplers that take it away, and guidance between two answers."""
+"""Image generation: noise processes, samplers, and classifier-free guidance."""

@@ -1,4 +1,4 @@
-"""How noise is added to images, as frozen values: what a model of images has learned to undo. Needs no PyTorch."""
+"""Noise processes as frozen settings: the forward process that a generative model reverses. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class Diffusion:
     """Gaussian noise in `steps` steps (arXiv:2006.11239): x_t = sqrt(a_t) x + sqrt(1 - a_t) e, t = 0 .. steps - 1.
 
     `betas`: the variance added at each step is `linear`, from 1e-4 to 0.02 for 1000 steps, or `cosine`
-    (arXiv:2102.09672, Eq. 17). `predicts`: what a model is asked for, the noise e, or the velocity sqrt(a_t) e -
-    sqrt(1 - a_t) x (arXiv:2202.00512). Raises UsageError for fewer than two steps.
+    (arXiv:2102.09672, Eq. 17). `predicts`: the model's target, the noise e, or the velocity sqrt(a_t) e - sqrt(1 - a_t)
+    x (arXiv:2202.00512). Raises UsageError for fewer than two steps.
     """
 
     name: ClassVar[str] = "diffusion"
@@ -27,7 +27,7 @@ class Diffusion:
 
     def __post_init__(self) -> None:
         if self.steps < 2:
-            raise UsageError(f"a diffusion of {self.steps} steps cannot be", "use 1000")
+            raise UsageError(f"a diffusion needs at least 2 steps, not {self.steps}", "use 1000")
         if self.betas == "linear" and self.steps <= 20:
             raise UsageError(
                 f"linear betas of {self.steps} steps would be above 1", "use more than 20 steps, or betas cosine"
@@ -36,10 +36,10 @@ class Diffusion:
 
 @dataclass(frozen=True)
 class Flow:
-    """A straight line from noise at time 0 to an image at time 1 (rectified flow, arXiv:2209.03003; SiT,
-    arXiv:2401.08740): x_t = t x + (1 - t) e, and a model is asked for the velocity x - e.
+    """A straight path from noise at time 0 to an image at time 1 (rectified flow, arXiv:2209.03003; SiT,
+    arXiv:2401.08740): x_t = t x + (1 - t) e. The model's target is the velocity x - e.
 
-    `scale`: what the model is told of a time is t times this (1 in SiT's own files).
+    `scale`: the model's time input is t times this (1 in SiT's published weights).
     """
 
     name: ClassVar[str] = "flow"
@@ -51,12 +51,12 @@ PROCESS_TYPES: dict[str, type[Process]] = {kind.name: kind for kind in (Diffusio
 
 
 def process_to_json(process: Process) -> dict[str, Any]:
-    """The process as a description has it: its name, and its numbers beside it."""
+    """Return the process as JSON: its name and its settings."""
     return {"name": process.name, **vars(process)}
 
 
 def process_from_json(plain: Any, origin: str) -> Process:
-    """The process of a description. Raises WeightsError, naming `origin`, for one that there is not."""
+    """Create the process of a description. Raises WeightsError, naming `origin`, for an unknown process."""
     numbers = dict(plain) if isinstance(plain, dict) else {}
     kind = PROCESS_TYPES.get(str(numbers.pop("name", None)))
     try:
@@ -68,7 +68,7 @@ def process_from_json(plain: Any, origin: str) -> Process:
 
 
 def process_from_objective(objective: dict[str, Any], origin: str) -> Process:
-    """The process of an objective's settings, which may have others. Raises WeightsError as `process_from_json`."""
+    """Create the process from an objective's settings, which may have other keys. Raises as `process_from_json`."""
     kind = PROCESS_TYPES.get(str(objective.get("name")))
     names = {"name", *(field.name for field in fields(kind))} if kind else {"name"}
     return process_from_json({name: value for name, value in objective.items() if name in names}, origin)

@@ -1,9 +1,9 @@
-"""From noise to an image, step by step.
+"""Samplers: from noise to an image, step by step.
 
-B batch, C channels, S steps. `ask` is a model's answer (B, C', *image) for noisy images (B, C, *image), times (B,)
-float32 and the part of the way that is done, 0 to 1; `draw` gives fresh noise (B, C, *image) for a step. `mend` is
-given what a step has left, and a and b of the image and the noise in it, x = a image + b noise, and gives back what
-goes on.
+B batch, C channels, S steps. `ask` is a model's output (B, C', *image) for noisy images (B, C, *image), times (B,)
+float32 and the finished fraction of the steps, 0 to 1; `draw` returns new noise (B, C, *image) for a step. `mend` is
+called with the result of a step, and the coefficients a and b in x = a image + b noise; it returns the images for the
+next step.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ModelFunction = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # (B, C, *ima
 def guide_prediction(
     answer: ModelFunction, labels: Tensor | None, none: int, options: SamplingOptions
 ) -> Callable[[Tensor, Tensor, float], Tensor]:
-    """A function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image): u + scale (c - u) of the model's answers
-    c for `labels` (B,) int64 and u for label `none`, computed in one batch; 1 is c alone.
+    """Return a function (B, C, *image), (B,) times, 0..1 done -> (B, C', *image) with classifier-free guidance:
+    u + scale (c - u), of the outputs c for `labels` (B,) int64 and u for label `none`, computed in one batch; 1 is c.
 
-    Only the channels of an image are moved, or the first of them; what a model says of variances is that for the class.
-    Where the options leave an answer alone (`SamplingOptions.interval`, arXiv:2404.07724), u is not computed.
+    Guidance only applies to the image channels, or the first of them; variances are those for the class. Outside of
+    `SamplingOptions.interval` (arXiv:2404.07724), u is not computed.
     """
 
     def ask(noisy: Tensor, time: Tensor, done: float) -> Tensor:
@@ -52,14 +52,14 @@ InpaintFunction = Callable[[Tensor, float, float], Tensor]
 
 
 class SamplerState(NamedTuple):
-    """A step's end: the images with the noise that is left, and the images as they are taken to be."""
+    """The state after a step: the noisy images, and the current estimates of the clean images."""
 
     noisy: Tensor
     image: Tensor
 
 
 def skip_inpainting(noisy: Tensor, a: float, b: float) -> Tensor:
-    """(B, C, *image) as it is."""
+    """Return (B, C, *image) unchanged."""
     return noisy
 
 
@@ -71,8 +71,8 @@ def sample_ddpm(
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Ancestral sampling (arXiv:2006.11239, Algorithm 2) on `space_timesteps_evenly` spaced steps, with the variance
-    that the model tells where it does (arXiv:2102.09672)."""
+    """Sample by ancestral sampling (arXiv:2006.11239, Algorithm 2) on `space_timesteps_evenly` spaced steps, with the
+    model's variance if it predicts one (arXiv:2102.09672)."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_evenly(process.steps, steps)),
         ask,
@@ -91,8 +91,8 @@ def sample_ddim(
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """(B, C, *image) -> a state after each step, without fresh noise (arXiv:2010.02502, Eq. 12 with sigma 0), on every
-    n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
+    """Yield the state of (B, C, *image) after each deterministic DDIM step (arXiv:2010.02502, Eq. 12 with sigma 0), on
+    every n-th step: 0, 20, ..., 980 for 50. Raises UsageError for a count that no stride gives."""
     return run_reverse_diffusion(
         GaussianDiffusion(process, space_timesteps_by_stride(process.steps, steps)),
         ask,
@@ -111,9 +111,9 @@ def run_reverse_diffusion(
     eta: float | None,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """(B, C, *image) -> a state after each of the kept steps, the last first.
+    """Yield the state of (B, C, *image) after each of the kept steps, from the last step down.
 
-    `eta` None: x = mean + deviation * noise of the posterior. Else, with a' the a_t of the step before:
+    `eta` None: x = mean + std * noise of the posterior. Else, with a' the a_t of the step before:
     sigma = eta sqrt((1 - a') / (1 - a)) sqrt(1 - a / a'), x = sqrt(a') image + sqrt(1 - a' - sigma^2) e + sigma noise.
     """
     count = len(gaussian.times)
@@ -143,12 +143,12 @@ def sample_dpm_solver(
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """(B, C, *image) -> a state after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
+    """Yield the state of (B, C, *image) after each step of DPM-Solver++(2M) (arXiv:2211.01095), by diffusers.
 
-    Raises UsageError where that is not installed, and for images of which a part is given, which it does not make.
+    Raises UsageError if diffusers is not installed, and for inpainting, which it does not support.
     """
     if mend is not skip_inpainting:
-        raise UsageError("the sampler dpm-solver fills no masks", "use --sampler ddim")
+        raise UsageError("the sampler dpm-solver does not support inpainting", "use --sampler ddim")
     try:
         from diffusers.schedulers.scheduling_dpmsolver_multistep import DPMSolverMultistepScheduler
     except ImportError:
@@ -176,7 +176,7 @@ def sample_euler(
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """x += v(x, t) / S, from t = 0 to 1."""
+    """Yield the state after each Euler step: x += v(x, t) / S, from t = 0 to 1."""
     for number in range(steps):
         done, after = number / steps, (number + 1) / steps
         velocity = predict_velocity(process, ask, noisy, done)
@@ -192,8 +192,10 @@ def sample_heun(
     draw: NoiseFunction,
     mend: InpaintFunction = skip_inpainting,
 ) -> Iterator[SamplerState]:
-    """Heun's method: the mean of the velocities before and after Euler's step, two answers a step; the last step is
-    Euler's, for at its end there is no noise left to tell a velocity by (arXiv:2206.00364, Algorithm 1)."""
+    """Yield the state after each step of Heun's method: the mean of the velocities before and after Euler's step.
+
+    It needs two forward passes per step. The last step is Euler's: at t = 1 there is no noise to predict a velocity
+    (arXiv:2206.00364, Algorithm 1)."""
     for number in range(steps):
         done, after = number / steps, (number + 1) / steps
         velocity = predict_velocity(process, ask, noisy, done)
@@ -204,8 +206,7 @@ def sample_heun(
 
 
 def predict_velocity(process: Flow, ask: GuidedModelFunction, noisy: Tensor, time: float) -> Tensor:
-    """(B, C, *image) at a time 0..1 -> (B, C, *image) float32: the model's velocity, without what it says of
-    variances."""
+    """Predict the velocity (B, C, *image) float32 at a time 0..1, without predicted variances."""
     scaled = torch.full((len(noisy),), time * process.scale, device=noisy.device)
     return ask(noisy, scaled, time)[:, : noisy.shape[1]].float()
 
@@ -213,14 +214,14 @@ def predict_velocity(process: Flow, ask: GuidedModelFunction, noisy: Tensor, tim
 def space_timesteps_evenly(steps: int, count: int) -> list[int]:
     """Return `count` of `steps` time steps, evenly spaced from the first to the last: 0, 4, 8, ..., 995, 999.
 
-    A fractional stride is added up and rounded, as in `space_timesteps` of DiT's code, whose rounding errors decide
+    Fractional strides are accumulated and rounded, as in `space_timesteps` of DiT's code, whose rounding errors decide
     ties.
     """
     stride = (steps - 1) / max(count - 1, 1)
     return [round(position) for position in accumulate([stride] * (count - 1), initial=0.0)]
 
 
-#: by name; `generation.settings` has the process and the steps of each
+#: samplers by name; `generation.settings` has the process and the default steps of each
 SAMPLERS: dict[str, Callable[..., Iterator[SamplerState]]] = {
     "ddpm": sample_ddpm,
     "ddim": sample_ddim,

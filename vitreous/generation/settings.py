@@ -1,4 +1,4 @@
-"""What is asked of a model that makes images, as frozen values. Needs no PyTorch."""
+"""Sampling options of generative models, as frozen settings. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from vitreous.errors import UsageError
 from vitreous.generation.process import Diffusion, Flow, Process
 
-MAX_GUIDANCE = 1000.0  # at most
-#: the samplers of each process, the default first, and the steps that it makes where none are said
+MAX_GUIDANCE = 1000.0  # largest guidance scale
+#: process -> its samplers, the default first -> default number of steps
 DEFAULT_SAMPLER_STEPS: dict[type[Process], dict[str, int]] = {
     Diffusion: {"ddim": 50, "ddpm": 250, "dpm-solver": 20},
     Flow: {"heun": 25, "euler": 50},
@@ -17,12 +17,12 @@ DEFAULT_SAMPLER_STEPS: dict[type[Process], dict[str, int]] = {
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How images are made.
+    """Sampling options.
 
-    `guidance`: how far answers are moved away from those for no class; 1: not at all. `interval`: the part of the way
-    from noise (0) to image (1) on which they are. `guided_channels`: only so many of the first are moved (DiT's
-    published code moves 3 of 4 latents); None: all. `sampler` and `steps`: None for the process's default. `seed`: what
-    noise is drawn from. Raises UsageError for values out of their range.
+    `guidance`: the scale of classifier-free guidance; 1: none. `interval`: the part of the way from noise (0) to image
+    (1) with guidance. `guided_channels`: guidance only applies to the first channels (DiT's published code guides 3 of
+    4 latents); None: all. `sampler` and `steps`: None for the process's default. `seed`: the seed of the noise. Raises
+    UsageError for values out of range.
     """
 
     guidance: float = 1.0
@@ -38,20 +38,20 @@ class SamplingOptions:
             raise UsageError(f"--interval {low:g} {high:g} cannot be", "use two numbers, 0 <= from <= to <= 1")
         if not 0 <= self.guidance <= MAX_GUIDANCE:
             raise UsageError(
-                f"--guidance must be 0 to {MAX_GUIDANCE:g}, not {self.guidance:g}", "1 leaves answers as they are"
+                f"--guidance must be 0 to {MAX_GUIDANCE:g}, not {self.guidance:g}", "use 1 for no guidance"
             )
         if self.guided_channels is not None and self.guided_channels < 1:
-            raise UsageError(f"guidance of {self.guided_channels} channels moves nothing", "use --guidance 1 for that")
+            raise UsageError(f"guidance of {self.guided_channels} channels has no effect", "use --guidance 1 instead")
         if self.seed < 0:
             raise UsageError(f"--seed must be at least 0, not {self.seed}")
 
     def moves(self, done: float) -> bool:
-        """Whether answers are moved where so much of the way, 0 to 1, is done."""
+        """Return whether guidance applies at the finished fraction `done`, 0 to 1."""
         return self.guidance != 1 and self.interval[0] <= done <= self.interval[1]
 
     def resolve_sampler(self, process: Process) -> tuple[str, int]:
-        """The name of the sampler and its steps. Raises UsageError for one of another process, and for steps that it
-        cannot make."""
+        """Return sampler name and number of steps. Raises UsageError for a sampler of another process, and for an
+        unsupported number of steps."""
         known = DEFAULT_SAMPLER_STEPS[type(process)]
         name = self.sampler or next(iter(known))
         if name not in known:
@@ -60,7 +60,7 @@ class SamplingOptions:
             return name, default_steps(process, name)
         most = max_sampler_steps(process)
         if not 1 <= self.steps <= most:
-            problem = f"--steps {self.steps} cannot be, the model's {process.name} has {most}"
+            problem = f"--steps {self.steps} cannot be used: the model's {process.name} has {most} steps"
             raise UsageError(problem, f"use 1 to {most}")
         if name == "ddim":
             space_timesteps_by_stride(most, self.steps)
@@ -68,18 +68,18 @@ class SamplingOptions:
 
 
 def cycle_classes(count: int, classes: int) -> list[tuple[int, int]]:
-    """Class and number of each of `count` images, of the classes in turn: (0, 0), (1, 0), ..., (0, 1); all of class 0
-    where there are no classes."""
+    """Return class and number of each of `count` images, over the classes in turn: (0, 0), (1, 0), ..., (0, 1); class 0
+    for unconditional models."""
     return [(place % max(1, classes), place // max(1, classes)) for place in range(count)]
 
 
 def max_sampler_steps(process: Process) -> int:
-    """The steps that a sampler of the process makes at most."""
+    """Return the largest number of sampler steps of the process."""
     return process.steps if isinstance(process, Diffusion) else 1000
 
 
 def default_steps(process: Process, sampler: str) -> int:
-    """Return the steps of a sampler where none are set: its usual ones, or the most below them that it can make."""
+    """Return the default steps of a sampler, or the largest supported number below."""
     most = max_sampler_steps(process)
     usual = min(DEFAULT_SAMPLER_STEPS[type(process)][sampler], most)
     return -(-most // -(-most // usual)) if sampler == "ddim" else usual
@@ -88,8 +88,8 @@ def default_steps(process: Process, sampler: str) -> int:
 def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
     """Return `count` of `steps` time steps from 0 on, a fixed stride apart: 0, 20, ..., 980 for 50 of 1000.
 
-    The stride is the smallest that gives so many, as in `space_timesteps` of DiT's code. Raises UsageError where none
-    does: sampling would start at a time step whose images have less noise than what it is given.
+    The stride is the smallest that gives this count, as in `space_timesteps` of DiT's code. Raises UsageError if there
+    is none: sampling would start at a time step with less noise than its input has.
     """
     stride = -(-steps // count)
     time_steps = list(range(0, steps, stride))
@@ -97,12 +97,12 @@ def space_timesteps_by_stride(steps: int, count: int) -> list[int]:
         strides = (max(1, min(steps - 1, stride)), max(1, stride - 1))
         possible = sorted({-(-steps // near) for near in strides})
         raise UsageError(
-            f"ddim cannot make {count} steps: no stride through {steps} time steps gives so many",
+            f"ddim cannot use {count} steps: no stride through {steps} time steps gives that number",
             f"use --steps {' or '.join(map(str, possible))}, or --sampler ddpm",
         )
     return time_steps
 
 
 def count_forward_passes(sampler: str, steps: int) -> int:
-    """How often a model is asked for an image in so many steps: twice a step by heun, but for its last."""
+    """Count the forward passes per image: heun needs two per step, except for its last."""
     return 2 * steps - 1 if sampler == "heun" else steps

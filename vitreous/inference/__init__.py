@@ -1,1 +1,1 @@
-"""A trained model put to use."""
+"""Inference with trained models: predictions, features, exported files and sampling."""

@@ -1,4 +1,4 @@
-"""Description of a trained model without its weights: its input and its answers. Read without torch."""
+"""Description of a trained model without its weights: task, preprocessing and version. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CardFields:
-    """The fields of a card beside its task.
+    """The fields of a card except its task.
 
-    `name` is the model's, `ViT-S/16`; `version` tells two trainings of it apart: the first 12 hexadecimal digits of a
-    SHA-256.
+    `name` is the model's name, `ViT-S/16`. `version` distinguishes trainings of the same model: the first 12
+    hexadecimal digits of a SHA-256.
     """
 
     name: str
@@ -32,19 +32,19 @@ class CardFields:
 
 @dataclass(frozen=True)
 class Card(CardFields, TaskMixin):
-    """What a bundle says of its task and its preprocessing."""
+    """The task and the preprocessing of a bundle."""
 
     _: KW_ONLY
     task: Task = field(default_factory=FeatureExtraction)
 
     def to_dict(self) -> dict[str, Any]:
-        """The card as JSON has it. A classification's is as it was before there were tasks."""
+        """Return the card as JSON. A classification has no task name, as in earlier formats."""
         document = {one.name: to_builtins(getattr(self, one.name)) for one in fields(self) if one.name != "task"}
         return document | task_to_card(self.task)
 
 
 def parse_card(plain: Any, origin: str) -> Card:
-    """The card that `Card.to_dict` wrote. Raises WeightsError, naming `origin`, for anything else."""
+    """Parse the output of `Card.to_dict`. Raises WeightsError, naming `origin`, for an invalid card."""
     try:
         task = task_from_json(plain, origin)
         rest = {key: value for key, value in plain.items() if key not in list_task_keys(task)}
@@ -54,7 +54,7 @@ def parse_card(plain: Any, origin: str) -> Card:
 
 
 def build_card(bundle: Bundle) -> Card:
-    """The card of a bundle; its version is of its weights and of everything beside them that an answer depends on."""
+    """Build the card of a bundle; its version covers the weights and all settings that predictions depend on."""
     import hashlib
     import json
 

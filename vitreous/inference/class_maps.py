@@ -1,6 +1,6 @@
-"""`predict` of models that give a class to every pixel: class maps, and the files that they are written to.
+"""Semantic segmentation in `predict`: class maps, and their output files.
 
-K classes, H and W pixels of an image at its own size; a volume has D slices of them.
+K classes, H and W pixels of an image at its native size; a volume has D slices.
 """
 
 from __future__ import annotations
@@ -39,18 +39,17 @@ from vitreous.tasks.tiles import predict_class_map, to_native_array
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
 
-MAPS_FILE = "maps.jsonl"  # in a folder of maps: a line for each image
+MAPS_FILE = "maps.jsonl"  # in an output folder: one line per image
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMap:
-    """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, positions in `names`; or why there is
-    none. Pixels without data in the image are IGNORE.
+    """The class of each pixel of an image: `classes` (H, W) or (D, H, W) int32, indices in `names`; or the error.
+    Pixels without data in the image are IGNORE.
 
-    `shares`: the share of the pixels of each class that has any, by its name, the largest first. `image`: the picture
-    in RGB, of a volume its middle planes, if it was asked for. `header`: nibabel's of a volume from a NIfTI file, the
-    tags of a GeoTIFF that state where it lies.
-    `file` and `overlay`: the files that it was written to.
+    `shares`: class name -> share of the pixels, for classes with any pixels, largest first. `image`: the RGB image, or
+    the middle planes of a volume, if requested. `header`: nibabel's header of a NIfTI volume, or the georeference tags
+    of a GeoTIFF. `file` and `overlay`: the paths of the output files.
     """
 
     path: str
@@ -65,10 +64,11 @@ class ClassMap:
     header: Any = None
 
     def draw_overlay(self) -> Image.Image:
-        """The classes laid over the picture in colours. Raises UsageError where there is no picture."""
+        """Draw the classes over the image in colours. Raises UsageError if the image was not kept."""
         if self.classes is None or self.image is None:
             raise UsageError(
-                f"{self.path} has no picture to lay its classes over", "ask for it: segment(…, pictures=True)"
+                f"{self.path}: the image was not kept, so the classes cannot be drawn over it",
+                "use segment(…, pictures=True)",
             )
         classes = tile_middle_planes(self.classes, IGNORE_INDEX) if self.classes.ndim == 3 else self.classes
         return overlay_class_map(self.image, classes, create_class_colours(self.names))
@@ -77,14 +77,14 @@ class ClassMap:
 def iterate_class_maps(
     card: Card, engine: Engine, items: Iterable[Item], bad_images: str, pictures: bool
 ) -> Iterator[ClassMap]:
-    """Items -> class maps in order, at most a few images in memory; with their `pictures` if asked.
+    """Yield the class maps of items in order, with at most a few images in memory; `pictures` keeps the images.
 
-    Raises UsageError for a model that has no classes of pixels, DataError where `bad_images` is stop.
+    Raises UsageError for a model without per-pixel classes, DataError for unreadable images if `bad_images` is stop.
     """
     names, preprocess = card.task.classes, card.preprocess
-    card.task.require_endpoint("segment", f"{card.name} names classes of images, not of pixels")
+    card.task.require_endpoint("segment", f"{card.name} {card.task.does} and has no per-pixel classes")
 
-    voids: dict[int, np.ndarray] = {}  # by the identity of their items, which wait for them
+    voids: dict[int, np.ndarray] = {}  # by the identity of their items, until these are computed
 
     def decode(item: Item) -> np.ndarray | DataError:
         try:
@@ -119,36 +119,36 @@ def iterate_class_maps(
 
 
 def read_spatial_reference(item: Item, axes: int) -> Any:
-    """Where the image of an item lies: nibabel's header of a volume, of three `axes`, or the georeference of a GeoTIFF;
-    None for other images."""
+    """Return the spatial reference of an item's image: nibabel's header of a volume, of three `axes`, or the
+    georeference of a GeoTIFF; None for other images."""
     if item.pixels is not None:
         return None
     return read_nifti_header(item.content()) if axes == 3 else read_georeference(item.content())
 
 
 def class_pixel_shares(classes: np.ndarray, names: tuple[str, ...]) -> dict[str, float]:
-    """A class map, (H, W) or with D in front -> the share of the pixels of each class that has any, by its name, the
-    largest first; of the pixels that are not IGNORE."""
+    """Return class name -> share of the pixels that are not IGNORE, of a class map (H, W) or (D, H, W), largest
+    first."""
     known = classes[classes != IGNORE_INDEX]
     counts = np.bincount(known, minlength=len(names))
     return {names[k]: int(counts[k]) / known.size for k in np.argsort(-counts, kind="stable") if counts[k]}
 
 
 def decode_native_pixels(preprocess: Preprocess, item: Item) -> np.ndarray:
-    """An item as (C, H, W) pixels, or (C, D, H, W) voxels, at its own size. Raises DataError, with its name."""
+    """Decode an item to (C, H, W) pixels or (C, D, H, W) voxels at its native size. Raises DataError, with its name."""
     return to_native_array(decode_item(preprocess, item))
 
 
 def decode_item(preprocess: Preprocess, item: Item) -> DecodedSample:
-    """Decode an item at its own size. Raises DataError, with its name."""
+    """Decode an item at its native size. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     name = None if isinstance(content, str) else escape_unprintable(item.name)
     return preprocess.decode(content, name)
 
 
 def pixels_to_rgb(pixels: np.ndarray) -> Image.Image:
-    """(C, H, W) pixels, or the middle planes of (C, D, H, W) voxels -> RGB: the first three channels, or the first as
-    grey, stretched unless they have 8 bits."""
+    """Convert (C, H, W) pixels, or the middle planes of (C, D, H, W) voxels, to RGB: the first three channels, or the
+    first as grey, contrast-stretched unless they have 8 bits."""
     pixels = tile_middle_planes(pixels, pixels.min()) if pixels.ndim == 4 else pixels
     bands = (pixels[:3] if len(pixels) >= 3 else np.repeat(pixels[:1], 3, 0)).transpose(1, 2, 0)
     if bands.dtype != np.uint8:
@@ -158,15 +158,15 @@ def pixels_to_rgb(pixels: np.ndarray) -> Image.Image:
 
 
 class OutputFileNames:
-    """Names of the files that are written for images: those of the images below `root`, the folder that all lie in."""
+    """Names of output files, derived from the images' paths relative to `root`, their common folder."""
 
     def __init__(self, root: str) -> None:
         self.root = root
         self.taken: set[Path] = set()
 
     def place(self, name: str, suffix: str = ".png") -> Path:
-        """The path below a folder for an image: that of its file below `root`, ending in `suffix`; with the suffix of
-        the image too where another one has that name."""
+        """Return the output path for an image, relative to the output folder: that of its file below `root`, ending in
+        `suffix`; if that is taken, the image's suffix is kept as well."""
         path = Path(os.path.relpath(name, self.root) if self.root else name)
         inner = Path(*(part for part in path.parts if part not in ("..", path.anchor)))
         stem = strip_volume_suffix(inner)
@@ -177,13 +177,12 @@ class OutputFileNames:
 
 
 class MapFiles:
-    """Rows of `predict` as files: `FOLDER/NAME.png` for each image, its class map, and `FOLDER/maps.jsonl`.
+    """Output files of `predict`: the class map `FOLDER/NAME.png` of each image, and `FOLDER/maps.jsonl`.
 
-    Pixels are the numbers of the classes, with their colours as palette, as `train` reads them. Maps of GeoTIFF files
-    are `NAME.tif` with their georeference. Maps of volumes are
-    `NAME.nii.gz`, where the volume lies in the body as the image does, if that is NIfTI, else `NAME.npy`. `overlays` is
-    a folder for pictures with the classes over them. Names are those of the images below `root`, the folder that all
-    lie in.
+    Pixels are class indices with a colour palette, in the format that `train` reads. Maps of GeoTIFF files are
+    `NAME.tif` with their georeference. Maps of volumes are `NAME.nii.gz` with the affine of the image if that is NIfTI,
+    else `NAME.npy`. `overlays` is a folder for images with the classes drawn over them. Names are relative to `root`,
+    the common folder of the images.
     """
 
     formats: tuple[str, ...] = (".jsonl",)
@@ -195,24 +194,24 @@ class MapFiles:
 
     @property
     def index(self) -> str:
-        """Path of the file with a line for each image."""
+        """Path of the JSONL index, one line per image."""
         return os.fspath(self.folder / MAPS_FILE)
 
     def resume(self) -> None:
-        """Take the names of the files that were written before."""
+        """Reserve the names of the files that an earlier run wrote."""
         lines = Path(self.index).read_text("utf-8").splitlines() if Path(self.index).is_file() else []
         for text in lines:
             try:
                 self.names.taken.add(Path(json.loads(text)["file"]).relative_to(self.folder))
-            except (ValueError, KeyError, TypeError):  # a line that was cut off, an image that could not be read
+            except (ValueError, KeyError, TypeError):  # a truncated line, or an unreadable image
                 continue
 
     def write(self, answers: Sequence[ClassMap]) -> list[ClassMap]:
-        """Write the files of answers; returns them without pixels, with the paths of the files. Raises OSError."""
+        """Write the files of predictions; returns them without pixels, with the files' paths. Raises OSError."""
         return [self.write_one(answer) for answer in answers]
 
     def write_one(self, answer: ClassMap) -> ClassMap:
-        """Write the files of an answer. Raises OSError."""
+        """Write the files of one prediction. Raises OSError."""
         if answer.classes is None:
             return answer
         solid, overlay = answer.classes.ndim == 3, None
@@ -232,14 +231,14 @@ class MapFiles:
         return replace(answer, classes=None, image=None, header=None, file=file, overlay=overlay)
 
     def to_dict(self, row: ClassMap) -> dict[str, Any]:
-        """Path, the file of the map, the share of the pixels of each class, error."""
+        """Return path, map file, share of the pixels of each class, and error."""
         more = {"overlay": row.overlay} if self.overlays is not None else {}
         return {"path": row.path, "file": row.file, **more, "shares": row.shares, "error": row.error}
 
 
 def encode_volume(classes: np.ndarray, header: Any) -> bytes:
-    """A class map (D, H, W) as the bytes of a .npy file or, with nibabel's `header` of its image, of a .nii.gz file
-    with the image's affine."""
+    """Encode a class map (D, H, W) as .npy or, with nibabel's `header` of its image, as .nii.gz with the image's
+    affine."""
     numbers, file = classes.astype(np.uint8 if classes.max(initial=0) < 256 else np.uint16), io.BytesIO()
     if header is None:
         np.save(file, numbers)
@@ -255,21 +254,21 @@ def encode_volume(classes: np.ndarray, header: Any) -> bytes:
 
 
 def save_png(picture: Image.Image, path: Path) -> None:
-    """Write a picture as PNG, whole or not at all. Raises OSError."""
+    """Write an image as PNG, atomically. Raises OSError."""
     save_file(encode_png(picture), path)
 
 
 def save_file(content: bytes, path: Path) -> None:
-    """Write a file, whole or not at all. Raises OSError."""
+    """Write a file atomically. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(path) as temporary:
         temporary.write_bytes(content)
 
 
 def find_common_root(words: Sequence[str]) -> str:
-    """The folder that the images of these words all lie in: of a folder itself, of a file or a pattern its folder.
+    """Return the common folder of the images: of a folder itself, of a file or a pattern its parent.
 
-    Empty where a word is a list, whose names are kept whole.
+    Empty if an argument is a list, whose names are kept unchanged.
     """
     homes: list[str] = []
     for word in words:

@@ -1,8 +1,8 @@
-"""Engines: uint8 pixels in, float32 logits out, by the fastest way the machine has.
+"""Inference engines: uint8 pixels in, float32 logits out, computed as fast as the hardware allows.
 
-On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is split into chunks that stay in cache, one
-thread each, which wastes less than all cores sharing each product. On a GPU the batch is computed as a whole, and from
-the third batch of one shape on as a CUDA graph.
+On a CPU the weights are cast and packed once (`nn.frozen`), and a batch is split into cache-sized chunks, one thread
+each, which is more efficient than all cores sharing each matrix product. On a GPU the batch is computed at once, and as
+a CUDA graph from the third batch of the same shape.
 
 B images, K classes, D features.
 """
@@ -43,50 +43,50 @@ from vitreous.system.machine import (
 )
 from vitreous.system.torch_types import from_numpy
 
-# tokens of a chunk: more fall out of the caches, fewer leave cores waiting for each other; and with tiles (AMX), whose
-# products wait for weights, which a chunk reads once
+# tokens per chunk: more do not fit in the caches, fewer leave cores idle; with AMX tiles, matrix products are bound by
+# loading weights, which a chunk does once
 CHUNK_TOKENS, AMX_CHUNK_TOKENS = 1600, 3200
-MAX_IDLE_CORES = 0.1  # share of the cores that may wait before a batch is computed by all of them together
-# of chunks of one fixed size, computed by one thread each; and by all threads, where callers wait for single images
+MAX_IDLE_CORES = 0.1  # largest share of idle cores before all cores share each chunk
+# images per fixed-size chunk, computed by one thread each; and by all threads, in low-latency mode
 FIXED_CHUNK_TOKENS, LATENCY_CHUNK_TOKENS = 800, 200
-DEVICE_CHUNK = 32  # images of such a chunk on a GPU
-LIBRARY_CHUNK = 4  # and of an engine of another library
-ENGINE_CHUNK = 64  # images that `compute_split_logits` gives an engine at a time
+DEVICE_CHUNK = 32  # images per fixed-size chunk on a GPU
+LIBRARY_CHUNK = 4  # images per fixed-size chunk of OpenVINO
+ENGINE_CHUNK = 64  # images per engine call of `compute_split_logits`
 
-#: (B, C, *image), or images at their own aspect ratio, each (C, height, width)
+#: (B, C, *image), or images at their native aspect ratio, each (C, height, width)
 Pixels = np.ndarray | list[np.ndarray]
 
 
 class Engine(Protocol):
-    """Computes a model's outputs: of a run (`ModelEngine`), or of an exported file (`inference.exported`).
+    """Computes a model's outputs, of a run (`ModelEngine`) or an exported file (`inference.exported`).
 
     Pixels are as `Preprocess.array` makes them. Outputs are bit-identical regardless of batch composition.
     """
 
-    name: str  # of the library
-    precision: str  # of its products: `fp32`, `bf16` or `int8`
+    name: str  # name of the library
+    precision: str  # compute precision: `fp32`, `bf16` or `int8`
 
     def logits(self, pixels: Any) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float32."""
+        """Compute (B, K) float32 logits of (B, C, *image) pixels."""
         ...
 
     def features(self, pixels: Any) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, the head's input. Raises UsageError where there are none."""
+        """Compute (B, D) float32 features, the head's input. Raises UsageError for a model without features."""
         ...
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
+        """Compute boxes, scores, labels and masks of a detector from (B, C, *image) pixels, as in `outputs`."""
         ...
 
 
 class ModelEngine:
-    """A model with its preprocessing, computed by the library of a subclass.
+    """A model with its preprocessing; subclasses compute it with one library.
 
-    Calling it is the fast way, for evaluation: the last bits of an output may depend on the rest of the batch.
-    `logits`, `features` and `objects` compute chunks of one fixed size instead, the last one padded with black images.
-    With `low_latency` chunks are small and shared by all threads: a single image is computed sooner, a long job later.
+    Calling it is fastest, for evaluation, but the last bits of an output may depend on the rest of the batch. `logits`,
+    `features` and `objects` compute fixed-size chunks instead, the last one padded with black images. With
+    `low_latency`, chunks are small and shared by all threads: single images are faster, large jobs slower.
 
-    `options`: those that build the engine again; `note`: how it was chosen, for people, "" if there was no choice.
+    `options` reproduce this engine; `note` describes how it was chosen, "" if there was no choice.
     """
 
     name: str
@@ -97,31 +97,32 @@ class ModelEngine:
         self.original, self.preprocess, self.precision, self.options = model, preprocess, precision, options
 
     def __call__(self, pixels: Any) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits, on the CPU; of a detector as `outputs` has it. Of images at
-        their own aspect ratio a list of B, each (C, height, width)."""
+        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8; of a detector as in `outputs`. Images at
+        their native aspect ratio are a list of B, each (C, height, width)."""
         raise NotImplementedError
 
     @property
     def chunk_size(self) -> int:
-        """Images of a chunk."""
+        """Number of images per chunk."""
         return 1 if self.low_latency else LIBRARY_CHUNK
 
     def logits(self, pixels: Pixels) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float32."""
-        assert isinstance(pixels, np.ndarray), "only PyTorch takes images of different sizes"
+        """Compute (B, K) float32 logits of (B, C, *image) pixels."""
+        assert isinstance(pixels, np.ndarray), "only the PyTorch engine supports images of different sizes"
         return compute_in_chunks(lambda chunk: self(from_numpy(chunk)).numpy(), pixels, self.chunk_size)
 
     def features(self, pixels: Pixels) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, the head's input."""
+        """Compute (B, D) float32 features, the head's input, from (B, C, *image) pixels."""
         return self.feature_engine.logits(pixels)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
+        """Compute boxes, scores, labels and masks of a detector from (B, C, *image) pixels, as in `outputs`."""
         return unpack_outputs(self.logits(pixels))
 
     @cached_property
     def feature_engine(self) -> ModelEngine:
-        """The engine of the model without its head; of dense models, whose heads need feature maps, of the backbone."""
+        """The engine of the model without its head; for dense models, whose heads need feature maps, of the
+        backbone."""
         body = self.original.backbone if self.original.config.backbone else remove_head(self.original)
         engine = make_engine(body, self.preprocess, self.options)
         engine.low_latency = self.low_latency
@@ -129,15 +130,15 @@ class ModelEngine:
 
 
 class TorchEngine(ModelEngine):
-    """PyTorch. `precision` is `auto` (bf16 where the device has it), `fp32` or `bf16`; blocks merge `merge_tokens`.
+    """The PyTorch engine. `precision` is `auto` (bf16 if supported), `fp32` or `bf16`; blocks merge `merge_tokens`.
 
-    Images at their own aspect ratio are packed into rows of tokens (`models.packed`). Raises UsageError for a model
-    that cannot merge tokens, or not take such images.
+    Images at their native aspect ratio are packed into token sequences (`models.packed`). Raises UsageError for a model
+    without support for merged tokens or native aspect ratios.
 
-    On a CPU a chunk of fixed size is computed by one thread and has about 800 tokens (four images of ViT-S/16): fewer
-    would not pay for laying out the weights anew for every product, more would not be faster. On two cores of an EPYC
-    with AVX2 ViT-S/16 reached, of its best 13.7 images/s, 98 % in chunks of four, 92 % in chunks of two and 80 % in
-    chunks of one; a single image took 560, 320 and 170 ms.
+    On a CPU, one thread computes a fixed-size chunk of about 800 tokens (four images of ViT-S/16). Smaller chunks do
+    not amortise the packing of weights for each product, larger ones are not faster. On two cores of an EPYC with AVX2,
+    ViT-S/16 reached 98 % of its peak of 13.7 images/s in chunks of four, 92 % in chunks of two and 80 % in chunks of
+    one. The latency of a single image was 560, 320 and 170 ms.
     """
 
     name = "torch"
@@ -151,18 +152,18 @@ class TorchEngine(ModelEngine):
         *,
         merge_tokens: int = 0,
     ) -> None:
-        configure_process()  # before weights are laid out
+        configure_process()  # before weights are packed
         options = InferenceOptions(device, precision, "torch", merge_tokens)
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
-        self.packed = None if preprocess.stacks else PackedViT(self.model)  # type: ignore[arg-type]  # which checks the config
+        self.packed = None if preprocess.stacks else PackedViT(self.model)  # type: ignore[arg-type]  # checks it
         if merge_tokens:
             if self.packed is not None:
-                problem = "tokens merge only in pictures of one size, not at their own aspect"
+                problem = "--merge-tokens does not support images at their native aspect ratio"
                 raise UsageError(problem, "leave --merge-tokens or --native-aspect out")
             if not model.config.merges_tokens:
-                problem = "tokens merge only in plain ViTs without attention pooling"
+                problem = "--merge-tokens needs a plain ViT without attention pooling"
                 raise UsageError(problem, "leave --merge-tokens out")
             mean = model.config.pool == "mean"
             encoder = self.model.encoder
@@ -177,8 +178,8 @@ class TorchEngine(ModelEngine):
         self.tokens = preprocess.count_tokens(model.config.grid) + model.config.prefix
 
     def __call__(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        """(B, C, *image) uint8, or a list of B images at their own aspect ratio -> (B, K) float32 logits, on the
-        CPU."""
+        """Compute (B, K) float32 logits on the CPU from (B, C, *image) uint8, or from a list of B images at their
+        native aspect ratio."""
         if self.device != "cpu":
             return self.forward_chunk(pixels).cpu()
         threads = torch.get_num_threads()
@@ -188,19 +189,19 @@ class TorchEngine(ModelEngine):
 
     @property
     def chunk_size(self) -> int:
-        """Images of a chunk of fixed size; on a GPU always the same."""
+        """Number of images per fixed-size chunk; constant on a GPU."""
         if self.device != "cpu":
             return DEVICE_CHUNK
         return max(1, min(64, round((LATENCY_CHUNK_TOKENS if self.low_latency else FIXED_CHUNK_TOKENS) / self.tokens)))
 
     def logits(self, pixels: Pixels) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float32, in chunks of exactly `chunk_size` images; a list of B images at
-        their own aspect ratio one by one.
+        """Compute (B, K) float32 logits of (B, C, *image) pixels in chunks of exactly `chunk_size` images; a list of B
+        images at their native aspect ratio is computed one by one.
 
-        On a CPU one thread computes a chunk: products of another height, or shared by more threads, may round
-        differently. With `low_latency` all threads share each chunk, which two threads finish 1.4 to 1.9 times as soon.
-        Where that was seen to change no bit, they do so only if there are chunks for half of the threads at most: one
-        chunk per thread finishes many images sooner.
+        On a CPU one thread computes a chunk: matrix products of another height, or split over more threads, may round
+        differently. With `low_latency` all threads share each chunk, which is 1.4-1.9x faster with two threads. If a
+        measurement showed that this changes no bit, threads share chunks only if there are at most half as many chunks
+        as threads; otherwise one chunk per thread has the higher throughput.
         """
         threads, size = torch.get_num_threads(), self.chunk_size
         is_shared = threads == 1 or self.device != "cpu"
@@ -216,13 +217,14 @@ class TorchEngine(ModelEngine):
         return self.forward_chunks(chunks, is_shared)[: len(pixels)].cpu().numpy()
 
     def forward_chunks(self, chunks: Iterable[Tensor | list[Tensor]], is_shared: bool) -> Tensor:
-        """Compute chunks with all threads each, if `is_shared`, or with one thread each -> (B, K) float32."""
+        """Compute (B, K) float32 outputs of chunks, with all threads per chunk if `is_shared`, else with one each."""
         pool = get_thread_pool(torch.get_num_threads()) if not is_shared else None
         return torch.cat(list((pool.map if pool else map)(self.forward_chunk, chunks)))
 
     def has_thread_invariant_outputs(self, size: int, threads: int) -> bool:
-        """Whether one thread and all of them compute the same bits for a chunk of `size` images: measured on noise,
-        once. The split of a product depends on its shape, not on its values."""
+        """Return whether one thread and all threads give bit-identical outputs for a chunk of `size` images.
+
+        Measured once, on noise. The split of a matrix product depends on its shape, not on its values."""
         if (size, threads) not in self.same_bits:
             pixels = from_numpy(self.preprocess.noise(size))
             (alone,) = get_thread_pool(threads).map(self.forward_chunk, [pixels])
@@ -231,8 +233,8 @@ class TorchEngine(ModelEngine):
 
     @torch.inference_mode()
     def forward_chunk(self, pixels: Tensor | list[Tensor]) -> Tensor:
-        """(b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector as `outputs` has it: one
-        forward pass."""
+        """Compute one forward pass: (b, C, *image) uint8, or a list of b -> (b, K) float32 on the device, of a detector
+        as in `outputs`."""
         if self.packed is not None:
             return self.packed([self.to_input(image[None])[0] for image in pixels]).float()
         assert isinstance(pixels, Tensor)
@@ -242,21 +244,21 @@ class TorchEngine(ModelEngine):
         return self.captured.run(lambda own: {"outputs": self.forward(own["images"])}, {"images": images})["outputs"]
 
     def forward(self, images: Tensor) -> Tensor:
-        """(b, C, *image) normalised -> (b, K) float32, of a detector as `outputs` has it."""
+        """Compute (b, K) float32 outputs of (b, C, *image) normalised images, of a detector as in `outputs`."""
         outputs: Tensor | tuple[Tensor, ...] = self.model(images)
         return pack_outputs(outputs) if isinstance(outputs, tuple) else outputs.float()
 
     def to_input(self, pixels: Tensor) -> Tensor:
-        """(b, C, *image) uint8 -> the model's input, normalised, on the device."""
+        """Convert (b, C, *image) uint8 to the model's normalised input on the device."""
         return self.preprocess.normalise(pixels.to(self.device, non_blocking=True), self.input_dtype)
 
 
 class OpenVinoEngine(ModelEngine):
-    """OpenVINO on the CPU. The options' precision is `auto` (bf16 where the processor has it), `fp32`, `bf16` or
+    """The OpenVINO engine on the CPU. `precision` in the options is `auto` (bf16 if supported), `fp32`, `bf16` or
     `int8`, calibrated on `pictures`.
 
-    Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError where OpenVINO is
-    not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert or compute here.
+    Graphs are cached (`inference.graph_cache`), unless `keep` is False. Raises ResourceError if OpenVINO is not
+    installed, UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
     """
 
     name = "openvino"
@@ -277,29 +279,29 @@ class OpenVinoEngine(ModelEngine):
         self.compiled = compile_model(model, preprocess, self.precision, pictures, keep)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K) float32 logits."""
+        """Compute (B, K) float32 logits of (B, C, *image) uint8."""
         return from_numpy(np.asarray(self.compiled([pixels.numpy()])[0]).astype(np.float32))
 
 
 def choose_input_dtype(config: ModelConfig, dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of images for a model frozen in `dtype`: convolutions stay float32."""
+    """Return the dtype of images for a model frozen in `dtype`: float32 for convolutions."""
     return dtype if config.front == "patches" else torch.float32
 
 
 def split_batch(images: int, most: int, threads: int) -> tuple[int, bool]:
-    """Return the images of a chunk, at most `most`, and whether all threads work on each chunk together.
+    """Return the number of images per chunk, at most `most`, and whether all threads share each chunk.
 
-    Otherwise each thread computes chunks of its own, of even size, unless that left more than `MAX_IDLE_CORES` of them
-    waiting.
+    Otherwise each thread computes separate chunks of even size, unless that would leave more than `MAX_IDLE_CORES` of
+    the cores idle.
     """
-    rounds = math.ceil(images / (most * threads))  # chunks that each thread computes
+    rounds = math.ceil(images / (most * threads))  # chunks per thread
     size = max(1, math.ceil(images / (rounds * threads)))
     busy = images / (size * threads * rounds)
     return (size, False) if threads > 1 and busy >= 1 - MAX_IDLE_CORES else (most, True)
 
 
 def remove_head(model: Model) -> Model:
-    """Return the model without a head, its weights shared: it outputs the head's input."""
+    """Return the model without a head and with shared weights: it outputs the head's input."""
     twin = copy(model)
     vars(twin)["_modules"] = {**vars(model)["_modules"], "head": nn.Identity()}
     twin.config = model.config.with_options(classes=0)
@@ -309,28 +311,28 @@ def remove_head(model: Model) -> Model:
 def make_engine(
     model: Model, preprocess: Preprocess, how: InferenceOptions | None = None, pictures: CalibrationImages | None = None
 ) -> ModelEngine:
-    """Return the engine of the options, for `auto` PyTorch's; int8 is calibrated on `pictures`.
+    """Create the engine of the options, PyTorch's for `auto`; int8 is calibrated on `pictures`.
 
-    Raises UsageError for options that do not go together.
+    Raises UsageError for incompatible options.
     """
     how = how or InferenceOptions()
     device = pick_device(how.device)
     if how.clip_views != SINGLE_VIEW:
-        problem = f"--clip-views {how.clip_views} is for answers of models that name classes of clips"
+        problem = f"--clip-views {how.clip_views} is for video classifiers"
         raise UsageError(problem, "leave it out")
     if how.merge_tokens < 0:
         raise UsageError(f"--merge-tokens must be at least 0, not {how.merge_tokens}")
     if how.engine == "compiled" and not device.startswith("cuda"):
-        raise UsageError(f"--engine compiled is for GPUs, not for {device}", "use --engine torch")
+        raise UsageError(f"--engine compiled needs a GPU, not {device}", "use --engine torch")
     if how.engine == "openvino":
         if not preprocess.stacks:
-            problem = "--engine openvino computes images of one size, not pictures at their own aspect"
+            problem = "--engine openvino does not support images at their native aspect ratio"
             raise UsageError(problem, "leave it out")
         if model.config.finds_objects:
-            hint = "export it, `vitreous export RUN --to openvino`, and name the file in the place of the run"
-            raise UsageError("--engine openvino does not compute the detectors of runs", hint)
+            hint = "export it with `vitreous export RUN --to openvino`, and use the file instead of the run"
+            raise UsageError("--engine openvino does not support detectors from runs", hint)
         if device != "cpu" or how.merge_tokens:
-            problem = "--engine openvino computes on the CPU, and merges no tokens"
+            problem = "--engine openvino runs on the CPU only, without --merge-tokens"
             raise UsageError(problem, "use --device cpu without --merge-tokens")
         return OpenVinoEngine(model, preprocess, how, pictures)
     if how.precision == "int8":
@@ -348,11 +350,11 @@ def compute_split_logits(
     batch_size: int = ENGINE_CHUNK,
     on_images: Callable[[int], None] = lambda images: None,
 ) -> tuple[np.ndarray, dict[int, DataError]]:
-    """Return (n, K) float32 logits of every image of a split, in order, and the images that could not be read.
+    """Compute (n, K) float32 logits of every image of a split, in order; also returns the unreadable images.
 
-    The engine always gets CHUNK images at a time, or as many clips as have so many views, whose logits are averaged:
-    `batch_size` changes memory only. The row of an unreadable image is
-    that of a black one. `on_images` gets the number of images of every step. An empty split gives (0, K).
+    The engine always gets `ENGINE_CHUNK` images, or as many clips as have that many views, whose logits are averaged:
+    `batch_size` only changes memory use. An unreadable image gets the logits of a black one. `on_images` is called with
+    the number of images of every step. An empty split returns (0, K).
     """
     rows: list[np.ndarray] = []
     bad: dict[int, DataError] = {}
@@ -366,8 +368,8 @@ def compute_split_logits(
 
 
 def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: ClipViews | None = None) -> np.ndarray:
-    """Return (n, K) float32 logits of images (C, *image) uint8, or of clips with `views` (V, C, *image) their means; an
-    unreadable one is taken to be black."""
+    """Compute (n, K) float32 logits of images (C, *image) uint8, or the means over `views` (V, C, *image) of clips;
+    unreadable images are replaced by black ones."""
     p = engine.preprocess
     blank = p.blank()
     if views is not None:
@@ -381,7 +383,7 @@ def compute_chunk(engine: ModelEngine, images: list[Tensor | DataError], views: 
 def regroup_batches(
     batches: Iterable[tuple[Tensor, list[Tensor | DataError]]], size: int
 ) -> Iterator[tuple[list[int], list[Tensor | DataError]]]:
-    """Regroup batches of any size, (b,) samples and images, into batches of `size`, the last one shorter."""
+    """Regroup batches of any size, (b,) sample indices and images, into batches of `size`; the last may be shorter."""
     samples: list[int] = []
     images: list[Tensor | DataError] = []
     for more_samples, more_images in batches:
@@ -394,7 +396,7 @@ def regroup_batches(
 
 
 def build_readable_mask(count: int, bad: Iterable[int]) -> np.ndarray:
-    """Return (count,) bool: the positions that are not in `bad`."""
+    """Return (count,) bool: the indices that are not in `bad`."""
     mask = np.ones(count, dtype=bool)
     mask[list(bad)] = False
     return mask

@@ -1,9 +1,9 @@
-"""`--engine auto`: the fastest installed engine whose outputs agree with PyTorch's, measured once and remembered.
+"""`--engine auto`: choose the fastest installed engine whose outputs agree with PyTorch's, and cache the measurement.
 
 On a CPU the alternative to PyTorch is OpenVINO (extra `export`), on a GPU PyTorch with compiled blocks. Building the
-alternative takes seconds, so work that PyTorch finishes sooner is not measured. The measurement is stored under
-`XDG_CACHE_HOME/vitreous/engines` by model, batch size, precision, machine and library versions; whether the outputs
-agree depends on the weights and is checked at every start.
+alternative takes seconds, so short jobs are not measured. The measurement is stored under
+`XDG_CACHE_HOME/vitreous/engines` by model, batch size, precision, machine and library versions. The agreement of the
+outputs depends on the weights and is checked at every start.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from vitreous.system.machine import get_cpu_features, get_processor_name, pick_d
 from vitreous.system.torch_types import from_numpy
 from vitreous.version import __version__
 
-#: largest relative L2 difference between the outputs of two engines; in bfloat16 each may be off by 1e-2
+#: largest relative L2 difference between the outputs of two engines; bfloat16 errors can reach 1e-2 each
 MAX_OUTPUT_DIFFERENCE = {"fp32": 1e-4, "bf16": 2e-2}
-#: PyTorch's seconds for the whole job from which building the alternative can pay off
+#: shortest job, in seconds of the PyTorch engine, for which the alternative is built
 WORTHWHILE_SECONDS = {"openvino": 30.0, "compiled": 120.0}
-MIN_PASSES = 10  # of a job: shorter ones are not timed, as timing takes two passes
-#: PyTorch's seconds for one pass below which no alternative is tried, however long the job
+MIN_PASSES = 10  # shortest job, in forward passes, for which engines are timed: timing takes two passes
+#: shortest pass, in seconds of the PyTorch engine, for which the alternative is tried, however long the job is
 MIN_PASS_SECONDS = 2e-3
 RACE_SECONDS, MAX_ROUNDS = 2.0, 20
-#: how much faster the alternative must be: below, PyTorch keeps outputs identical across machines
+#: smallest speedup of the alternative; below it, PyTorch is kept, whose outputs are the same across machines
 MIN_SPEEDUP = 1.05
-IMAGES_PER_THREAD = 4  # of a measured pass that stands for a long evaluation on a CPU
-MAX_RECORDS = 200  # stored measurements; the oldest are removed
+IMAGES_PER_THREAD = 4  # in a measured pass, for a long evaluation on a CPU
+MAX_RECORDS = 200  # stored measurements; older ones are removed
 
-#: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as the caller will compute it
+#: (engine, (B, C, *image) pixels) -> (B, K) float32: one pass, as in the actual job
 ComputeFunction = Callable[[ModelEngine, np.ndarray], np.ndarray]
 
 
@@ -64,11 +64,11 @@ def choose_engine(
     total_images: float,
     baseline: ModelEngine | None = None,
 ) -> ModelEngine:
-    """Return the engine that is fastest at batch size `batch_size`, for a job of `total_images` (inf: a server).
+    """Return the fastest engine for batch size `batch_size` and a job of `total_images` (inf: a server).
 
-    `baseline`: PyTorch's engine, if it is built already. The alternative is chosen if its outputs for the same noise
-    differ by at most `MAX_OUTPUT_DIFFERENCE` and it is at least `MIN_SPEEDUP` faster. The engine has the options that
-    build it again and, if there was a choice, a `note` for people.
+    `baseline` is PyTorch's engine, if it exists already. The alternative is chosen if its outputs for the same noise
+    differ by at most `MAX_OUTPUT_DIFFERENCE` and it is at least `MIN_SPEEDUP` faster. The returned engine has options
+    that reproduce it and, if there was a choice, a `note`.
     """
     torch_options = replace(options, engine="torch")
     baseline = baseline or make_engine(model, preprocess, torch_options)
@@ -107,14 +107,14 @@ def choose_engine(
 
 
 def set_engine_note(engine: ModelEngine, note: str) -> ModelEngine:
-    """Return the engine, with a note for people."""
+    """Return the engine with a note about its choice."""
     engine.note = note
     return engine
 
 
 def choose_chunk_engine(baseline: ModelEngine, total_images: float) -> ModelEngine:
-    """Return the engine that computes a job of `total_images` (inf: a server) in chunks of fixed size, as `logits`
-    does; `baseline` is PyTorch's."""
+    """Return the fastest engine for a job of `total_images` (inf: a server) in fixed-size chunks, as in `logits`;
+    `baseline` is PyTorch's engine."""
     parallel = torch.get_num_threads() if pick_device(baseline.options.device) == "cpu" else 1  # chunks at a time
     return choose_engine(
         baseline.original,
@@ -135,8 +135,8 @@ def build_evaluation_engine(
     note: Callable[[str], None],
     pictures: CalibrationImages | None = None,
 ) -> ModelEngine:
-    """Return the engine that evaluates so many images, chosen if the options leave the choice; int8 is calibrated on
-    `pictures`. `note` is called with the line about the choice. Raises UsageError as `make_engine` does."""
+    """Build the engine that evaluates `images` images, chosen automatically if the options allow it; int8 is calibrated
+    on `pictures`. `note` is called with a line about the choice. Raises UsageError as `make_engine` does."""
     engine = make_engine(model, preprocess, options, pictures)
     if options.engine != "auto":
         return engine
@@ -157,8 +157,8 @@ def build_evaluation_engine(
 
 
 def find_alternative_engine(model: Model, preprocess: Preprocess, options: InferenceOptions) -> str | None:
-    """Return the name of the engine that PyTorch is compared with, or None if there is no choice: another engine or
-    int8 was requested, the model or its input is PyTorch's alone, or `VITREOUS_ENGINE_CHOICE` is 0."""
+    """Return the name of the alternative to PyTorch, or None if there is no choice: the options name an engine or int8,
+    only PyTorch supports the model or its input, or `VITREOUS_ENGINE_CHOICE` is 0."""
     plain = preprocess.stacks and not options.merge_tokens and not model.config.finds_objects
     if options.engine != "auto" or options.precision == "int8" or not plain:
         return None
@@ -173,13 +173,14 @@ def find_alternative_engine(model: Model, preprocess: Preprocess, options: Infer
 def build_alternative(
     name: str, model: Model, preprocess: Preprocess, options: InferenceOptions, precision: Any
 ) -> ModelEngine:
-    """Return the engine `name` in PyTorch's precision. Raises UsageError for a model that it cannot compute,
+    """Build the engine `name` in PyTorch's precision. Raises UsageError for a model that it does not support,
     ResourceError for a broken installation."""
     return make_engine(model, preprocess, replace(options, engine=name, precision=precision))
 
 
 def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the median seconds of each turn, called alternately for at most about `RACE_SECONDS`, once at least."""
+    """Return the median seconds of each function, called alternately, at least once, for about `RACE_SECONDS` at
+    most."""
     if "compiled" in turns:  # each engine records its CUDA graph first
         for turn in turns.values():
             for _ in range(WARM_UP_PASSES + 1):
@@ -200,7 +201,7 @@ def race_engines(turns: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 def describe_race_conditions(
     model: Model, preprocess: Preprocess, precision: str, device: str, batch_size: int
 ) -> dict[str, Any]:
-    """Return what the speed of engines depends on: architecture, image size, precision, machine, versions."""
+    """Return the conditions of a measurement: architecture, image size, precision, machine, and versions."""
     picked = pick_device(device)
     return {
         "model": model.config.name(),
@@ -216,18 +217,18 @@ def describe_race_conditions(
 
 
 def get_library_versions() -> dict[str, str | None]:
-    """Return the versions of the libraries whose speed is compared; None for one that is not installed."""
+    """Return the versions of the compared libraries; None if one is not installed."""
     return {"vitreous": __version__} | {name: find_installed_version(name) for name in ("torch", "openvino")}
 
 
 def is_faster(record: dict[str, Any], name: str) -> bool:
-    """Whether the engine `name` of a record is at least `MIN_SPEEDUP` faster than PyTorch."""
+    """Return whether the engine `name` of a record is at least `MIN_SPEEDUP` faster than PyTorch."""
     seconds = record["seconds"]
     return name in seconds and seconds["torch"] >= MIN_SPEEDUP * seconds[name]
 
 
 def describe_race_record(record: dict[str, Any]) -> str:
-    """Return one line for people: the engine chosen, and the throughput of each."""
+    """Return one line with the chosen engine and the throughput of each."""
     facts, seconds = record["facts"], record["seconds"]
     if not seconds:
         return f"engine: torch ({record['problem']})"
@@ -239,18 +240,18 @@ def describe_race_record(record: dict[str, Any]) -> str:
 
 
 def race_record_path(facts: dict[str, Any]) -> Path:
-    """Return where the measurement of these facts is stored."""
+    """Return the path of the stored measurement for these conditions."""
     return get_cache_folder("engines") / f"{hash_cache_fields(facts)}.json"
 
 
 def find_race_record(facts: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the stored measurement of these facts, or None; a damaged file counts as none."""
+    """Return the stored measurement for these conditions, or None if it is missing or damaged."""
     record = load_race_record(race_record_path(facts))
     return record if record is not None and record["facts"] == json.loads(json.dumps(facts)) else None
 
 
 def load_race_record(path: Path) -> dict[str, Any] | None:
-    """Return the measurement in a file, or None if it cannot be used."""
+    """Return the measurement in a file, or None if it is invalid."""
     try:
         record = json.loads(path.read_text("utf-8"))
         seconds = record["seconds"]
@@ -263,7 +264,7 @@ def load_race_record(path: Path) -> dict[str, Any] | None:
 
 
 def write_race_record(record: dict[str, Any]) -> None:
-    """Store a measurement and remove the oldest ones; a cache that cannot be written is left alone."""
+    """Store a measurement and remove the oldest ones; write errors of the cache are ignored."""
     path = race_record_path(record["facts"])
     with suppress(OSError, ResourceError):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -274,12 +275,12 @@ def write_race_record(record: dict[str, Any]) -> None:
 
 
 def list_newest_records(folder: Path) -> list[Path]:
-    """Return the stored measurements in a folder, newest first."""
+    """List the stored measurements in a folder, newest first."""
     return sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True)
 
 
 def list_engine_choices() -> list[str]:
-    """Return a line for each stored measurement of the installed versions, newest first."""
+    """Return one line per stored measurement of the installed versions, newest first."""
     lines: list[str] = []
     for path in list_newest_records(get_cache_folder("engines")):
         record = load_race_record(path)

@@ -1,4 +1,4 @@
-"""Files that `vitreous export` wrote, found by their suffix and run by onnxruntime or OpenVINO. Without torch."""
+"""Engines for files of `vitreous export`, chosen by suffix: onnxruntime or OpenVINO. Does not import torch."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from vitreous.inference.options import InferenceOptions
 
 EXPORT_SUFFIXES = (".onnx", ".xml", ".pt2")
-CHUNK_PIXELS = 2 * 224 * 224  # of one part: few enough to lie in caches, enough to be worth a call
+CHUNK_PIXELS = 2 * 224 * 224  # pixels per chunk: fits in caches, and amortises the call overhead
 
 
 def is_exported_file(run: str | os.PathLike[str]) -> bool:
-    """Whether a name is that of an exported file, rather than of a run, a bundle or weights."""
+    """Return whether a name has the suffix of an exported file, rather than of a run, a bundle or weights."""
     return Path(run).suffix.lower() in EXPORT_SUFFIXES and not Path(run).is_dir()
 
 
 class ExportedEngine:
-    """An exported file on the CPU, in float32 or what it was quantised to. `quick` computes one image at a time.
+    """An exported file on the CPU, in float32 or its quantised precision. `quick` computes one image at a time.
 
-    `text` is the card as the file has it. Raises WeightsError where there is none.
+    `text` is the stored card. Raises WeightsError if it is missing.
     """
 
     name: str
@@ -50,20 +50,20 @@ class ExportedEngine:
         self.size = 1 if alone else max(1, min(64, CHUNK_PIXELS // max(1, int(np.prod(self.card.preprocess.image)))))
 
     def logits(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, K) float32."""
+        """Compute (B, K) float32 logits of (B, C, *image) pixels."""
         return self.compute("logits", pixels)
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, what the head reads. Raises UsageError for files without them."""
+        """Compute (B, D) float32 features, the head's input. Raises UsageError for files without features."""
         if "features" not in self.outputs:
-            raise UsageError("the file answers in logits only", "export the model again: it then has features too")
+            raise UsageError("the exported file has no feature output", "export the model again to add it")
         return self.compute("features", pixels)
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector. Raises UsageError for other files."""
+        """Compute boxes, scores, labels and masks from (B, C, *image) pixels. Raises UsageError for other tasks."""
         names = [name for name in DETECTION_OUTPUT_NAMES if name in self.outputs]
         if tuple(names[:3]) != DETECTION_OUTPUT_NAMES[:3]:
-            raise UsageError("the file finds no objects on images", "export a detector")
+            raise UsageError("the exported file is not a detector", "export a detector")
 
         def answer(part: np.ndarray) -> np.ndarray:
             return pack_arrays(self.answers(names, self.card.preprocess.normalise_array(part)))
@@ -71,18 +71,18 @@ class ExportedEngine:
         return unpack_outputs(compute_in_chunks(answer, pixels, self.size))
 
     def compute(self, output: str, pixels: np.ndarray) -> np.ndarray:
-        """One output for (B, C, *image) pixels, in parts of `size` images: (B, ...) float32."""
+        """Compute one output (B, ...) float32 of (B, C, *image) pixels, in chunks of `size` images."""
         return compute_in_chunks(
             lambda part: self.answers([output], self.card.preprocess.normalise_array(part))[0], pixels, self.size
         )
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
+        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         raise NotImplementedError
 
 
 class OnnxFileEngine(ExportedEngine):
-    """A file that `vitreous export --to onnx` wrote. Raises WeightsError for any other, and for a damaged one."""
+    """A file of `vitreous export --to onnx`. Raises WeightsError for any other, and for a damaged one."""
 
     name = "onnx"
 
@@ -92,22 +92,22 @@ class OnnxFileEngine(ExportedEngine):
         options = runtime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = count_usable_cores(), 1
         options.log_severity_level = 4
-        # a thread that spins takes a core from others
+        # spinning threads would take cores from other work
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self.session = runtime.InferenceSession(raw, options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a class of its own for each, none of them public
-            problem = f"{path} is not run by onnxruntime {runtime.__version__} ({str(error)[:200]})"
+        except Exception as error:  # onnxruntime has many error classes, none of them public
+            problem = f"onnxruntime {runtime.__version__} cannot run {path} ({str(error)[:200]})"
             raise WeightsError(problem, EXPORT_AGAIN_HINT) from None
         self.outputs = tuple(output.name for output in self.session.get_outputs())
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
+        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         return self.session.run(list(outputs), {"images": images})
 
 
 class OpenVinoFileEngine(ExportedEngine):
-    """A .xml and .bin that `vitreous export --to openvino` wrote. Raises WeightsError for others and damaged ones."""
+    """A .xml and .bin of `vitreous export --to openvino`. Raises WeightsError for others and damaged ones."""
 
     name = "openvino"
 
@@ -129,11 +129,11 @@ class OpenVinoFileEngine(ExportedEngine):
             self.outputs = tuple(output.any_name for output in self.compiled.outputs)
         except RuntimeError as error:
             raise WeightsError(
-                f"{path} is not run by OpenVINO {ov.__version__} ({str(error)[:200]})", EXPORT_AGAIN_HINT
+                f"OpenVINO {ov.__version__} cannot run {path} ({str(error)[:200]})", EXPORT_AGAIN_HINT
             ) from None
 
     def answers(self, outputs: Sequence[str], images: np.ndarray) -> list[np.ndarray]:
-        """Outputs for a part of (size, C, *image) float32 normalised images: (size, ...) each."""
+        """Compute outputs (size, ...) of a chunk of (size, C, *image) float32 normalised images."""
         results = self.compiled([images])
         return [np.array(results[self.outputs.index(output)]) for output in outputs]
 
@@ -141,21 +141,21 @@ class OpenVinoFileEngine(ExportedEngine):
 def open_exported_file(
     path: str | os.PathLike[str], how: InferenceOptions | None = None, quick: bool = False
 ) -> ExportedEngine:
-    """What runs an exported file, with its card; `quick` answers one image alone sooner, and many later.
+    """Open an exported file as an engine with its card; `quick` optimises latency of single images over throughput.
 
-    Raises WeightsError for a file that is not sound, and UsageError for a `how` that it cannot be: it is computed on
-    the CPU, in float32 or what it was quantised to.
+    Raises WeightsError for a damaged file, and UsageError for unsupported options in `how`: exported files run on the
+    CPU, in float32 or their quantised precision.
     """
     kind = Path(path).suffix.lower()
     if kind == ".pt2":
         raise WeightsError(
-            f"{path}: torch.export's files can run code as they are loaded, so none is opened here",
-            "load it with torch.export.load where you trust it, or name the run, or a .onnx or .xml file",
+            f"{path}: torch.export files can execute code when loaded, so vitreous does not open them",
+            "load it with torch.export.load if you trust it, or use the run, or a .onnx or .xml file",
         )
     library, runtime = {".onnx": ("onnxruntime", OnnxFileEngine), ".xml": ("openvino", OpenVinoFileEngine)}[kind]
     asked = () if how is None else (how.device, how.precision, how.engine, how.merge_tokens)
     allowed = (("auto", "cpu"), ("auto", "fp32"), ("auto", library), (0,))
     if any(value not in values for value, values in zip(asked, allowed, strict=False)):
-        message = f"{path} is computed by {library}, on the CPU, in the precision that it has"
+        message = f"{path} runs in {library}, on the CPU, in its stored precision"
         raise UsageError(message, "leave --device, --precision and --engine out")
     return runtime(Path(path), quick)

@@ -1,7 +1,7 @@
-"""Features that a model's head reads, of every image of a split: computed once, streamed to disk, cached.
+"""Features (the head's input) of every image of a split: computed once, streamed to disk, and cached.
 
-n images, d numbers for each: the pooled token or mean, behind the representation layer where there is one (`pre_logits`
-in big_vision).
+n images, d features each: the class token or the pooled tokens, after the representation layer if there is one
+(`pre_logits` in big_vision).
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ from vitreous.system.disk import get_cache_folder, open_atomic
 from vitreous.system.machine import pick_device, pick_precision
 from vitreous.version import __version__
 
-FEATURES_FORMAT = 1  # goes up when the same model gives other numbers
-STALE_FEATURES_SECONDS = 86_400  # seconds after which a file that was begun is taken for left behind
-DISK_SPACE_HINT = "make room, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
+FEATURES_FORMAT = 1  # increase it if the same model computes different features
+STALE_FEATURES_SECONDS = 86_400  # age in seconds at which an unfinished file is considered abandoned
+DISK_SPACE_HINT = "free disk space, set XDG_CACHE_HOME to a folder on a larger disk, or use --no-cache"
 
 
 @dataclass(frozen=True)
 class SplitFeatures:
-    """Features of a split's images in its order; those of unreadable ones are a black image's.
+    """Features of a split's images in its order; those of unreadable images are computed from black images.
 
-    `rows` (n, d) float32 lie on disk and are read as they are used. `bad`: why images could not be read. `file` is None
-    where nothing is kept; `reused`: nothing was computed.
+    `rows` (n, d) float32 are memory-mapped. `bad`: index -> read error. `file` is None if nothing is cached; `reused`:
+    all features came from the cache.
     """
 
     rows: np.ndarray
@@ -61,7 +61,7 @@ class SplitFeatures:
 
     @property
     def good(self) -> np.ndarray:
-        """(n,) bool: the images that could be read."""
+        """(n,) bool: whether the image could be read."""
         return build_readable_mask(len(self.rows), self.bad)
 
 
@@ -75,14 +75,14 @@ def load_or_compute_features(
     keep: bool = True,
     on_images: Callable[[int], None] = lambda images: None,
 ) -> SplitFeatures:
-    """Return the features of a split: from `XDG_CACHE_HOME/vitreous/features`, or computed, and kept there if `keep`.
+    """Load the features of a split from `XDG_CACHE_HOME/vitreous/features`, or compute them, and cache them if `keep`.
 
-    `on_images` gets the number of images of every step. Raises NonFiniteError for features that are not finite,
-    ResourceError where the disk has no room, UsageError for int8, whose calibration would differ from split to split.
+    `on_images` is called with the number of images of every step. Raises NonFiniteError for features that are not
+    finite, ResourceError for a full disk, UsageError for int8, whose calibration would differ between splits.
     """
     how = how or InferenceOptions()
     if how.precision == "int8":
-        raise UsageError("features are not computed in int8", "use --precision bf16 or fp32")
+        raise UsageError("features do not support int8", "use --precision bf16 or fp32")
     facts = {**model_cache_fields(model, preprocess, how), "images": hash_split_images(split)}
     place = get_cache_folder("features") / f"{hash_cache_fields(facts)}.npy"
     if keep and (cached := load_features(place)):
@@ -110,7 +110,7 @@ def load_or_compute_features(
 def write_features(
     file: IO[bytes], engine: ModelEngine, reader: EvalLoader, batch_size: int, on_images: Callable[[int], None]
 ) -> tuple[tuple[int, int], dict[int, str]]:
-    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and why images are unreadable.
+    """Write the (n, d) features of a reader's images as a .npy file; return its shape, and the read errors by index.
 
     Raises NonFiniteError for features that are not finite, ResourceError for a full disk.
     """
@@ -134,7 +134,7 @@ def write_features(
 
 
 def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptions) -> dict[str, Any]:
-    """Return what features depend on beside the images: weights but for the head, and how they are computed."""
+    """Return the cache key of features without the images: weights except the head, and inference options."""
     body, device = remove_head(model), pick_device(how.device)
     return {
         "format": FEATURES_FORMAT,
@@ -149,7 +149,7 @@ def model_cache_fields(model: Model, preprocess: Preprocess, how: InferenceOptio
 
 
 def hash_split_images(split: Split) -> str:
-    """Return a digest of a split's images as they are now, without labels."""
+    """Return a digest of a split's current images, without labels."""
     digest = hashlib.sha256()
     split.update(digest)
     hash_file_times(split, digest)
@@ -157,7 +157,7 @@ def hash_split_images(split: Split) -> str:
 
 
 def load_features(place: Path) -> SplitFeatures | None:
-    """Return the features in a file, if it is whole: its description is written last."""
+    """Load the features in a file, or None if it is incomplete: its description is written last."""
     try:
         document = json.loads(place.with_suffix(".json").read_text("utf-8"))
         rows = np.load(place, mmap_mode="r", allow_pickle=False)
@@ -169,9 +169,10 @@ def load_features(place: Path) -> SplitFeatures | None:
 
 
 def check_disk_space(file: IO[bytes], need: int) -> None:
-    """Raise ResourceError where a file cannot grow to `need` bytes."""
+    """Raise ResourceError if the disk has no space for a file of `need` bytes."""
     home = tempfile.gettempdir() if isinstance(file.name, int) else os.path.dirname(file.name)
     if (free := shutil.disk_usage(home or ".").free) < need:
         raise ResourceError(
-            f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,}", DISK_SPACE_HINT
+            f"features of {need:,} bytes do not fit on the disk of {home}, which has {free:,} bytes free",
+            DISK_SPACE_HINT,
         )

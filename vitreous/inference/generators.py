@@ -1,4 +1,4 @@
-"""A model that makes images in the place of one that reads them, for a server of either.
+"""Predictors of generative models, for servers of either model type.
 
 B images of C channels.
 """
@@ -28,35 +28,35 @@ class GeneratorEngine:
         self.generator, self.precision = generator, generator.sampler.precision
 
     def logits(self, pixels: np.ndarray) -> NoReturn:
-        """(B, C, *image) pixels. Raises UsageError."""
-        raise UsageError("the model makes images, and answers nothing about others", "use `vitreous sample`")
+        """Reject (B, C, *image) pixels. Raises UsageError."""
+        raise UsageError("the model generates images and does not predict", "use `vitreous sample`")
 
     features = objects = logits
 
 
 def build_generator_predictor(bundle: Bundle, how: InferenceOptions | None = None, vae: str | None = None) -> Predictor:
-    """A predictor that makes images, of latents by the autoencoder that is named, or that of the run.
+    """Build a predictor of a generative model, with the autoencoder `vae`, or that of the run.
 
-    Raises UsageError for an engine other than PyTorch, for images that are no pictures, and for a device or a precision
-    that there is not; UsageError and WeightsError as `Autoencoder`.
+    Raises UsageError for an engine other than PyTorch, for images that cannot be displayed, and for an unavailable
+    device or precision; UsageError and WeightsError as `Autoencoder`.
     """
     from vitreous.inference.card import build_card
     from vitreous.inference.samples import Generator
 
     card, channels = build_card(bundle), bundle.model.config.channels
     if how and how.engine == "openvino":
-        raise UsageError("--engine openvino makes no images", "leave it out")
+        raise UsageError("--engine openvino does not support generative models", "leave it out")
     if bundle.preprocess.is_animated:
-        raise UsageError(f"{card.name} makes clips, and a server answers with pictures", "use `vitreous sample`")
+        raise UsageError(f"{card.name} generates clips, but a server returns images", "use `vitreous sample`")
     decoded = bool(vae or bundle.task.autoencoder)
     if (channels not in (1, 3) and not decoded) or len(bundle.preprocess.image) != 2:
-        problem = f"{card.name} makes images of {channels} channels and {len(bundle.preprocess.image)} axes"
-        hint = "a page shows those of 1 or 3 channels and 2 axes: name what decodes latents, --vae FOLDER"
+        problem = f"{card.name} generates images of {channels} channels and {len(bundle.preprocess.image)} axes"
+        hint = "pages need images of 1 or 3 channels and 2 axes: set the autoencoder for latents, --vae FOLDER"
         raise UsageError(problem, hint)
     generator = Generator(bundle, how.device if how else "auto", how.precision if how else "auto", vae)
     return Predictor(card, GeneratorEngine(generator), bundle)
 
 
 def get_generator(predictor: Predictor) -> Generator | None:
-    """The generator of a predictor that makes images; None for one that answers about them."""
+    """Return the generator of a predictor; None if its model does not generate images."""
     return predictor.engine.generator if isinstance(predictor.engine, GeneratorEngine) else None

@@ -1,4 +1,4 @@
-"""Keys of cached results, and the cache of OpenVINO's graphs: conversion takes seconds, calibration of int8 minutes."""
+"""Cache keys, and the cache of OpenVINO graphs: conversion takes seconds, int8 calibration minutes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from vitreous.system.disk import get_cache_folder, open_atomic
 from vitreous.system.machine import get_cpu_features
 from vitreous.version import __version__
 
-GRAPH_FORMAT = 2  # goes up when the same model and pictures give another graph
-MAX_GRAPH_BYTES = 4 * 2**30  # of all stored graphs; the least recently used are removed
+GRAPH_FORMAT = 2  # increase it if the same model and calibration images give another graph
+MAX_GRAPH_BYTES = 4 * 2**30  # total size of stored graphs; the least recently used are removed
 
 
 def hash_weights(model: nn.Module) -> str:
@@ -39,13 +39,13 @@ def hash_weights(model: nn.Module) -> str:
 
 
 def hash_cache_fields(facts: dict[str, Any]) -> str:
-    """Return a file name for what depends on these facts alone."""
+    """Return a file name that depends only on these values."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def graph_cache_fields(model: Model, preprocess: Preprocess, pictures: Sequence[np.ndarray]) -> dict[str, Any]:
-    """Return what a graph depends on: weights, preprocessing, libraries; of int8 also calibration pictures, (1, C,
-    *image) each, and the processor, which decides whether sums overflow. Without pictures the graph is in float32.
+    """Return the cache key of a graph: weights, preprocessing and libraries; for int8 also the calibration images,
+    (1, C, *image) each, and the processor, which decides whether sums overflow. Without images the graph is float32.
     """
     digest = hashlib.sha256()
     for picture in pictures:
@@ -72,15 +72,15 @@ def find_installed_version(name: str) -> str | None:
 
 
 def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]) -> Any:
-    """Return the graph of these facts from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
+    """Load the graph for this cache key from `XDG_CACHE_HOME/vitreous/graphs`, or build and store it.
 
-    A new graph is read back, so that outputs are the same bits whether it was cached or not. A graph that cannot be
-    stored is used all the same; a damaged file is built again.
+    A new graph is loaded back from its file, so that outputs are bit-identical with and without the cache. A graph that
+    cannot be stored is still used; a damaged file is rebuilt.
     """
     place = get_cache_folder("graphs") / f"{hash_cache_fields(facts)}.graph"
     if (graph := load_graph(place, facts)) is not None:
         with suppress(OSError):
-            os.utime(place)  # the least used ones are removed first
+            os.utime(place)  # the least recently used ones are removed first
         return graph
     graph = build()
     try:
@@ -96,7 +96,7 @@ def load_or_build_graph(ov: Any, facts: dict[str, Any], build: Callable[[], Any]
 
 
 def write_graph(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) -> None:
-    """Write the facts and OpenVINO's two files as one .npz, whole or not at all, and remove the least used graphs.
+    """Write the cache key and OpenVINO's two files atomically as one .npz, and remove the least recently used graphs.
 
     Raises OSError and ResourceError.
     """
@@ -112,7 +112,7 @@ def write_graph(place: Path, facts: dict[str, Any], xml: bytes, weights: bytes) 
 
 
 def load_graph(place: Path, facts: dict[str, Any]) -> Any | None:
-    """Return the graph in a file, None where the file is damaged (a .npz has checksums) or of other facts."""
+    """Load the graph in a file, or None if it is damaged (a .npz has checksums) or has another cache key."""
     try:
         with np.load(place, allow_pickle=False) as parts:
             xml, weights, known = parts["xml"].tobytes(), parts["weights"].tobytes(), json.loads(str(parts["facts"]))

@@ -1,6 +1,6 @@
-"""From seeds and classes to images, by the fastest way the machine has.
+"""Sample images from seeds and classes, as fast as the hardware allows.
 
-On a CPU each thread makes images of its own, from the first step to the last. n images of C channels.
+On a CPU each thread samples separate images, from the first step to the last. n images of C channels.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from vitreous.tasks.generation import Generation
 from vitreous.weights.autoencoder import Autoencoder
 from vitreous.weights.bundle import Bundle
 
-START_NOISE_SALT = 0x7374617274  # sets the noise that images start from apart from that of steps
+START_NOISE_SALT = 0x7374617274  # separates the seed of the initial noise from that of the steps
 
 
 @dataclass(frozen=True, eq=False)
 class InpaintingCanvas:
-    """Images of which a part is given: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image) bool,
-    true where they stay as they are."""
+    """Images with given regions for inpainting: `images` (n, C, *image) float32 normalised, and `given` (n, 1, *image)
+    bool, true for pixels that are kept."""
 
     images: Tensor
     given: Tensor
 
 
 class ImageSampler:
-    """A model that makes images of so many `classes` (0: of one kind) by the reverse of a process, ready to.
+    """Samples images from a generative model of `classes` classes (0: unconditional) by reversing its noise process.
 
-    An image is a function of the seed, of its class and of its number, whatever is made beside it, but for the last
-    bits. Raises UsageError for a device or precision that there is not.
+    An image depends only on the seed, its class and its number, not on the rest of the batch, except for the last bits.
+    Raises UsageError for an unavailable device or precision.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class ImageSampler:
         self.precision = pick_precision(precision, self.device)
         self.dtype = DTYPES[self.precision]
         self.model: Any = freeze_for_inference(model.to(self.device), self.dtype, has_fast_packed_products(self.device))
-        self.decode: Callable[[Tensor], Tensor] | None = None  # from latents, scaled and shifted, to pixels
-        self.stride = 1  # pixels of an image to a place of what the model makes
-        self.image = tuple(model.config.image)  # of what it makes: the frames of clips can be others
+        self.decode: Callable[[Tensor], Tensor] | None = None  # from scaled and shifted latents to pixels
+        self.stride = 1  # image pixels per position of the model's output
+        self.image = tuple(model.config.image)  # sample size: the number of frames of clips can differ
         configure_process()
 
     def noise(self, labels: Tensor, numbers: Tensor, seed: int) -> Tensor:
-        """(n,) and (n,) int64 -> (n, C, *image) float32: what images of these classes and numbers start from."""
+        """Draw the initial noise, (n, C, *image) float32, of images of (n,) int64 classes and numbers."""
         keys = derive_keys(seed, START_NOISE_SALT, labels.numpy(), numbers.numpy())
         return from_numpy(draw_normal(keys, (self.config.channels, *self.image)))
 
@@ -92,12 +92,12 @@ class ImageSampler:
         canvas: InpaintingCanvas | None = None,
         on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
     ) -> Tensor:
-        """(n,) int64 classes, all 0 of a model without, and (n,) numbers -> (n, C, *image) uint8, as `finish` makes it.
+        """Sample (n, C, *image) uint8 from (n,) int64 classes (0 if unconditional) and numbers, as `finish` returns it.
 
-        `noise` (n, C, *image) takes the place of what the seed gives. `on_images` is given the images that a step of a
-        part of the batch has brought on, in parts of an image. `on_step` is given the rows of that part and its state,
-        in whatever thread computes it; what it raises ends the sampling. Raises UsageError for a sampler or steps that
-        the model does not have.
+        `noise` (n, C, *image) replaces the seed's noise. `on_images` is called after each step of a chunk of the batch
+        with the finished fraction, in images. `on_step` is called with the indices of that chunk and its state, in the
+        thread that computes it; an exception in it ends the sampling. Raises UsageError for a sampler or steps that the
+        model does not support.
         """
         _, steps = options.resolve_sampler(self.process)
         start = self.noise(labels, numbers, options.seed) if noise is None else noise
@@ -131,8 +131,8 @@ class ImageSampler:
         canvas: InpaintingCanvas | None,
         on_state: Callable[[SamplerState], None],
     ) -> Tensor:
-        """(b, C, *image) noise, (b,) int64 classes and keys -> (b, C, *image) uint8, from the first step to the
-        last; `on_state` is given the state after each."""
+        """Sample one chunk from the first step to the last: (b, C, *image) noise, (b,) int64 classes and keys ->
+        (b, C, *image) uint8. `on_state` is called with the state after each step."""
         name, steps = options.resolve_sampler(self.process)
         asked = labels.to(self.device) if self.classes else None
         ask = guide_prediction(self.answer, asked, self.classes, options)
@@ -151,29 +151,28 @@ class ImageSampler:
         return self.finish(image.float().cpu())
 
     def answer(self, noisy: Tensor, time: Tensor, labels: Tensor | None) -> Tensor:
-        """(b, C, *image), (b,), (b,) -> (b, C', *image) float32: one forward pass."""
+        """Compute one forward pass: (b, C, *image), (b,), (b,) -> (b, C', *image) float32."""
         return self.model(noisy.to(self.dtype), time, labels).float()
 
     def finish(self, images: Tensor) -> Tensor:
-        """(b, C, *image) float32 without noise -> (b, C', H, W) uint8: its pixels, or what latents are decoded to."""
+        """Convert (b, C, *image) denoised float32 to (b, C', H, W) uint8: the pixels, or the decoded latents."""
         return self.pixels(images) if self.decode is None else self.decode(images)
 
     def preview_images(self, images: Tensor) -> Tensor:
-        """(b, C, *image) float32 with any noise -> (b, C', *image) uint8: its pixels, or the first three channels of
-        latents, in which shapes are seen."""
+        """Convert (b, C, *image) float32 with any noise to (b, C', *image) uint8: the pixels, or the first three
+        channels of latents, which show rough shapes."""
         if self.decode is None:
             return self.pixels(images)
         return (images[:, :3] * 64 + 128).round_().clamp_(0, 255).to(torch.uint8)
 
     def pixels(self, images: Tensor) -> Tensor:
-        """(b, C, *image) float32 normalised -> (b, C, *image) uint8."""
+        """Convert (b, C, *image) float32 normalised to (b, C, *image) uint8."""
         values = self.preprocess.denormalise(images) * (255 / self.preprocess.peak)
         return values.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor, a: float, b: float) -> Tensor:
-    """(b, C, *image) that a step has left -> the same, with a image + b noise where the image is given
-    (arXiv:2011.13456, appendix I.2)."""
+    """Replace the given pixels of (b, C, *image) after a step by a image + b noise (arXiv:2011.13456, appendix I.2)."""
     known = a * canvas.images.to(noisy) + b * noise.to(noisy)
     return torch.where(canvas.given.to(noisy.device), known, noisy)
 
@@ -181,13 +180,13 @@ def restore_known_pixels(canvas: InpaintingCanvas, noisy: Tensor, noise: Tensor,
 def build_sampler(
     bundle: Bundle, device: str = "auto", precision: str = "auto", autoencoder: str | None = None, decoded: bool = True
 ) -> ImageSampler:
-    """The sampler of a bundle as `open_generator` gives it, whose latents are `decoded` by the autoencoder of this
-    folder or name, or by that of its run.
+    """Build the sampler of a bundle of `open_generator`. If `decoded`, latents are decoded by `autoencoder`, a folder
+    or name, or by the autoencoder of the run.
 
-    Raises UsageError for a device or a precision that there is not, and for latents that nothing decodes; UsageError
-    and WeightsError as `Autoencoder`.
+    Raises UsageError for an unavailable device or precision, and for latents without an autoencoder; UsageError and
+    WeightsError as `Autoencoder`.
     """
-    task, channels = cast(Generation, bundle.task), bundle.model.config.channels  # `open_generator` refuses others
+    task, channels = cast(Generation, bundle.task), bundle.model.config.channels  # `open_generator` rejects others
     sampler = ImageSampler(
         bundle.model,
         task.process,
@@ -200,13 +199,13 @@ def build_sampler(
     if place:
         if not autoencoder and not place.startswith("hf:") and not Path(place).is_dir():
             problem = f"the autoencoder that the model was trained with is no longer at {place}"
-            raise UsageError(problem, "name where it is: --vae FOLDER")
+            raise UsageError(problem, "set its new path: --vae FOLDER")
         decoder = Autoencoder(place, sampler.device)
         decoder.require_channels(channels)
         sampler.decode, sampler.stride = decoder.decode, decoder.latents.stride
     elif channels not in (1, 3) and decoded:
         raise UsageError(
-            f"the model makes latents of {channels} channels, not pictures",
-            "name the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
+            f"the model generates latents of {channels} channels, not pixels",
+            "set the folder of their autoencoder: --vae FOLDER, or hf:stabilityai/sd-vae-ft-ema",
         )
     return sampler

@@ -1,7 +1,7 @@
-"""The nearest training images: features, labels and small pictures of a data set, in one file beside a model's weights.
+"""Index of the nearest training images: features, labels and thumbnails of a data set, in one file of a run folder.
 
-n images, D numbers that the head reads. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of picture and
-its names: about 120 MB for the 50,000 that an index holds at most if nothing else is said.
+n images, D features of the head's input. For ViT-S/16 an image takes 768 bytes of features, about 1.5 kB of thumbnail
+and its names: about 120 MB for the default maximum of 50,000 images.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ if TYPE_CHECKING:
 
 INDEX_FILE = "index.npz"
 INDEX_FORMAT = 2
-MAX_INDEX_IMAGES = 50_000  # images
-INDEX_THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 64, 80  # pixels along the longer side, and of a JPEG
-SEARCH_CHUNK = 4096  # rows compared at a time, and samples whose pictures are made at a time
-MAX_IN_PROCESS_IMAGES = 500  # images that are decoded before processes to do it have started
+MAX_INDEX_IMAGES = 50_000  # default maximum number of images
+INDEX_THUMBNAIL_SIDE, THUMBNAIL_QUALITY = 64, 80  # longer side in pixels, and JPEG quality
+SEARCH_CHUNK = 4096  # rows compared at a time, and images whose thumbnails are computed at a time
+MAX_IN_PROCESS_IMAGES = 500  # up to this number, images are decoded without worker processes
 REBUILD_HINT = "write it again: vitreous embed RUN --index"
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A training image: its class or classes, its file name, the cosine in [-1, 1], and a JPEG of at most 64 pixels."""
+    """A training image: its class or classes, file name, cosine similarity in [-1, 1], and a JPEG of at most 64
+    pixels."""
 
     label: str
     name: str
@@ -49,14 +50,14 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class PackedStrings:
-    """Byte strings in one array: `ends` (n,) int64 says where each ends."""
+    """Byte strings in one array: `ends` (n,) int64 has the end offset of each."""
 
     all: np.ndarray
     ends: np.ndarray
 
     @staticmethod
     def of(words: Iterable[bytes]) -> PackedStrings:
-        """Byte strings, joined."""
+        """Concatenate byte strings."""
         words = list(words)
         ends = np.cumsum([len(word) for word in words], dtype=np.int64)
         return PackedStrings(np.frombuffer(b"".join(words), np.uint8), ends)
@@ -67,7 +68,7 @@ class PackedStrings:
 
 @dataclass(frozen=True)
 class NeighbourIndex:
-    """Images to be near to. `rows` (n, D) float16, of length one or zero."""
+    """An index of images by their features. `rows` (n, D) float16, of length one or zero."""
 
     rows: np.ndarray
     labels: PackedStrings
@@ -78,16 +79,15 @@ class NeighbourIndex:
         return len(self.rows)
 
     def nearest(self, features: np.ndarray, count: int = 8) -> list[Neighbour]:
-        """The `count` images, or all there are, whose features have the highest cosine with (D,) `features`; best
+        """Return the `count` images (or all, if fewer) with the highest cosine similarity to (D,) `features`, best
         first.
 
-        Equal ones come in the order of the index. Raises UsageError for features of another width. The loop it
-        replaces:
+        Ties are in the order of the index. Raises UsageError for features of another width. Equivalent loop:
 
             sorted(rows, key=lambda row: -cosine(row, features))[:count]
         """
         if features.shape != self.rows.shape[1:]:
-            raise UsageError(f"features of {features.shape} for an index of {self.rows.shape[1:]}", REBUILD_HINT)
+            raise UsageError(f"features of {features.shape} do not fit an index of {self.rows.shape[1:]}", REBUILD_HINT)
         asked = features.astype(np.float32)
         asked = asked / max(float(np.linalg.norm(asked)), 1e-12)
         parts = (
@@ -108,11 +108,11 @@ def write_index(
     limit: int = MAX_INDEX_IMAGES,
     how: InferenceOptions | None = None,
 ) -> Path:
-    """Store the nearest images' file beside a run's weights: the run's own training images, or those of `data`; returns
-    where it is.
+    """Write the index of the run's training images, or of `data`, to the folder of the run's weights; returns its
+    path.
 
-    Of more than `limit` images that many are taken, by chance that is always the same; unreadable ones are left out.
-    Raises UsageError for weights that are no bundle, DataError where no image can be read.
+    If there are more than `limit` images, a fixed random subset is used; unreadable images are skipped. Raises
+    UsageError for weights that are not a bundle, DataError if no image can be read.
     """
     from vitreous.data.keys import draw_permutation
     from vitreous.data.run_data import open_run_data
@@ -121,10 +121,10 @@ def write_index(
     from vitreous.weights.adopt import locate_bundle
 
     if limit < 1:
-        raise UsageError(f"an index of {limit} images", "use at least 1")
+        raise UsageError(f"an index of {limit} images is empty", "use at least 1")
     bundle, folder = open_bundle(run, headless=True), locate_bundle(Path(run))
     if folder is None:
-        raise UsageError(f"{run} is no bundle: an index is stored in one", "make one: vitreous convert SOURCE OUT")
+        raise UsageError(f"{run} is not a bundle, so it cannot store an index", "make one: vitreous convert SOURCE OUT")
     opened = open_run_data(run, data, split, labelled=False)[1]
     images = opened.split(split)
     if len(images) > limit:
@@ -134,7 +134,7 @@ def write_index(
     )
     good = np.flatnonzero(features.good)
     if not len(good):
-        raise DataError("no image can be read", "`vitreous data check` tells why")
+        raise DataError("no image can be read", "run `vitreous data check` for the reasons")
     arrays: dict[str, Any] = {"features": normalise_features(features.rows, good)}
     texts = {
         "labels": PackedStrings.of(label.encode() for label in iterate_label_texts(opened, images, good)),
@@ -150,9 +150,9 @@ def write_index(
 
 
 def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
-    """The index of a run folder or bundle, None where there is none. Nothing in it can run code.
+    """Open the index of a run folder or bundle; None if it has none. Loading it cannot run code.
 
-    Raises WeightsError for one that is damaged, or of other weights or another preprocessing than are there now.
+    Raises WeightsError for an index that is damaged, or was computed with other weights or another preprocessing.
     """
     place = next(
         (folder / INDEX_FILE for folder in (Path(run) / "model", Path(run)) if (folder / INDEX_FILE).is_file()), None
@@ -165,17 +165,18 @@ def open_index(run: str | os.PathLike[str]) -> NeighbourIndex | None:
             rows = stored["features"]
             texts = [PackedStrings(stored[name], stored[f"{name}_ends"]) for name in ("labels", "names", "thumbnails")]
         whole = rows.ndim == 2 and all(len(text.ends) == len(rows) and text.ends[-1] == len(text.all) for text in texts)
-    except Exception as error:  # numpy and zipfile leave a broken file with whatever they stumbled over
+    except Exception as error:  # numpy and zipfile raise many error types for damaged files
         raise WeightsError(f"{place} cannot be read ({error})", REBUILD_HINT) from None
     if record != {"format": INDEX_FORMAT, **bundle_cache_fields(place.parent)}:
-        raise WeightsError(f"{place} is of another model than lies beside it", REBUILD_HINT)
+        raise WeightsError(f"{place} was computed with another model than the bundle's", REBUILD_HINT)
     if not whole:
         raise WeightsError(f"{place} is damaged", REBUILD_HINT)
     return NeighbourIndex(rows, *texts)
 
 
 def bundle_cache_fields(folder: Path) -> dict[str, Any]:
-    """What features depend on: the SHA-256 of the weights, and the preprocessing. Raises WeightsError."""
+    """Return the cache key of a bundle's features: the SHA-256 of the weights, and the preprocessing. Raises
+    WeightsError."""
     from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE
 
     try:
@@ -186,7 +187,8 @@ def bundle_cache_fields(folder: Path) -> dict[str, Any]:
 
 
 def normalise_features(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
-    """(n, D) float32 -> those of `good` at length one, float16: a cosine is off by at most about 5e-4."""
+    """Normalise the (n, D) float32 features of `good` images to unit length in float16; cosine errors are about
+    5e-4."""
     out = np.empty((len(good), rows.shape[1]), np.float16)
     for low in range(0, len(good), SEARCH_CHUNK):
         part = np.asarray(rows[good[low : low + SEARCH_CHUNK]], np.float32)
@@ -195,7 +197,7 @@ def normalise_features(rows: np.ndarray, good: np.ndarray) -> np.ndarray:
 
 
 def iterate_label_texts(data: Data, split: Split, rows: np.ndarray) -> Iterator[str]:
-    """The class name of each of the images at `rows` (n,), or the names of several with commas between."""
+    """Yield the class name of each image at `rows` (n,); several names are separated by commas."""
     for label in split.labels[rows]:
         yield (
             ""
@@ -209,7 +211,7 @@ def iterate_label_texts(data: Data, split: Split, rows: np.ndarray) -> Iterator[
 
 
 def encode_thumbnails(split: Split, rows: np.ndarray, preprocess: Preprocess) -> Iterator[bytes]:
-    """A small JPEG of what the model sees of each of the images at `rows` (n,)."""
+    """Yield a JPEG thumbnail of the model's input for each image at `rows` (n,)."""
 
     from vitreous.data.rgb_images import to_rgb_image
 

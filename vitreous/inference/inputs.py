@@ -1,16 +1,15 @@
-"""What Python gives to `predict` and `embed` in the place of files: paths, bytes, pictures of Pillow, arrays and
-tensors. Without torch.
+"""Python inputs of `predict` and `embed`: paths, bytes, PIL images, arrays and tensors. Does not import torch.
 
-| given | taken as |
+| input | interpretation |
 |---|---|
-| `str`, `Path` | the path of an image file; of a model of clips, of a video file or a folder of frames |
+| `str`, `Path` | the path of an image file; for video models, of a video file or a folder of frames |
 | `bytes` | the content of an image file, or of a video file |
-| `PIL.Image.Image` | as a file of it would be: EXIF orientation applied, transparency over white |
+| `PIL.Image.Image` | as if saved to a file: EXIF orientation applied, transparency over white |
 | `numpy.ndarray` | pixels (H, W) or (H, W, C); of volumes (D, H, W) or (D, H, W, C), of clips (T, H, W[, C]) |
 | `torch.Tensor` | pixels (C, H, W), of volumes (C, D, H, W), of clips (C, T, H, W), on any device |
 
-Pixels are uint8 in 0 to 255, or floats in 0 to 1, before any normalisation. A model that was trained on other numbers
-than 8-bit colours takes the numbers that its files have. C is 1, 3 or 4 for colours, else the model's channels.
+Pixels are uint8 in 0 to 255, or floats in 0 to 1, before normalisation. A model that was trained on other values than
+8-bit colours expects the values of its image files. C is 1, 3 or 4 for colours, else the model's channels.
 """
 
 from __future__ import annotations
@@ -39,41 +38,41 @@ ACCEPTED_INPUTS = (
 
 
 def is_tensor(value: object) -> TypeGuard[Tensor]:
-    """Whether a value is a tensor, of any shape; where PyTorch is not imported, nothing is."""
+    """Return whether a value is a tensor of any shape; False if PyTorch is not imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_image(value: object) -> TypeGuard[ImageInput]:
-    """Whether a value is one image, rather than several."""
+    """Return whether a value is a single image."""
     kinds = (str, os.PathLike, bytes, bytearray, memoryview, Image.Image, np.ndarray)
     return isinstance(value, kinds) or is_tensor(value) or is_open_file(value)
 
 
 def is_open_file(value: object) -> TypeGuard[BinaryIO]:
-    """Whether a value is an open file, an `io.BytesIO` or an upload: what has a method `read`."""
+    """Return whether a value is an open file, an `io.BytesIO` or an upload: any object with a `read` method."""
     return callable(getattr(value, "read", None))
 
 
 def read_open_file(file: Any, name: str) -> bytes:
-    """The bytes of an open file, from its beginning where it can seek. Raises UsageError for one opened as text."""
+    """Read an open file, from its beginning if it can seek. Raises UsageError for a file opened in text mode."""
     try:
         if file.seekable():
             file.seek(0)
-    except AttributeError:  # an upload's wrapper, which is at its beginning
+    except AttributeError:  # the wrapper of an upload, already at its beginning
         pass
     content: bytes | bytearray | memoryview | str = file.read()
     if not isinstance(content, (bytes, bytearray, memoryview)):
-        raise UsageError(f"{name}: the file gives {type(content).__name__}, not bytes", 'open it with mode "rb"')
+        raise UsageError(f"{name}: read() returned {type(content).__name__}, not bytes", 'open it with mode "rb"')
     return bytes(content)
 
 
 def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preprocess) -> list[Item]:
-    """One image or several as items, named by path or as `image` and a number. Raises UsageError."""
+    """Convert one or several images to items, named by path or as `image` and a number. Raises UsageError."""
     if is_image(images):
         return [build_item(images, preprocess, "image")]
     if not isinstance(images, Iterable):
-        raise UsageError(f"{type(images).__name__} is no image", f"give {ACCEPTED_INPUTS}")
+        raise UsageError(f"{type(images).__name__} is not an image", f"give {ACCEPTED_INPUTS}")
     return [
         build_item(image, preprocess, f"image {number}")
         for number, image in enumerate(cast("Iterable[ImageInput]", images))
@@ -81,7 +80,7 @@ def build_items(images: ImageInput | Iterable[ImageInput], preprocess: Preproces
 
 
 def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
-    """One image as an item; its pixels are checked when they are read. Raises UsageError for other values."""
+    """Convert one image to an item; its pixels are checked when they are read. Raises UsageError for other values."""
     if isinstance(image, (str, os.PathLike)):
         path = os.fsdecode(image)
         return Item(path, path)
@@ -96,12 +95,12 @@ def build_item(image: ImageInput, preprocess: Preprocess, name: str) -> Item:
         return Item(name, b"", partial(to_pixel_array, image, preprocess, name))
     if is_open_file(image):
         return Item(name, read_open_file(image, name))
-    raise UsageError(f"{name}: {type(image).__name__} is no image", f"give {ACCEPTED_INPUTS}")
+    raise UsageError(f"{name}: {type(image).__name__} is not an image", f"give {ACCEPTED_INPUTS}")
 
 
 def to_pixel_array(image: Any, preprocess: Preprocess, name: str) -> np.ndarray:
-    """An array (H, W[, C]) or a tensor (C, H, W), with D or T before H of volumes and clips -> the array that
-    `Preprocess.decode` takes. Raises DataError."""
+    """Convert an array (H, W[, C]) or a tensor (C, H, W), with D or T before H for volumes and clips, to the array that
+    `Preprocess.decode` expects. Raises DataError."""
     tensor, count = is_tensor(image), len(preprocess.image)
     sides = preprocess.axis_names
     axes, channels = (f"(C, {sides})", 0) if tensor else (f"({sides}) or ({sides}, C)", -1)

@@ -1,4 +1,4 @@
-"""The libraries of the extra `export`: imported on demand, with their telemetry off."""
+"""Lazy imports of the libraries in the extra `export`, without their telemetry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitreous.errors import ResourceError, install_hint
 
 
 def import_optional_library(name: str, who: str = "exported models need") -> Any:
-    """Import an optional library. Raises ResourceError, with the command that installs it, where it is missing."""
+    """Import an optional library. Raises ResourceError, with the command that installs it, if it is missing."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -23,17 +23,17 @@ def import_optional_library(name: str, who: str = "exported models need") -> Any
 
 @cache
 def get_openvino_core() -> Any:
-    """Return the process's one OpenVINO Core, which is never destroyed.
+    """Return the process-wide OpenVINO Core, which is never destroyed.
 
-    Its CPU plugin gives the thread that loads it an alternate signal stack and unmaps it when the Core is destroyed.
-    With several Cores, destroyed in another order than they were created in, the thread is left with an unmapped stack,
-    and the next signal ends the process with SIGSEGV. Raises ResourceError as `import_optional_library` does.
+    Its CPU plugin gives the thread that loads it an alternate signal stack, and unmaps it when the Core is destroyed.
+    If several Cores are destroyed in another order than they were created in, the thread keeps an unmapped stack, and
+    the next signal ends the process with SIGSEGV. Raises ResourceError as `import_optional_library` does.
     """
     return import_optional_library("openvino").Core()
 
 
 def check_installed(names: Iterable[str], who: str = "exported models need") -> None:
-    """Raise ResourceError, with the command that installs it, for the first library that is missing. Imports none."""
+    """Raise ResourceError, with the command that installs it, for the first missing library. Imports none."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise ResourceError(f"{who} {name}, which is not installed", install_hint("export"))
@@ -41,7 +41,7 @@ def check_installed(names: Iterable[str], who: str = "exported models need") -> 
 
 @contextmanager
 def set_environment_variable(name: str, value: str) -> Generator[None, None, None]:
-    """Set an environment variable for a while."""
+    """Set an environment variable temporarily."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:
@@ -54,5 +54,5 @@ def set_environment_variable(name: str, value: str) -> Generator[None, None, Non
 
 
 def disable_telemetry() -> AbstractContextManager[None]:
-    """Pretend to be a CI job, where OpenVINO and nncf send no telemetry."""
+    """Set the environment of a CI job, in which OpenVINO and nncf send no telemetry."""
     return set_environment_variable("CI", "true")

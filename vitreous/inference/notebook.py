@@ -1,4 +1,4 @@
-"""Models as a notebook shows them."""
+"""Notebook views of models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from vitreous.inference.card import Card
 from vitreous.nn.sizes import format_size
 from vitreous.system.notebook import format_html_table
 
-MAX_NAMED_CLASSES = 12  # classes of a model that are named
+MAX_NAMED_CLASSES = 12  # classes listed by name
 
 
 def format_card_text(card: Card, origin: str, precision: str) -> str:
-    """The card of a model as a few lines: name, origin, task, classes, input."""
+    """Format the card of a model as text: name, origin, task, classes, input."""
     read, names = card.preprocess, card.task.classes
     more = f" and {len(names) - MAX_NAMED_CLASSES:,} more" if len(names) > MAX_NAMED_CLASSES else ""
     lines = [
@@ -29,7 +29,7 @@ def format_card_text(card: Card, origin: str, precision: str) -> str:
 
 
 def format_card_html(card: Card, origin: str, parameters: int | None, precision: str) -> str:
-    """The card of a model: what it is, takes and answers, where it is from, and the figures of its run, if any."""
+    """Format the card of a model as an HTML table: description, input, classes, origin, and the metrics of its run."""
     read, names = card.preprocess, card.task.classes
     more = f" and {len(names) - MAX_NAMED_CLASSES} more" if len(names) > MAX_NAMED_CLASSES else ""
     rows: list[tuple[str, Any]] = [
@@ -45,7 +45,7 @@ def format_card_html(card: Card, origin: str, parameters: int | None, precision:
 
 
 def read_summary_metrics(origin: str) -> list[tuple[str, str, float]]:
-    """Figures of the validation and test splits, of the summary of a run folder; none of anything else."""
+    """Return the validation and test metrics in the summary of a run folder; empty for anything else."""
     try:
         summary: dict[str, Json] = json.loads((Path(origin) / "summary.json").read_text("utf-8"))
     except (OSError, ValueError):

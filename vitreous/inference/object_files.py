@@ -1,4 +1,4 @@
-"""Objects on images as files: tables, COCO's results, YOLO's text files and maps of instances."""
+"""Output files for detections: tables, COCO results, YOLO text files and instance maps."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from vitreous.tasks.predictions import build_error_column, build_path_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-OBJECTS_FILE = "objects.jsonl"  # in a folder of files: a line for each image
-OBJECT_ROWS_PER_CHUNK = 256  # images with run lengths that are in memory at a time
+OBJECTS_FILE = "objects.jsonl"  # in an output folder: one line per image
+OBJECT_ROWS_PER_CHUNK = 256  # images in memory at a time, with the run lengths of their masks
 BOX_EDGES = ("left", "top", "right", "bottom")
 
 
 class ObjectRows:
-    """Rows of `predict`: a line an image in JSONL and Parquet, with all its objects; in CSV a line an object, without
-    masks."""
+    """Rows of detections: one line per image in JSONL and Parquet, with all its objects; one row per object in CSV,
+    without masks."""
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
     part = OBJECT_ROWS_PER_CHUNK
     head = ("path", "number", "label", "score", *BOX_EDGES, "error")
 
     def to_dict(self, row: ImageObjects) -> dict[str, Any]:
-        """Path, objects, error; the overlay where there is one."""
+        """Return path, objects and error; and the overlay, if any."""
         more = {} if row.overlay is None else {"overlay": row.overlay}
         return {"path": row.path, "objects": row.objects(), "error": row.error, **more}
 
     def starts_image(self, cells: Sequence[str]) -> bool:
-        """Whether a row of CSV is that of the first object, or of none."""
+        """Return whether a CSV row has the first object of an image, or none."""
         return cells[1] in ("", "1")
 
     def cells(self, row: ImageObjects) -> list[list[str]]:
-        """CSV rows of one image: one per object, or one without. `escape_formula` keeps spreadsheets from computing
-        cells."""
+        """Return the CSV rows of one image: one per object, or one empty row. `escape_formula` prevents spreadsheets
+        from evaluating cells."""
         where = escape_formula(row.path)
         if not len(row):
             return [[where, *[""] * 7, escape_formula(row.error or "")]]
@@ -59,7 +59,7 @@ class ObjectRows:
         ]
 
     def table(self, rows: Sequence[ImageObjects]) -> pa.Table:
-        """The same columns as JSONL, `objects` a list of structs."""
+        """Return the same columns as JSONL; `objects` is a list of structs."""
         import pyarrow as pa
 
         runs = pa.struct([("size", pa.list_(pa.int32())), ("counts", pa.list_(pa.int64()))])
@@ -73,10 +73,10 @@ class ObjectRows:
 
 
 class CocoResults:
-    """COCO's results: a JSON list with image id, category id, box, score and compressed run lengths of each object.
+    """COCO results: a JSON list with image id, category id, box, score and compressed RLE mask of each object.
 
-    Ids are those of a file of annotations, by the names of images and classes; else images and classes are counted
-    from 1. Raises DataError for a file that cannot be read, or without a class of the model.
+    Ids are looked up in an annotation file by the names of images and classes; without one, images and classes are
+    numbered from 1. Raises DataError for an unreadable file, or if a class of the model is missing.
     """
 
     formats: tuple[str, ...] = (".json",)
@@ -91,14 +91,14 @@ class CocoResults:
             if missing := next((name for name in classes if name not in self.ids), None):
                 problem = (
                     f"{escape_unprintable(annotations)} has no category "
-                    f"{escape_unprintable(missing)}, which the model knows"
+                    f"{escape_unprintable(missing)}, which is a class of the model"
                 )
-                raise DataError(problem, "name the file that the model's classes are from")
+                raise DataError(problem, "use the annotation file with the model's classes")
         self.categories = [{"id": self.ids[name], "name": name} for name in classes]
 
     def to_dict(self, row: ImageObjects) -> dict[str, Any]:
-        """Path, id, name and size of the image, results, error. Raises DataError for an image that the file of
-        annotations does not have."""
+        """Return path, id, name and size of the image, results, and error. Raises DataError for an image that is not
+        in the annotation file."""
         name = Path(os.path.relpath(row.path, self.root) if self.root else row.path).as_posix()
         number = self.image_id(row.path) if self.origin is not None else None
         height, width = (None, None) if row.detections is None else row.detections.size
@@ -113,7 +113,7 @@ class CocoResults:
         }
 
     def results(self, row: ImageObjects) -> list[dict[str, Any]]:
-        """The objects of an image, without its id."""
+        """Return the objects of an image, without its id."""
         if row.detections is None:
             return []
         results: list[dict[str, Any]] = []
@@ -131,17 +131,17 @@ class CocoResults:
         return results
 
     def image_id(self, path: str) -> Any:
-        """The id of an image by the end of its path. Raises DataError."""
+        """Return the id of an image by the end of its path. Raises DataError."""
         parts = normalise_name(Path(path).as_posix()).split("/")
         for begin in range(len(parts)):
             if (name := "/".join(parts[begin:])) in self.images:
                 return self.images[name]
-        problem = f"{escape_unprintable(path)} is no image of {escape_unprintable(self.origin or '')}"
-        raise DataError(problem, "name the images of that file alone, or leave --coco-ids out")
+        problem = f"{escape_unprintable(path)} is not in {escape_unprintable(self.origin or '')}"
+        raise DataError(problem, "use only images of that file, or leave --coco-ids out")
 
 
 def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The ids of the images, by their names, and of the categories of a file of COCO annotations. Raises DataError."""
+    """Read the ids of images, by name, and of categories from a COCO annotation file. Raises DataError."""
     try:
         document = json.loads(Path(path).read_bytes())
         images = {normalise_name(str(row["file_name"])): row["id"] for row in document["images"]}
@@ -149,19 +149,20 @@ def read_coco_ids(path: str) -> tuple[dict[str, Any], dict[str, Any]]:
     except OSError as error:
         raise DataError(f"{escape_unprintable(path)} cannot be read ({error.strerror})", "name a COCO file") from None
     except (ValueError, KeyError, TypeError) as error:
-        problem = f"{escape_unprintable(path)} has no images and categories as COCO has them ({str(error)[:80]})"
-        raise DataError(problem, "name a file of COCO annotations") from None
+        problem = f"{escape_unprintable(path)} is not a COCO annotation file ({str(error)[:80]})"
+        raise DataError(problem, "use a file with COCO images and categories") from None
 
 
 class PlannedOutputPaths:
-    """Names of files for images, given as these are read: those of images that a job finished earlier are taken too."""
+    """Output paths of images, planned while these are read; paths of images that an earlier job finished are
+    reserved."""
 
     def __init__(self, source: ImageSource, root: str, suffix: str) -> None:
         self.names, self.suffix, self.places = OutputFileNames(root), suffix, dict[str, Path]()
         self.source = ImageSource(tuple(map(self.plan_paths, source.parts)), source.count)
 
     def plan_paths(self, part: Any) -> Any:
-        """Items of a source, each of which gets its place as it passes."""
+        """Yield the items of a source and plan an output path for each."""
 
         def items() -> Any:
             for item in part():
@@ -171,16 +172,17 @@ class PlannedOutputPaths:
         return items
 
     def place(self, item: Item) -> None:
-        """Give an image its place, once."""
+        """Plan the output path of an image, once."""
         if item.name not in self.places:
             self.places[item.name] = self.names.place(item.name, self.suffix)
 
 
 class ObjectFolder:
-    """Files of a folder, one for each image: `yolo`, a line for each object with the number of its class, and the
-    polygon of its mask, or without masks centre and sides of its box, in shares of the image's, which `train` reads as
-    labels; `masks`, a PNG whose pixels are the numbers of
-    the objects. `FOLDER/objects.jsonl` has a line for each image, with the objects in the order of their numbers."""
+    """A folder with one output file per image, and `FOLDER/objects.jsonl` with one line per image.
+
+    `yolo`: one line per object with its class index, and the polygon of its mask or, without masks, the centre and size
+    of its box, relative to the image size, in the label format that `train` reads. `masks`: a PNG whose pixels are
+    object numbers, in the order of the objects in `objects.jsonl`."""
 
     formats: tuple[str, ...] = (".jsonl",)
     part = 1
@@ -194,11 +196,11 @@ class ObjectFolder:
 
     @property
     def index(self) -> str:
-        """Path of the file with a line for each image."""
+        """Path of the JSONL index, one line per image."""
         return os.fspath(self.folder / OBJECTS_FILE)
 
     def write(self, row: ImageObjects) -> ImageObjects:
-        """Write the file of an image, and return the answer with its path. Raises OSError."""
+        """Write the file of an image, and return the prediction with its path. Raises OSError."""
         if row.detections is None:
             return row
         path = self.folder / self.places[row.path]
@@ -211,14 +213,14 @@ class ObjectFolder:
         return replace(row, file=os.fspath(path))
 
     def to_dict(self, row: ImageObjects) -> dict[str, Any]:
-        """Path, file, objects without masks, error; the overlay where there is one."""
+        """Return path, file, objects without masks, error; and the overlay, if any."""
         more = {} if row.overlay is None else {"overlay": row.overlay}
         objects = [{key: value for key, value in one.items() if key != "segmentation"} for one in row.objects()]
         return {"path": row.path, "file": row.file, **more, "objects": objects, "error": row.error}
 
 
 def format_yolo_lines(row: ImageObjects) -> list[str]:
-    """A line for each object, as `format_yolo_line` has it: of instances polygons, else boxes."""
+    """Return one line per object, as `format_yolo_line`: polygons of instance masks, else boxes."""
     detections = row.detections
     if detections is None:
         return []
@@ -229,7 +231,7 @@ def format_yolo_lines(row: ImageObjects) -> list[str]:
 
 
 def check_overwrite(path: str, resume: bool) -> None:
-    """Raise UsageError for a JSON file that no `predict` wrote, and that would be replaced."""
+    """Raise UsageError if a JSON file that `predict` did not write would be overwritten."""
     if os.path.lexists(path) and not os.path.lexists(f"{path}.job.json") and not resume:
-        hint = "name another file with --out"
-        raise UsageError(f"{escape_unprintable(path)} was not written by `predict`, and is not overwritten", hint)
+        hint = "set another file with --out"
+        raise UsageError(f"{escape_unprintable(path)} was not written by `predict` and is not overwritten", hint)

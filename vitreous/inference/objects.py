@@ -1,6 +1,6 @@
-"""`predict` of detectors: the objects on images, with boxes, scores and, of instances, masks.
+"""Object detection in `predict`: objects with boxes, scores and instance masks.
 
-n objects on an image of H and W pixels at its own size. Boxes are left, top, right, bottom in pixels.
+n objects on an image of H and W pixels at its native size. Boxes are left, top, right, bottom in pixels.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from vitreous.tasks.detections import Detections, decode_detections, detect_obje
 if TYPE_CHECKING:
     from vitreous.inference.engine import Engine
 
-DEFAULT_THRESHOLD = 0.5  # the score from which an object is named, where nothing else is said
+DEFAULT_THRESHOLD = 0.5  # default minimum score
 
 
 @dataclass(frozen=True, eq=False)
 class ImageObjects:
-    """The objects on an image, the one of the highest score first; or why there is no answer.
+    """The detected objects of an image, highest score first; or the error.
 
-    `classes`: all that the model knows, in its order; `detections` are None where there is an `error`. `image`: the
-    picture in RGB, if it was asked for. `file` and `overlay`: the files that it was written to.
+    `classes`: all class names of the model, in its order; `detections` is None if there is an `error`. `image`: the RGB
+    image, if requested. `file` and `overlay`: the paths of the output files.
     """
 
     path: str
@@ -54,37 +54,39 @@ class ImageObjects:
 
     @property
     def boxes(self) -> np.ndarray:
-        """(n, 4) float32."""
+        """The boxes, (n, 4) float32."""
         return np.zeros((0, 4), np.float32) if self.detections is None else self.detections.boxes
 
     @property
     def scores(self) -> np.ndarray:
-        """(n,) float32 in (0, 1]."""
+        """The scores, (n,) float32 in (0, 1]."""
         return np.zeros(0, np.float32) if self.detections is None else self.detections.scores
 
     @property
     def masks(self) -> np.ndarray | None:
-        """(n, H, W) bool; None of a detector that learned boxes alone."""
+        """The masks, (n, H, W) bool; None for a detector without masks."""
         if self.detections is None or self.detections.masks is None:
             return None
         masks = [rle_to_mask(runs, self.detections.size) for runs in self.detections.masks]
         return np.stack(masks) if masks else np.zeros((0, *self.detections.size), bool)
 
     def draw_overlay(self) -> Image.Image:
-        """The boxes and masks laid over the picture, in a colour for each class, with class and score. Raises
-        UsageError where there is no picture."""
+        """Draw boxes and masks over the image, one colour per class, with class and score. Raises UsageError if the
+        image was not kept."""
         if self.detections is None or self.image is None:
-            raise UsageError(f"{self.path} has no picture to draw on", "ask for it: detect(…, pictures=True)")
+            raise UsageError(
+                f"{self.path}: the image was not kept, so nothing can be drawn", "use detect(…, pictures=True)"
+            )
         return draw_detections(self.image, self.detections, self.classes)
 
     def objects(self) -> list[dict[str, Any]]:
-        """Each object as JSON has it: label, score, left, top, right, bottom and, of instances, `segmentation`, the
-        size of the image (H, W) and COCO's uncompressed run lengths."""
+        """Return each object as JSON: label, score, left, top, right, bottom and, with masks, `segmentation`: the size
+        of the image (H, W) and COCO's uncompressed run lengths."""
         return [] if self.detections is None else detections_to_dicts(self.detections, self.classes)
 
 
 def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Detections as JSON has them; boxes to a thousandth of a pixel."""
+    """Convert detections to JSON, with boxes rounded to a thousandth of a pixel."""
     rows: list[dict[str, Any]] = []
     for number in range(len(detections)):
         edges = zip(("left", "top", "right", "bottom"), detections.boxes[number], strict=True)
@@ -100,7 +102,7 @@ def detections_to_dicts(detections: Detections, classes: tuple[str, ...]) -> lis
 
 
 def to_shortest_float(value: np.floating) -> float:
-    """A float32 as the shortest number that stands for it."""
+    """Convert a float32 to its shortest decimal representation."""
     return float(str(value))
 
 
@@ -115,20 +117,20 @@ def draw_detections(image: Image.Image, detections: Detections, classes: tuple[s
 
 @dataclass(frozen=True)
 class DetectOptions:
-    """How images are answered: objects whose score is at least `threshold`, in [0, 1]; `tiles`: images that are larger
-    than the model's are answered at their own resolution. Raises UsageError for a threshold that cannot be."""
+    """Options of `detect`: `threshold` is the minimum score, in [0, 1]; with `tiles`, images larger than the model's
+    size are processed at their native resolution. Raises UsageError for an invalid threshold."""
 
     threshold: float = DEFAULT_THRESHOLD
     tiles: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
-            raise UsageError(f"threshold {self.threshold:g} is no score", "it is a number from 0 to 1")
+            raise UsageError(f"threshold {self.threshold:g} is not a score", "use a number from 0 to 1")
 
 
 @dataclass(eq=False)
 class ScaledItem:
-    """An item, with the size (H, W) of its image and what its rows and columns were scaled by."""
+    """An item, with the size (H, W) of its image and the scale of its rows and columns."""
 
     item: Item
     size: tuple[int, int] = (0, 0)
@@ -138,12 +140,12 @@ class ScaledItem:
 def iterate_image_objects(
     card: Card, engine: Engine, items: Iterable[Item], options: DetectOptions, bad_images: str, pictures: bool
 ) -> Iterator[ImageObjects]:
-    """Items -> their objects in order, at most a few hundred images in memory; with their `pictures` if asked.
+    """Yield the objects of items in order, with at most a few hundred images in memory; `pictures` keeps the images.
 
-    Raises UsageError for a model that finds no objects, DataError where `bad_images` is stop.
+    Raises UsageError for a model that is not a detector, DataError for unreadable images if `bad_images` is stop.
     """
     classes, preprocess = card.task.classes, card.preprocess
-    card.task.require_endpoint("detect", f"{card.name} finds no objects on images")
+    card.task.require_endpoint("detect", f"{card.name} {card.task.does} and does not detect objects")
 
     def decode(fitted: ScaledItem) -> np.ndarray | DataError:
         try:

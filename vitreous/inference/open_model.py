@@ -1,4 +1,4 @@
-"""Open a trained model: the bundle of a run folder, of a bundle's folder, or of foreign weights."""
+"""Open a trained model as a bundle: from a run folder, a bundle folder, or foreign weights."""
 
 from __future__ import annotations
 
@@ -32,39 +32,38 @@ def open_bundle(
     note: Callable[[str], None] = lambda text: None,
     dense: bool = False,
 ) -> Bundle:
-    """Return the bundle of a run folder, of a bundle's folder, or of foreign weights. `note` is called with each
-    assumption.
+    """Open the bundle of a run folder, a bundle folder, or foreign weights. `note` is called with each assumption.
 
-    A model without a head is refused unless `headless`. One that answers for pixels or with objects is refused unless
-    `dense`; of it the backbone is returned where it may be `headless`. Raises WeightsError or UsageError.
+    A model without a head is rejected unless `headless`. A segmentation or detection model is rejected unless `dense`;
+    if it may be `headless`, its backbone is returned. Raises WeightsError or UsageError.
     """
     bundle = find_bundle(run, note)
     if not bundle.task.reads_images:
-        raise UsageError(f"{run} makes images, and answers nothing about others", f"use `vitreous sample {run}`")
+        raise UsageError(f"{run} generates images and does not predict", f"use `vitreous sample {run}`")
     return select_task_bundle(run, bundle, headless, note, dense)
 
 
 def open_generator(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> Bundle:
-    """Return the bundle of a model that makes images. Raises UsageError for another, and as `open_bundle`."""
+    """Open the bundle of a generative model. Raises UsageError for other models, and as `open_bundle`."""
     bundle = find_bundle(run, note)
     if bundle.task.reads_images:
-        raise UsageError(f"{run} answers about images, and makes none", "train one: vitreous train DATA --recipe dit")
+        raise UsageError(f"{run} does not generate images", "train a model that does: vitreous train DATA --recipe dit")
     return bundle
 
 
 def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bundle:
-    """Return the bundle of a run folder, of a bundle's folder, or of foreign weights, whatever it answers. Raises
-    WeightsError or UsageError."""
+    """Find the bundle of a run folder, a bundle folder, or foreign weights, for any task. Raises WeightsError or
+    UsageError."""
     check_path_argument(run, "a run")
     path = Path(run)
     if ":" not in os.fspath(run) and not path.exists() and not find_published_weights(run):
         near, newest = nearest_published_name(os.fspath(run)), find_newest_run()
-        hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
+        hint = f"the newest run here is {newest}" if newest else "train one with `vitreous train`"
         raise UsageError(f"no run at {path}", f"did you mean {near}? {hint}" if near else hint)
     if not is_finished_run(path) and is_image_source(os.fspath(run)):
         newest = find_newest_run()
-        hint = f"name one; the newest run here is {newest}" if newest else "`vitreous train` makes one"
-        raise UsageError(f"{path} holds images, and is no model", hint)
+        hint = f"use a run; the newest one here is {newest}" if newest else "train one with `vitreous train`"
+        raise UsageError(f"{path} is a folder of images, not a model", hint)
     if (path / "config.yaml").is_file() and not (path / "model").is_dir():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
     folder = locate_bundle(path)
@@ -78,13 +77,13 @@ def find_bundle(run: str | os.PathLike[str], note: Callable[[str], None]) -> Bun
 
 
 def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
-    """Return how a bundle reads pictures: at their own aspect ratio where the source of the weights says so. Raises
-    UsageError for a model that cannot take such."""
+    """Return the preprocessing of a bundle: with native aspect ratios if the weights' source requests them. Raises
+    UsageError for a model that does not support them."""
     own, config = bundle.preprocess, bundle.model.config
     if not isinstance(run, WeightsSource) or not (run.native_aspect or run.tokens is not None):
         return own
     if not run.native_aspect and own.stacks:
-        problem = f"--tokens is about pictures at their own aspect ratio, and {run} reads squares"
+        problem = f"--tokens is for images at their native aspect ratio, but {run} uses square images"
         raise UsageError(problem, "add --native-aspect, or leave it out")
     check_can_pack(config)
     tokens = run.tokens or own.count_tokens(patch_grid(own.image, config.patch))
@@ -94,14 +93,14 @@ def preprocess_for(run: str | os.PathLike[str], bundle: Bundle) -> Preprocess:
 def select_task_bundle(
     run: str | os.PathLike[str], bundle: Bundle, headless: bool, note: Callable[[str], None], dense: bool
 ) -> Bundle:
-    """Return the bundle, or that of its backbone, where it answers as it is asked to. Raises UsageError."""
+    """Return the bundle, or that of its backbone, if the task is supported. Raises UsageError."""
     if isinstance(bundle.model, BackboneWithHead):
         if dense:
             return bundle
         if not headless:
             hint = "use `vitreous evaluate RUN` and `vitreous predict RUN IMAGES --out FOLDER`"
             raise UsageError(f"{run} {bundle.task.missing_outputs[0]}", hint)
-        note(f"of a model that {bundle.task.does}, its backbone alone is used")
+        note(f"only the backbone is used of a model that {bundle.task.does}")
         bundle = replace(bundle, model=bundle.model.backbone.eval(), task=FeatureExtraction())
     if not bundle.task.outputs and not headless:
         hint = f"use `vitreous embed`, or train one: vitreous train DATA --init {run}"
@@ -110,7 +109,7 @@ def select_task_bundle(
 
 
 def read_task_type(run: str | os.PathLike[str]) -> type[Task]:
-    """Return the task of a run or a bundle from its `model.json` alone; classification where there is none."""
+    """Read the task of a run or a bundle from its `model.json`; classification if there is none."""
     try:
         folder = None if get_source_fields(run) else locate_bundle(Path(run))
         task: Json = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8")).get("task") if folder else None

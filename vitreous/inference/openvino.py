@@ -1,4 +1,4 @@
-"""The OpenVINO engine (extra `export`), for int8 calibrated on pictures (nncf, post-training)."""
+"""The OpenVINO engine (extra `export`), with int8 by post-training quantisation (nncf)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from vitreous.inference.options import CalibrationImages
 from vitreous.models.zoo import Model
 from vitreous.system.machine import has_vnni
 
-MAX_QUANTIZATION_IMAGES = 128  # that int8 is calibrated on, at most
+MAX_QUANTIZATION_IMAGES = 128  # largest number of calibration images
 MIN_QUANTIZATION_IMAGES = 8
 NEEDS_TEXT = "--engine openvino needs"
 PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
@@ -31,11 +31,10 @@ PRECISION_HINTS = {"fp32": "f32", "bf16": "bf16", "int8": "f32"}
 def compile_model(
     model: Model, preprocess: Preprocess, precision: str, pictures: CalibrationImages | None, keep: bool
 ) -> Any:
-    """Return OpenVINO's compiled model, which takes pixels (B, C, *image) uint8, for `precision` fp32, bf16 or int8.
+    """Compile a model with OpenVINO for pixels (B, C, *image) uint8 and `precision` fp32, bf16 or int8.
 
-    int8 is calibrated on `pictures`; `keep`: graphs are read from the cache, and stored there. Raises ResourceError
-    where OpenVINO is not installed, UsageError for int8 without pictures and for a model that OpenVINO cannot convert
-    or compute here.
+    int8 is calibrated on `pictures`; `keep` caches graphs. Raises ResourceError if OpenVINO is not installed,
+    UsageError for int8 without calibration images and for a model that OpenVINO cannot convert or run.
     """
     with disable_telemetry():
         ov = import_optional_library("openvino", NEEDS_TEXT)
@@ -47,69 +46,69 @@ def compile_model(
     try:
         return get_openvino_core().compile_model(graph, "CPU", hints)
     except RuntimeError as error:
-        problem = f"OpenVINO cannot compute this model in {precision} here: {get_last_error_line(error)}"
+        problem = f"OpenVINO cannot run this model in {precision} here: {get_last_error_line(error)}"
         raise UsageError(problem, "use --precision fp32") from None
 
 
 class PreprocessedModel(nn.Module):
-    """Preprocessing and model in one, so that OpenVINO is given bytes."""
+    """A model with its preprocessing, so that the OpenVINO graph accepts uint8 pixels."""
 
     def __init__(self, model: Model, preprocess: Preprocess) -> None:
         super().__init__()
         self.model, self.preprocess = model, preprocess
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) uint8 -> (B, K)."""
+        """Compute (B, K) outputs of (B, C, *image) uint8."""
         return self.model(self.preprocess.normalise(pixels))
 
 
 def collect_calibration_images(pictures: CalibrationImages | None) -> list[np.ndarray]:
-    """Return the pictures, (1, C, *image) each, that int8 is calibrated on. Raises UsageError for too few."""
+    """Return the int8 calibration images, (1, C, *image) each. Raises UsageError for too few."""
     samples = [picture[None].numpy() for picture in islice(pictures() if pictures else (), MAX_QUANTIZATION_IMAGES)]
     if len(samples) < MIN_QUANTIZATION_IMAGES:
-        problem = f"int8 is calibrated on pictures, at least {MIN_QUANTIZATION_IMAGES}; there are {len(samples)}"
+        problem = f"int8 needs at least {MIN_QUANTIZATION_IMAGES} calibration images, but there are {len(samples)}"
         raise UsageError(problem, "use --precision bf16 or fp32")
     return samples
 
 
 def build_int8_graph(ov: Any, model: Model, preprocess: Preprocess, pictures: list[np.ndarray]) -> Any:
-    """Return the model as an int8 graph, calibrated on pictures (1, C, *image)."""
+    """Build an int8 graph of the model, calibrated on images (1, C, *image)."""
     return quantize_graph(convert_to_openvino(ov, model, preprocess), pictures)
 
 
 def convert_to_openvino(ov: Any, model: Model, preprocess: Preprocess) -> Any:
-    """Return the model as an OpenVINO graph that takes pixels, (B, C, *image), for any B. Raises UsageError for a model
-    that cannot be traced, or has operations that OpenVINO lacks."""
+    """Convert the model to an OpenVINO graph for pixels (B, C, *image) with any B. Raises UsageError for a model that
+    cannot be traced, or has operations that OpenVINO lacks."""
     whole = PreprocessedModel(model.cpu().eval(), preprocess)
     example = torch.zeros(2, preprocess.channels, *preprocess.image, dtype=preprocess.dtype)
     shapes = ({0: torch.export.Dim("batch", min=1, max=65536)},)
     try:
         graph = ov.convert_model(torch.export.export(whole, (example,), dynamic_shapes=shapes))
         graph.reshape([-1, *example.shape[1:]])
-    except Exception as error:  # tracing and converting fail with errors of many kinds, few of them public
+    except Exception as error:  # tracing and conversion raise many error types, few of them public
         problem = f"OpenVINO cannot convert this model: {get_last_error_line(error)}"
         raise UsageError(problem, "use --engine torch") from error
     return graph
 
 
 def get_last_error_line(error: Exception) -> str:
-    """Return what an error says at the end, or its kind."""
+    """Return the last line of an error message, or its type."""
     lines = str(error).strip().splitlines()
     return lines[-1].strip()[:200] if lines else type(error).__name__
 
 
 def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = False) -> Any:
-    """Return the graph with products in int8, by nncf's rules for transformers, calibrated on inputs (1, C, *image).
+    """Quantise a graph to int8 with nncf's rules for transformers, calibrated on inputs (1, C, *image).
 
-    Without VNNI sums of two products overflow 16 bits unless a bit stays free: it does where this processor has none,
-    and where the graph is to run `anywhere`. `find_float_operations` stay in float32: little work, and most of the
-    error.
+    Without VNNI, sums of two products overflow 16 bits unless one bit is unused. That bit is reserved if this processor
+    has no VNNI, or if the graph must run `anywhere`. `find_float_operations` stay in float32: they take little time and
+    cause most of the error.
     """
     nncf = import_optional_library("nncf", NEEDS_TEXT)
     nncf.set_log_level(logging.ERROR)
     roomy = nncf.OverflowFix.DISABLE if has_vnni() and not anywhere else nncf.OverflowFix.ENABLE
     options = nncf.AdvancedQuantizationParameters(overflow_fix=roomy)
-    with redirect_stdout(StringIO()):  # it draws its progress where a document may be expected
+    with redirect_stdout(StringIO()):  # nncf prints its progress to stdout, where JSON may be expected
         return nncf.quantize(
             graph,
             nncf.Dataset(pictures),
@@ -121,7 +120,7 @@ def quantize_graph(graph: Any, pictures: list[np.ndarray], anywhere: bool = Fals
 
 
 def find_float_operations(graph: Any) -> list[str]:
-    """Return the operations left in float32: first products after pixels, last before logits, convolutional stems."""
+    """List the operations kept in float32: first products after the pixels, last before logits, convolutional stems."""
     first = find_first_products(
         graph.get_parameters(),
         lambda op: [port.get_node() for value in op.outputs() for port in value.get_target_inputs()],
@@ -133,14 +132,14 @@ def find_float_operations(graph: Any) -> list[str]:
 
 
 def find_first_products(starts: list[Any], beyond: Callable[[Any], list[Any]]) -> set[str]:
-    """Return the names of the products met first on the way from `starts`, from each to those `beyond` it."""
+    """Return the names of the first products reached from `starts`; `beyond` lists the successors of an operation."""
     products, seen, waiting = set[str](), set[str](), list(starts)
     while waiting:
         op = waiting.pop()
         name = op.get_friendly_name()
         if op.get_type_name() in ("MatMul", "Convolution"):
             products.add(name)
-        elif name not in seen and op.get_type_name() != "ShapeOf":  # the number of images goes everywhere
+        elif name not in seen and op.get_type_name() != "ShapeOf":  # the batch size is used everywhere
             seen.add(name)
             waiting += beyond(op)
     return products

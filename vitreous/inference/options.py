@@ -1,4 +1,4 @@
-"""How outputs are computed, in the words of the command line. Imports no torch."""
+"""Inference options, with the names of the command line. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 if TYPE_CHECKING:
     from torch import Tensor
 
-#: the pictures that int8 is calibrated on, each (C, *image) uint8, made when they are needed
+#: int8 calibration images, each (C, *image) uint8, created when they are needed
 CalibrationImages = Callable[[], "Iterable[Tensor]"]
 
 
@@ -19,7 +19,7 @@ EngineName: TypeAlias = Literal["auto", "torch", "compiled", "openvino"]
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """How outputs are computed, in the words of the command line."""
+    """Inference options, with the names of the command line."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"device": "Device and engine"}
 

@@ -1,7 +1,7 @@
-"""A detector's outputs as one array, and outputs in chunks.
+"""A detector's outputs packed in one array, and chunked computation.
 
-Engines and exported graphs hand packed outputs on; PyTorch packs, NumPy unpacks. B images, N objects of each, of which
-those with score 0 are padding, s the side of a mask inside its box.
+Engines and exported graphs return packed outputs; PyTorch packs, NumPy unpacks. B images with N object slots each
+(score 0 is padding), s the side of a mask inside its box.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-BOX_COLUMNS = 6  # numbers of an object in front of its mask: box, score and label
+BOX_COLUMNS = 6  # columns of an object before its mask: box, score and label
 
-DETECTION_OUTPUT_NAMES = ("boxes", "scores", "labels", "masks")  # of the arrays, in exported graphs
+DETECTION_OUTPUT_NAMES = ("boxes", "scores", "labels", "masks")  # output names in exported graphs
 
-#: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and, of instances, masks (B, N, s, s) float32
+#: boxes (B, N, 4) float32, scores (B, N) float32, labels (B, N) int64 and optional masks (B, N, s, s) float32
 Outputs = tuple[np.ndarray, ...]
 
 
 def pack_outputs(outputs: tuple[Any, ...]) -> Any:
-    """Tensors of a detector, as `Outputs` -> one (B, N, 6) or (B, N, 6 + s * s) float32: box, score, label, mask."""
+    """Pack `Outputs` of a detector as tensors into (B, N, 6) or (B, N, 6 + s * s) float32: box, score, label, mask."""
     import torch
 
     boxes, scores, labels, *masks = outputs
@@ -30,20 +30,20 @@ def pack_outputs(outputs: tuple[Any, ...]) -> Any:
 
 
 def pack_arrays(outputs: Sequence[np.ndarray]) -> np.ndarray:
-    """The same of arrays: (B, N, 6) or (B, N, 6 + s * s) float32."""
+    """Pack `Outputs` of a detector as arrays into (B, N, 6) or (B, N, 6 + s * s) float32."""
     boxes, scores, labels, *masks = outputs
     parts = [boxes, scores[..., None], labels[..., None], *(mask.reshape(*mask.shape[:2], -1) for mask in masks)]
     return np.concatenate([part.astype(np.float32) for part in parts], -1)
 
 
 def unpack_outputs(rows: np.ndarray) -> Outputs:
-    """(B, N, 6) or (B, N, 6 + s * s) float32, as `pack_outputs` makes it -> the arrays.
+    """Unpack (B, N, 6) or (B, N, 6 + s * s) float32 of `pack_outputs` into arrays.
 
     Raises ValueError for other widths.
     """
     side = math.isqrt(rows.shape[-1] - BOX_COLUMNS) if rows.shape[-1] >= BOX_COLUMNS else 0
     if rows.shape[-1] != BOX_COLUMNS + side * side:
-        raise ValueError(f"{rows.shape[-1]} numbers of an object are no box, score, label and square mask")
+        raise ValueError(f"{rows.shape[-1]} columns are not box, score, label and a square mask")
     plain = rows[..., :4], rows[..., 4], rows[..., 5].astype(np.int64)
     return (*plain, rows[..., BOX_COLUMNS:].reshape(*rows.shape[:2], side, side)) if side else plain
 

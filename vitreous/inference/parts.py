@@ -1,4 +1,4 @@
-"""Files of answers that cannot grow in place: parts in a folder beside the file, joined at the end."""
+"""Output files that cannot be appended to: chunk files in a folder next to the file, joined at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vitreous.system.disk import atomic_path
 
 
 class ChunkedOutputFile(ABC):
-    """Answers in files of `kind.part` rows each, in a folder beside the file that they are joined into."""
+    """Predictions in chunk files of `kind.part` rows each, in a folder next to the final file."""
 
     suffix = ""
 
@@ -29,54 +29,54 @@ class ChunkedOutputFile(ABC):
         self.waiting: list[Any] = []
 
     def parts(self) -> list[Path]:
-        """The parts that there are, in order."""
+        """List the existing chunk files in order."""
         return sorted(self.home.glob(f"[0-9]*{self.suffix}"))
 
     def written(self) -> Iterator[tuple[str, bool]]:
-        """The images of every part."""
+        """Yield the image names of every chunk file, and whether each was unreadable."""
         for part in self.parts():
             yield from self.read(part)
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Keep rows until they are a part."""
+        """Buffer rows until they fill a chunk."""
         self.waiting += rows
         while len(self.waiting) >= self.kind.part:
             self.write_part(self.waiting[: self.kind.part])
             del self.waiting[: self.kind.part]
 
     def write_part(self, rows: Sequence[Any]) -> None:
-        """Write a part, so that it is there whole or not at all."""
+        """Write a chunk file atomically."""
         with atomic_path(self.home / f"{len(self.parts()):06}{self.suffix}") as temporary:
             self.write(temporary, rows)
 
     def finish(self) -> None:
-        """Join the parts."""
+        """Join the chunk files."""
         self.close()
         with atomic_path(self.path) as temporary:
             self.join(temporary, self.parts())
         shutil.rmtree(self.home)
 
     def close(self) -> None:
-        """Write the rows that wait: a smaller part is as good. There is at least one part, perhaps of no rows."""
+        """Write the buffered rows as a smaller chunk; there is at least one chunk, which may be empty."""
         if self.home.exists() and (self.waiting or not self.parts()):
             self.write_part(self.waiting)
             self.waiting = []
 
     @abstractmethod
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
+        """Read the image names of a chunk file, and whether each was unreadable."""
 
     @abstractmethod
     def write(self, path: Path, rows: Sequence[Any]) -> None:
-        """Write rows as a file."""
+        """Write rows as a chunk file."""
 
     @abstractmethod
     def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file."""
+        """Join all chunk files into one file."""
 
 
 class ParquetOutputFile(ChunkedOutputFile):
-    """Parquet: a row group a part."""
+    """Parquet, with one row group per chunk."""
 
     suffix = ".parquet"
 
@@ -85,7 +85,7 @@ class ParquetOutputFile(ChunkedOutputFile):
         super().__init__(path, kind)
 
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
+        """Read the image names of a chunk file, and whether each was unreadable."""
         import pyarrow.parquet as pq
 
         for row in pq.read_table(part, columns=["path", "path_bytes", "error"]).to_pylist():
@@ -99,7 +99,7 @@ class ParquetOutputFile(ChunkedOutputFile):
         pq.write_table(self.kind.table(rows), path)
 
     def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file, a part at a time."""
+        """Join all chunk files into one file, one chunk at a time."""
         import pyarrow.parquet as pq
 
         with pq.ParquetWriter(path, pq.read_schema(parts[0])) as writer:
@@ -113,7 +113,7 @@ class NpzOutputFile(ChunkedOutputFile):
     suffix = ".npz"
 
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
+        """Read the image names of a chunk file, and whether each was unreadable."""
         names, failed = load_npz_array(part, "paths"), load_npz_array(part, "errors") != ""
         yield from zip(names.tolist(), failed.tolist(), strict=True)
 
@@ -124,7 +124,7 @@ class NpzOutputFile(ChunkedOutputFile):
             np.savez(file, **contents)
 
     def join(self, path: Path, parts: list[Path]) -> None:
-        """Write all parts as one file, an array and a part at a time."""
+        """Join all chunk files into one file, one array and one chunk at a time."""
         with zipfile.ZipFile(path, "w", allowZip64=True) as archive:
             for name in ("embeddings", "paths", "errors"):
                 kinds = [(array.shape, array.dtype) for array in (load_npz_array(part, name) for part in parts)]
@@ -136,34 +136,34 @@ class NpzOutputFile(ChunkedOutputFile):
                     np.lib.format.write_array_header_1_0(file, described)
                     for part in parts:
                         array = load_npz_array(part, name)
-                        if array.shape[1:] != rest:  # a part of which no image could be read
+                        if array.shape[1:] != rest:  # a chunk without any readable image
                             array = np.full((len(array), *rest), np.nan, dtype)
                         file.write(array.astype(dtype, copy=False).tobytes())
 
 
 def load_npz_array(part: Path, name: str) -> np.ndarray:
-    """An array of a part, (n, ...)."""
+    """Load one array (n, ...) of a chunk file."""
     with np.load(part, allow_pickle=False) as archive:
         return archive[name]
 
 
 class CocoOutputFile(ChunkedOutputFile):
-    """COCO's results as one JSON list; and where ids are running numbers, which images and classes have them, in
-    `NAME.images.json`, which is a file of COCO annotations without any."""
+    """COCO results as one JSON list. If ids are running numbers, `NAME.images.json` has the ids of images and classes
+    as a COCO file without annotations."""
 
     suffix = ".jsonl"
 
     def read(self, part: Path) -> Iterator[tuple[str, bool]]:
-        """The names in a part, and whether each could not be read."""
+        """Read the image names of a chunk file, and whether each was unreadable."""
         for record in read_jsonl_records([part]):
             yield record["path"], record["error"] is not None
 
     def write(self, path: Path, rows: Sequence[Any]) -> None:
-        """Write a line for each image."""
+        """Write one line per image."""
         path.write_bytes(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
 
     def join(self, path: Path, parts: list[Path]) -> None:
-        """Write the results of all parts, an image at a time; those without an id of their own are counted from 1."""
+        """Join the results of all chunk files, one image at a time; images without ids are numbered from 1."""
         images = Path(self.path).with_suffix(".images.json")
         with open(path, "wb") as file, atomic_path(images) as temporary, open(temporary, "wb") as listing:
             file.write(b"[")
@@ -183,7 +183,7 @@ class CocoOutputFile(ChunkedOutputFile):
 
 
 def read_jsonl_records(parts: Sequence[Path]) -> Iterator[dict[str, Any]]:
-    """The lines of parts that are JSONL, one at a time."""
+    """Yield the records of JSONL chunk files, one at a time."""
     for part in parts:
         with open(part, "rb") as file:
             yield from map(json.loads, file)

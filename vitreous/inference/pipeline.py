@@ -1,8 +1,7 @@
-"""Reading, computing and what comes after, at the same time: order kept, and never more than four chunks of pictures in
-memory.
+"""Concurrent decoding, computing and post-processing, in order and with at most four chunks of images in memory.
 
-Files are decoded by threads, since Pillow lets go of Python's lock while it works, and processes cost seconds to start
-and time to send pictures between.
+Files are decoded by threads: Pillow releases the GIL, while processes take seconds to start and need time to transfer
+images.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from vitreous.errors import DataError
 from vitreous.inference.sources import Item
 from vitreous.system.cores import default_worker_count
 
-PIPELINE_CHUNK = 64  # images that are computed at a time
-MAX_CHUNK_BYTES = 2**26  # bytes of the pictures of a chunk, where that is fewer images
-PREFETCHED_CHUNKS = 2  # chunks that are decoded before they are asked for
+PIPELINE_CHUNK = 64  # images per chunk
+MAX_CHUNK_BYTES = 2**26  # largest number of bytes of a chunk's images; large images give smaller chunks
+PREFETCHED_CHUNKS = 2  # chunks decoded in advance
 
-T = TypeVar("T")  # an item, or what stands for it
-#: an image, and its row of numbers or why there is none
+T = TypeVar("T")  # an item, or a value that represents it
+#: an image, and its output row or its read error
 ItemOutput = tuple[Item, np.ndarray | DataError]
 
 
 def choose_chunk_size(preprocess: Preprocess) -> int:
-    """Images of a chunk, so that its pixels fit in `MAX_CHUNK_BYTES` bytes."""
+    """Return the number of images per chunk whose pixels fit in `MAX_CHUNK_BYTES` bytes."""
     return max(1, min(PIPELINE_CHUNK, MAX_CHUNK_BYTES // preprocess.nbytes))
 
 
@@ -40,11 +39,11 @@ def run_pipeline(
     compute: Callable[[Any], Any],
     chunk: int = PIPELINE_CHUNK,
 ) -> Iterator[list[tuple[T, Any]]]:
-    """Items -> their answers in order, chunk by chunk: (C, *image) pictures by `decode`, rows of (B, ...) by `compute`,
-    which is given a list where pictures differ in size.
+    """Yield the outputs of items in order, chunk by chunk: `decode` returns (C, *image) pixels, `compute` maps (B, ...)
+    to B rows. If image sizes differ, `compute` receives a list.
 
-    What the items themselves raise is raised behind the answers to those before. Whoever stops early leaves no thread
-    behind.
+    An exception of the items is raised after the outputs of the preceding items. Stopping early leaves no thread
+    running.
     """
     rest, failure = iter(items), list[Exception]()
     decoding, computing = ThreadPoolExecutor(default_worker_count(), "decode"), ThreadPoolExecutor(1, "compute")
@@ -80,7 +79,7 @@ def run_pipeline(
 def compute_items(
     pictures: list[tuple[T, np.ndarray | DataError]], compute: Callable[[Any], Any]
 ) -> list[tuple[T, Any]]:
-    """The rows of the images that could be read: (C, *image) each, `compute` maps (B, C, *image) to B rows."""
+    """Compute the rows of the readable images: (C, *image) each; `compute` maps (B, C, *image) to B rows."""
     rows = iter(
         compute(stack_same_size(good)) if (good := [one for _, one in pictures if isinstance(one, np.ndarray)]) else ()
     )
@@ -88,5 +87,5 @@ def compute_items(
 
 
 def stack_same_size(images: list[np.ndarray]) -> np.ndarray | list[np.ndarray]:
-    """B images (C, *image) -> (B, C, *image), or as they are where their sizes differ."""
+    """Stack B images (C, *image) to (B, C, *image); return the list unchanged if their sizes differ."""
     return np.stack(images) if all(image.shape == images[0].shape for image in images) else images

@@ -1,4 +1,4 @@
-"""`predict` and `embed`: names and probabilities, or features, of images."""
+"""`predict` and `embed`: predictions and features of images."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ AnyPrediction: TypeAlias = ImagePrediction | ClassMap | ImageObjects
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """One image's features, (D,) float32; or why there are none."""
+    """One image's features, (D,) float32; or the error."""
 
     path: str
     values: np.ndarray | None = None
@@ -57,7 +57,7 @@ class Embedding:
 
 
 def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
-    """(n, D) float32 values, NaN where there are none; D is 0 where no image has any."""
+    """Stack embeddings to (n, D) float32, NaN for unreadable images; D is 0 if no image is readable."""
     width = next((len(row.values) for row in rows if row.values is not None), 0)
     table = np.full((len(rows), width), np.nan, np.float32)
     for number, row in enumerate(rows):
@@ -68,8 +68,8 @@ def stack_embeddings(rows: Sequence[Embedding]) -> np.ndarray:
 
 @dataclass(eq=False)
 class Predictor:
-    """A model ready to answer. `bundle` has its weights, for looking inside; an exported file has none. `origin`: the
-    run, file or name that it was loaded from."""
+    """A model ready for inference. `bundle` holds its weights; None for an exported file. `origin`: the run, file or
+    name that it was loaded from."""
 
     card: Card
     engine: Engine
@@ -89,7 +89,7 @@ class Predictor:
     @cached_property
     def model(self) -> Model:
         """A copy of the model, a torch.nn.Module: float32, trainable, in evaluation mode. Training it does not change
-        the answers here.
+        the predictions of this object.
 
         Raises UsageError for an exported file, which has no modules.
         """
@@ -100,12 +100,13 @@ class Predictor:
 
     @property
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """A PIL image, path, bytes or array (H, W[, C]) -> (C, *image) float32 for `model`; for a Dataset."""
+        """The transform of `model`, for a Dataset: PIL image, path, bytes or array (H, W[, C]) -> (C, *image)
+        float32."""
         return self.card.preprocess.transform
 
     def choose_engine(self, total_images: float = math.inf, features: bool = False) -> None:
-        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and `total_images` are enough to
-        repay the measurement. `features`: for `embed`. Outputs change by at most
+        """Replace PyTorch by the fastest installed engine, if the engine is `auto` and the job of `total_images` is
+        long enough to justify the measurement. `features`: for `embed`. Outputs change by at most
         `engine_choice.MAX_OUTPUT_DIFFERENCE`."""
         engine: Any = self.engine
         if getattr(engine, "options", None) is None or engine.options.engine != "auto":
@@ -122,12 +123,12 @@ class Predictor:
     def predict(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[PredictKeywords]
     ) -> AnyPrediction:
-        """One image -> one answer."""
+        """Return one prediction for one image."""
         ...
 
     @overload
     def predict(self, images: Iterable[ImageInput], **options: Unpack[PredictKeywords]) -> list[AnyPrediction]:
-        """Several images -> a list."""
+        """Return a list for several images."""
         ...
 
     def predict(
@@ -139,20 +140,21 @@ class Predictor:
         threshold: float | None = None,
         abstain: float | None = None,
     ) -> AnyPrediction | list[AnyPrediction]:
-        """The `top` classes of an image (5 if not said) of a probability above `threshold`: one answer for one image,
-        and a list for several, in the order given. Of a detector this is `detect`, with the same threshold, and of a
-        model that gives a class to every pixel `segment`: `ImageObjects` and `ClassMap` in the place of `Prediction`.
+        """Predict the `top` classes of images (default 5) with a probability above `threshold`.
+
+        Returns one prediction for one image, and a list for several, in order. For a detector this is `detect` with the
+        same threshold, and for a segmentation model `segment`; they return `ImageObjects` and `ClassMap`.
 
         A regression model returns a `ValuePrediction`: the value of each target, in its unit.
 
-        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), as
-        `vitreous.inference.inputs` says; a list may mix them. A tensor of four axes is refused: give `list(batch)`.
+        An image is a path, the bytes of a file, a PIL image, an array (H, W[, C]) or a tensor (C, H, W), see
+        `vitreous.inference.inputs`; a list may mix them. A tensor with four axes is rejected: give `list(batch)`.
 
-        Where an image may have several classes, and neither is said: all of a probability above 0.5. With the softmax
-        loss probabilities are shared out among the classes, with the others each is a question of its own. Logits are
-        divided by the model's temperature first. An image whose highest probability is below `abstain`, in (0, 1], is
-        `unsure`. Raises UsageError for an `abstain` that cannot be, and DataError for a file that cannot be read; with
-        `bad_images="skip"` its prediction has an `error` instead.
+        Default for multi-label models: all classes with a probability above 0.5. Probabilities are a softmax over the
+        classes for the softmax loss, and one sigmoid per class for the other losses. Logits are first divided by the
+        model's temperature. An image whose highest probability is below `abstain`, in (0, 1], is `unsure`. Raises
+        UsageError for an invalid `abstain`, and DataError for an unreadable file; with `bad_images="skip"` its
+        prediction has an `error` instead.
         """
         options = PredictionOptions(top, threshold, abstain)
         return self.card.task.predict_images(self, images, options, bad_images, on_images)
@@ -164,7 +166,7 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> ImagePrediction | list[ImagePrediction]:
-        """`predict` of a model whose head gives K numbers for a whole image."""
+        """Run `predict` for a model whose head returns K numbers per image."""
         answers = Predictions()
         form = self.prediction_format(options.top, options.threshold, options.abstain)
         for chunk in self.predictions(build_items(images, self.card.preprocess), form, bad_images):
@@ -178,10 +180,10 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         on_images: Callable[[int], None] = lambda done: None,
     ) -> np.ndarray:
-        """What the head reads: an image -> (D,) float32, several -> (n, D) in the order given. Images are those of
+        """Compute the head's input: (D,) float32 for one image, (n, D) for several, in order. Images are as in
         `predict`.
 
-        Raises DataError for a file that cannot be read; with `bad_images="skip"` its row is NaN.
+        Raises DataError for an unreadable file; with `bad_images="skip"` its row is NaN.
         """
         rows: list[Embedding] = []
         for chunk in self.embeddings(build_items(images, self.card.preprocess), bad_images):
@@ -194,12 +196,12 @@ class Predictor:
     def segment(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[SegmentKeywords]
     ) -> ClassMap:
-        """One image -> one answer."""
+        """Return one class map for one image."""
         ...
 
     @overload
     def segment(self, images: Iterable[ImageInput], **options: Unpack[SegmentKeywords]) -> list[ClassMap]:
-        """Several images -> a list."""
+        """Return a list for several images."""
         ...
 
     def segment(
@@ -208,10 +210,10 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         pictures: bool = False,
     ) -> ClassMap | list[ClassMap]:
-        """The class of each pixel, at the image's own size: one answer for one image, and a list for several.
+        """Predict the class of each pixel at the native image size: one result for one image, a list for several.
 
-        Raises UsageError for a model that names classes of images, and DataError for a file that cannot be read; with
-        `bad_images="skip"` its answer has an `error` instead. `pictures`: keep them, for `draw_overlay`.
+        Raises UsageError for a model that does not segment images, and DataError for an unreadable file; with
+        `bad_images="skip"` its result has an `error` instead. `pictures` keeps the images for `draw_overlay`.
         """
         answers = list(
             iterate_class_maps(self.card, self.engine, build_items(images, self.card.preprocess), bad_images, pictures)
@@ -222,12 +224,12 @@ class Predictor:
     def detect(  # pyright: ignore[reportOverlappingOverload]
         self, images: ImageInput, **options: Unpack[DetectKeywords]
     ) -> ImageObjects:
-        """One image -> one answer."""
+        """Return the objects of one image."""
         ...
 
     @overload
     def detect(self, images: Iterable[ImageInput], **options: Unpack[DetectKeywords]) -> list[ImageObjects]:
-        """Several images -> a list."""
+        """Return a list for several images."""
         ...
 
     def detect(
@@ -238,12 +240,12 @@ class Predictor:
         bad_images: Literal["stop", "skip"] = "stop",
         pictures: bool = False,
     ) -> ImageObjects | list[ImageObjects]:
-        """The objects on an image whose score is at least `threshold`, the highest first: boxes, names, scores and, of
-        instances, masks, at the image's own size. One answer for one image, and a list for several.
+        """Detect objects with scores of at least `threshold`, highest first: boxes, class names, scores and instance
+        masks, at the native image size. Returns one result for one image, a list for several.
 
-        The image is scaled to fit into the model's size; with `tiles` a larger one is answered at its own resolution by
-        tiles that overlap. `pictures`: keep them, for `draw_overlay`. Raises UsageError for a model that finds no
-        objects, and DataError for a file that cannot be read; with `bad_images="skip"` its answer has an `error`.
+        The image is resized to fit the model's size; with `tiles` a larger one is processed at its native resolution in
+        overlapping tiles. `pictures` keeps the images for `draw_overlay`. Raises UsageError for a model that is not a
+        detector, and DataError for an unreadable file; with `bad_images="skip"` its result has an `error` instead.
         """
         items, options = build_items(images, self.card.preprocess), DetectOptions(threshold, tiles)
         answers = list(
@@ -256,7 +258,8 @@ class Predictor:
     def predictions(
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[ImagePrediction]]:
-        """Items -> answers in order, at most a few hundred in memory. Raises UsageError for a model without a head."""
+        """Yield predictions of items in order, a few hundred at a time. Raises UsageError for a model without a
+        head."""
         self.require_outputs()
         for chunk in self.rows(items, self.activations, bad_images):
             yield [
@@ -265,7 +268,7 @@ class Predictor:
             ]
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """Items -> features (D,) in order, some at a time."""
+        """Yield the features (D,) of items in order, some at a time."""
         features = self.clip_views.mean(self.engine.features) if self.clip_views else self.engine.features
         for chunk in self.rows(items, features, bad_images):
             yield [
@@ -276,8 +279,8 @@ class Predictor:
     def rows(
         self, items: Iterable[Item], compute: Callable[[np.ndarray], np.ndarray], bad_images: str
     ) -> Iterator[list[ItemOutput]]:
-        """Items with their row of `compute`, (B, C, *image) -> (B, ...), or a DataError; raised where `bad_images` is
-        stop."""
+        """Yield items with their row of `compute`, (B, C, *image) -> (B, ...), or their DataError; it is raised if
+        `bad_images` is stop."""
         size = max(1, choose_chunk_size(self.card.preprocess) // (self.clip_views.count if self.clip_views else 1))
         for chunk in run_pipeline(items, self.picture, compute, size):
             if bad_images == "stop" and (bad := next((row for _, row in chunk if isinstance(row, DataError)), None)):
@@ -285,7 +288,7 @@ class Predictor:
             yield chunk
 
     def picture(self, item: Item) -> np.ndarray | DataError:
-        """An item as (C, *image) pixels, or its views (V, C, *image), or why it cannot be read."""
+        """Read an item as (C, *image) pixels, or its views (V, C, *image), or return its read error."""
         try:
             preprocess = self.card.preprocess
             if self.clip_views:
@@ -304,18 +307,18 @@ class Predictor:
     def prediction_format(
         self, top: int | None = None, threshold: float | None = None, abstain: float | None = None, usual: int = 5
     ) -> PredictionFormat:
-        """How outputs become predictions, with the model's defaults for unset options; `usual`: the number of classes
-        where `top` is unset. Raises UsageError for options that the task does not have, for an `abstain` that cannot
-        be, and as `require_outputs`."""
+        """Return the format of predictions, with the model's defaults for unset options; `usual`: the default number of
+        classes. Raises UsageError for options that the task does not support, for an invalid `abstain`, and as
+        `require_outputs`."""
         self.require_outputs()
         return self.card.task.prediction_format(PredictionOptions(top, threshold, abstain, usual))
 
     def activations(self, pixels: Pixels) -> np.ndarray:
-        """(B, C, *image) pixels, or views (B, V, C, *image) -> (B, K) float64: probabilities of classes, or values of
-        targets."""
+        """Compute (B, K) float64 probabilities of classes, or values of targets, from (B, C, *image) pixels or views
+        (B, V, C, *image)."""
         if self.clip_views is None:
             return self.card.task.activate(self.engine.logits(pixels))
-        assert isinstance(pixels, np.ndarray)  # clips are of one size
+        assert isinstance(pixels, np.ndarray)  # clips have the same size
         return self.card.task.activate(self.clip_views.mean(self.engine.logits)(pixels))
 
 
@@ -332,18 +335,19 @@ def load(
     tokens: int | None = None,
     **options: Unpack[ComputeKeywords],
 ) -> Predictor:
-    """A trained model, ready for `.predict("dog.jpg")` and `.embed("dog.jpg")`: of a run folder, a bundle, an exported
-    file or foreign weights. `.model` is its torch.nn.Module, and `.transform` makes its input of a picture.
+    """Load a trained model for `.predict("dog.jpg")` and `.embed("dog.jpg")`, from a run folder, a bundle, an exported
+    file or foreign weights. `.model` is its torch.nn.Module, and `.transform` its preprocessing transform.
 
-    `options` are `device`, `precision`, `engine`, `merge_tokens` and `clip_views`: what computes, as on the command
-    line; `how` has the same. int8 is calibrated on the run's training images, and on the files `examples` where those
-    cannot be opened.
-    `engine="auto"` measures the installed engines (`Predictor.choose_engine`); unset, PyTorch computes.
-    `exact` decodes every JPEG at its full size. A model without a head is refused unless it may be `headless`. `quick`
-    answers one image alone sooner, many later. `resize`, a rule of `nn.grid.RESIZE_MODES`, and `source_size`, pixels of
-    one side or (height, width), say of the positions of foreign weights what their files do not tell (docs/weights.md).
-    `native_aspect` reads every picture at its own aspect ratio, of at most `tokens` patches. Raises UsageError where
-    there is no run and for an unknown option, WeightsError where the bundle is damaged.
+    `options` are `device`, `precision`, `engine`, `merge_tokens` and `clip_views`, as on the command line; `how` has
+    the same fields. int8 is calibrated on the run's training images, or on the files `examples` if the training data
+    are not available. `engine="auto"` measures the installed engines (`Predictor.choose_engine`); the default is
+    PyTorch.
+
+    `exact` decodes every JPEG at its full size. A model without a head is rejected unless `headless`. `quick` optimises
+    the latency of single images over throughput. `resize`, a rule of `nn.grid.RESIZE_MODES`, and `source_size`, pixels
+    of one side or (height, width), describe the position embeddings of foreign weights if their files do not
+    (docs/weights.md). `native_aspect` keeps the aspect ratio of every image, with at most `tokens` patches. Raises
+    UsageError for a missing run or an unknown option, WeightsError for a damaged bundle.
     """
     if options:
         known = ("exact", "headless", "quick", "examples", "resize", "source_size", "native_aspect", "tokens")
@@ -353,7 +357,7 @@ def load(
         run = source
     if is_exported_file(run):
         if words := get_source_options(run):
-            message = f"{run} is an exported file, in which positions and the size of images are fixed"
+            message = f"{run} is an exported file, whose position embeddings and image size are fixed"
             raise UsageError(message, f"leave {words[0]} out, and export it again")
         file = open_exported_file(run, how, quick)
         views = parse_clip_views(how.clip_views if how else SINGLE_VIEW, file.card.preprocess)
@@ -376,8 +380,8 @@ def build_predictor(
     exact: bool = False,
     quick: bool = False,
 ) -> Predictor:
-    """The bundle of `run`, ready to answer about images; the options are those of `load`. Raises UsageError for options
-    that do not go together."""
+    """Build a predictor from the bundle of `run`, with the options of `load`. Raises UsageError for incompatible
+    options."""
     from vitreous.data.run_data import iterate_calibration_images
     from vitreous.inference.card import build_card
     from vitreous.inference.engine import make_engine

@@ -1,9 +1,9 @@
-"""The answers of a predictor from the machines of a Ray cluster (extra `ray`): images in, answers out, in their order.
+"""Distributed inference on a Ray cluster (extra `ray`): predictions of images, in order.
 
-Every worker loads the model once and answers a chunk of images at a time. Ray restarts a worker that dies and repeats
-its chunk; answers of a dead worker are not returned, so every image has one answer. A few chunks per worker are in
-flight, so neither images nor answers are ever all in memory. Paths have to lead to the same files on every machine, the
-model's too; images out of archives and Parquet are read here and sent.
+Every worker loads the model once and computes one chunk of images at a time. Ray restarts a worker that dies and
+repeats its chunk; results of a dead worker are discarded, so every image has exactly one prediction. A few chunks per
+worker are in flight, so neither all images nor all predictions are in memory. Paths, including the model's, must lead
+to the same files on every machine; images in archives and Parquet files are read locally and sent.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from vitreous.system.cluster import connect_ray
 from vitreous.tasks.base import PredictionFormat
 from vitreous.weights.options import WeightsSource
 
-WORKER_CHUNK = 256  # images that a worker answers at a time: what is done again when it dies
-MAX_SENT_BYTES = 2**25  # bytes of the images of a chunk that were read here
+WORKER_CHUNK = 256  # images per task of a worker, which is repeated if the worker dies
+MAX_SENT_BYTES = 2**25  # bytes of locally read images in a chunk
 CHUNKS_IN_FLIGHT = 2  # chunks in flight per worker
 
 Verb = Literal["predictions", "embeddings"]
@@ -34,7 +34,7 @@ Verb = Literal["predictions", "embeddings"]
 
 @dataclass(frozen=True)
 class WorkerTask:
-    """The model, its options, and the predictor's method with its arguments after the images; `place` is the folder."""
+    """The model, its options, and the predictor's method with its remaining arguments; `place` is the folder."""
 
     run: str | WeightsSource
     how: InferenceOptions
@@ -46,10 +46,10 @@ class WorkerTask:
 
 @dataclass(frozen=True)
 class RayPredictor:
-    """A cluster in the place of a predictor. `address` is as `ray.init` takes it, or `local` to start one here.
+    """A predictor that runs on a cluster. `address` is passed to `ray.init`, or `local` starts a local cluster.
 
-    There is a worker for every GPU, unless `how` says cpu, or for every core. The answers are, to the last bit, those
-    of one thread of one machine.
+    There is one worker per GPU, or per core if `how` selects the CPU. The predictions are bit-identical to those of a
+    single thread on one machine.
     """
 
     address: str
@@ -60,15 +60,16 @@ class RayPredictor:
     def predictions(
         self, items: Iterable[Item], form: PredictionFormat, bad_images: str = "skip"
     ) -> Iterator[list[Any]]:
-        """As `Predictor.predictions`. Raises UsageError without Ray or cluster, ResourceError where it fails."""
+        """Yield as `Predictor.predictions`. Raises UsageError without Ray or a cluster, ResourceError if the cluster
+        fails."""
         return self.answers(items, "predictions", (form, bad_images))
 
     def embeddings(self, items: Iterable[Item], bad_images: str = "skip") -> Iterator[list[Embedding]]:
-        """As `Predictor.embeddings`, and raises as `predictions`."""
+        """Yield as `Predictor.embeddings`. Raises as `predictions`."""
         return self.answers(items, "embeddings", (bad_images,))
 
     def answers(self, items: Iterable[Item], verb: Verb, rest: tuple[Any, ...]) -> Iterator[list[Any]]:
-        """The answers, chunk by chunk. Raises a worker's VitreousError, and ResourceError where the cluster fails."""
+        """Yield predictions chunk by chunk. Raises a worker's VitreousError, ResourceError if the cluster fails."""
         packed = split_into_chunks(items)
         if (first := next(packed, None)) is None:
             return
@@ -90,14 +91,14 @@ class RayPredictor:
                 yield unpack_worker_result(ray.get(in_flight.popleft()))
         except ray.exceptions.RayError as error:
             reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
-            message = f"the Ray cluster gave out: {reason}"
-            raise ResourceError(message, "see that every machine finds the model and the images") from None
+            message = f"the Ray cluster failed: {reason}"
+            raise ResourceError(message, "check that every machine can read the model and the images") from None
         finally:
             ray.shutdown()
 
 
 def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
-    """A function that starts a worker, and how many fit: one for every GPU or core."""
+    """Return a function that starts a worker, and the number of workers: one per GPU or core."""
     resources = ray.cluster_resources()
     gpus = 0 if task.how.device == "cpu" else int(resources.get("GPU", 0))
     needs = {"num_gpus": 1} if gpus else {"num_cpus": 1}
@@ -106,7 +107,7 @@ def plan_workers(ray: Any, task: WorkerTask) -> tuple[Callable[[], Any], int]:
 
 
 def split_into_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
-    """Cut items into chunks for workers, with the bytes of those that are not files of their own."""
+    """Split items into chunks for workers, with the bytes of images that are not separate files."""
     chunk: list[Item] = []
     size = 0
     for item in items:
@@ -124,12 +125,12 @@ def split_into_chunks(items: Iterable[Item]) -> Iterator[list[Item]]:
 
 
 def raise_read_error(message: str) -> NoReturn:
-    """Repeat why an image could not be read. Raises DataError."""
+    """Raise DataError again for an image that could not be read."""
     raise DataError(message)
 
 
 class RayWorker:
-    """One process of the cluster that computes. Ray creates it, and creates it again where it dies."""
+    """A worker process of the cluster. Ray creates it, and recreates it if it dies."""
 
     def __init__(self, job: WorkerTask) -> None:
         import torch
@@ -139,11 +140,11 @@ class RayWorker:
         self.task, self.failure = job, None
         try:
             self.predictor = load(job.run, job.how, exact=job.exact, headless=job.verb == "embeddings")
-        except VitreousError as error:  # raised here, Ray would create another worker, again and again
+        except VitreousError as error:  # if raised here, Ray would recreate the worker again and again
             self.failure = error
 
     def answer(self, chunk: list[Item]) -> list[Any] | tuple[str, str, str]:
-        """The answers to one chunk; or the class, the message and the hint of the error that ends the job."""
+        """Return the predictions of one chunk; or class, message and hint of the error that ends the job."""
         try:
             if self.failure is not None:
                 raise self.failure
@@ -153,7 +154,7 @@ class RayWorker:
 
 
 def unpack_worker_result(answers: list[Any] | tuple[str, str, str]) -> list[Any]:
-    """The answers of a chunk. Raises the VitreousError that `Worker.answer` returned."""
+    """Return the predictions of a chunk. Raises the VitreousError that `Worker.answer` returned."""
     if isinstance(answers, tuple):
         kind, message, hint = answers
         raise getattr(errors, kind)(message, hint)

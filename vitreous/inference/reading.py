@@ -1,9 +1,8 @@
-"""One way from what is given to the pixels that a model is asked about, for files, requests and workers alike. Without
-torch.
+"""Read model inputs from files, requests and workers with the same code. Does not import torch.
 
-A photograph that is far larger than what the model takes is decoded at 1/2, 1/4 or 1/8, where the JPEG decoder leaves
-out most of its work, and shrunk the rest of the way: never by less than a factor of two, so the model's own filter
-still decides.
+A JPEG that is far larger than the model's input is decoded at 1/2, 1/4 or 1/8 size, which skips most of the decoder's
+work, and then resized. The remaining factor is at least two, so the model's resampling filter still determines the
+result.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ def read_model_input(
     name: str | None = None,
     exact: bool = False,
 ) -> np.ndarray:
-    """A file, its bytes, a folder of frames, or pixels -> (C, *image) as the model takes them. Raises DataError for
-    what cannot be read.
+    """Read a file, its bytes, a folder of frames, or pixels as model input (C, *image). Raises DataError for unreadable
+    data.
 
-    Unless `exact`, a plain JPEG whose part that the model sees is at least four times as large as what it takes is
-    decoded small: on 100 photographs pixels were then off by 0.4 of 255 on average (1.9 in the worst of them), and none
-    by more than 14.
+    Unless `exact`, a baseline JPEG is decoded at reduced size if the region that the model uses is at least four times
+    as large as its input. On 100 photographs pixels then differed by 0.4 of 255 on average (1.9 in the worst image),
+    and by 14 at most.
     """
     planar = preprocess.for_reduced_decoding()
     if exact or planar is None or isinstance(raw, (np.ndarray, Image.Image)):
@@ -57,8 +56,8 @@ def read_model_input(
 
 
 def read_large_jpeg(content: bytes, preprocess: PlanarPreprocess, name: str, exact: bool, most: int) -> np.ndarray:
-    """A JPEG of more than `most` pixels -> (C, *image): decoded at 1/2, 1/4 or 1/8, so that no more are in memory.
-    Raises DataError for what cannot be read."""
+    """Read a JPEG of more than `most` pixels as (C, *image), decoded at 1/2, 1/4 or 1/8 size to bound memory. Raises
+    DataError for unreadable data."""
     header = None if exact else parse_plain_jpeg(content, preprocess.channels, name, exact=False)
     if header is not None and (small := read_reduced_jpeg(header, preprocess)) is not None:
         return small
@@ -66,7 +65,7 @@ def read_large_jpeg(content: bytes, preprocess: PlanarPreprocess, name: str, exa
 
 
 def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarray | None:
-    """(C, *image) pixels from a smaller decoding; None where it would save nothing, or the decoder objects."""
+    """Decode (C, *image) pixels at reduced size; None if it would save nothing, or if the decoder fails."""
     left, top, right, bottom = preprocess.crop_box(jpeg.size)
     plane = preprocess.choose_plane(jpeg.size)
     factor = choose_reduction_factor((int(bottom - top), int(right - left)), plane)
@@ -74,7 +73,7 @@ def read_reduced_jpeg(jpeg: LazyJpeg, preprocess: PlanarPreprocess) -> np.ndarra
     if pixels is None:
         return None
     pixels = jpeg.convert_channels(np.ascontiguousarray(jpeg.rotate_upright(pixels)))
-    # the decoder rounds sizes up: what is over lies at the right and at the bottom as stored
+    # the decoder rounds sizes up: the excess is at the right and at the bottom, in stored orientation
     over_x = pixels.shape[1] - jpeg.size[0] / factor if jpeg.orientation in MIRRORED_ORIENTATIONS else 0.0
     over_y = pixels.shape[0] - jpeg.size[1] / factor if jpeg.orientation in FLIPPED_ORIENTATIONS else 0.0
     box = (left / factor + over_x, top / factor + over_y, right / factor + over_x, bottom / factor + over_y)

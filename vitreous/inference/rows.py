@@ -1,7 +1,7 @@
-"""Answers as rows of files: what a line of JSON, a row of CSV, a row of Parquet and an entry of npz say of an image.
+"""Predictions as records of output files: JSON lines, CSV rows, Parquet rows and npz entries.
 
-A path is written exactly. JSON and CSV keep bytes that are no UTF-8 as Python does (surrogateescape); Parquet, whose
-text is UTF-8 alone, has such a path readable in `path`, and its bytes in `path_bytes`.
+Paths are preserved exactly. JSON and CSV keep non-UTF-8 bytes as Python does (surrogateescape). Parquet text must be
+UTF-8, so such a path is readable in `path`, and its bytes are in `path_bytes`.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from vitreous.tasks.predictions import build_error_column, build_path_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS_PER_CHUNK = 4096  # rows of a part of a file
+ROWS_PER_CHUNK = 4096  # rows per chunk of an output file
 
 
 class RowFormat(Protocol):
-    """How the answers of a verb are written: `formats`, suffixes of files; `part`, rows that are in memory at a time
-    where a format writes many at once. For .csv it has `head`, `cells(row)` and `starts_image(cells)` too, for .parquet
-    `table(rows)`: `tasks.base.PredictionFormat` is one."""
+    """The output format of a command: `formats` are file suffixes; `part` is the number of rows in memory in formats
+    that write in chunks. Formats with .csv also have `head`, `cells(row)` and `starts_image(cells)`, those with
+    .parquet `table(rows)`; an example is `tasks.base.PredictionFormat`."""
 
     formats: tuple[str, ...]
     part: int
 
     def to_dict(self, row: Any, /) -> dict[str, Any]:
-        """A row as JSON has it, with at least path and error."""
+        """Return a row as JSON, with at least path and error."""
         ...
 
 
 class EmbeddingRows:
-    """Rows of `embed`."""
+    """Output rows of `embed`."""
 
     formats: tuple[str, ...] = (".npz", ".parquet", ".jsonl")
     part = ROWS_PER_CHUNK
 
     def to_dict(self, row: Embedding) -> dict[str, Any]:
-        """Path, embedding (null where there is none), error."""
-        # as short as float32 allows
+        """Return path, embedding (null if unreadable), and error."""
+        # the shortest decimals that represent the float32 values
         values = None if row.values is None else [float(str(value)) for value in row.values]
         return {"path": row.path, "embedding": values, "error": row.error}
 
     def table(self, rows: Sequence[Embedding]) -> pa.Table:
-        """The same columns."""
+        """Return the same columns as an Arrow table."""
         import pyarrow as pa
 
         values = pa.array([row.values for row in rows], pa.list_(pa.float32()))
@@ -56,13 +56,14 @@ class EmbeddingRows:
 
 
 def encode_json_line(document: dict[str, Any]) -> bytes:
-    """One line of JSON, in ASCII where a path is not UTF-8."""
+    """Encode one line of JSON, in ASCII if a path is not UTF-8."""
     text = json.dumps(document, ensure_ascii=False)
     return (text if is_utf8(text) else json.dumps(document)).encode() + b"\n"
 
 
 def embedding_arrays(rows: Sequence[Embedding]) -> dict[str, np.ndarray]:
-    """Arrays for npz: `embeddings` (n, D) float32, NaN where there is none, `paths` and `errors` as text."""
+    """Return the arrays of an npz file: `embeddings` (n, D) float32, NaN if unreadable, `paths` and `errors` as
+    text."""
     return {
         "embeddings": stack_embeddings(rows),
         "paths": np.array([row.path for row in rows]),

@@ -1,4 +1,4 @@
-"""At what size a generator makes images, or clips: that which is asked for, or one that it learned from."""
+"""The size of generated images or clips: the requested size, or a training size."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from vitreous.errors import UsageError
 from vitreous.nn.sizes import nearest_divisible_size
 from vitreous.weights.bundle import Bundle
 
-MAX_SAMPLE_SIDE, MAX_SAMPLE_FRAMES = 8192, 4096  # pixels, of a clip
-MAX_LISTED_SIZES = 12  # sizes that a note names
+MAX_SAMPLE_SIDE, MAX_SAMPLE_FRAMES = 8192, 4096  # pixels, and frames of a clip
+MAX_LISTED_SIZES = 12  # sizes listed in a note
 
 
 def list_training_sizes(bundle: Bundle) -> tuple[tuple[int, ...], ...]:
-    """The sizes that a model learned from, in pixels or places of latents; its own first."""
+    """List the training sizes of a model, in pixels or latent positions; its default size comes first."""
     own = tuple(bundle.model.config.image)
     return (own, *(size for size in bundle.preprocess.buckets if size != own))
 
@@ -26,11 +26,13 @@ def choose_sample_size(
     stride: int = 1,
     note: Callable[[str], None] = lambda text: None,
 ) -> tuple[int, ...]:
-    """The size of what is made, one length per axis, in pixels or in places of latents of `stride` pixels: of those
-    that the model learned from the first of this `size` (`64x48`, or `64` for a square) and of so many `frames`, else
-    what is asked for and the model's own for the rest. `note` hears that it learned from no such size.
+    """Choose the sample size, one length per axis, in pixels or latent positions of `stride` pixels.
 
-    Raises UsageError for a size or frames that the patch does not divide, and for frames of a model of pictures.
+    The first training size that matches `size` (`64x48`, or `64` for a square) and `frames` is used; otherwise the
+    requested values, with the model's defaults for the rest. `note` is called if the model was not trained at that
+    size.
+
+    Raises UsageError for a size or frames that the patch does not divide, and for frames of an image model.
     """
     config: Any = bundle.model.config
     if frames is not None:
@@ -46,39 +48,39 @@ def choose_sample_size(
         len(learned) > MAX_LISTED_SIZES
     )
     note(
-        f"the model did not learn at {format_sample_size(chosen, stride)}, but at "
-        f"{listed}: how good others are, nothing promises"
+        f"the model was not trained at {format_sample_size(chosen, stride)}, but at "
+        f"{listed}: sample quality at other sizes is unknown"
     )
     return chosen
 
 
 def check_frames(bundle: Bundle, frames: int) -> None:
-    """Raise UsageError for a model that makes no clips, and for frames that its patch does not divide."""
+    """Raise UsageError for a model that does not generate clips, and for frames that its patch does not divide."""
     config: Any = bundle.model.config
     if not bundle.preprocess.is_animated:
-        raise UsageError("--frames is for models of clips, and this one makes pictures", "leave it out")
+        raise UsageError("--frames is for models of clips, but this one generates images", "leave it out")
     if frames % config.patch[0]:
         problem = f"--frames {frames} is not a multiple of the {config.patch[0]} frames of a patch"
         raise UsageError(problem, f"use --frames {nearest_divisible_size((frames,), config.patch[:1])[0]}")
 
 
 def parse_sample_size(words: str, patch: tuple[int, ...], stride: int) -> tuple[int, int]:
-    """`64x48` or `64`, in pixels -> (height, width) in places of `stride` pixels. Raises UsageError for other words,
-    and for sides that a patch of so many places does not divide."""
+    """Parse `64x48` or `64`, in pixels, to (height, width) in positions of `stride` pixels. Raises UsageError for other
+    text, and for sides that a patch, in such positions, does not divide."""
     parts = words.lower().split("x")
     sides = [int(part) for part in parts if part.isdecimal() and 0 < int(part) <= MAX_SAMPLE_SIDE]
     if len(parts) not in (1, 2) or len(sides) != len(parts):
         raise UsageError(
-            f"--size cannot be {words}", f"it is HEIGHTxWIDTH in pixels, each at most {MAX_SAMPLE_SIDE}, as in 64x48"
+            f"--size cannot be {words}", f"use HEIGHTxWIDTH in pixels, each at most {MAX_SAMPLE_SIDE}, as in 64x48"
         )
     height, width = sides * 2 if len(sides) == 1 else sides
     cell = (patch[0] * stride, patch[1] * stride)
     if height % cell[0] or width % cell[1]:
         hint = f"use --size {format_sample_size(nearest_divisible_size((height, width), cell))}"
-        raise UsageError(f"--size {words} is no whole number of patches of {format_sample_size(cell)} pixels", hint)
+        raise UsageError(f"--size {words} is not a multiple of the patch of {format_sample_size(cell)} pixels", hint)
     return height // stride, width // stride
 
 
 def format_sample_size(size: tuple[int, ...], stride: int = 1) -> str:
-    """A size in places of `stride` pixels as people write it, in pixels: `8x64x48`."""
+    """Format a size in positions of `stride` pixels as pixels: `8x64x48`."""
     return "x".join(map(str, (*size[:-2], *(side * stride for side in size[-2:]))))

@@ -1,4 +1,4 @@
-"""`sample`: images and clips of a model that makes them, as files, a grid, or in memory."""
+"""`sample`: images and clips of a generative model, as files, as a grid, or in memory."""
 
 from __future__ import annotations
 
@@ -46,24 +46,23 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from vitreous.keywords import SampleKeywords
 
-SAMPLING_CHUNK = 64  # images that are made, and written, at a time
-MAX_SAMPLES = 1_000_000  # images of one call
-MAX_CLASS_GRID_ASPECT = 4  # columns for a row, or rows for a column, of a grid with a row for each class
-GRID_SUFFIXES = (".png", GIF, MP4)  # files of all images, where other names are folders
-SETTINGS_FILE = "samples.json"  # in a folder of images: what they depend on
+SAMPLING_CHUNK = 64  # images sampled and written at a time
+MAX_SAMPLES = 1_000_000  # images per call
+MAX_CLASS_GRID_ASPECT = 4  # largest ratio of columns to rows, or rows to columns, of a grid with one row per class
+GRID_SUFFIXES = (".png", GIF, MP4)  # suffixes of grid files; other names are folders
+SETTINGS_FILE = "samples.json"  # in a sample folder: the settings that the images depend on
 
 
 @dataclass(frozen=True)
 class SampleOptions(SamplingOptions):
-    """What `sample` is asked for, beside how images are made.
+    """Options of `sample`, in addition to the sampling options.
 
-    `classes`: names, or numbers of models whose classes have no names; none: each class of the model in turn. `count`:
-    images in total, of the classes in turn; None: one of each class. `to_seed`: the images of each class go from that
-    of `seed` to that of this seed, in as many steps as there are images of it. `inpaint`: a
-    file whose image is kept but where the image in the file `mask` is white. `vae`: an autoencoder's folder or `hf:`
-    name, which decodes latents. `size`, as in 64x48, height and width in pixels, and `frames` of each clip; None: as
-    the model learned from. `device` and `precision` are those of `predict`. Raises UsageError for values out of their
-    range.
+    `classes`: names, or indices if the model has no class names; empty: all classes in turn. `count`: total number of
+    images, over the classes in turn; None: one per class. `to_seed`: interpolate the images of each class from `seed`
+    to this seed, in as many steps as images. `inpaint`: an image file, which is kept except where the image in the file
+    `mask` is white. `vae`: an autoencoder's folder or `hf:` name, which decodes latents. `size`, as in 64x48, is height
+    and width in pixels, and `frames` the length of each clip; None: as in training. `device` and `precision` are as in
+    `predict`. Raises UsageError for values out of range.
     """
 
     classes: tuple[str, ...] = ()
@@ -85,7 +84,7 @@ class SampleOptions(SamplingOptions):
             raise UsageError(f"--frames must be 1 to {MAX_SAMPLE_FRAMES:,}, not {self.frames}")
         if bool(self.inpaint) != bool(self.mask):
             raise UsageError(
-                "--inpaint and --mask belong together", "name an image, and a mask that is white where it is made anew"
+                "--inpaint and --mask belong together", "set an image and a mask, white where it is inpainted"
             )
         if self.to_seed is not None and ((self.count or 1) < 2 or self.to_seed < 0):
             raise UsageError("--to-seed goes from one seed to another in --count images", "use --count 2 or more")
@@ -93,7 +92,7 @@ class SampleOptions(SamplingOptions):
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """One image, (H, W, C) uint8, or clip, (T, H, W, C), and what it was made of: the name of its class, "" for none,
+    """One sample: an image (H, W, C) uint8, or a clip (T, H, W, C), with the name of its class, "" if unconditional,
     and its number."""
 
     image: np.ndarray
@@ -102,18 +101,18 @@ class Sample:
 
     @property
     def picture(self) -> Image.Image:
-        """The image as Pillow has it. Raises UsageError for channels that are no colours."""
+        """Return the image as a PIL image. Raises UsageError for channels that are not colours."""
         return array_to_image(self.image)
 
     @property
     def frames(self) -> list[Image.Image]:
-        """The T frames of a clip, or the image alone. Raises UsageError as `picture`."""
+        """Return the T frames of a clip, or the single image. Raises UsageError as `picture`."""
         return array_to_frames(self.image)
 
 
 class Generator:
-    """A model ready to make images of `size` pixels, as in 64x48, or clips of `frames` (None: as it learned from);
-    `vae` takes the place of the autoencoder that its run names. `note` hears that it did not learn from such a size.
+    """A generative model ready to sample images of `size` pixels, as in 64x48, or clips of `frames` (None: as in
+    training). `vae` replaces the autoencoder of its run. `note` is called if the model was not trained at that size.
     Raises UsageError as `choose_sample_size`, and raises as `build_sampler`."""
 
     def __init__(
@@ -136,28 +135,28 @@ class Generator:
 
     @property
     def size(self) -> str:
-        """What is made, in pixels: `64x48`, of clips `8x64x48`."""
+        """The sample size in pixels: `64x48`, of clips `8x64x48`."""
         return format_sample_size(self.sampler.image, self.sampler.stride)
 
     def labels_of(self, names: Sequence[str]) -> list[int]:
-        """The numbers of classes by name, of all where none is named. Raises UsageError for an unknown one, and for any
-        of a model without classes."""
+        """Return the indices of classes by name, of all classes if `names` is empty. Raises UsageError for an unknown
+        name, and for any name if the model is unconditional."""
         if names and not self.classes:
-            raise UsageError("the model makes images of one kind, without classes", "leave --class out")
+            raise UsageError("the model is unconditional and has no classes", "leave --class out")
         for name in names:
             if name not in self.classes:
-                known = suggest_nearest(name, self.classes) or f"there are {', '.join(self.classes[:20])}"
+                known = suggest_nearest(name, self.classes) or f"use one of {', '.join(self.classes[:20])}"
                 raise UsageError(f"no class {name}", known)
         return [self.classes.index(name) for name in names] or list(range(max(1, len(self.classes))))
 
     def pairs_of(self, labels: Sequence[int], options: SampleOptions) -> list[tuple[int, int]]:
-        """(class, number) of each image that is asked for, by class: the classes in turn until there are `count`, one
-        of each where there is no count. Raises UsageError for a way from seed to seed of which classes would have
-        unequal steps."""
+        """Return the (class, number) pairs of the requested images, sorted by class: the classes in turn up to `count`,
+        or one per class without a count. Raises UsageError if an interpolation would have unequal steps between
+        classes."""
         count = options.count or len(labels)
         if options.to_seed is not None and (count % len(labels) or count < 2 * len(labels)):
-            hint = f"use a --count that {len(labels)} divides, from {2 * len(labels)} on, or name a class with --class"
-            raise UsageError(f"--to-seed makes as many images of each class: {count} of {len(labels)} classes", hint)
+            hint = f"use a multiple of {len(labels)} for --count, at least {2 * len(labels)}, or set --class"
+            raise UsageError(f"--to-seed needs equal counts per class, not {count} over {len(labels)} classes", hint)
         turns = [(labels[place % len(labels)], place // len(labels)) for place in range(count)]
         return [pair for label in dict.fromkeys(labels) for pair in turns if pair[0] == label]
 
@@ -169,8 +168,8 @@ class Generator:
         on_step: Callable[[slice, SamplerState], None] = lambda rows, state: None,
         canvas: InpaintingCanvas | None = None,
     ) -> Iterator[Sample]:
-        """The images of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and `canvas`
-        takes the place of that which the options name."""
+        """Yield the samples of (class, number) pairs, in order; the callbacks are those of `ImageSampler.sample`, and
+        `canvas` replaces that of the options."""
         labels, numbers = torch.tensor(wanted, dtype=torch.int64).reshape(-1, 2).unbind(1)
         canvas = canvas or self.canvas(options, len(wanted))
         noise = None if options.to_seed is None else self.interpolate_noise(labels, numbers, options)
@@ -181,41 +180,41 @@ class Generator:
             yield Sample(image, self.classes[label] if self.classes else "", number)
 
     def interpolate_noise(self, labels: Tensor, numbers: Tensor, options: SampleOptions) -> Tensor:
-        """(n,), (n,) -> (n, C, *image): noise on the great circle from one seed's to the other's, by the number."""
+        """Interpolate noise between the seeds by (n,) labels and numbers -> (n, C, *image), on the great circle."""
         zero, end = torch.zeros_like(numbers), options.to_seed or 0
         first, last = (self.sampler.noise(labels, zero, seed) for seed in (options.seed, end))
         share = (numbers / ((options.count or 2) - 1)).view(-1, *[1] * (first.dim() - 1)).float()
         return slerp_noise(first, last, share)
 
     def canvas(self, options: SampleOptions, count: int) -> InpaintingCanvas | None:
-        """What stays as it is of an image that is painted anew in part. Raises DataError for files that are no images,
-        UsageError for a mask of another size."""
+        """Load the inpainting canvas of the options. Raises DataError for files that are not images, UsageError for a
+        mask of another size."""
         if not options.inpaint or not options.mask:
             return None
         preprocess = replace(self.bundle.preprocess, image=self.sampler.image)
         if self.clips:
-            raise UsageError("--inpaint is for models of pictures, not of clips", "leave it out")
+            raise UsageError("--inpaint is for image models, not for clips", "leave it out")
         if self.sampler.decode is not None:
-            raise UsageError("--inpaint is for models of pixels, not of latents", "leave it out")
+            raise UsageError("--inpaint is for pixel models, not for latents", "leave it out")
         picture, mask = preprocess.decode(options.inpaint), ImagePreprocess(preprocess.image, 1).decode(options.mask)
         if not isinstance(picture, Image.Image):
-            raise DataError(f"{options.inpaint} is no picture")
+            raise DataError(f"{options.inpaint} is not an image")
         if picture.size != mask.size:
             sizes = [" x ".join(map(str, one.size)) for one in (picture, mask)]
-            raise UsageError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}", "make them equal")
+            raise UsageError(f"the image has {sizes[0]} pixels, but its mask {sizes[1]}", "make them equal")
         return self.canvas_of(preprocess.to_array(picture), preprocess.to_array(mask), count)
 
     def canvas_of(self, picture: np.ndarray, mask: np.ndarray, count: int) -> InpaintingCanvas:
-        """(C, H, W) and (1, H, W) uint8 at the size that is made -> the same for so many images: what is black in the
-        mask stays as it is."""
+        """Build a canvas of `count` images from (C, H, W) and (1, H, W) uint8 at the sample size; pixels that are black
+        in the mask are kept."""
         image = self.bundle.preprocess.normalise(from_numpy(picture)[None])
         given = from_numpy(mask)[None] < 128
         return InpaintingCanvas(image.expand(count, -1, -1, -1), given.expand(count, -1, -1, -1))
 
 
 def slerp_noise(first: Tensor, last: Tensor, share: Tensor) -> Tensor:
-    """(n, ...) twice and shares 0..1 that go over them -> (n, ...): on the great circle from one to the other, of which
-    each point is as likely a draw of noise as its ends (arXiv:1609.04468)."""
+    """Interpolate (n, ...) noise spherically by shares in 0..1; each point has the same distribution as the ends
+    (arXiv:1609.04468)."""
     axes = tuple(range(1, first.dim()))
     cosine = (first * last).sum(axes, keepdim=True) / (
         first.square().sum(axes, keepdim=True) * last.square().sum(axes, keepdim=True)
@@ -231,13 +230,13 @@ def sample(
     progress: bool = True,
     **options: Unpack[SampleKeywords],
 ) -> SampleDocument:
-    """Make images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
+    """Sample images, write them, and return the document of `vitreous sample --json`; `options` are the fields of
     `SampleOptions`.
 
-    `out`: a .png file gets a grid with the class below each image, or, of clips, the frames of each in a row; a .gif or
-    .mp4 file gets a grid of clips that move. In a grid images of less than 64 pixels are enlarged. Any other name is a
-    folder, in which each image is CLASS-NUMBER.png, each clip CLASS-NUMBER.gif, and what is there is not made again.
-    Raises UsageError, WeightsError, DataError and ResourceError, each with its way out.
+    `out`: a .png file is a grid with the class below each image, or, of clips, with the frames of each in a row; a .gif
+    or .mp4 file is an animated grid of clips. Images of less than 64 pixels are enlarged in a grid. Any other name is a
+    folder, with CLASS-NUMBER.png per image or CLASS-NUMBER.gif per clip; existing files are skipped. Raises UsageError,
+    WeightsError, DataError and ResourceError, each with a hint.
     """
     (asked,) = apply_keyword_options(
         "sample", dict(options), SampleOptions(), known=("run", "out", "listener", "progress")
@@ -278,21 +277,21 @@ def sample(
 
 
 def check_sample_path(place: Path, clips: bool) -> None:
-    """Raise UsageError for a file that no images can be written to, and for a moving one of pictures; ResourceError for
-    one whose encoder is not installed."""
+    """Raise UsageError for a file that images cannot be written to, and for an animation of images; ResourceError if
+    its encoder is not installed."""
     suffix = place.suffix.lower()
     if suffix in (GIF, MP4) and not clips:
-        raise UsageError(f"{place} is for clips, and the model makes pictures", "name a .png file, or a folder")
+        raise UsageError(f"{place} is for clips, but the model generates images", "use a .png file, or a folder")
     if suffix not in GRID_SUFFIXES and place.is_file():
         kinds = ".png, .gif or .mp4" if clips else ".png"
-        raise UsageError(f"{place} is a file", f"name a folder, or a file that ends in {kinds} for a grid")
+        raise UsageError(f"{place} is a file", f"use a folder, or a file that ends in {kinds} for a grid")
     check_video_encoder(suffix)
 
 
 def generate_with_progress(
     generator: Generator, wanted: Sequence[tuple[int, int]], asked: SampleOptions, listener: ProgressListener
 ) -> Iterator[Sample]:
-    """The images, chunk by chunk, with progress."""
+    """Yield the samples chunk by chunk, with progress."""
     done = 0.0
 
     def count(images: float) -> None:
@@ -312,8 +311,8 @@ def write_sample_grid(
     asked: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
-    """Write one picture or clip, as near a square as can be, with a row for each class where that is no strip; a
-    picture of clips has the frames of each in a row. Raises OSError."""
+    """Write one image or animation, about square, or with one row per class if that is not too elongated; an image of
+    clips has the frames of each clip in a row. Raises OSError."""
     samples = list(generate_with_progress(generator, wanted, asked, listener))
     images, captions = [one.frames for one in samples], [one.name for one in samples]
     columns, suffix = choose_grid_columns(wanted), place.suffix.lower()
@@ -331,8 +330,10 @@ def write_sample_grid(
 
 
 def choose_grid_columns(wanted: Sequence[tuple[int, int]]) -> int:
-    """Columns of a grid of (class, number) pairs by class: a row for each class where all have as many and neither rows
-    nor columns are more than STRETCH times the others, else about as many columns as rows."""
+    """Return the number of columns of a grid of (class, number) pairs, sorted by class.
+
+    One row per class, if all classes have equally many images and the aspect is at most `MAX_CLASS_GRID_ASPECT`; else
+    about as many columns as rows."""
     counts = Counter(label for label, _ in wanted)
     most, classes = max(counts.values()), len(counts)
     if (
@@ -351,8 +352,8 @@ def write_sample_folder(
     asked: SampleOptions,
     listener: ProgressListener,
 ) -> list[str]:
-    """Write a picture for each image, or clip of one frame, or a GIF for each clip, that is not there yet. Raises
-    OSError, and UsageError for a folder of images that were made otherwise."""
+    """Write each missing sample: one image file, or a GIF per clip (an image if it has one frame). Raises OSError, and
+    UsageError for a folder of images with other settings."""
     place.mkdir(parents=True, exist_ok=True)
     apart = ("classes", "count", "size", "frames")
     settings = {name: value for name, value in asdict(asked).items() if name not in apart}
@@ -363,14 +364,14 @@ def write_sample_folder(
     settings = json.loads(json.dumps(settings | {"model": get_model_version(generator.bundle)}))
     note = place / SETTINGS_FILE
     if note.is_file() and json.loads(note.read_text("utf-8")) != settings:
-        raise UsageError(f"{place} has images that were made with other settings ({note})", "name another folder")
+        raise UsageError(f"{place} has images with other settings ({note})", "use another folder")
     write_text_atomic(note, json.dumps(settings, indent=2) + "\n")
     stems = build_file_stems(generator.classes)
     suffix, noun = (GIF, "clips") if generator.moving else (".png", "images")
     paths = {(label, number): place / f"{stems[label]}-{number:05d}{suffix}" for label, number in wanted}
     lacking = [pair for pair in wanted if not paths[pair].is_file()]
     if len(lacking) < len(wanted):
-        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} are there already")
+        listener.note(f"{len(wanted) - len(lacking):,} of {len(wanted):,} {noun} exist already")
     for pair, one in zip(lacking, generate_with_progress(generator, lacking, asked, listener), strict=True):
         with atomic_path(paths[pair]) as temporary:
             if generator.moving:
@@ -381,13 +382,13 @@ def write_sample_folder(
 
 
 def build_file_stems(classes: Sequence[str]) -> list[str]:
-    """How the files of each class are called: by its name as far as file systems take it, all different."""
+    """Return distinct file name stems of the classes, with the characters that file systems allow."""
     stems = [re.sub(r"[^\w.-]+", "_", name).strip("._")[:80] or "class" for name in classes] or ["image"]
     return [f"{stem}-{number}" if stems.count(stem) > 1 else stem for number, stem in enumerate(stems)]
 
 
 def get_model_version(bundle: Bundle) -> str:
-    """What tells a model from others: the version of its card."""
+    """Return the version of a model's card, which identifies the model."""
     from vitreous.inference.card import build_card
 
     return build_card(bundle).version

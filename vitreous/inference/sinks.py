@@ -1,13 +1,11 @@
-"""Files that answers are written to as they come: in order, as good as they are when the job stops, and continued from
-there.
+"""Output files of predictions, written incrementally in order: valid when the job stops, and resumable.
 
-    x.jsonl   a line an image           grows in place; a line that was not finished is cut off
-    x.csv     a row an image and class  the same, and the last image is done again, since rows of it may be lacking
-    x.parquet x.npz x.json              parts of some rows in x.parquet.parts/, joined at the end
+    x.jsonl   one line per image          appended; an incomplete line is removed
+    x.csv     one row per image and class appended; the last image is repeated, since its rows may be incomplete
+    x.parquet x.npz x.json                chunk files in x.parquet.parts/, joined at the end
 
-Beside the file lies `x.jsonl.job.json`: which model with which options made it, and whether it is finished. Another
-model or other options never continue it, and neither do other images: those that were written are compared by name with
-those that are to come.
+`x.jsonl.job.json` next to the file records model, options, and whether it is finished. A job with another model, other
+options or other images cannot resume the file: the names of the written images are compared with the job's.
 """
 
 from __future__ import annotations
@@ -29,36 +27,35 @@ from vitreous.inference.rows import RowFormat, encode_json_line
 from vitreous.system.disk import make_write_error, write_text_atomic
 from vitreous.system.tables import format_csv
 
-NEW_FILE_HINT = "remove it to begin anew, or name another file with --out"
+NEW_FILE_HINT = "remove it to start again, or set another file with --out"
 
 
 class OutputFile:
-    """One file, what made it, and its rows so far. `made_by`: model and options, as JSON has them.
+    """One output file, its settings, and the number of rows so far. `made_by`: model and options, as JSON.
 
-    Raises UsageError for a suffix that is none of `kind.formats`, for a file that was begun unless `resume`, and for
-    one that was begun by another model or with other options; ResourceError where it cannot be written. `finished`:
-    there is nothing left to do.
+    Raises UsageError for a suffix that is not in `kind.formats`, for an unfinished file unless `resume`, and for a file
+    of another model or other options; ResourceError if it cannot be written. `finished`: the file is complete.
     """
 
     def __init__(self, path: str, kind: RowFormat, made_by: dict[str, Any], resume: bool = False) -> None:
         suffix = os.path.splitext(path)[1].lower()
         if suffix not in kind.formats:
             raise UsageError(
-                f"--out {escape_unprintable(path)}: cannot tell the format", f"end it in {', '.join(kind.formats)}"
+                f"--out {escape_unprintable(path)}: unknown format", f"end it in {', '.join(kind.formats)}"
             )
         self.path, self.made_by, self.described = path, made_by, Path(f"{path}.job.json")
         before = self.read_description()
         unfinished = before is not None and not before.get("finished")
         if unfinished and not resume:
             hint = f"continue it with --resume, or {NEW_FILE_HINT}"
-            raise UsageError(f"{escape_unprintable(path)} was begun and is not finished", hint)
+            raise UsageError(f"{escape_unprintable(path)} is not finished", hint)
         if resume and before is None and os.path.lexists(path):
             raise UsageError(
-                f"{self.described.name} is not there: nobody knows what made {escape_unprintable(path)}", NEW_FILE_HINT
+                f"{self.described.name} is missing: {escape_unprintable(path)} has unknown settings", NEW_FILE_HINT
             )
         resume = resume and before is not None
         if resume and before and (other := describe_differences(before.get("made_by", {}), made_by)):
-            raise UsageError(f"{escape_unprintable(path)} was begun otherwise: {other}", NEW_FILE_HINT)
+            raise UsageError(f"{escape_unprintable(path)} has other settings: {other}", NEW_FILE_HINT)
         self.finished = resume and not unfinished
         self.rows, self.bad = (int(before["rows"]), int(before["unreadable"])) if before and self.finished else (0, 0)
         try:
@@ -71,7 +68,7 @@ class OutputFile:
             raise make_write_error(path, error) from None
 
     def read_description(self) -> dict[str, Any] | None:
-        """The job file, or None where there is none. Raises UsageError for one that cannot be read."""
+        """Read the job file, None if there is none. Raises UsageError for an invalid one."""
         try:
             document: Json = json.loads(self.described.read_text("utf-8"))
             if not isinstance(document, dict) or not {"made_by", "rows", "unreadable", "finished"} <= set(document):
@@ -79,20 +76,20 @@ class OutputFile:
         except FileNotFoundError:
             return None
         except (OSError, ValueError):
-            raise UsageError(f"{escape_unprintable(self.described)} describes no job", NEW_FILE_HINT) from None
+            raise UsageError(f"{escape_unprintable(self.described)} is not a job file", NEW_FILE_HINT) from None
         return document
 
     def document(self, finished: bool) -> str:
-        """The description."""
+        """Return the content of the job file."""
         fields = {"finished": finished, "rows": self.rows, "unreadable": self.bad, "made_by": self.made_by}
         return json.dumps(fields, indent=1) + "\n"
 
     def remaining(self, items: Iterator[Any]) -> Iterator[Any]:
-        """Items without those that were written. Raises UsageError where those were others."""
+        """Yield the items that are not written yet. Raises UsageError if the written ones are other images."""
         for name, failed in () if self.finished else self.sink.written():
             item = next(items, None)
             if item is None or item.name != name:
-                position = "the images end before" if item is None else f"now comes {escape_unprintable(item.name)}"
+                position = "the images end before" if item is None else f"the next is {escape_unprintable(item.name)}"
                 message = (
                     f"{escape_unprintable(self.path)}, image {self.rows + 1}, is {escape_unprintable(name)}; {position}"
                 )
@@ -101,7 +98,7 @@ class OutputFile:
         return items
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Write answers. Raises ResourceError."""
+        """Write predictions. Raises ResourceError."""
         try:
             self.sink.add(rows)
         except OSError as error:
@@ -118,26 +115,26 @@ class OutputFile:
             raise make_write_error(self.path, error) from None
 
     def close(self) -> None:
-        """Keep what was written."""
+        """Close the file and keep its rows."""
         if not self.finished:
             self.sink.close()
 
 
 def describe_differences(before: dict[str, Any], made_by: dict[str, Any]) -> str:
-    """The options of which a file was begun with other values, in words; an empty string where there are none."""
+    """List the options that differ from those of an unfinished file; empty if there are none."""
     made_by = json.loads(json.dumps(made_by))
     names = (name for name in {**before, **made_by} if before.get(name) != made_by.get(name))
     return ", ".join(f"{name} {before.get(name)}, now {made_by.get(name)}" for name in names)
 
 
 def remove_output_file(path: str) -> None:
-    """Remove a file of answers and its parts."""
+    """Remove an output file and its chunk files."""
     shutil.rmtree(f"{path}.parts", ignore_errors=True)
     Path(path).unlink(missing_ok=True)
 
 
 class AppendableFile(ABC):
-    """A file of answers that grows in place: only whole rows are in it, but for a full disk."""
+    """An output file that rows are appended to: it only contains complete rows, unless the disk is full."""
 
     def __init__(self, path: str, kind: Any) -> None:
         self.kind = kind
@@ -145,15 +142,15 @@ class AppendableFile(ABC):
 
     @abstractmethod
     def written(self) -> Iterator[tuple[str, bool]]:
-        """Names of the images written before, in order, and whether each was unreadable. Iterated once, before
-        `add`."""
+        """Yield the names of the images that were already written, in order, and whether each was unreadable. Must be
+        iterated once, before `add`."""
 
     @abstractmethod
     def add(self, rows: Sequence[Any]) -> None:
-        """Write answers behind those."""
+        """Append predictions."""
 
     def cut(self, size: int) -> None:
-        """Cut the file off behind its first `size` bytes, where writing goes on."""
+        """Truncate the file to its first `size` bytes, from where writing continues."""
         self.file.seek(size)
         self.file.truncate()
 
@@ -163,15 +160,15 @@ class AppendableFile(ABC):
         self.file.close()
 
     def close(self) -> None:
-        """Keep what was written."""
+        """Close the file and keep its rows."""
         self.file.close()
 
 
 class JsonLinesFile(AppendableFile):
-    """JSONL, in place."""
+    """An appendable JSONL file."""
 
     def written(self) -> Iterator[tuple[str, bool]]:
-        """Whole lines; what is behind them is cut off."""
+        """Yield the complete lines; anything after them is removed."""
         size = 0
         self.file.seek(0)
         for text in self.file:
@@ -185,16 +182,16 @@ class JsonLinesFile(AppendableFile):
         self.cut(size)
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Write a line for each."""
+        """Write one line per prediction."""
         self.file.write(b"".join(encode_json_line(self.kind.to_dict(row)) for row in rows))
         self.file.flush()
 
 
 class CsvFile(AppendableFile):
-    """CSV, in place."""
+    """An appendable CSV file."""
 
     def written(self) -> Iterator[tuple[str, bool]]:
-        """All images but the last one, rows of which may be lacking; it is cut off."""
+        """Yield all images but the last one, whose rows may be incomplete; it is removed."""
         image, position, size = None, 0, 0
 
         def whole_lines() -> Iterator[str]:
@@ -222,12 +219,12 @@ class CsvFile(AppendableFile):
             self.write([head])
 
     def write(self, rows: Sequence[Sequence[str]]) -> None:
-        """Write rows, and pass them to the system."""
+        """Write rows and flush them to the operating system."""
         self.file.write(format_csv(rows).encode("utf-8", "surrogateescape"))
         self.file.flush()
 
     def add(self, rows: Sequence[Any]) -> None:
-        """Write the rows of each."""
+        """Write the rows of each prediction."""
         self.write([row for answer in rows for row in self.kind.cells(answer)])
 
 

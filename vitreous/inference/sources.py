@@ -1,15 +1,15 @@
-"""What there is to answer about: files, folders, patterns, lists, CSV, archives and Parquet, one image after the other.
+"""Image sources for inference: files, folders, patterns, lists, CSV, archives and Parquet, read one image at a time.
 
     photo.jpg   folder/   'new/**/*.jpg'   @list.txt   -   table.csv   shard.tar   'shard-{000..127}.tar'   rows.parquet
 
-A word that names something on disk means that; only then is it a pattern. What a file is, its suffix says: .csv and
-.tsv are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder stands for the images below
-it or, where it has none, for the clips, or else the tables of rows and the archives there; of a model of clips, for the
-clips, folders of frames among them. Lists have one path a line, or between NUL bytes
-(`find -print0`), relative to the current folder; tables have a header and name paths relative to their own folder.
+If an argument is an existing path, it is used as such, else as a pattern. The suffix determines the type: .csv and .tsv
+are tables, .tar archives, .parquet rows, everything else an image or a clip. A folder means the images below it;
+without images its clips, else its Parquet files and archives; for video models its clips, including folders of frames.
+Lists have one path per line, or separated by NUL bytes (`find -print0`), relative to the current folder; tables have a
+header, and paths relative to their folder.
 
-Nothing is read before its turn. Of a folder or a pattern the names are held as text (100 to 200 bytes each); of lists,
-tables, archives and Parquet one block at a time.
+Images are read lazily. The names of a folder or a pattern are kept in memory (100 to 200 bytes each); lists, tables,
+archives and Parquet files are read one block at a time.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.inference.reading import read_model_input
 
 TABLE_SUFFIXES, TAR_SUFFIXES, PARQUET_SUFFIXES = (".csv", ".tsv"), (".tar", *COMPRESSED_SUFFIXES), (".parquet",)
-# columns that are taken for the path, best first
+# column names that are used for the path, best first
 PATH_COLUMNS = ("path", "image", "file", "filename", "file_name", "image_path", "filepath")
-IMAGE_COLUMNS = (*PATH_COLUMNS, "img", "jpg", "png", "bytes")  # and those of Parquet that may hold the image itself
-LIST_BLOCK_BYTES = 2**16  # bytes of a list that are read at a time
-PARQUET_BATCH_ROWS = 16  # rows of Parquet
-SOURCE_HINT = "name image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
+IMAGE_COLUMNS = (*PATH_COLUMNS, "img", "jpg", "png", "bytes")  # column names of Parquet that may hold image bytes
+LIST_BLOCK_BYTES = 2**16  # bytes of a list per read
+PARQUET_BATCH_ROWS = 16  # rows of Parquet per read
+SOURCE_HINT = "use image files, folders, 'patterns/**/*.jpg', @list.txt, .csv, .tar or .parquet"
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An image: its name, and its path, bytes, or a function for them or for its pixels (H, W[, C])."""
+    """An image: its name, and its path, bytes, or a function that returns them or its pixels (H, W[, C])."""
 
     name: str
     raw: str | bytes | Callable[[], bytes]
     pixels: Callable[[], np.ndarray | Image.Image] | None = None
 
     def content(self) -> str | bytes:
-        """A path or the bytes of a file. Raises DataError."""
+        """Return a path or the bytes of a file. Raises DataError."""
         return self.raw() if callable(self.raw) else self.raw
 
 
 def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.ndarray:
-    """An item as the (C, *image) pixels that a model takes. Raises DataError, with its name."""
+    """Read an item as (C, *image) pixels for the model. Raises DataError, with its name."""
     content = item.content() if item.pixels is None else item.pixels()
     return read_model_input(
         content, preprocess, None if isinstance(content, str) else escape_unprintable(item.name), exact
@@ -75,8 +75,8 @@ def read_item(item: Item, preprocess: Preprocess, exact: bool = False) -> np.nda
 
 
 def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarray:
-    """A clip as its views (V, C, *image). Raises DataError, with its name."""
-    assert isinstance(preprocess, ClipPreprocess)  # as `clip_views_of` checks
+    """Read a clip as its views (V, C, *image). Raises DataError, with its name."""
+    assert isinstance(preprocess, ClipPreprocess)  # checked by `clip_views_of`
     content = item.content() if item.pixels is None else item.pixels()
     clip = open_as_clip(content, None if isinstance(content, str) else escape_unprintable(item.name))
     return views.pixels(clip, preprocess)
@@ -84,7 +84,7 @@ def read_views(item: Item, preprocess: Preprocess, views: ClipViews) -> np.ndarr
 
 @dataclass(frozen=True)
 class ImageSource:
-    """Images that can be iterated any number of times, but for stdin; `count` is None where it is unknown."""
+    """Images that can be iterated repeatedly, except for stdin; `count` is None if unknown."""
 
     parts: tuple[Callable[[], Iterator[Item]], ...]
     count: int | None
@@ -100,11 +100,11 @@ def resolve_image_source(
     lists: Sequence[str] = (),
     preprocess: Preprocess | type[Preprocess] = ImagePreprocess,
 ) -> ImageSource:
-    """The images of words and, after them, of `lists`; `column` names the column of tables and Parquet that has them.
-    `preprocess` is the model's: folders stand for the files in them that it reads, and a table that is such a file, as
-    .csv is to a model of signals, is one.
+    """Resolve the images of the arguments `words` and then of `lists`; `column` is the image column of tables and
+    Parquet. `preprocess` is the model's: folders contribute the file types that it reads. A file that it reads itself
+    is not a table, for example .csv for signal models.
 
-    Raises DataError for what is not there or has no images.
+    Raises DataError for missing paths and for sources without images.
     """
     parts: list[Callable[[], Iterator[Item]]] = []
     count: int | None = 0
@@ -116,18 +116,18 @@ def resolve_image_source(
 
 
 def check_words_exist(words: Sequence[str]) -> None:
-    """Raise DataError for a word that is no file, no pattern and no list, before anything is listed."""
+    """Raise DataError for an argument that is not a file, pattern or list, before anything is listed."""
     for word in words:
         if word != "-" and word[:1] != "@" and not (os.path.lexists(word) or glob.has_magic(word) or "{" in word):
             raise DataError(f"no such file: {escape_unprintable(word)}", SOURCE_HINT)
 
 
 Modality = Preprocess | type[Preprocess]
-SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # what yields images, and how many where it can be known
+SourcePart = tuple[Callable[[], Iterator[Item]], int | None]  # a function that yields images, and their number if known
 
 
 def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
-    """The images that a word stands for. Raises DataError for nothing."""
+    """Yield the image sources of one argument. Raises DataError if it has none."""
     if word == "-" or (word.startswith("@") and not os.path.lexists(word)):
         if word not in ("-", "@-") and not os.path.lexists(word[1:]):
             raise DataError(f"no such file: {escape_unprintable(word[1:])}")
@@ -145,7 +145,7 @@ def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterato
         files = [os.fspath(path) for path in braced(word)]
         if missing := [path for path in files if not os.path.lexists(path)]:
             first = escape_unprintable(missing[0])
-            raise DataError(f"{len(missing)} of {len(files)} archives are not there; the first is {first}")
+            raise DataError(f"{len(missing)} of {len(files)} archives are missing; the first is {first}")
         yield from resolve_files(files, column, preprocess)
     elif glob.has_magic(word):
         known = (
@@ -164,7 +164,8 @@ def resolve_word(word: str, column: str | None, preprocess: Modality) -> Iterato
 
 
 def resolve_files(files: list[str], column: str | None, preprocess: Modality) -> Iterator[SourcePart]:
-    """Files of any kind, neighbours that are images together; of archives the members that a model reads."""
+    """Yield sources of files of any type; consecutive images form one. Archives contribute the members that a model
+    reads."""
     for suffix, group in groupby(files, partial(find_container_suffix, preprocess=preprocess)):
         paths = list(group)
         if not suffix:
@@ -180,7 +181,7 @@ def resolve_files(files: list[str], column: str | None, preprocess: Modality) ->
 
 
 def find_container_suffix(file: str, preprocess: Modality) -> str:
-    """The suffix of a table, an archive or rows; an empty string for what a model reads."""
+    """Return the suffix of a table, archive or Parquet file; "" for files that the model reads."""
     if file.lower().endswith(tuple(preprocess.suffixes)):
         return ""
     known = (suffix for suffix in (*TABLE_SUFFIXES, *TAR_SUFFIXES, *PARQUET_SUFFIXES) if file.lower().endswith(suffix))
@@ -188,12 +189,12 @@ def find_container_suffix(file: str, preprocess: Modality) -> str:
 
 
 def build_file_items(paths: Sequence[str]) -> Iterator[Item]:
-    """Paths, under their own names."""
+    """Yield items for paths, with the paths as names."""
     return (Item(path, path) for path in paths)
 
 
 def open_image_file(path: str) -> BinaryIO:
-    """A regular file, for reading. Raises DataError."""
+    """Open a regular file for reading. Raises DataError."""
     try:
         return open_input_file(path)
     except OSError as error:
@@ -201,7 +202,7 @@ def open_image_file(path: str) -> BinaryIO:
 
 
 def read_path_list(path: str) -> Iterator[Item]:
-    """The paths in a list, `-` for stdin; empty lines stand for nothing."""
+    """Yield the paths of a list, `-` for stdin; empty lines are skipped."""
     with ExitStack() as stack:
         file = sys.stdin.buffer if path == "-" else stack.enter_context(open_image_file(path))
         rest, end = b"", b""
@@ -213,14 +214,14 @@ def read_path_list(path: str) -> Iterator[Item]:
 
 
 def parse_path_lines(lines: Sequence[bytes], end: bytes) -> Iterator[Item]:
-    """The paths in lines of a list, which end in `end`."""
+    """Yield the paths of list lines, which end in `end`."""
     for line in lines:
         if path := os.fsdecode(line if end == b"\0" else line.removesuffix(b"\r")):
             yield Item(path, path)
 
 
 def read_path_table(path: str, column: str | None) -> Iterator[Item]:
-    """The paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
+    """Yield the paths in a column of a CSV or TSV file with a header. Raises DataError and UsageError."""
     home, name = os.path.dirname(path), escape_unprintable(path)
     open_image_file(path).close()
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -241,26 +242,27 @@ def read_path_table(path: str, column: str | None) -> Iterator[Item]:
 
 
 def choose_column(name: str, columns: Sequence[str], column: str | None, known: Sequence[str]) -> str:
-    """The column that was said, or that is called as such columns are. Raises UsageError with those that there are."""
+    """Return `column`, or the first column with a known name. Raises UsageError, with the existing columns, if
+    missing."""
     listing = ", ".join(map(escape_unprintable, columns)) or "none"
     if column is not None:
         if column not in columns:
-            message = f"{name} has no column {escape_unprintable(column)}; there are {listing}"
-            raise UsageError(message, "name one of them with --column")
+            message = f"{name} has no column {escape_unprintable(column)}; its columns are {listing}"
+            raise UsageError(message, "choose one of them with --column")
         return column
     by_name = {one.strip().lower(): one for one in reversed(columns)}
     if (best := next((by_name[word] for word in known if word in by_name), None)) is None:
-        message = f"{name}: which column has the images? There are {listing}"
-        raise UsageError(message, "name it with --column, below a header line")
+        message = f"{name}: the image column is unknown; its columns are {listing}"
+        raise UsageError(message, "choose one with --column; the table needs a header line")
     return best
 
 
 def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) -> Iterator[Item]:
-    """The images in a tar archive whose names end in one of `endings`, called ARCHIVE/NAME. Raises DataError for what
-    is none, or not whole."""
+    """Yield the images in a tar archive whose names end in one of `endings`, as ARCHIVE/NAME. Raises DataError for an
+    invalid or truncated archive."""
     known = read_file_stamp(Path(path))
     if not known.size:
-        raise DataError(f"{escape_unprintable(path)}: empty file", "copy it anew, or leave it out")
+        raise DataError(f"{escape_unprintable(path)}: empty file", "copy it again, or leave it out")
     with TarArchive(Path(path), known, Counter()) as archive:
         for member in archive.members():
             name = os.fsdecode(member.name)
@@ -271,7 +273,7 @@ def read_tar_images(path: str, endings: frozenset[str] = IMAGE_FILE_SUFFIXES) ->
 
 
 def read_member_bytes(path: str, known: Any, start: int, size: int, called: str) -> bytes:
-    """The bytes of a member. Raises DataError."""
+    """Read the bytes of an archive member. Raises DataError."""
     if not 0 < size <= MAX_FILE_BYTES:
         raise DataError(
             f"{escape_unprintable(called)}: " + (f"larger than {MAX_FILE_BYTES >> 20} MiB" if size else "empty file")
@@ -280,7 +282,8 @@ def read_member_bytes(path: str, known: Any, start: int, size: int, called: str)
 
 
 def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
-    """The images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError, UsageError."""
+    """Yield the images in a Parquet column: bytes, structs of bytes and path, or paths. Raises DataError,
+    UsageError."""
     import pyarrow as pa
 
     home, number, name = os.path.dirname(path), 0, escape_unprintable(path)
@@ -300,7 +303,7 @@ def read_parquet_images(path: str, column: str | None) -> Iterator[Item]:
 
 
 def parse_parquet_value(value: dict[str, Any] | bytes | str | None, called: str, home: str) -> Item:
-    """The image that a value of Parquet is."""
+    """Return the item of a Parquet value."""
     content, where = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
     if isinstance(content, str):
         content, where = None, content
@@ -310,5 +313,5 @@ def parse_parquet_value(value: dict[str, Any] | bytes | str | None, called: str,
 
 
 def raise_missing_image(called: str) -> bytes:
-    """Fail for a missing image. Raises DataError."""
+    """Raise DataError for a missing image."""
     raise DataError(f"{escape_unprintable(called)}: no image")

@@ -1,1 +1,1 @@
-"""Read-only looks inside a model: numbers for the paper's inspection figures; drawing them is left to `reports`."""
+"""Read-only analysis of models: data for the inspection figures of the papers; `reports` draws them."""

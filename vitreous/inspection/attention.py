@@ -1,4 +1,4 @@
-"""Attention of a block as seen from where the answer is read (arXiv:2010.11929, appendix A), and its largest patches.
+"""Attention maps of a block from the readout token (arXiv:2010.11929, appendix A), and attention mass thresholds.
 
 B batch, P prefix tokens, N patch tokens, T = P + N, h heads.
 """
@@ -15,7 +15,7 @@ from vitreous.errors import UsageError
 from vitreous.inspection.hooks import AttentionCall, visit_attention_calls
 from vitreous.models.base import VisionModel
 
-ALTERNATIVES_HINT = "distance, filters, positions, features and similarity work for it"
+ALTERNATIVES_HINT = "use distance, filters, positions, features or similarity"
 
 
 def compute_attention_maps(
@@ -24,8 +24,8 @@ def compute_attention_maps(
     """Return block index -> (B, h, T) float32 attention of each head in `layers` (from 0); rows sum to one, prefix
     tokens first.
 
-    The query is what the answer is read from (`get_readout_weights`), or `queries` (T,), a share of each token. Raises
-    UsageError for a model without attention, and for a block whose tokens see rows, columns or windows only.
+    The query is the readout of the model (`get_readout_weights`), or `queries` (T,), a weight per token. Raises
+    UsageError for a model without attention, and for blocks whose tokens only attend to rows, columns or windows.
     """
     wanted, weights = set(layers), {}
 
@@ -40,9 +40,9 @@ def compute_attention_maps(
 
 
 def get_readout_weights(model: VisionModel[Any], look: AttentionCall) -> Tensor:
-    """Return (T,) float32 with sum one: the tokens that the answer is read from, after the last block.
+    """Return (T,) float32 weights with sum one: the tokens that the readout uses after the last block.
 
-    The class token where it is pooled, else all patches alike. A distillation token is not counted.
+    The class token if it is pooled, else all patches equally. A distillation token is not counted.
     """
     config = model.config
     weights = torch.zeros(look.tokens, device=look.x.device)
@@ -54,7 +54,8 @@ def get_readout_weights(model: VisionModel[Any], look: AttentionCall) -> Tensor:
 
 
 def average_query_attention(look: AttentionCall, queries: Tensor) -> Tensor:
-    """(B, T) shares of queries -> (B, h, T): sum_q queries[q] A[h, q]. Queries without a share are not computed."""
+    """Average attention over queries: (B, T) weights -> (B, h, T), sum_q queries[q] A[h, q]. Zero weights are
+    skipped."""
     asked = queries.any(0).nonzero()[:, 0]
     low, high = int(asked[0]), int(asked[-1]) + 1
     if high - low == 1:
@@ -64,29 +65,29 @@ def average_query_attention(look: AttentionCall, queries: Tensor) -> Tensor:
 
 
 def require_global_attention(look: AttentionCall, model: VisionModel[Any]) -> None:
-    """Raise UsageError for an attention that does not see all tokens, naming blocks that do."""
+    """Raise UsageError for an attention that is not global, with the blocks that are."""
     if look.span == "all":
         return
     lines, slots = "its row and then its column", "its time slot and then its place at all times"
     seen = {"row": lines, "column": lines, "space": slots, "time": slots}.get(look.span, "its window")
     blocks = model.config.attention.global_blocks
     hint = (
-        f"attention works for blocks {', '.join(map(str, blocks))}, distance for all" if blocks else ALTERNATIVES_HINT
+        f"use attention for blocks {', '.join(map(str, blocks))}, or distance for all" if blocks else ALTERNATIVES_HINT
     )
-    raise UsageError(f"in block {look.layer} of this model a token sees {seen} only, not the whole image", hint)
+    raise UsageError(f"in block {look.layer} of this model a token only attends to {seen}, not to all tokens", hint)
 
 
 def threshold_attention_mass(maps: Tensor, mass: float = 0.6) -> Tensor:
-    """(..., N) nonnegative weights of patches -> (..., N) bool: the fewest patches with a share `mass` of the sum.
+    """Select the fewest patches with a share `mass` of the total weight: (..., N) nonnegative -> (..., N) bool.
 
-    Leave out prefix tokens before. Where all weights are zero no patch is kept. Raises UsageError for a mass that is
-    not above 0 and at most 1.
+    Exclude prefix tokens first. If all weights are zero, no patch is selected. Raises UsageError for a mass outside
+    (0, 1].
     """
     if not 0 < mass <= 1:
         raise UsageError(
-            f"a mass of {mass} is no share", "use a number above 0 and at most 1; DINO's pictures have 0.6"
+            f"a mass of {mass} is not a share", "use a number above 0 and at most 1; DINO's figures use 0.6"
         )
     ordered, places = maps.double().sort(dim=-1, descending=True, stable=True)
     before = ordered.cumsum(-1) - ordered
-    needed = before < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # a sum has rounding errors
+    needed = before < mass * ordered.sum(-1, keepdim=True) * (1 - 1e-12)  # tolerates rounding errors of the sum
     return torch.zeros_like(needed).scatter(-1, places, needed & (ordered > 0))

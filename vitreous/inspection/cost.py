@@ -1,4 +1,4 @@
-"""Cost of a model by input size: throughput, largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
+"""Inference cost of a model by input size: throughput, largest batch, memory (arXiv:2010.11929, D.5 and Fig. 12)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from vitreous.models.base import VisionModel
 from vitreous.system.machine import get_free_memory
 
 DEFAULT_IMAGE_SIZES = (64, 128, 224, 384, 512)  # as in the paper
-MAX_TRIED_BATCH_SIZE = 4096  # images in a batch that are tried or told
-MAX_CPU_BATCH_SIZE = 64  # of a CPU: more are not faster
-CPU_MEMORY_SHARE = 0.8  # share of a CPU's free memory that a batch may take
-TIMING_SECONDS = 0.2  # seconds that a batch is repeated for
+MAX_TRIED_BATCH_SIZE = 4096  # largest batch size that is tried or reported
+MAX_CPU_BATCH_SIZE = 64  # largest batch size on a CPU: larger ones are not faster
+CPU_MEMORY_SHARE = 0.8  # share of a CPU's free memory that a batch may use
+TIMING_SECONDS = 0.2  # seconds of repeated passes per batch size
 
 
 @dataclass
 class InferenceCost:
-    """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and `memory` in bytes.
+    """Cost at one input size: `image` in pixels, and for one image its `tokens`, `macs` and peak `memory` in bytes.
 
-    `memory` is held beyond the model. `rate`: images per second by batch size. `largest`: images in the largest batch,
-    at most MOST: measured where `tried` (GPU), else what SPARE of the free memory would hold, 0 where that is unknown.
+    `memory` excludes the model. `rate`: images/s by batch size. `largest`: the largest batch, at most
+    `MAX_TRIED_BATCH_SIZE`: measured if `tried` (GPU), else estimated for `CPU_MEMORY_SHARE` of the free memory, 0 if
+    unknown.
     """
 
     image: tuple[int, ...]
@@ -44,13 +45,13 @@ class InferenceCost:
 
     @property
     def best(self) -> tuple[int, float]:
-        """The fastest batch size, and its images per second."""
+        """The fastest batch size, and its images/s."""
         return max(self.rate.items(), key=lambda pair: pair[1], default=(0, 0.0))
 
 
 def round_image_sizes(model: VisionModel[Any], wanted: Sequence[int] = DEFAULT_IMAGE_SIZES) -> list[tuple[int, ...]]:
-    """Return square image sizes near `wanted` pixels, multiples of the patch, each once; of clips and volumes with the
-    model's own frames and slices, of signals lengths."""
+    """Round `wanted` pixels to square image sizes that are multiples of the patch, without duplicates; clips and
+    volumes get the model's frames and slices, signals get lengths."""
     own, patch = model.config.image[:-2], model.config.patch[-2:]
     return sorted({(*own, *(max(1, round(size / p)) * p for p in patch)) for size in wanted})
 
@@ -60,13 +61,13 @@ def measure_inference_costs(
 ) -> Iterator[InferenceCost]:
     """Yield the cost of forward passes of black images of these sizes, in evaluation mode, on the model's device.
 
-    `batches` are tried as they are, without those that do not fit in memory; by default powers of two for an even share
-    of `seconds`. Sizes of which one image would take longer than the time left are not given.
+    `batches` are the batch sizes, without those that do not fit in memory; by default powers of two, with an equal
+    share of `seconds` per size. Sizes for which one image would exceed the remaining time are skipped.
     """
     left, pace = seconds, 0.0
     for number, image in enumerate(wanted):
         work = model.config.macs(image)
-        if not batches and 3 * work * pace > left:  # memory, warming up and timing: three passes
+        if not batches and 3 * work * pace > left:  # three passes: memory, warm-up and timing
             return
         began = time.perf_counter()
         cost = measure_inference_cost(model, image, batches, left / (len(wanted) - number))
@@ -78,7 +79,7 @@ def measure_inference_costs(
 def measure_inference_cost(
     model: VisionModel[Any], image: tuple[int, ...], batches: Sequence[int], seconds: float
 ) -> InferenceCost:
-    """Return the cost of one size, in about `seconds` unless `batches` are named."""
+    """Measure the cost of one size, in about `seconds` unless `batches` are set."""
     c, own = model.config, next(model.parameters())
     tokens = c.prefix + math.prod(-(-side // p) for side, p in zip(image, c.patch, strict=True))
     black = torch.zeros(1, c.channels, *image, device=own.device, dtype=own.dtype)
@@ -106,8 +107,8 @@ def measure_inference_cost(
 
 
 def estimate_pass_seconds(rate: Mapping[int, float], size: int) -> float:
-    """Return how long a pass of `size` images would take by those timed, 0 where none is: what a pass takes whatever
-    its batch and what each image adds, by the last two; of one alone in proportion."""
+    """Estimate the seconds of a pass of `size` images from the timed ones, 0 without any: a constant plus a time per
+    image, from the last two; from a single one in proportion."""
     points = [(0, 0.0), *((images, images / speed) for images, speed in sorted(rate.items()))][-2:]
     (few, short), (many, long) = points[0], points[-1]
     return long + (size - many) * max(0.0, long - short) / max(1, many - few)
@@ -119,8 +120,8 @@ def list_powers_of_two(most: int) -> list[int]:
 
 
 def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float | None:
-    """Return images per second of the fastest pass of (B, C, *image) after a warm-up, within about TURN seconds; None
-    when out of memory."""
+    """Measure images/s of the fastest pass of (B, C, *image) after a warm-up, within `TIMING_SECONDS`; None if out of
+    memory."""
     cuda, best, began = images.is_cuda, float("inf"), 0.0
     try:
         images = images.contiguous()
@@ -142,9 +143,9 @@ def measure_forward_throughput(model: VisionModel[Any], images: Tensor) -> float
 
 
 def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[int]:
-    """Return the bytes of tensors after each operation of one pass of (B, C, *image), images included, parameters not.
+    """Return the bytes of tensors after each operation of a pass of (B, C, *image), with images, without parameters.
 
-    Buffers inside kernels are not counted, and the allocator rounds up.
+    Buffers inside kernels are not counted, nor is rounding of the allocator.
     """
     known = [tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())]
     with LiveMemoryTracker(known) as alive:
@@ -154,12 +155,13 @@ def trace_memory_by_operation(model: VisionModel[Any], images: Tensor) -> list[i
 
 
 def find_max_batch_size(room: int, one: list[int], two: list[int]) -> int:
-    """Return the images, at most MOST, whose pass holds no more than `room` bytes after any operation.
+    """Return the largest batch, at most `MAX_TRIED_BATCH_SIZE`, whose pass uses at most `room` bytes after any
+    operation.
 
-    By what passes of one image and of two hold after each: what both hold, as weights that are standardised, no batch
-    multiplies.
+    Extrapolates from passes of one and of two images: memory that both use, such as standardised weights, does not grow
+    with the batch.
     """
-    if len(one) != len(two):  # other operations: as if everything grew with the batch
+    if len(one) != len(two):  # different operations: assume that everything grows with the batch
         return min(MAX_TRIED_BATCH_SIZE, room // max(one))
     growth = [second - first for first, second in zip(one, two, strict=True)]
     fits = [(room - first + more) // more for first, more in zip(one, growth, strict=True) if more > 0]
@@ -167,8 +169,7 @@ def find_max_batch_size(room: int, one: list[int], two: list[int]) -> int:
 
 
 class LiveMemoryTracker(TorchDispatchMode):
-    """Counts the bytes of storages that are allocated and not yet freed; `after` has those after each
-    operation, and `peak` is the most of them."""
+    """Counts the bytes of storages that are allocated and not yet freed: `after` each operation, and their `peak`."""
 
     def __init__(self, known: list[Any]) -> None:
         super().__init__()
@@ -178,7 +179,7 @@ class LiveMemoryTracker(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
-        """The most bytes after any operation."""
+        """The largest number of bytes after any operation."""
         return max(self.after, default=0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -22,10 +22,10 @@ from vitreous.models.base import VisionModel
 
 @dataclass(frozen=True)
 class AttentionDistances:
-    """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block with fewer does not have.
+    """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block does not have.
 
-    A row of R is one attention: its block in `layers`, what a query sees in `spans`, and the distance of uniform
-    attention over that in `uniform_attention_distance`. Axial blocks have two rows.
+    Each of the R rows is one attention: its block in `layers`, the span of its queries in `spans`, and the distance of
+    uniform attention over that span in `uniform_attention_distance`. Axial blocks have two rows.
     """
 
     layers: tuple[int, ...]
@@ -35,27 +35,27 @@ class AttentionDistances:
 
     @property
     def mean(self) -> Tensor:
-        """(R, h): mean over the images."""
+        """The mean over images, (R, h)."""
         return self.per_image.mean(0)
 
     @property
     def std(self) -> Tensor:
-        """(R, h): standard deviation over the images, zero for a single one."""
+        """The standard deviation over images, (R, h); zero for a single one."""
         return self.per_image.std(0, correction=0)
 
 
 def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tensor]) -> AttentionDistances:
-    """How far each head looks in each of the images, (B, C, *image) inputs of one size.
+    """Compute the attention distance of each head for images of one size in batches (B, C, *image).
 
-    The mean over a head's patch queries of sum_k A[q, k] d(q, k), d from centre to centre of the patches, in pixels.
-    Rows and columns of prefix tokens are dropped and the rest is not renormalised: what a head gives to the class token
-    or a register counts as looking nowhere. Rows, columns and windows count alike, within themselves; tokens that fill
-    a window up are dropped like prefix tokens. Of grids with more than two axes (video) the last two count: a distance
-    within the frame. The loop it replaces:
+    The mean over a head's patch queries of sum_k A[q, k] d(q, k), with d between patch centres, in pixels. Rows and
+    columns of prefix tokens are dropped without renormalisation: attention to the class token or a register has
+    distance 0. Rows, columns and windows count equally, each within itself; padding tokens of a window are dropped like
+    prefix tokens. For grids with more than two axes (video) the last two count: a distance within the frame. Equivalent
+    loop:
 
         for q, k in product(patches, patches): total += A[q, k] * p * sqrt((row_q - row_k)^2 + (column_q - column_k)^2)
 
-    Raises UsageError for a model without attention, and DataError where there are no images.
+    Raises UsageError for a model without attention, and DataError if there are no images.
     """
     values: list[Tensor] = []
     rows: list[tuple[int, Span, float]] = []
@@ -73,19 +73,19 @@ def compute_attention_distances(model: VisionModel[Any], batches: Iterable[Tenso
 
         visit_attention_calls(model, images, collect)
         if rows and rows != attentions:
-            raise DataError("the images are not all of one size", "take them batch by batch")
+            raise DataError("the images have different sizes", "compute them batch by batch")
         rows = attentions
         heads = max(part.shape[1] for part in batch)
         batch = [F.pad(part, (0, heads - part.shape[1]), value=math.nan) for part in batch]
         values.append(torch.stack(batch, 1).cpu())
     if not values:
-        raise DataError("there are no images to look at")
+        raise DataError("there are no images to analyse")
     layers, spans, reference = zip(*rows, strict=True)
     return AttentionDistances(layers, spans, reference, torch.cat(values))
 
 
 def mean_attention_distance(look: AttentionCall, patch: tuple[int, ...], grid: tuple[int, ...]) -> Tensor:
-    """Return the (B, h) float64 mean distance of one attention, in pixels of `patch`, for patches in `grid`."""
+    """Compute the mean distance (B, h) float64 of one attention, in pixels of `patch`, for patches in `grid`."""
     present = mask_real_patches(look, grid)
     places = torch.nonzero(torch.ones(look.grid))[:, -2:].float() * torch.tensor(patch[-2:])
     places = F.pad(places, (2 - places.shape[1], 0, look.prefix, 0)).to(look.x.device)  # (T, 2)
@@ -111,9 +111,10 @@ def mask_real_patches(look: AttentionCall, grid: tuple[int, ...]) -> Tensor:
 def uniform_attention_distance(
     grid: tuple[int, ...], patch: tuple[int, ...], window: tuple[int, ...] = (), shift: tuple[int, ...] = ()
 ) -> float:
-    """Return the mean distance in pixels between two patches of the same window, or of the whole grid, itself included.
+    """Compute the mean distance in pixels between two patches of the same window, or of the full grid, including
+    itself.
 
-    116.49 for 14 x 14 patches of 16 pixels. Of more than two axes the last two count. `shift`: where the first whole
+    116.49 for 14 x 14 patches of 16 pixels. For more than two axes the last two count. `shift`: where the first full
     window begins along each axis.
     """
     total = count = 0.0

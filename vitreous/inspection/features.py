@@ -16,27 +16,26 @@ from vitreous.models.base import VisionModel
 from vitreous.nn.resnet import StandardizedConv
 
 MAX_FILTERS = 28  # as in the paper, four rows of seven
-CLIPPED_SHARE = (
-    0.01  # share of the patches at either end whose colour is that of the end: a few tokens are far from all others
-)
+CLIPPED_SHARE = 0.01  # share of outlier patches at either end of the colour scale, which get its end colour
 
 
 class PrincipalComponents(NamedTuple):
-    """The first K components of (n, F) rows: `mean` (F,), unit `directions` (K, F); `share` (K,) of variance."""
+    """The first K principal components of (n, F) rows: `mean` (F,), unit `directions` (K, F), `share` (K,) of
+    variance."""
 
     mean: Tensor
     directions: Tensor
     share: Tensor
 
     def scores(self, rows: Tensor) -> Tensor:
-        """(n, F) -> (n, K) coordinates of rows along the directions."""
+        """Project rows (n, F) to (n, K) coordinates along the directions."""
         return (rows - self.mean) @ self.directions.T
 
 
 def fit_pca(rows: Tensor, count: int) -> PrincipalComponents:
-    """(n, F) -> at most `count` components of the centred rows, float32.
+    """Fit at most `count` principal components of (n, F) rows, float32.
 
-    The largest number of a direction is positive. Rows that do not vary have directions of zeros.
+    The component of largest magnitude of a direction is positive. Constant rows have zero directions.
     """
     exact = rows.double()
     mean = exact.mean(0)
@@ -55,7 +54,7 @@ def fit_pca(rows: Tensor, count: int) -> PrincipalComponents:
 
 
 class FilterComponents(NamedTuple):
-    """`components` (K, C, *size) float32 of length one, and `share` (K,) of the filters' variance that each explains.
+    """`components` (K, C, *size) float32 of unit length, and `share` (K,) of the filters' variance that each explains.
 
     `layer` names the layer, `count` is the number of its filters.
     """
@@ -67,7 +66,7 @@ class FilterComponents(NamedTuple):
 
 
 def compute_filter_components(model: VisionModel[Any], most: int = MAX_FILTERS) -> FilterComponents:
-    """Return the first principal components of the filters of the layer that reads the image."""
+    """Compute the first principal components of the filters of the model's first layer."""
     layer, kernels = get_first_layer_filters(model)
     components = fit_pca(kernels.flatten(1), most)
     return FilterComponents(
@@ -76,9 +75,9 @@ def compute_filter_components(model: VisionModel[Any], most: int = MAX_FILTERS) 
 
 
 def get_first_layer_filters(model: VisionModel[Any]) -> tuple[str, Tensor]:
-    """Return the name of the layer that reads the image, and its (D, C, *size) float32 filters.
+    """Return the name of the model's first layer, and its (D, C, *size) float32 filters.
 
-    The patch embedding; the root convolution of a BiT or hybrid, standardised as on every pass; or the first
+    This is the patch embedding; the root convolution of a BiT or hybrid, with standardised weights; or the first
     convolution of a stem.
     """
     first = model.first_layer()
@@ -94,10 +93,10 @@ def get_first_layer_filters(model: VisionModel[Any]) -> tuple[str, Tensor]:
 
 
 class PatchColours(NamedTuple):
-    """The first three principal components of patch tokens, as numbers in [0, 1].
+    """The first three principal components of patch tokens, scaled to [0, 1].
 
-    `all` (B, *grid, 3) of all patches together, `share` (3,) of variance that each explains; `foreground` (B, *grid)
-    bool; `inside` (B, *grid, 3) of the foreground's patches alone, the others 0.
+    `all` (B, *grid, 3) over all patches, with `share` (3,) of variance that each explains; `foreground` (B, *grid)
+    bool; `inside` (B, *grid, 3) over the foreground's patches only, 0 elsewhere.
     """
 
     all: Tensor
@@ -107,7 +106,8 @@ class PatchColours(NamedTuple):
 
 
 def extract_patch_tokens(model: VisionModel[Any], images: Tensor) -> Tensor:
-    """(B, C, *image) input -> (B, *grid, D) float32 patch tokens after the last norm, or the last map of a BiT."""
+    """Compute (B, *grid, D) float32 patch tokens of (B, C, *image) after the last norm, or the last feature map of a
+    BiT."""
     with eval_mode(model):
         return (
             forward_to_last_norm(model, images)[:, model.config.prefix :]
@@ -117,16 +117,16 @@ def extract_patch_tokens(model: VisionModel[Any], images: Tensor) -> Tensor:
 
 
 def extract_pooled_features(model: VisionModel[Any], images: Tensor) -> Tensor:
-    """(B, C, *image) input -> (B, D) float32 that the head reads, before a representation layer."""
+    """Compute (B, D) float32 head inputs of (B, C, *image), before a representation layer."""
     with eval_mode(model):
         return model.pool(forward_to_last_norm(model, images)).float()
 
 
 def colour_patch_tokens(maps: Tensor) -> PatchColours:
-    """(B, *grid, D) patch tokens -> colours with one meaning in all images, as in DINOv2 (arXiv:2304.07193).
+    """Compute colours from (B, *grid, D) patch tokens, consistent across images, as in DINOv2 (arXiv:2304.07193).
 
-    The first component is cut at its mean; the foreground is the side with the smaller share of the grids' borders.
-    Then components are fitted again within it.
+    The first component is thresholded at its mean; the foreground is the side with the smaller share of border patches.
+    Then components are fitted again within the foreground.
     """
     rows = maps.flatten(0, -2)
     components = fit_pca(rows, 3)
@@ -147,7 +147,7 @@ def colour_patch_tokens(maps: Tensor) -> PatchColours:
 
 
 def build_border_mask(grid: tuple[int, ...]) -> Tensor:
-    """Return a mask of shape `grid`, bool: the places at an end of an axis."""
+    """Return a mask of shape `grid`, bool: the positions at an end of an axis."""
     edge = torch.ones(grid, dtype=torch.bool)
     if min(grid) > 2:
         edge[tuple(slice(1, -1) for _ in grid)] = False
@@ -155,7 +155,7 @@ def build_border_mask(grid: tuple[int, ...]) -> Tensor:
 
 
 def rescale_percentiles(scores: Tensor) -> Tensor:
-    """(n, K) -> (n, 3) in [0, 1]: each component from its 1st to its 99th percentile; missing components are 0.5."""
+    """Rescale (n, K) to (n, 3) in [0, 1]: each component from its 1st to its 99th percentile; missing ones are 0.5."""
     low, high = (scores.quantile(q, dim=0) for q in (CLIPPED_SHARE, 1 - CLIPPED_SHARE))
     even = ((scores - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
     return F.pad(even, (0, 3 - even.shape[1]), value=0.5)

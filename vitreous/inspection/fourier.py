@@ -20,16 +20,16 @@ LOG_EPSILON = 1e-6  # added to amplitudes before the logarithm, as Park and Kim 
 
 
 class SpectrumLocation(NamedTuple):
-    """Where a spectrum was taken: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
+    """The location of a spectrum: `after` the patch embedding (`layer` -1), or the attention or MLP of a block."""
 
     layer: int
     after: Literal["embedding", "attention", "mlp"]
 
 
 class FourierSpectra:
-    """Mean log amplitudes of a model's running sum: `add` images batch by batch, then read.
+    """Mean log amplitudes of a model's residual stream: `add` images batch by batch, then read the results.
 
-    `add` raises UsageError for a model without tokens and for a grid with a side under three.
+    `add` raises UsageError for a model without tokens and for a grid with a side below three.
     """
 
     def __init__(self, model: VisionModel[Any]) -> None:
@@ -39,7 +39,7 @@ class FourierSpectra:
         self._sums: list[np.ndarray] = []
 
     def add(self, images: Tensor) -> None:
-        """Add (B, C, *image), the model's input."""
+        """Add a batch of model inputs (B, C, *image)."""
         rows: list[np.ndarray] = []
         places: list[SpectrumLocation] = []
 
@@ -51,31 +51,32 @@ class FourierSpectra:
         visit_residual_states(self.model, images, collect)
         if len({row.shape for row in rows}) > 1:
             raise UsageError(
-                "the stages of this model have grids of different sizes, whose spectra have no common axis",
-                "similarity and distance compare its blocks",
+                "the stages of this model have grids of different sizes, so their spectra have no common axis",
+                "use similarity or distance to compare its blocks",
             )
         self._sums = [a + b for a, b in zip(self._sums, rows, strict=True)] if self._sums else rows
         self.places, self.images = places, self.images + len(images)
 
     @property
     def log_amplitude(self) -> np.ndarray:
-        """(places, K): mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term first."""
+        """Return (locations, K): mean over images and channels of ln(|F| + 1e-6) along the diagonal, constant term
+        first."""
         return np.stack(self._sums) / self.images
 
     @property
     def relative(self) -> np.ndarray:
-        """(places, K): the same less the constant term's; lower at high frequencies is smoother."""
+        """Return (locations, K): log amplitudes minus the constant term's; lower at high frequencies is smoother."""
         return self.log_amplitude - self.log_amplitude[:, :1]
 
 
 def compute_log_amplitudes(maps: Tensor) -> Tensor:
-    """(B, *grid, D) -> (B, K) float64: the mean over channels of ln(|F| + 1e-6) at the frequencies of
+    """Compute (B, K) float64 of (B, *grid, D): the mean over channels of ln(|F| + 1e-6) at the frequencies of
     `get_diagonal_frequencies`.
 
-    The loop it replaces, on a square grid of side n, F the unnormalised 2-D transform of a channel:
+    Equivalent loop on a square grid of side n, with F the unnormalised 2-D transform of a channel:
         out[b, k] = mean(ln(|F[k, k]| + 1e-6) for F in channels), k = 0 .. ceil(n / 2) - 1
 
-    Over an axis before the last two of the grid, the mean is taken.
+    Axes before the last two of the grid are averaged.
     """
     height, width = maps.shape[-3:-1]
     rows, columns = get_diagonal_indices((height, width))
@@ -85,10 +86,10 @@ def compute_log_amplitudes(maps: Tensor) -> Tensor:
 
 
 def get_diagonal_indices(grid: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the (K,) row and (K,) column indices of the spectrum's diagonal, up to below the shorter side's Nyquist
-    frequency.
+    """Return the (K,) row and (K,) column indices of the spectrum's diagonal, below the Nyquist frequency of the
+    shorter side.
 
-    Along a longer side, the nearest frequencies.
+    Along the longer side, these are the nearest frequencies.
     """
     height, width = grid[-2:]
     short = min(height, width)
@@ -100,7 +101,7 @@ def get_diagonal_frequencies(grid: tuple[int, ...]) -> np.ndarray:
     """Return (K,) frequencies of `get_diagonal_indices` in units of pi per patch: 2 k / n for a shorter side of n
     patches.
 
-    Raises UsageError for a side under three, which has the constant term alone.
+    Raises UsageError for a side below three, which only has the constant term.
     """
     short = min(grid[-2:])
     if short < 3:

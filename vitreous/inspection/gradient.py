@@ -1,4 +1,4 @@
-"""Gradient-weighted rollout (arXiv:2103.15679, Eqs. 5-6): which patches speak for a class.
+"""Gradient-weighted rollout (arXiv:2103.15679, Eqs. 5-6): relevance of patches for a class.
 
 B batch, P prefix tokens, T tokens with them, D width, h heads, d = D / h, Q queries.
 """
@@ -47,30 +47,27 @@ class TokenRelevance:
 
     @property
     def maps(self) -> Tensor:
-        """(B, *grid): of the patches."""
+        """The relevance of the patches, (B, *grid)."""
         return self.rows[:, self.prefix :].unflatten(-1, self.grid)
 
 
 def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor | None = None) -> TokenRelevance:
-    """Return the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
+    """Compute the relevance of the tokens of (B, C, *image) inputs for `classes` (B,) int64, by default the predicted
     ones.
 
     With A a block's attention and y the logit: W_l = mean over heads of max(A * dy/dA, 0), R_l = R_(l-1) + W_l R_(l-1),
-    R_0 = I; the result is the row of R_L - I that the answer is read from (`attention.get_readout_weights`). Rows are
-    not normalised. Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no
-    gradients.
+    R_0 = I. The result is the readout row of R_L - I (`attention.get_readout_weights`). Rows are not normalised.
+    Attention stays fused: with o = A v the heads' outputs, dy/dA = dy/do v^T. Parameters get no gradients.
 
-    Raises UsageError for a model without attention or head, with blocks that do not see everything, or with packed
+    Raises UsageError for a model without attention or head, with blocks without global attention, or with packed
     products.
     """
     require_attention(model)
     if not model.config.classes:
-        raise UsageError(
-            "the model has no head, so there is no class to take a gradient of", "rollout works without one"
-        )
+        raise UsageError("the model has no head, so there is no class logit to differentiate", "use rollout instead")
     if any(isinstance(module, PackedLinear) for module in model.modules()):
         raise UsageError(
-            "packed products have no gradients", "give the model before it is packed, or `frozen(model, packed=False)`"
+            "packed products have no gradients", "use the model before it is packed, or `frozen(model, packed=False)`"
         )
     looks, logits, asked, slopes = compute_attention_gradients(model, images, classes)
     first = get_readout_weights(model, looks[0])
@@ -82,7 +79,7 @@ def compute_relevance(model: VisionModel[Any], images: Tensor, classes: Tensor |
 
 @torch.no_grad()
 def propagate_relevance(look: AttentionCall, slope: Tensor, row: Tensor) -> Tensor:
-    """(B, T, D) dy/do of an attention and a row (B, T) -> (B, T): row W, a few queries at a time."""
+    """Compute row W (B, T) from dy/do (B, T, D) of an attention and a row (B, T), a few queries at a time."""
     part: Any = look.part
     values = part.split(look.x.flatten(1, -2))[2].float().transpose(-2, -1)  # (B, h, d, T)
     slope = slope.float().unflatten(-1, (part.heads, -1)).transpose(1, 2)  # (B, h, T, d)
@@ -96,14 +93,14 @@ def propagate_relevance(look: AttentionCall, slope: Tensor, row: Tensor) -> Tens
 def compute_attention_gradients(
     model: VisionModel[Any], images: Tensor, classes: Tensor | None
 ) -> tuple[list[AttentionCall], Tensor, Tensor, list[Tensor]]:
-    """Run forward and back; return the attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
+    """Run forward and backward; return attentions, logits (B,), classes (B,), and each attention's dy/do (B, T, D)."""
     looks: list[AttentionCall] = []
     outputs: list[Tensor] = []
     grid = get_patch_grid(model, images)
     inside = True
 
     def collect(look: AttentionCall) -> None:
-        if inside:  # blocks are computed once more on the way back
+        if inside:  # the backward pass recomputes blocks
             require_global_attention(look, model)
             looks.append(look)
 
@@ -148,7 +145,7 @@ def wrap_no_grad(hook: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def checkpoint_encoder_blocks(encoder: Encoder) -> Iterator[None]:
-    """Checkpoint the blocks although they are in evaluation mode; `eval_mode` restores the mode."""
+    """Checkpoint the blocks even in evaluation mode; `eval_mode` restores the mode."""
     before = encoder.recompute
     encoder.recompute, encoder.training = True, True
     try:

@@ -1,7 +1,7 @@
-"""Hooks that pass the inputs of a model's parts to a visitor, which may ask the parts for attention.
+"""Hooks that pass the inputs of a model's submodules to a visitor, which can compute their attention weights.
 
-The forward pass stays as it is, fused attention included, and the model is not changed: afterwards hooks are removed
-and modules back in their mode; a compiled model runs this one pass uncompiled.
+The forward pass is unchanged, including fused attention, and so is the model: hooks are removed afterwards and modules
+return to their mode; a compiled model runs this one pass uncompiled.
 
 B batch, P prefix tokens, N patch tokens, T = P + N, D width, h heads, Q queries.
 """
@@ -27,7 +27,7 @@ from vitreous.nn.frozen import FrozenBranch, FrozenLinear
 from vitreous.nn.layout import WindowedAttention
 from vitreous.nn.spacetime import SpaceTimeHeads, flatten_time_slots
 
-ATTENTION_CHUNK_BYTES = 64 * 2**20  # of the float32 probabilities that a look has in memory at a time
+ATTENTION_CHUNK_BYTES = 64 * 2**20  # size of a chunk of float32 attention probabilities
 
 Span = Literal["all", "row", "column", "window", "space", "time"]
 
@@ -36,11 +36,11 @@ Span = Literal["all", "row", "column", "window", "space", "time"]
 class AttentionCall:
     """One attention and its input.
 
-    `layer` counts blocks from 0; `span` is what a query sees: all tokens, its row or column (axial blocks give two
-    calls), its window, its time slot, or its place at all times (blocks of factorised video models may give two calls).
-    `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels to a token, per axis. `x` (...,
-    T, D) float32, or (..., *grid, D) for attention that takes a grid. `windows` cut the grid `whole` of all patch
-    tokens; None where the span is another. `whole` is set too where attention is over one vector of each time slot.
+    `layer` counts blocks from 0. `span` is what a query attends to: all tokens, its row or column (axial blocks give
+    two calls), its window, its time slot, or its position at all times (blocks of factorised video models may give two
+    calls). `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels per token and axis. `x`
+    (..., T, D) float32, or (..., *grid, D) for attention on grids. `windows` split the grid `whole` of all patch
+    tokens; None for other spans. `whole` is also set if attention is over one vector per time slot.
     """
 
     layer: int
@@ -56,16 +56,16 @@ class AttentionCall:
 
     @property
     def tokens(self) -> int:
-        """T, the tokens of one sequence."""
+        """T, the number of tokens of one sequence."""
         return self.prefix + math.prod(self.grid)
 
     @torch.no_grad()
     def weights(self, queries: slice = slice(None)) -> Tensor:
-        """Return (..., h, Q, T) float32 probabilities of some queries after the softmax; rows sum to one."""
+        """Compute (..., h, Q, T) float32 attention probabilities of some queries; rows sum to one."""
         return self.part.weights(self.x, *self.context, queries=queries).float()  # type: ignore[operator]
 
     def chunks(self, most: int = ATTENTION_CHUNK_BYTES) -> Iterator[tuple[slice, Tensor]]:
-        """Yield slices of all queries with their `weights`, (..., h, Q, T) of at most about `most` bytes."""
+        """Yield slices of all queries with their `weights`, (..., h, Q, T) of about `most` bytes at most."""
         batch = math.prod(self.x.shape[: -1 - (1 if self.x.shape[-2] == self.tokens else len(self.grid))])
         size = max(1, most // (4 * batch * self.part.heads * self.tokens))  # type: ignore[operator]
         part = copy.copy(self.part)
@@ -93,9 +93,9 @@ class CachedLayer(nn.Module):
 
 @dataclass(frozen=True)
 class ResidualState:
-    """The running sum (B, P + N, D) `after` the patch embedding (`layer` -1), or the attention or MLP of a block.
+    """The residual stream (B, P + N, D) `after` the patch embedding (`layer` -1), or the attention or MLP of a block.
 
-    As the model has it, before the last norm.
+    Unnormalised, before the last norm.
     """
 
     layer: int
@@ -107,26 +107,27 @@ class ResidualState:
 
     @property
     def patches(self) -> Tensor:
-        """(B, *grid, D) float32, without the prefix tokens."""
+        """Return (B, *grid, D) float32, without the prefix tokens."""
         return self.tokens[:, self.prefix :].float().unflatten(1, self.grid)
 
 
 def require_attention(model: VisionModel[Any]) -> None:
-    """Raise UsageError for a model without attention over tokens, naming figures that work for it."""
+    """Raise UsageError for a model without attention over tokens, with the supported figures."""
     if not model.config.has_attention:
-        hint = "filters, features and similarity work for it"
-        raise UsageError(f"{model.config.name()} has no attention over tokens to look at", hint)
+        hint = "use filters, features or similarity"
+        raise UsageError(f"{model.config.name()} has no attention over tokens", hint)
 
 
 def get_patch_grid(model: VisionModel[Any], images: Tensor) -> tuple[int, ...]:
-    """Return the grid of patches of (B, C, *image); of sides that are no multiple, as a convolution rounds up."""
+    """Return the grid of patches of (B, C, *image); sides that are not a multiple are rounded up, as by a
+    convolution."""
     return tuple(-(-i // p) for i, p in zip(images.shape[2:], model.config.patch, strict=True))
 
 
 def visit_attention_calls(model: VisionModel[Any], images: Tensor, visit: Callable[[AttentionCall], None]) -> None:
     """Run the model once on (B, C, *image) and pass every attention to `visit`, from the first block on.
 
-    An `AttentionCall` may be used afterwards, but keeps its x in memory. Raises UsageError for a model without
+    An `AttentionCall` may be kept, but it keeps its x in memory. Raises UsageError for a model without
     attention.
     """
     require_attention(model)
@@ -143,11 +144,12 @@ def visit_attention_calls(model: VisionModel[Any], images: Tensor, visit: Callab
 
 
 def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callable[[ResidualState], None]) -> Tensor:
-    """Run the model once on (B, C, *image) and pass its running sum to `visit`, after the embedding and each branch.
+    """Run the model once on (B, C, *image) and pass its residual stream to `visit`, after the embedding and each
+    branch.
 
-    Returns the (B, P + N, D) tokens after the last norm. Of axial blocks the attention and the MLP along columns count,
-    of blocks over space and time the attention over time; what relates vectors of slots is left out. Raises UsageError
-    for a model without attention.
+    Returns the (B, P + N, D) tokens after the last norm. For axial blocks the attention and the MLP along columns are
+    visited, for blocks over space and time the attention over time; attention between vectors of slots is skipped.
+    Raises UsageError for a model without attention.
     """
     require_attention(model)
     c = model.config
@@ -156,7 +158,7 @@ def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callab
     def make_hook(layer: int, after: Any) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], out: Tensor | None = None) -> None:
             tokens = to_raster_order(name_of[module], (given[0] if out is None else out).detach(), c)
-            own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # stages of a Swin have grids of their own
+            own = tuple(tokens.shape[1:-1]) if tokens.dim() > 3 else grid  # each stage of a Swin has a different grid
             visit(ResidualState(layer, after, own, c.prefix, tokens=tokens.flatten(1, -2)))
 
         return hook
@@ -176,15 +178,15 @@ def visit_residual_states(model: VisionModel[Any], images: Tensor, visit: Callab
 
 
 def to_raster_order(name: str, tokens: Tensor, config: ModelConfig) -> Tensor:
-    """The running sum at a branch of this name, with its axes as they are outside of the block: (B, T, D), or
-    (B, *grid, D) of blocks on a grid."""
+    """Return the residual stream at the branch `name` with its axes as outside of the block: (B, T, D), or (B, *grid,
+    D) for blocks on a grid."""
     if ".column." in name or name.endswith(".time"):
         tokens = tokens.transpose(1, 2)
     return flatten_time_slots(tokens, config.prefix) if config.factorised else tokens
 
 
 def forward_to_last_norm(model: VisionModel[Any], images: Tensor) -> Tensor:
-    """Run (B, C, *image) up to the last norm, on the model's device and in a dtype that it takes."""
+    """Run (B, C, *image) up to the last norm, on the model's device and in a supported dtype."""
     own = next(model.parameters())
     return model.features(images.to(own.device, own.dtype if own.is_floating_point() else torch.float32))
 
@@ -195,7 +197,7 @@ def eval_mode(model: nn.Module) -> Iterator[ExitStack]:
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and to import it takes seconds
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and importing it takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         model.eval()
         try:
@@ -207,7 +209,7 @@ def eval_mode(model: nn.Module) -> Iterator[ExitStack]:
 
 @contextmanager
 def remove_hook_on_exit(handle: Any) -> Iterator[None]:
-    """Remove a hook at the end."""
+    """Remove a hook on exit."""
     try:
         yield
     finally:
@@ -222,7 +224,7 @@ def iterate_residual_branches(model: nn.Module) -> Iterator[tuple[str, nn.Module
 
 
 def unwrap_windowed_part(branch: nn.Module) -> nn.Module:
-    """Return the part of a branch, without its windows."""
+    """Return the module of a branch, without its windows."""
     part: Any = branch.part
     return part.part if isinstance(part, WindowedAttention) else part
 
@@ -230,7 +232,7 @@ def unwrap_windowed_part(branch: nn.Module) -> nn.Module:
 def make_attention_hook(
     name: str, branch: nn.Module, grid: tuple[int, ...], config: ModelConfig, visit: Callable[[AttentionCall], None]
 ) -> Callable[..., None]:
-    """Return the hook that makes an `AttentionCall` of a branch's input."""
+    """Return the hook that creates an `AttentionCall` from a branch's input."""
     part = to_float32_module(unwrap_windowed_part(branch))
     windows: Any = branch.part if isinstance(branch.part, WindowedAttention) else None
 
@@ -266,10 +268,11 @@ def make_attention_hook(
 def split_space_time_attention(
     name: str, part: nn.Module, x: Tensor, grid: tuple[int, ...], prefix: int
 ) -> Iterator[tuple[Span, tuple[int, ...], int, nn.Module, Tensor, tuple[int, ...]]]:
-    """Yield span, grid, prefix, part, x and whole grid of the calls of one attention of a factorised video model, which
-    is given (B, T, S, D), (B, S, T, D) over time, or (B, T, D) of slots' vectors; x is one of these.
+    """Yield span, grid, prefix, part, x and full grid of the calls of one attention of a factorised video model.
 
-    Over time only the lines of patch tokens are looked at, not those of prefix tokens.
+    Its input x is (B, T, S, D), (B, S, T, D) over time, or (B, T, D) of slots' vectors.
+
+    Over time only sequences of patch tokens are visited, not those of prefix tokens.
     """
     slot, line = (1, *grid[1:]), (grid[0], *[1] * (len(grid) - 1))
     if name.startswith("temporal."):
@@ -284,15 +287,15 @@ def split_space_time_attention(
 
 
 def parse_layer_index(name: str, config: ModelConfig) -> int:
-    """`encoder.blocks.3.attention` -> 3; the blocks of a Swin are counted over all stages, and those over the time
-    slots of a factorised encoder after the others."""
+    """Parse `encoder.blocks.3.attention` to 3; the blocks of a Swin are counted over all stages, and blocks over the
+    time slots of a factorised encoder after the others."""
     if name.startswith("temporal."):
         return config.depth + int(name.split(".")[2])
     return config.parameter_layer(f"{name}.") - 1
 
 
 def to_float32_module(part: nn.Module) -> nn.Module:
-    """Return the part, or a float32 copy where its parameters are not float32; packed products stay as they are."""
+    """Return the module, or a float32 copy if its parameters are not float32; packed products are unchanged."""
     if all(p.dtype == torch.float32 for p in part.parameters() if p.is_floating_point()):
         return part
     twin = copy.deepcopy(part).float()

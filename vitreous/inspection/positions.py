@@ -1,6 +1,6 @@
-"""Similarity of a model's positions (arXiv:2010.11929, Figs. 7 and 10).
+"""Similarity of a model's position embeddings (arXiv:2010.11929, Figs. 7 and 10).
 
-N places of a grid, D width, h heads, d channels of a head.
+N positions of a grid, D width, h heads, d channels of a head.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from vitreous.models.base import VisionModel
 from vitreous.nn.relative import GridAttention, RelativeAttention, RotaryAttention
 from vitreous.nn.windows import WindowAttention
 
-MAX_TILES_PER_SIDE = 14  # along a side of what is shown of a grid
-MIN_COLOUR_RANGE = 1e-3  # the least range of a colour scale: below it, differences are those of rounding
+MAX_TILES_PER_SIDE = 14  # positions shown along a side of a grid
+MIN_COLOUR_RANGE = 1e-3  # smallest range of a colour scale: differences below it are rounding errors
 
 
 class SimilarityStructure(NamedTuple):
-    """Mean similarity of two different places of one row, of one column, and of neither; NaN without such pairs."""
+    """Mean similarity of two different positions of one row, of one column, and of neither; NaN without such pairs."""
 
     row: float
     column: float
@@ -35,9 +35,9 @@ class SimilarityStructure(NamedTuple):
 
 
 class RelativePositionTable(NamedTuple):
-    """Vectors of the offsets from 1 - L to L - 1 that attention adds, `vectors` (heads, 2 L - 1, d).
+    """Relative position vectors for offsets from 1 - L to L - 1, `vectors` (heads, 2 L - 1, d).
 
-    `layer` from 0; `axis` is `tokens`, `rows` or `columns`; one head where all share them.
+    `layer` from 0; `axis` is `tokens`, `rows` or `columns`; one head if all share them.
     """
 
     layer: int
@@ -46,15 +46,16 @@ class RelativePositionTable(NamedTuple):
 
     @property
     def zero(self) -> int:
-        """Index of offset 0, L - 1."""
+        """The index of offset 0, L - 1."""
         return self.vectors.shape[1] // 2
 
 
 def get_position_embeddings(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> dict[str, Tensor]:
-    """Return the positions added to patch tokens, (*grid, D) float32 by where: `input`, or `block 0`, `block 1`, ...
+    """Return the position embeddings of patch tokens, (*grid, D) float32, by location: `input`, `block 0`, `block 1`,
+    ...
 
-    Without slots of prefix tokens; another `grid` than the model's own is read as the model would. Empty for a model
-    that adds none.
+    Without prefix tokens; for another `grid` than the model's, they are resized as the model does. Empty for a model
+    without position embeddings.
     """
     grid = grid or model.config.grid
     positions: dict[str, Any] = dict(model.position_tables())
@@ -63,9 +64,9 @@ def get_position_embeddings(model: VisionModel[Any], grid: tuple[int, ...] | Non
 
 
 def compute_position_cosines(table: Tensor, step: int = 1) -> Tensor:
-    """(*grid, D) -> (*some, *grid): cosine similarity of every place with all, or of every `step`-th along each axis.
+    """Compute the cosine similarity of every position (or every `step`-th) with all: (*grid, D) -> (*some, *grid).
 
-    The loop it replaces: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
+    Equivalent loop: out[i, j, k, l] = cos(table[step i, step j], table[k, l])
     """
     unit = F.normalize(table, dim=-1)
     some = unit[tuple(slice(None, None, step) for _ in table.shape[:-1])]
@@ -73,9 +74,10 @@ def compute_position_cosines(table: Tensor, step: int = 1) -> Tensor:
 
 
 def similarity_range(similar: Tensor) -> tuple[float, float]:
-    """(N, N) or (h, w, h, w) similarity -> least and greatest of two different positions, for a colour scale.
+    """Return minimum and maximum of two different positions, for a colour scale, from (N, N) or (h, w, h, w)
+    similarity.
 
-    Ends nearer than `MIN_COLOUR_RANGE` are moved apart to it; -1 and 1 where there is one position only.
+    A range below `MIN_COLOUR_RANGE` is widened to it; -1 and 1 for a single position.
     """
     count = math.isqrt(similar.numel())
     if count < 2:
@@ -87,12 +89,12 @@ def similarity_range(similar: Tensor) -> tuple[float, float]:
 
 
 def choose_tile_stride(grid: tuple[int, ...], most: int = MAX_TILES_PER_SIDE) -> int:
-    """Return the step that leaves at most `most` rows and columns of a grid."""
+    """Return the stride that leaves at most `most` rows and columns of a grid."""
     return -(-max(grid) // most)
 
 
 def summarise_similarity(similar: Tensor) -> SimilarityStructure:
-    """(h, w, h, w) similarity -> its means within rows, columns and elsewhere."""
+    """Average (h, w, h, w) similarity within rows, within columns and elsewhere."""
     height, width = similar.shape[:2]
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
     same_row, same_column = rows[:, None] == rows, columns[:, None] == columns
@@ -114,8 +116,8 @@ def get_relative_position_tables(model: VisionModel[Any]) -> list[RelativePositi
 
 
 def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
-    """Return by block, from 0, (h, 2 m - 1, 2 n - 1) float32: what each head adds to a logit, by the offset of the key
-    from the query in rows and columns. Empty for models without windows of relative positions."""
+    """Return relative position biases by block, from 0: (h, 2 m - 1, 2 n - 1) float32, added to each head's logits by
+    the offset of the key from the query in rows and columns. Empty for models without them."""
     by_layer: dict[int, Tensor] = {}
     for layer, part in model.attention_modules():
         if isinstance(part, WindowAttention):
@@ -124,30 +126,30 @@ def get_relative_position_biases(model: VisionModel[Any]) -> dict[int, Tensor]:
 
 
 def compute_rotary_kernel(model: VisionModel[Any], grid: tuple[int, ...] | None = None) -> Tensor | None:
-    """Return the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
+    """Compute the (2 h - 1, 2 w - 1) kernel of rotary positions, by offset in rows and columns; None without them.
 
-    The mean over pairs of channels of the cosine of the difference of their angles: the logit of a query and a key that
-    would be equal at one place, all pairs of one length, as a share of that at offset 0. The same in every block and
-    head.
+    It is the mean over channel pairs of the cosine of their angle difference: the logit of a query and a key that are
+    equal at the same position, with channel pairs of equal length, relative to offset 0. It is the same in every block
+    and head.
     """
     turned = next((part for _, part in model.attention_modules() if isinstance(part, RotaryAttention)), None)
     grid = grid or model.config.grid
     if turned is None or grid is None:
         return None
-    # of offsets from 0 on; a cosine is even
+    # for offsets from 0; a cosine is even
     ahead = turned.angles(grid, model.config.width // turned.heads).cos().mean(-1)
     return ahead[torch.meshgrid(*(torch.arange(1 - length, length).abs() for length in grid), indexing="ij")].float()
 
 
 def require_positions(model: VisionModel[Any]) -> None:
-    """Raise UsageError for a model that knows nothing of places but what the image's own tokens tell."""
+    """Raise UsageError for a model without position embeddings, biases or rotary positions."""
     c = model.config
     if not c.has_attention:
-        hint = "filters, features, nearest, similarity and cost work for it"
+        hint = "use filters, features, nearest, similarity or cost"
         raise UsageError(f"{c.name()} has no positions", hint)
     if c.positions.kind == "none" and c.attention.kind == "plain":
         if c.on_grid:
-            problem = "the model has no positions but the rows and columns that its blocks look along"
-            raise UsageError(problem, "distance works for it")
+            problem = "the model has no positions except the rows and columns of its axial attention"
+            raise UsageError(problem, "use distance")
         hint = "filters, distance, features and the others work for it"
         raise UsageError("the model has no positions: its patches are a set", hint)

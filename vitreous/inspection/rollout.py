@@ -22,15 +22,15 @@ HeadFusion = Literal["mean", "max", "min"]
 
 @dataclass(frozen=True)
 class RolloutOptions:
-    """How a block's attention A (h, T, T) becomes its map of tokens to tokens:
+    """Options that convert a block's attention A (h, T, T) to its token mixing matrix:
 
         F = fusion of A over the heads
         F[F < the (floor(discard T^2) + 1)-th smallest of F] = 0
         M = residual I + (1 - residual) F, rows divided by their sums
 
-    The threshold is each image's own, over its whole map, and spares no entry; equal weights stay together. A row of
-    which nothing is left sees itself. The paper averages the heads; it mentions no residual, 0.5 is Abnar and
-    Zuidema's. Raises UsageError for a `residual` outside 0..1 or a `discard` outside 0..1, without 1.
+    The threshold is per image, over the full matrix, without exceptions; equal weights are kept or discarded together.
+    An empty row becomes the identity. The paper averages the heads and does not mention a residual; 0.5 is from Abnar
+    and Zuidema. Raises UsageError for a `residual` outside [0, 1] or a `discard` outside [0, 1).
     """
 
     residual: float = 0.5
@@ -39,21 +39,20 @@ class RolloutOptions:
 
     def __post_init__(self) -> None:
         if not 0 <= self.residual <= 1:
-            hint = "use a number from 0 to 1, 0.5 for the usual rollout"
-            raise UsageError(f"a residual of {self.residual} is no share", hint)
+            hint = "use a number from 0 to 1, for example 0.5"
+            raise UsageError(f"a residual of {self.residual} is not a share", hint)
         if not 0 <= self.discard < 1:
             hint = "use a number from 0 to below 1, such as 0.9"
-            raise UsageError(f"a share of {self.discard} cannot be discarded", hint)
+            raise UsageError(f"the discarded share cannot be {self.discard}", hint)
         if self.fusion not in ("mean", "max", "min"):
-            raise UsageError(f"no fusion {self.fusion}", "use mean, max or min")
+            raise UsageError(f"unknown fusion {self.fusion}", "use mean, max or min")
 
 
 @dataclass(frozen=True)
 class AttentionRollout:
-    """Rows of the answer, float32: `joint` (B, L, T) through blocks 0 to l together, `single` (B, L, T) of block l
-    alone.
+    """Readout rows, float32: `joint` (B, L, T) through blocks 0 to l combined, `single` (B, L, T) through block l only.
 
-    Each sums to one, prefix tokens first. `grid`: layout of the N patches.
+    Each row sums to one, prefix tokens first. `grid`: layout of the N patches.
     """
 
     grid: tuple[int, ...]
@@ -63,24 +62,24 @@ class AttentionRollout:
 
     @property
     def maps(self) -> Tensor:
-        """(B, L, *grid): `joint` without the prefix tokens, not renormalised."""
+        """Return `joint` (B, L, *grid) without the prefix tokens, not renormalised."""
         return self.joint[..., self.prefix :].unflatten(-1, self.grid)
 
     @property
     def single_maps(self) -> Tensor:
-        """(B, L, *grid): `single` without the prefix tokens, not renormalised."""
+        """Return `single` (B, L, *grid) without the prefix tokens, not renormalised."""
         return self.single[..., self.prefix :].unflatten(-1, self.grid)
 
 
 def compute_rollout(
     model: VisionModel[Any], images: Tensor, mixing: RolloutOptions | None = None, queries: Tensor | None = None
 ) -> AttentionRollout:
-    """Return what the answers to (B, C, *image) are made of, read from the class token or all patches
+    """Compute the attention rollout of the predictions for (B, C, *image), from the class token or all patches
     (`attention.get_readout_weights`).
 
-    `queries` (T,), shares of tokens with sum one, asks for what those are made of instead. Only rows are computed, from
-    the last block back; a T x T matrix is held only where weights are discarded. Raises UsageError for a model without
-    attention, or with blocks that do not see everything.
+    `queries` (T,), weights of tokens with sum one, replace the readout. Only rows are computed, from the last block
+    backwards; a T x T matrix is only stored if weights are discarded. Raises UsageError for a model without attention,
+    or with blocks without global attention.
     """
     looks = collect_attention_calls(model, images)
     first = get_readout_weights(model, looks[0]) if queries is None else queries.to(looks[0].x.device)
@@ -89,7 +88,7 @@ def compute_rollout(
 
 
 def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[AttentionCall]:
-    """Return the attention of every block on (B, C, *image). Raises UsageError where it is not over all tokens."""
+    """Return the attention of every block on (B, C, *image). Raises UsageError if one is not global."""
     looks: list[AttentionCall] = []
 
     def collect(look: AttentionCall) -> None:
@@ -103,9 +102,9 @@ def collect_attention_calls(model: VisionModel[Any], images: Tensor) -> list[Att
 def compute_rollout_rows(
     looks: Sequence[AttentionCall], first: Tensor, mixing: RolloutOptions
 ) -> tuple[Tensor, Tensor]:
-    """Attention of L blocks and a row (T,) -> (B, L, T) twice: row M_l ... M_1 and row M_l for every block l."""
+    """Compute row M_l ... M_1 and row M_l for every block l, (B, L, T) each, from L attentions and a row (T,)."""
     batch, tokens = len(looks[0].x), looks[0].tokens
-    joint = first.new_zeros(batch, 0, tokens)  # of the blocks met so far, the last one first
+    joint = first.new_zeros(batch, 0, tokens)  # of the visited blocks, from the last one
     single = []
     for look in reversed(looks):
         asked = torch.cat([joint, first.expand(batch, 1, -1)], 1)
@@ -117,7 +116,7 @@ def compute_rollout_rows(
 
 
 def compute_rollout_matrix(looks: Sequence[AttentionCall], mixing: RolloutOptions) -> Tensor:
-    """Attention of L blocks -> (B, T, T): R_1 = M_1, R_l = M_l R_(l-1)."""
+    """Compute the rollout (B, T, T) of L attentions: R_1 = M_1, R_l = M_l R_(l-1)."""
     joint = torch.eye(looks[0].tokens, device=looks[0].x.device)
     for look in looks:
         joint = torch.cat([some @ joint for _, some in mix_with_residual(look, mixing)], -2)
@@ -125,7 +124,7 @@ def compute_rollout_matrix(looks: Sequence[AttentionCall], mixing: RolloutOption
 
 
 def mix_with_residual(look: AttentionCall, mixing: RolloutOptions) -> Iterator[tuple[slice, Tensor]]:
-    """Yield slices of queries with their rows (B, Q, T) of the map M."""
+    """Yield slices of queries with their rows (B, Q, T) of the mixing matrix M."""
     fused = ((queries, fuse_heads(weights, mixing.fusion)) for queries, weights in look.chunks())
     if mixing.discard:
         fused = iter(
@@ -146,12 +145,12 @@ def mix_with_residual(look: AttentionCall, mixing: RolloutOptions) -> Iterator[t
 
 
 def fuse_heads(weights: Tensor, how: HeadFusion) -> Tensor:
-    """(B, h, Q, T) -> (B, Q, T)."""
+    """Fuse the heads of attention weights: (B, h, Q, T) -> (B, Q, T)."""
     return weights.mean(1) if how == "mean" else weights.amax(1) if how == "max" else weights.amin(1)
 
 
 def discard_smallest_weights(fused: Tensor, discard: float) -> Tensor:
-    """(B, T, T): set the smallest weights of each image to zero, a share `discard` of all."""
+    """Set the smallest weights of each image in (B, T, T) to zero, a share `discard` of all."""
     flat = fused.flatten(1)
     limits = flat.kthvalue(int(discard * flat.shape[1]) + 1, dim=1).values
     return fused.masked_fill(fused < limits[:, None, None], 0.0)

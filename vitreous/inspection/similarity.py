@@ -1,6 +1,6 @@
-"""Similarity of layers, of one model or two: linear CKA (Kornblith et al., arXiv:1905.00414).
+"""Similarity of layers, within one model or between two: linear CKA (Kornblith et al., arXiv:1905.00414).
 
-n images, D channels of a layer; layers may differ in D.
+n images, D channels of a layer; layers may have different D.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from vitreous.inspection.hooks import (
 )
 from vitreous.models.base import VisionModel
 
-MIN_CKA_IMAGES = 4  # images: the unbiased estimate divides by n - 3
+MIN_CKA_IMAGES = 4  # smallest number of images: the unbiased estimate divides by n - 3
 
 
 def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str, Tensor]:
-    """(B, C, *image) input -> by layer, in order, (B, D) float32 on the CPU: the mean of its patch tokens.
+    """Compute the mean patch token of each layer, in order, (B, D) float32 on the CPU, for (B, C, *image) inputs.
 
-    A ViT's are the running sum after the `embedding` and after `attention 0`, `mlp 0`, ...; a BiT's are the mean maps
-    after the `root` and the units of its stages, `stage 0 unit 0`, ...
+    For a ViT, of the residual stream after the `embedding` and after `attention 0`, `mlp 0`, ...; for a BiT, of the
+    feature maps after the `root` and the units of its stages, `stage 0 unit 0`, ...
     """
     by_layer: dict[str, Tensor] = {}
     if not model.config.has_attention:
@@ -55,25 +55,25 @@ def extract_layer_features(model: VisionModel[Any], images: Tensor) -> dict[str,
 
 
 def compute_linear_cka(one: list[Tensor], other: list[Tensor], unbiased: bool = True) -> Tensor:
-    """Layers of (n, D) of the same n images, from two models or twice from one -> (layers, layers) float64.
+    """Compute linear CKA between layers of (n, D) features of the same n images -> (layers, layers) float64.
 
-    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is tr(K H L
-    H), H the centring matrix; or, `unbiased`, the estimate of Song et al. (2012), 0 in expectation for layers with
-    nothing in common. Both are products of centred Gram matrices, element by element. 0 for a layer that is the same
-    for all images.
+    CKA = HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) of the (n, n) Gram matrices K = X X^T and L = Y Y^T. HSIC is
+    tr(K H L H), H the centring matrix; or, if `unbiased`, the estimate of Song et al. (2012), 0 in expectation for
+    independent layers. Both are elementwise products of centred Gram matrices. 0 for a layer that is constant over
+    images.
 
     Raises UsageError for fewer than four images.
     """
     if len(one[0]) < MIN_CKA_IMAGES:
         raise UsageError(
-            f"too few images to compare layers: {len(one[0])}", f"use at least {MIN_CKA_IMAGES}; a hundred say more"
+            f"too few images to compare layers: {len(one[0])}", f"use at least {MIN_CKA_IMAGES}, better a hundred"
         )
     first, second = (torch.stack([compute_unit_gram(x, unbiased) for x in xs]) for xs in (one, other))
     return first @ second.T
 
 
 def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:
-    """(n, D) -> (n * n,) float64: the centred Gram matrix, of length one."""
+    """Compute the centred Gram matrix of (n, D) as a unit vector (n * n,) float64."""
     x = x.double()
     x = x - x.mean(0)
     gram = x @ x.T
@@ -82,10 +82,10 @@ def compute_unit_gram(x: Tensor, unbiased: bool) -> Tensor:
 
 
 def u_centre_gram(gram: Tensor) -> Tensor:
-    """(n, n) -> (n, n) without its diagonal, rows and columns of sum 0: what makes the product unbiased (Szekely and
-    Rizzo, 2014).
+    """U-centre a Gram matrix (n, n): zero diagonal, row and column sums 0, for unbiased products (Szekely and Rizzo,
+    2014).
 
-    With sums over all but the diagonal, off it:
+    Sums exclude the diagonal; off the diagonal:
         out[i, j] = gram[i, j] - (sum(gram[i]) + sum(gram[:, j])) / (n - 2) + sum(gram) / ((n - 1) (n - 2))
     """
     n = len(gram)

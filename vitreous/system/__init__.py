@@ -1,1 +1,1 @@
-"""The machine and the operating system: cores, memory, devices, files on disk, child processes, native kernels."""
+"""Machine and operating system: cores, memory, devices, files on disk, child processes, native kernels."""

@@ -1,5 +1,5 @@
-"""The allocator of long computations: glibc keeps what is freed, and its heap lies in huge pages. Other C libraries and
-systems stay as they are."""
+"""Memory allocator settings for long computations: glibc keeps freed memory, and its heap uses huge pages. Other C
+libraries and systems are unchanged."""
 
 from __future__ import annotations
 
@@ -13,21 +13,19 @@ from typing import Any
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, ARENA_MAX = -1, -3, -8  # options of glibc's mallopt
 MADV_HUGEPAGE = 14
-HUGE_PAGE_BYTES = 2**21  # bytes of a huge page
-HEAP_CHUNK_BYTES = 2**29  # bytes that are asked of the heap at a time: glibc maps a gibibyte and more elsewhere
-HEAP_PLUG_BYTES = (
-    2**22
-)  # bytes that keep what was asked for from being given back: more than any free piece of the heap has yet
+HUGE_PAGE_BYTES = 2**21  # size of a huge page
+HEAP_CHUNK_BYTES = 2**29  # bytes requested from the heap at a time: glibc maps a gibibyte and more elsewhere
+HEAP_PLUG_BYTES = 2**22  # trim threshold in bytes: larger than any free block of the heap so far
 OVERCOMMIT_FILE = "/proc/sys/vm/overcommit_memory"
 HUGE_PAGES_FILE = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def tune_allocator() -> None:
-    """Have glibc keep freed memory, in one arena for all threads, and ask for huge pages (`reserve_huge_pages`).
+    """Make glibc keep freed memory, in one arena for all threads, and request huge pages (`reserve_huge_pages`).
 
-    A training step frees and asks for the same large tensors over and over: each time that they go back to the system
-    their pages are faulted in anew, 10 to 20 % of a step. What one thread has freed another can use; huge pages are of
-    that arena alone.
+    A training step frees and allocates the same large tensors repeatedly. Whenever they return to the system, their
+    pages are faulted in again, which takes 10-20 % of a step. With one arena, a thread can use memory that another has
+    freed; huge pages only apply to that arena.
     """
     if (libc := load_glibc()) is None:
         return
@@ -39,17 +37,19 @@ def tune_allocator() -> None:
 
 @cache
 def reserve_huge_pages() -> int:
-    """Have the heap's next bytes, half as many as the machine has, lie in huge pages where the system gives them on
-    request; returns how many bytes, 0 for none. Once a process; `VITREOUS_HUGE_PAGES=0` leaves it out.
+    """Request huge pages for the heap's next bytes, half of the machine's memory; returns the number of bytes, 0 for
+    none.
 
-    With pages of 4 KiB a virtual machine looks up two tables for most lines of a large tensor. Address space is
-    reserved, no memory: a page is there when it is first written.
+    Runs once per process; `VITREOUS_HUGE_PAGES=0` disables it.
+
+    With pages of 4 KiB a virtual machine needs two page table walks for most cache lines of a large tensor. Only
+    address space is reserved, not memory: a page is allocated when it is first written.
     """
     libc = load_glibc()
     if libc is None or not can_request_huge_pages() or is_address_space_limited():
         return 0
     count = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 // HEAP_CHUNK_BYTES
-    below = libc.sbrk(0)  # where the heap ends, unless another allocator is loaded: its pieces lie elsewhere
+    below = libc.sbrk(0)  # the end of the heap, unless another allocator is loaded, whose blocks are elsewhere
     chunks = [chunk for _ in range(count) if (chunk := libc.malloc(HEAP_CHUNK_BYTES))]
     plug, above = libc.malloc(HEAP_PLUG_BYTES), libc.sbrk(0)
     in_heap = chunks and plug and plug > max(chunks) and above - below > (len(chunks) - 1) * HEAP_CHUNK_BYTES
@@ -63,7 +63,7 @@ def reserve_huge_pages() -> int:
 
 
 def can_request_huge_pages() -> bool:
-    """Whether the system gives huge pages to those who ask, and nobody has switched them off."""
+    """Return whether the system provides huge pages on request, and they are not disabled."""
     if os.environ.get("VITREOUS_HUGE_PAGES") == "0":
         return False
     try:
@@ -73,7 +73,7 @@ def can_request_huge_pages() -> bool:
 
 
 def is_address_space_limited() -> bool:
-    """Whether address space is not to be had for nothing: this process has a limit, or the system counts it as used."""
+    """Return whether address space is limited: by a limit of this process, or by the system's overcommit accounting."""
     import resource
 
     limits = (resource.RLIMIT_AS, resource.RLIMIT_DATA)
@@ -87,7 +87,7 @@ def is_address_space_limited() -> bool:
 
 @cache
 def load_glibc() -> Any:
-    """The C library with the types of what is called here; None where it is not glibc."""
+    """Load the C library with the types of the functions used here; None if it is not glibc."""
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return None
     libc = ctypes.CDLL(None)

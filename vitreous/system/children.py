@@ -1,7 +1,7 @@
 """Child processes that survive a stop signal to their process group, so that the parent can save its work.
 
-`timeout`, Slurm, systemd and a terminal's Ctrl-C send SIGTERM or SIGINT to every process of a group at once. Only the
-parent knows what has to be saved. It starts its children inside `block_stop_signals`; a Python child then calls
+`timeout`, Slurm, systemd and a terminal's Ctrl-C send SIGTERM or SIGINT to every process of a group simultaneously.
+Only the parent has the state to save. It starts its children inside `block_stop_signals`; a Python child then calls
 `ignore_group_signals`.
 """
 
@@ -22,7 +22,7 @@ CAN_BLOCK_SIGNALS = hasattr(signal, "pthread_sigmask")  # not on Windows
 def block_stop_signals() -> Iterator[None]:
     """Block SIGTERM and SIGINT in this thread; child processes and threads that it starts meanwhile inherit the mask.
 
-    A signal that arrives in the meantime is handled when the context closes.
+    A signal that arrives in between is handled when the context exits.
     """
     if not CAN_BLOCK_SIGNALS:
         yield

@@ -12,7 +12,7 @@ from typing import Any
 from vitreous.errors import UsageError, install_hint
 from vitreous.system.children import block_stop_signals
 
-#: read by Ray when it is imported
+#: environment variables that Ray reads when it is imported
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_BACKEND_LOG_LEVEL": "fatal",
@@ -23,8 +23,8 @@ RAY_ENVIRONMENT = {
 def connect_ray(address: str) -> Any:
     """Connect to the cluster at `address` (as `ray.init` takes it, or `local` to start one here); returns module `ray`.
 
-    Signal handlers stay as they are. Raises UsageError where Ray is not installed, with the command that installs it,
-    and where no cluster answers.
+    Signal handlers do not change. Raises UsageError if Ray is not installed, with the command that installs it, and if
+    no cluster responds.
     """
     os.environ.update(RAY_ENVIRONMENT)
     try:
@@ -34,7 +34,7 @@ def connect_ray(address: str) -> Any:
     handler = signal.getsignal(signal.SIGTERM)
     local: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
     try:
-        with block_stop_signals():  # a cluster that is started here stays up until the trials have saved
+        with block_stop_signals():  # a cluster that is started here must run until the trials have saved their results
             ray.init(
                 address=address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True, **local
             )

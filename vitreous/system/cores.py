@@ -1,4 +1,4 @@
-"""Cores, thread pools and memory of this process, and what other processes take. Does not import PyTorch."""
+"""Cores, thread pools and memory of this process, and the load of other processes. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: How long an OpenMP thread that waits for others spins before it sleeps, where nobody has set it. GNU's runtime, that
-#: of PyTorch's wheels for Linux, spins 300,000 times, 7 ms, and takes a core from other processes meanwhile; 2,000 are
-#: some 50 us. LLVM's and Intel's runtimes spin 200 ms by default, and take milliseconds.
+#: Spin time of idle OpenMP threads before they sleep, unless the user has set it. GNU's runtime, in PyTorch's wheels
+#: for Linux, spins 300,000 times (7 ms), which takes a core from other processes; 2,000 times are about 50 us. The
+#: runtimes of LLVM and Intel spin 200 ms by default; their variables are in milliseconds.
 SPIN_VARIABLES = {"GOMP_SPINCOUNT": "2000", "KMP_BLOCKTIME": "1"}
-# a container's share of the machine's time: "200000 100000" is two cores, "max 100000" all
+# a container's CPU quota: "200000 100000" is two cores, "max 100000" no limit
 CGROUP_CPU_FILE = "/sys/fs/cgroup/cpu.max"
-USER_WAIT_VARIABLES = ("OMP_WAIT_POLICY", *SPIN_VARIABLES)  # a user who has set one of these is not overruled
+USER_WAIT_VARIABLES = ("OMP_WAIT_POLICY", *SPIN_VARIABLES)  # if the user has set one of these, nothing is changed
 
 
 def limit_thread_pools() -> None:
-    """Have thread pools share the machine: threads that wait for others sleep soon, and there are no more than a
-    container's share of cores. Has to run before PyTorch is imported, since OpenMP reads the environment when it is
-    loaded; processes that are started later inherit it. What the user has set stays."""
+    """Configure thread pools for a shared machine: idle threads sleep soon, and there are no more threads than the
+    container's CPU quota allows. Must run before PyTorch is imported, since OpenMP reads the environment when it is
+    loaded; child processes inherit it. The user's settings take precedence."""
     if not any(name in os.environ for name in USER_WAIT_VARIABLES):
         os.environ.update(SPIN_VARIABLES)
     if count_usable_cores() < count_affinity_cores():
@@ -30,8 +30,8 @@ def limit_thread_pools() -> None:
 
 @contextmanager
 def restore_default_spinning() -> Iterator[None]:
-    """Start processes without what `limit_thread_pools` has set of spinning, as another library would be started by
-    itself."""
+    """Start processes without the spin settings of `limit_thread_pools`, to measure another library with its
+    defaults."""
     bounded = {name: os.environ.pop(name) for name, value in SPIN_VARIABLES.items() if os.environ.get(name) == value}
     try:
         yield
@@ -40,8 +40,7 @@ def restore_default_spinning() -> Iterator[None]:
 
 
 def count_usable_cores() -> int:
-    """Cores that this process may use: those it is bound to, and no more than a container's share of the machine's
-    time."""
+    """Count the cores that this process may use: those of its affinity mask, limited by the container's CPU quota."""
     count = count_affinity_cores()
     try:
         with open(CGROUP_CPU_FILE) as file:
@@ -52,17 +51,17 @@ def count_usable_cores() -> int:
 
 
 def count_affinity_cores() -> int:
-    """Cores that this process is bound to."""
+    """Count the cores in the affinity mask of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_worker_count() -> int:
-    """Processes that decode images: one a core, at most eight."""
+    """Return the default number of worker processes that decode images: one per core, at most eight."""
     return min(count_usable_cores(), 8)
 
 
 def synchronize_device(device: str) -> None:
-    """Wait until a GPU has finished the work it was given; return at once on a CPU."""
+    """Wait until a GPU has finished its queued work; return immediately on a CPU."""
     if device.startswith("cuda"):
         import torch
 
@@ -70,14 +69,14 @@ def synchronize_device(device: str) -> None:
 
 
 def get_peak_memory(device: str) -> int:
-    """The most memory this process held so far, in bytes: on the device for CUDA, else resident."""
+    """Return the peak memory of this process in bytes: on the device for CUDA, else resident."""
     if device.startswith("cuda"):
         import torch
 
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "win32":
         return 0
-    if sys.platform == "linux":  # getrusage would count what the parent held when it started this process
+    if sys.platform == "linux":  # getrusage would include the parent's memory at the start of this process
         with open("/proc/self/status") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
     import resource
@@ -86,30 +85,30 @@ def get_peak_memory(device: str) -> int:
 
 
 class ContentionMonitor:
-    """Measures the share of this process's cores that other work takes, and calls `tell` once when this process is
-    slower for it.
+    """Measures the share of this process's cores that other work takes, and calls `tell` once if that slows down this
+    process.
 
-    Other work is what is busy on the cores less what this process and those that it started use; with `siblings` also
-    less what processes of the same parent use, as those of a distributed run. Works on Linux alone; elsewhere every
-    figure is None.
+    Other work is the load of the cores minus that of this process and its descendants; with `siblings` also minus that
+    of processes with the same parent, as in a distributed run. Only works on Linux; elsewhere every measurement is
+    None.
     """
 
-    SECONDS, WINDOWS = 3.0, 2  # a figure is of at least so long; it takes so many of them one after the other to tell
-    SHARE, FULL = 0.2, 0.9  # of the cores: other work at least, and everything together at least
+    SECONDS, WINDOWS = 3.0, 2  # shortest measurement, and number of consecutive measurements for a warning
+    SHARE, FULL = 0.2, 0.9  # smallest share of other work, and of all work, for a warning
 
     def __init__(self, tell: Callable[[str], None] = lambda text: None, siblings: bool = False) -> None:
         self.tell, self.root = tell, os.getppid() if siblings else os.getpid()
         self.marked, self.crowded, self.share = read_cpu_ticks(self.root), 0, None
 
     def measure(self) -> float | None:
-        """Share of the cores, 0 to 1, that other work took since the last call (or construction); None where it cannot
-        be read."""
+        """Return the share of the cores, 0 to 1, that other work took since the last call (or construction); None if
+        unknown."""
         self.share, _ = self.shares()
         return self.share
 
     def poll(self) -> None:
-        """Measure, at most every `SECONDS`, and tell once the cores were full, with other work on them, in `WINDOWS`
-        figures in a row."""
+        """Measure, at most every `SECONDS`, and warn once if in `WINDOWS` consecutive measurements the cores were full
+        and other work ran on them."""
         if self.marked is None or self.crowded >= self.WINDOWS or time.monotonic() - self.marked[0] < self.SECONDS:
             return
         self.share, busy = self.shares()
@@ -120,7 +119,7 @@ class ContentionMonitor:
             self.tell(describe_contention(self.share))
 
     def shares(self) -> tuple[float | None, float]:
-        """Shares of the cores since the last call: of other work, and of all work."""
+        """Return the shares of the cores since the last call: of other work, and of all work."""
         before, now = self.marked, read_cpu_ticks(self.root)
         self.marked = now
         if before is None or now is None or now[1] <= before[1]:
@@ -131,15 +130,13 @@ class ContentionMonitor:
 
 
 def describe_contention(share: float) -> str:
-    """What is said of a share of the cores that other work takes."""
-    return (
-        f"other work takes {share:.0%} of this machine's {count_affinity_cores()} cores: this process is slower for it"
-    )
+    """Return the warning about the share of the cores that other work takes."""
+    return f"other work takes {share:.0%} of this machine's {count_affinity_cores()} cores and slows down this process"
 
 
 def read_cpu_ticks(root: int) -> tuple[float, int, int, int] | None:
-    """The clock in seconds, and since boot, in ticks: all time of the cores that this process may use, their idle time,
-    and what the process `root` and its descendants used. None where /proc cannot be read."""
+    """Read the clock in seconds, and tick counts since boot: total and idle time of the cores that this process may
+    use, and time of the process `root` and its descendants. None if /proc cannot be read."""
     try:
         allowed = os.sched_getaffinity(0)
         total = idle = 0
@@ -155,7 +152,7 @@ def read_cpu_ticks(root: int) -> tuple[float, int, int, int] | None:
 
 
 def read_process_ticks(process: int) -> int:
-    """Processor time of a process and of its children that have ended, in ticks; 0 where it has ended itself."""
+    """Read the CPU time of a process and of its finished children, in ticks; 0 if it has ended."""
     try:
         with open(f"/proc/{process}/stat") as file:
             return sum(int(field) for field in file.read().rpartition(")")[2].split()[11:15])
@@ -164,7 +161,7 @@ def read_process_ticks(process: int) -> int:
 
 
 def list_descendants(process: int) -> list[int]:
-    """The processes that a process started, and those that they started."""
+    """List the descendants of a process."""
     try:
         children: list[int] = []
         for thread in os.listdir(f"/proc/{process}/task"):

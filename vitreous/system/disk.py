@@ -1,4 +1,4 @@
-"""Files that are on the disk whole or not at all, and the folder of what can be made again."""
+"""Atomic file writes, and the cache folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from vitreous.errors import ResourceError, escape_unprintable
 
-STALE_SECONDS = 86_400  # seconds without a write after which another process's temporary file counts as left behind
+STALE_SECONDS = 86_400  # age in seconds at which another process's temporary file is considered abandoned
 
 
 @contextmanager
@@ -32,11 +32,11 @@ def open_atomic(
 
 @contextmanager
 def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[Path]:
-    """A temporary path beside `path`, for the block to write a file or make a folder there.
+    """Return a temporary path next to `path`, at which the block writes a file or makes a folder.
 
     When the block ends, the file or folder is synced and renamed to `path`; after an exception it is removed and `path`
-    is as before. `shared`: the temporary name is unique, since several processes may write `path` at once; leftovers of
-    killed ones go after a day. Raises OSError.
+    is unchanged. `shared`: the temporary name is unique, since several processes may write `path` at the same time;
+    files left by killed processes are removed after a day. Raises OSError.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp" if shared else f".{path.name}.tmp")
@@ -52,9 +52,9 @@ def atomic_path(path: str | os.PathLike[str], shared: bool = False) -> Iterator[
 
 
 def sync_and_rename(temporary: Path, path: Path) -> None:
-    """Sync a file, or a folder with all that it holds, and rename it to `path`, replacing a file there. Raises OSError.
+    """Sync a file, or a folder with all its content, and rename it to `path`, replacing a file there. Raises OSError.
 
-    Both lie on one file system. The rename is synced too, so that it cannot be lost, nor come before the content.
+    Both must be on one file system. The rename is synced too, so it is neither lost nor applied before the content.
     """
     if temporary.is_dir():
         for part in sorted(temporary.rglob("*")):
@@ -65,9 +65,9 @@ def sync_and_rename(temporary: Path, path: Path) -> None:
 
 
 def fsync_path(path: Path) -> None:
-    """Bring a file or a folder to the disk. Raises OSError."""
+    """Flush a file or a folder to the disk. Raises OSError."""
     if os.name == "nt" and path.is_dir():
-        return  # Windows opens no folders
+        return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -84,7 +84,7 @@ def remove_path(path: Path) -> None:
 
 
 def remove_stale_files(folder: Path) -> None:
-    """Remove temporary files of `atomic_path` that nobody has written to for a day."""
+    """Remove temporary files of `atomic_path` that were not written for a day."""
     for path in folder.glob(".*.tmp"):
         with suppress(OSError):
             if time.time() - path.stat().st_mtime > STALE_SECONDS:
@@ -92,7 +92,7 @@ def remove_stale_files(folder: Path) -> None:
 
 
 def write_text_atomic(path: Path, text: str, errors: str = "strict") -> None:
-    """Write a text file in UTF-8, whole or not at all. Raises OSError."""
+    """Write a text file in UTF-8 atomically. Raises OSError."""
     with open_atomic(path, "w", encoding="utf-8", errors=errors, newline="") as file:
         file.write(text)
 
@@ -106,20 +106,20 @@ def write_output_file(path: str | os.PathLike[str], text: str) -> None:
 
 
 def make_write_error(path: str | os.PathLike[str], error: OSError) -> ResourceError:
-    """The refusal of a file that cannot be written."""
+    """Return the error for a file that cannot be written."""
     return ResourceError(
-        f"cannot write {escape_unprintable(path)}: {error.strerror or error}", "make room, or choose another file"
+        f"cannot write {escape_unprintable(path)}: {error.strerror or error}", "free space, or choose another file"
     )
 
 
 def compute_sha256(path: str | os.PathLike[str]) -> str:
-    """The SHA-256 of a file, in hex. Raises OSError."""
+    """Compute the SHA-256 of a file, in hex. Raises OSError."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be written as UTF-8."""
+    """Return whether a text can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -128,6 +128,6 @@ def is_utf8(text: str) -> bool:
 
 
 def get_cache_folder(kind: str) -> Path:
-    """The folder for things of a kind that can be made or fetched again: below `XDG_CACHE_HOME`, or `~/.cache`."""
+    """Return the folder for reproducible data of this kind: below `XDG_CACHE_HOME`, or `~/.cache`."""
     home = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~")) / ".cache") / "vitreous" / kind

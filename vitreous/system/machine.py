@@ -1,4 +1,4 @@
-"""What the machine can do: devices, precisions, processor features."""
+"""Capabilities of the machine: devices, precisions, processor features."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from vitreous.system.cores import count_usable_cores
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}  # by the names that `--precision` takes
 
 
-#: what decides here, of the instruction sets that a processor may have; by PyTorch's names
+#: the processor features that choices depend on, by PyTorch's names
 CPU_FEATURES = ("avx2", "avx_vnni", "avx512_f", "avx512_vnni", "avx512_bf16", "amx_bf16")
-#: which of them each of oneDNN's levels may use; a name that is not here limits nothing
+#: oneDNN ISA level -> the features that it may use; unlisted levels limit nothing
 ONEDNN_ISA_LEVELS = {
     "SSE41": (),
     "AVX": (),
@@ -36,12 +36,12 @@ ONEDNN_ISA_LEVELS = {
     "AVX512_CORE_FP16": CPU_FEATURES[:5],
     "AVX512_CORE_AMX": CPU_FEATURES,
 }
-#: the same for PyTorch's own kernels: what `torch.backends.cpu.get_cpu_capability` says that they use
+#: the same for PyTorch's own kernels, by `torch.backends.cpu.get_cpu_capability`
 ATEN_CAPABILITY_FEATURES = {"DEFAULT": (), "AVX2": CPU_FEATURES[:2]}
 
 
 def list_devices() -> list[str]:
-    """The devices that a run can name."""
+    """List the available devices by name."""
     names = ["cpu"] + [
         f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
     ]
@@ -49,19 +49,18 @@ def list_devices() -> list[str]:
 
 
 def pick_device(name: str = "auto") -> str:
-    """The device that `auto`, `cpu`, `cuda`, `cuda:1` or `mps` stands for. Raises UsageError with those that there
-    are."""
+    """Resolve `auto`, `cpu`, `cuda`, `cuda:1` or `mps` to a device. Raises UsageError, with the available devices."""
     names = list_devices()
     if name == "auto":
         return names[-1] if names[-1] == "mps" else names[min(1, len(names) - 1)]
     name = "cuda:0" if name == "cuda" else name
     if name not in names:
-        raise UsageError(f"no device {name} here", f"there are {', '.join(names)}")
+        raise UsageError(f"no device {name} on this machine", f"use {' or '.join(names)}")
     return name
 
 
 def has_bf16(device: str) -> bool:
-    """Whether the device multiplies bfloat16 in hardware (a CPU: AVX512-BF16 or AMX)."""
+    """Return whether the device has hardware bfloat16 multiplication (on a CPU: AVX512-BF16 or AMX)."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device == "mps":
@@ -70,46 +69,45 @@ def has_bf16(device: str) -> bool:
 
 
 def pick_precision(name: str, device: str) -> str:
-    """`auto` is bf16 where the device has it, else fp32."""
+    """Resolve `auto` to bf16 if the device supports it, else fp32."""
     if name == "auto":
         return "bf16" if has_bf16(device) else "fp32"
     return name
 
 
 def describe_emulation(precision: str, device: str) -> str | None:
-    """What to tell somebody who asks for a precision that the device only emulates."""
+    """Return a warning if the device only emulates the requested precision."""
     if precision == "bf16" and not has_bf16(device):
-        return (
-            f"{device} has no bfloat16 products: they are emulated, up to a hundred times slower than --precision fp32"
-        )
+        return f"{device} has no bfloat16 hardware: emulation is up to a hundred times slower than --precision fp32"
     return None
 
 
 def has_fast_packed_products(device: str) -> bool:
-    """Whether oneDNN's packed products are worth having: on CPUs with AVX-512 or AMX, where they reach twice what
-    PyTorch's own do in float32 on AMD and save a tenth in bfloat16; with AVX2 alone both are at the limit, and the
-    fused GELU is slower."""
+    """Return whether oneDNN's packed matrix products are faster than PyTorch's.
+
+    With AVX-512 or AMX they are 2x faster in float32 on AMD, and save a tenth in bfloat16. With AVX2 both reach the
+    hardware limit, and the fused GELU is slower."""
     return device == "cpu" and get_cpu_features().get("avx512_f", False)
 
 
 def has_vnni() -> bool:
-    """Whether the processor adds up products of eight bits in 32; without it, sums of two in 16 bits overflow."""
+    """Return whether the processor accumulates 8-bit products in 32 bits; without it, sums of two in 16 bits
+    overflow."""
     return get_cpu_features().get("avx512_vnni", False) or get_cpu_features().get("avx_vnni", False)
 
 
 def get_cpu_features() -> dict[str, bool]:
-    """What the processor can do and may be used for: {feature: whether}, by PyTorch's names; empty where PyTorch cannot
-    tell.
+    """Return the usable processor features, {feature: whether}, by PyTorch's names; empty if PyTorch cannot detect
+    them.
 
-    Every choice that depends on the processor asks here. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit what the
-    libraries use, so they limit the answer. `VITREOUS_CPU_ISA`, one of `ONEDNN_ISA_LEVELS`, replaces the answer and
-    changes no
-    library: with it both sides of a choice are tested on any machine (bfloat16 is then emulated where the processor
-    lacks it). Raises UsageError for an unknown level.
+    All choices that depend on the processor use this function. `ONEDNN_MAX_CPU_ISA` and `ATEN_CPU_CAPABILITY` limit the
+    libraries, and therefore the result. `VITREOUS_CPU_ISA`, one of `ONEDNN_ISA_LEVELS`, replaces the result and does
+    not change the libraries, so that both sides of a choice can be tested on any machine (bfloat16 is then emulated if
+    necessary). Raises UsageError for an unknown level.
     """
     if assumed := os.environ.get("VITREOUS_CPU_ISA", "").upper():
         if assumed not in ONEDNN_ISA_LEVELS:
-            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is no level", f"there are {', '.join(ONEDNN_ISA_LEVELS)}")
+            raise UsageError(f"VITREOUS_CPU_ISA={assumed} is not a level", f"use one of {', '.join(ONEDNN_ISA_LEVELS)}")
         return {feature: feature in ONEDNN_ISA_LEVELS[assumed] for feature in CPU_FEATURES}
     level = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
     limits = [
@@ -125,22 +123,22 @@ def get_cpu_features() -> dict[str, bool]:
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device | str) -> torch.Tensor:
-    """Copy a tensor of any shape to a device without waiting for the work that is queued there.
+    """Copy a tensor of any shape to a device without waiting for its queued work.
 
     A copy from pageable memory to a GPU waits for the GPU's queue; this one goes through pinned memory.
     """
     if torch.device(device).type == "mps" and tensor.dtype == torch.float64:
-        tensor = tensor.float()  # Metal has no numbers of 64 bits
+        tensor = tensor.float()  # Metal has no 64-bit numbers
     if tensor.device.type == "cpu" and torch.device(device).type == "cuda":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def get_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
-    """Return the tensor (*shape) `build(*arguments)` on a device, kept for the next call with the same arguments: it
-    must not be changed.
+    """Return the tensor (*shape) `build(*arguments)` on a device, cached for the same arguments; it must not be
+    changed.
 
-    A table that is built on the host in every forward pass costs a copy, for which the host waits.
+    Building a table on the host in every forward pass would need a copy, for which the host waits.
     """
     if torch.compiler.is_compiling():
         return build(*arguments).to(device)
@@ -149,26 +147,26 @@ def get_device_table(build: Callable[..., torch.Tensor], device: torch.device, *
 
 @cache  # never emptied: a CUDA graph may read a table
 def build_device_table(build: Callable[..., torch.Tensor], device: torch.device, *arguments: Hashable) -> torch.Tensor:
-    """Return the tensor (*shape) that `get_device_table` keeps: a normal one, also where it is first read in inference
+    """Build the tensor (*shape) cached by `get_device_table`: a normal tensor, even when first used in inference
     mode."""
     with torch.inference_mode(False), torch.device("cpu"):
         return copy_to_device(build(*arguments), device)
 
 
 def configure_process() -> None:
-    """Prepare this process for long computations: threads no more than the cores that it may use (PyTorch does not know
-    of a container's share of the machine's time), float32 that is float32 on a GPU too, and an allocator that keeps
-    freed memory, in huge pages (`tune_allocator`)."""
+    """Configure this process for long computations: no more threads than usable cores (PyTorch ignores a container's
+    CPU quota), full float32 precision on GPUs, and an allocator that keeps freed memory, in huge pages
+    (`tune_allocator`)."""
     if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > count_usable_cores():
         torch.set_num_threads(count_usable_cores())
-    torch.backends.cudnn.allow_tf32 = False  # PyTorch lets float32 convolutions on a GPU round to ten bits
+    torch.backends.cudnn.allow_tf32 = False  # PyTorch rounds float32 convolutions on a GPU to ten bits by default
     tune_allocator()
 
 
 @contextmanager
 def use_deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None]:
-    """Choose kernels whose results do not depend on the order in which a GPU's threads finish, where they are `wanted`;
-    changes nothing on a CPU. An operator that has no such kernel warns."""
+    """Use kernels whose results do not depend on the order of a GPU's threads, if `wanted`; no effect on a CPU. An
+    operator without such a kernel warns."""
     if not (wanted and device.startswith("cuda")):
         yield
         return
@@ -176,7 +174,7 @@ def use_deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS has no fixed workspace otherwise
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        with sdpa_kernel(SDPBackend.MATH):  # the backward passes of the fused kernels add up in any order
+        with sdpa_kernel(SDPBackend.MATH):  # the backward passes of the fused kernels sum in any order
             yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
@@ -184,22 +182,22 @@ def use_deterministic_kernels(device: str, wanted: bool = True) -> Iterator[None
 
 @cache
 def get_thread_pool(count: int) -> ThreadPoolExecutor:
-    """A pool of `count` threads that share PyTorch's threads evenly: each computes with cores of its own."""
+    """Create a pool of `count` threads that divide PyTorch's threads evenly: each computes with separate cores."""
     total, ready = torch.get_num_threads(), Barrier(count)
 
     def begin() -> None:
-        torch.get_num_threads()  # the first call in a thread takes over the global number, so it has to come before
+        torch.get_num_threads()  # a thread's first call adopts the global number, so it must precede the next line
         torch.set_num_threads(max(1, total // count))
         ready.wait()
 
     pool = ThreadPoolExecutor(count, "team", begin)
-    list(pool.map(int, range(count)))  # starts them all
-    torch.set_num_threads(total)  # the global number, which threads that start later take over
+    list(pool.map(int, range(count)))  # starts all threads
+    torch.set_num_threads(total)  # the global number, which later threads adopt
     return pool
 
 
 def get_free_memory(device: str) -> int:
-    """Bytes that are free: on a GPU, or in a Linux machine; 0 where that is not known."""
+    """Return the free bytes of a GPU, or of a Linux machine; 0 if unknown."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
     if sys.platform != "linux":
@@ -209,7 +207,7 @@ def get_free_memory(device: str) -> int:
 
 
 def describe_environment() -> dict[str, object]:
-    """Versions and hardware, as `environment.json` keeps them."""
+    """Return versions and hardware, as stored in `environment.json`."""
     from importlib.metadata import version
 
     from vitreous.version import __version__
@@ -230,12 +228,12 @@ def describe_environment() -> dict[str, object]:
 
 
 def get_best_cpu_feature() -> str:
-    """The best of `CPU_FEATURES` that the processor has and may be used for, `avx512_bf16`; "" for none."""
+    """Return the best of `CPU_FEATURES` that the processor has and may use, such as `avx512_bf16`; "" for none."""
     return next((feature for feature in reversed(CPU_FEATURES) if get_cpu_features().get(feature)), "")
 
 
 def get_processor_name() -> str:
-    """The processor's own name."""
+    """Return the model name of the processor."""
     try:
         with open("/proc/cpuinfo") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))

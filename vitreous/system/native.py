@@ -1,8 +1,8 @@
-"""Kernels of this project's own, in C: `native.c`, compiled once by the machine's C compiler, where it has one. Nothing
-needs them: without a compiler, or on another processor, PyTorch's own operators do the same.
+"""Native C kernels in `native.c`, compiled once by the machine's C compiler, if there is one. They are optional:
+without a compiler, or on another processor, PyTorch's operators compute the same.
 
-The library lies in the cache folder, by a name that changes with its source, its flags, the compiler and PyTorch's
-OpenMP runtime. It shares that runtime, so that its loops run on PyTorch's threads. `VITREOUS_NATIVE=0` leaves it out.
+The library is in the cache folder, with a name that depends on its source, its flags, the compiler and PyTorch's OpenMP
+runtime. It shares that runtime, so its loops run on PyTorch's threads. `VITREOUS_NATIVE=0` disables it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from vitreous.system.machine import get_cpu_features
 C_SOURCE = Path(__file__).with_suffix(".c")
 CPU_INSTRUCTIONS = "avx512f avx512bw avx512vl avx512dq avx512bf16 amx-tile amx-bf16"
 COMPILER_FLAGS = ["-O3", "-fPIC", "-fopenmp", "-fno-math-errno", *(f"-m{name}" for name in CPU_INSTRUCTIONS.split())]
-COMPILE_TIMEOUT = 60.0  # a compiler takes one
+COMPILE_TIMEOUT = 60.0  # seconds; usual is one
 
 
 @dataclass(frozen=True)
 class NativeLibrary:
-    """The compiled library, None where there is none; whether its kernels may use tiles (AMX); and why, in words."""
+    """The compiled library, None if unavailable; whether its kernels may use tiles (AMX); and a reason or
+    description."""
 
     library: ctypes.CDLL | None
     tiles: bool
@@ -43,22 +44,22 @@ class NativeLibrary:
 
 @cache
 def load_native_library() -> NativeLibrary:
-    """Compile the library, or load it, once a process."""
+    """Compile the library, or load it, once per process."""
     if os.environ.get("VITREOUS_NATIVE") == "0":
-        return NativeLibrary(None, False, "switched off by VITREOUS_NATIVE=0")
+        return NativeLibrary(None, False, "disabled by VITREOUS_NATIVE=0")
     if sys.platform != "linux" or platform.machine() != "x86_64" or not has_cpu_feature("avx512_bf16"):
-        return NativeLibrary(None, False, "for x86-64 processors with AVX512-BF16 on Linux")
+        return NativeLibrary(None, False, "only for x86-64 processors with AVX512-BF16 on Linux")
     runtime, compiler = find_openmp_runtime(), find_compiler()
     if runtime is None:
         return NativeLibrary(None, False, "PyTorch has no GNU OpenMP runtime here")
     if not compiler:
-        return NativeLibrary(None, False, "no C compiler: install one, as gcc, for faster bfloat16")
+        return NativeLibrary(None, False, "no C compiler: install one, such as gcc, for faster bfloat16")
     try:
         library = ctypes.CDLL(str(compile_library(compiler, runtime)))
         tiles = has_cpu_feature("amx_bf16") and library.request_tiles() == 0
     except subprocess.SubprocessError:
         return NativeLibrary(
-            None, False, f"{compiler[0]} cannot compile them: a newer one may, as gcc from version 11 on"
+            None, False, f"{compiler[0]} cannot compile them: use a newer one, such as gcc 11 or later"
         )
     except (OSError, AttributeError) as error:
         return NativeLibrary(None, False, f"cannot be stored or loaded: {error}")
@@ -66,17 +67,17 @@ def load_native_library() -> NativeLibrary:
 
 
 def has_cpu_feature(feature: str) -> bool:
-    """Whether the processor has a feature and may use it, whatever VITREOUS_CPU_ISA assumes of it."""
+    """Return whether the processor has a feature and may use it, regardless of VITREOUS_CPU_ISA."""
     return get_cpu_features().get(feature, False) and bool(getattr(torch.cpu, "get_capabilities", dict)().get(feature))
 
 
 def find_compiler() -> list[str]:
-    """Return the command of the C compiler, from `CC`, or else `cc` or `gcc`, its program as a whole path; empty where
-    there is none."""
+    """Return the command of the C compiler, from `CC`, else `cc` or `gcc`, with its absolute path; empty if there is
+    none."""
     named = os.environ.get("CC", "").strip()
     try:
         commands = [shlex.split(named)] if named else [["cc"], ["gcc"]]
-    except ValueError:  # a quotation mark without its fellow
+    except ValueError:  # an unbalanced quotation mark
         return []
     return next(([path, *options] for program, *options in commands if (path := shutil.which(program))), [])
 
@@ -89,9 +90,9 @@ def find_openmp_runtime() -> str | None:
 
 
 def compile_library(compiler: list[str], runtime: str) -> Path:
-    """Return the path of the compiled library, compiled now unless it was before.
+    """Return the path of the compiled library; compile it if it does not exist.
 
-    Raises OSError where it cannot be stored, subprocess.SubprocessError where the compiler fails.
+    Raises OSError if it cannot be stored, subprocess.SubprocessError if the compiler fails.
     """
     program = os.stat(compiler[0])
     facts = [*compiler, *COMPILER_FLAGS, runtime, str(program.st_size), str(program.st_mtime_ns)]
@@ -101,7 +102,7 @@ def compile_library(compiler: list[str], runtime: str) -> Path:
         library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as folder:
             compiled, linked = Path(folder) / "native.o", Path(folder) / library.name
-            # linked without -fopenmp: that would load another runtime, with threads of its own
+            # linked without -fopenmp, which would load another runtime with separate threads
             for arguments in (
                 [*COMPILER_FLAGS, "-c", C_SOURCE, "-o", compiled],
                 ["-shared", compiled, runtime, "-o", linked],

@@ -1,5 +1,5 @@
-"""What a notebook shows: tables as HTML, and progress in a cell that is drawn anew. Imports no IPython before it is
-there."""
+"""Notebook views: tables as HTML, and progress in a cell that is updated. Does not import IPython unless it is already
+loaded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ CELL_STYLE = "text-align:left; padding:2px 10px; vertical-align:middle"
 
 
 class RawHTML(NamedTuple):
-    """HTML that stands in a table as it is; everything else in it is escaped."""
+    """HTML that is inserted in a table unchanged; all other text is escaped."""
 
     html: str
 
 
 def format_html_table(rows: Sequence[Sequence[Any]], head: Sequence[str] = (), title: str = "", note: str = "") -> str:
-    """A table of rows, with the names of its columns, a title above it and a note below it."""
+    """Format a table of rows as HTML, with column names, a title above and a note below."""
 
     def line(cells: Sequence[Any], tag: str) -> str:
         texts = [cell.html if isinstance(cell, RawHTML) else escape(str(cell)) for cell in cells]
@@ -30,7 +30,7 @@ def format_html_table(rows: Sequence[Sequence[Any]], head: Sequence[str] = (), t
 
 
 def list_config_settings(plain: Any, path: str = "") -> list[tuple[str, Any]]:
-    """A config as plain data -> its settings by their dotted paths, as `--path.to.field` has them."""
+    """List the settings of a config as plain data by their dotted paths, as in `--path.to.field`."""
     if not isinstance(plain, dict):
         return [(path, plain)]
     return [
@@ -39,7 +39,7 @@ def list_config_settings(plain: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def open_updatable_cell() -> Callable[[str], None] | None:
-    """A part of the output of the cell that runs, which each call fills with other HTML; None outside of notebooks."""
+    """Return a function that updates an output area of the current cell with HTML; None outside of notebooks."""
     kernel = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     if kernel is None or type(kernel).__name__ != "ZMQInteractiveShell":
         return None
@@ -50,7 +50,7 @@ def open_updatable_cell() -> Callable[[str], None] | None:
 
 
 def format_progress_html(label: str, done: int, total: int, text: str, seconds_left: float | None) -> str:
-    """A bar with what is said of it."""
+    """Format a progress bar with its text as HTML."""
     left = "" if seconds_left is None else f"  {seconds_left:.0f} s left"
     words = escape(f"{done / max(total, 1):.0%}  {text}{left}")
     return f'{escape(label)} <progress max="{total}" value="{done}"></progress> <code>{words}</code>'

@@ -1,4 +1,4 @@
-"""Tables for spreadsheets: CSV, in which no name is taken for a formula."""
+"""CSV tables for spreadsheets, with names protected from evaluation as formulas."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ FORMULA_PREFIXES = tuple("=+-@'\t\r")
 
 
 def format_csv(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows of cells as CSV, the cells as they are."""
+    """Format rows of cells as CSV, without escaping formulas."""
     text = io.StringIO(newline="")
     csv.writer(text).writerows(rows)
     return text.getvalue()
 
 
 def escape_formula(name: str) -> str:
-    """A name as a cell that no spreadsheet computes: taking the apostrophe in front away gives it back."""
+    """Return a name as a cell that spreadsheets do not evaluate; removing the leading apostrophe restores it."""
     return "'" + name if name.startswith(FORMULA_PREFIXES) else name
 
 
 def write_csv_file(path: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """A CSV file that is there whole or not at all, its cells marked but for numbers. Raises ResourceError."""
+    """Write a CSV file atomically, with all cells except numbers escaped. Raises ResourceError."""
     table = [["" if cell is None else str(cell) for cell in row] for row in rows]
     write_output_file(
         path,
@@ -38,7 +38,7 @@ def write_csv_file(path: str, head: Sequence[str], rows: Iterable[Sequence[Any]]
 
 
 def is_number_text(cell: str) -> bool:
-    """Whether a cell is a number."""
+    """Return whether a cell is a number."""
     with suppress(ValueError):
         return math.isfinite(float(cell))
     return False

@@ -1,4 +1,4 @@
-"""Functions and classes of PyTorch with the types that its own annotations lack; at run time they are PyTorch's own."""
+"""Typed versions of PyTorch functions and classes with missing annotations; at run time they are PyTorch's own."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
     M = TypeVar("M", bound=nn.Module, covariant=True)
 
     def from_numpy(array: ndarray) -> Tensor:
-        """A tensor that shares the memory of an array."""
+        """Return a tensor that shares the memory of an array."""
         ...
 
     def ndtr(x: Tensor) -> Tensor:
-        """The distribution function of the standard normal distribution, of any shape."""
+        """Compute the distribution function of the standard normal distribution, of any shape."""
         ...
 
     def ndtri(p: Tensor) -> Tensor:
-        """The inverse of `ndtr`, of any shape."""
+        """Compute the inverse of `ndtr`, of any shape."""
         ...
 
     def vector_norm(x: Tensor, ord: float, dim: int) -> Tensor:
-        """The norm along an axis, which is gone."""
+        """Compute the norm along an axis, which is removed."""
         ...
 
     def once_differentiable(backward: F) -> F:
-        """A backward pass that is not differentiated itself."""
+        """Mark a backward pass as not differentiable."""
         ...
 
     def checkpoint(block: Callable[..., Tensor], *arguments: Any, use_reentrant: bool) -> Tensor:
-        """What a block gives for these arguments, computed again in the backward pass."""
+        """Return a block's output for these arguments, recomputed in the backward pass."""
         ...
 
     def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """A module, its modules and theirs, by their names in it."""
+        """Yield a module and all its submodules, by their names."""
         ...
 
     def compile_module(module: nn.Module) -> None:
@@ -72,18 +72,18 @@ else:
 
 
 class FunctionContext(function.FunctionCtx):
-    """What `forward` of a `torch.autograd.Function` leaves to `backward`; a function that leaves more names
-    it in a subclass."""
+    """The context that `forward` of a `torch.autograd.Function` passes to `backward`; a function with more attributes
+    declares them in a subclass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
 
 def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
-    """Let subclasses override a method with arguments of their own: the context that a kind of attention takes."""
+    """Let subclasses override a method with different arguments: the context of each attention class."""
     return method
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm) -> nn.Parameter | None:
-    """The bias of a layer, None where it was made without one, which PyTorch's types leave out."""
+    """Return the bias of a layer, None if it has none, which PyTorch's types do not allow for."""
     return layer.bias

@@ -1,1 +1,1 @@
-"""What a model is for: one file per task, which holds everything that differs between tasks."""
+"""Tasks: one file per task, with all code that differs between tasks."""

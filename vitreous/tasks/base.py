@@ -1,9 +1,9 @@
-"""The contract of a task: what a model is for, and everything that differs between tasks.
+"""The interface of a task: the code that differs between classification, detection, generation and so on.
 
-A task is a frozen dataclass in a file of its own and one row of `tasks.table`. `predict`, `serve`, `export`, `evaluate`
-and the pages call its methods; they do not test which task it is. Nothing here imports PyTorch.
+A task is a frozen dataclass in a separate file and one row of `tasks.table`. `predict`, `serve`, `export`, `evaluate`
+and the pages call its methods; they do not test which task it is. This module does not import PyTorch.
 
-In shapes, n is images and K the numbers that a head gives for an image (`Task.outputs`).
+In shapes, n is the number of images and K the number of outputs that a head computes per image (`Task.outputs`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ if TYPE_CHECKING:
     from vitreous.tasks.export_proof import VerificationImages
     from vitreous.tasks.report import Report
 
-#: options of `predict` that tasks may take -> the models that they are for
+#: options of `predict` that only some tasks support -> the models that support them
 PREDICT_OPTIONS: dict[str, str] = {
     **dict.fromkeys(("to", "coco_ids", "tiles"), "detectors"),
-    **dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "models that name classes of images"),
-    "overlay": "models that say what is where",
+    **dict.fromkeys(("top", "threshold", "abstain", "csv", "ray"), "image classifiers"),
+    "overlay": "segmentation and detection models",
 }
 
 
 @dataclass(frozen=True)
 class PredictionOptions:
-    """Options of `predict` that tasks may take: at most `top` classes, of a probability above `threshold`; unsure where
-    the highest is below `abstain`. None: unset; then a prediction of one class has the `usual` number of classes."""
+    """Prediction options of classifiers: at most `top` classes with a probability above `threshold`. A prediction is
+    unsure if its highest probability is below `abstain`. None means unset; if `top` is unset, a single-label
+    prediction has `usual` classes."""
 
     top: int | None = None
     threshold: float | None = None
@@ -50,67 +51,66 @@ class PredictionOptions:
 
     @property
     def given(self) -> list[str]:
-        """The names of the options that are set."""
+        """List the names of the options that are set."""
         return [name for name in ("top", "threshold", "abstain") if getattr(self, name) is not None]
 
 
 class PredictionFormat(ABC):
-    """How the outputs for an image become a prediction: as a Python object, in JSON, CSV, Parquet and a terminal.
+    """Convert the outputs for an image to a prediction: Python object, JSON, CSV, Parquet and terminal text.
 
-    A prediction is a frozen object with at least `path` and `error`; `error` says why there is none.
+    A prediction is a frozen object with at least `path` and `error`; `error` is the reason for a missing prediction.
     """
 
     formats: tuple[str, ...] = (".jsonl", ".csv", ".parquet")
-    part = 4096  # predictions in memory at a time where a format writes many at once
-    column: ClassVar[str]  # the heading of `describe` in a terminal
+    part = 4096  # predictions in memory at a time in formats that write in batches
+    column: ClassVar[str]  # heading of the column of `describe` in a terminal table
 
     @property
     @abstractmethod
     def head(self) -> list[str]:
-        """The columns of CSV."""
+        """List the columns of the CSV file."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that a file of predictions depends on."""
+        """Return the settings that a prediction file depends on."""
         return {}
 
     @abstractmethod
     def predict(self, row: np.ndarray, path: str) -> Any:
-        """The prediction for an image from its (K,) float64 values, as `Task.activate` returns them."""
+        """Return the prediction for an image from its (K,) float64 values, as `Task.activate` returns them."""
 
     @abstractmethod
     def fail(self, path: str, error: str) -> Any:
-        """The prediction for an image that cannot be read."""
+        """Return the prediction for an unreadable image, with its error."""
 
     @abstractmethod
     def to_fields(self, prediction: Any) -> dict[str, Any]:
-        """What JSON has beside the image's name and the error."""
+        """Return the JSON fields of a prediction, without the image's name and the error."""
 
     @abstractmethod
     def describe(self, prediction: Any) -> str:
-        """A cell of a terminal's table."""
+        """Return a prediction as text for one cell of a terminal table."""
 
     @abstractmethod
     def cells(self, prediction: Any) -> list[list[str]]:
-        """Rows of CSV, at least one."""
+        """Return the CSV rows of a prediction, at least one."""
 
     @abstractmethod
     def table(self, predictions: Sequence[Any]) -> pa.Table:
-        """A table of Arrow, a row for each prediction."""
+        """Return an Arrow table with one row per prediction."""
 
     def starts_image(self, cells: Sequence[str]) -> bool:
-        """Whether a row of CSV is the first one of its image."""
+        """Return whether a CSV row is the first row of its image."""
         return True
 
     def to_dict(self, prediction: Any) -> dict[str, Any]:
-        """A prediction as JSON has it."""
+        """Return a prediction as a JSON-serialisable dict."""
         return {"path": prediction.path, **self.to_fields(prediction), "error": prediction.error}
 
 
 @dataclass(frozen=True, eq=False)
 class ScatterChart:
-    """A chart of points: `x` and `y`, (m,) float64 each. `diagonal`: with the line y = x; `level`: with the line
-    y = 0."""
+    """A scatter chart: `x` and `y` are (m,) float64. `diagonal` draws the line y = x, `level` the line y = 0."""
 
     title: str
     x_label: str
@@ -123,7 +123,7 @@ class ScatterChart:
 
 @dataclass(frozen=True)
 class Example:
-    """An image that a page shows: its position in the split, its label and its prediction as text, and the probability
+    """An image that a page shows: its index in the split, its label and its prediction as text, and the probability
     of the prediction, if it has one."""
 
     sample: int
@@ -134,11 +134,11 @@ class Example:
 
 @dataclass(frozen=True)
 class ExportRules:
-    """What differs between the exported files of tasks.
+    """Task-specific properties of exported files.
 
-    `outputs`: what the graph returns, in one word. `batch`: the graph takes any number of images, else one. `by_onnx`:
-    OpenVINO converts the ONNX graph, not that of PyTorch. `int8_refusal`: why int8 is refused, "" where it is not.
-    `fit`: how images are fitted to the model's size, where it is not as its preprocessing does.
+    `outputs`: a one-word name of the graph's outputs. `batch`: the graph accepts any number of images, else exactly
+    one. `by_onnx`: OpenVINO converts the ONNX graph instead of the PyTorch graph. `int8_refusal`: why int8 is not
+    supported, "" if it is. `fit`: how images are resized to the model's size, if not by its preprocessing.
     """
 
     outputs: str = "logits"
@@ -149,224 +149,227 @@ class ExportRules:
 
 
 class Task(ABC):
-    """What a model is for. Subclasses are frozen dataclasses whose fields are what `model.json` stores.
+    """The interface of a task. Subclasses are frozen dataclasses whose fields are stored in `model.json`.
 
-    The second half of the methods is for tasks with `outputs`: K numbers for a whole image.
+    The second half of the methods is for tasks with `outputs`, K numbers per image.
     """
 
     name: ClassVar[str]
-    does: ClassVar[str]  # what a model does, for messages: "names classes of images"
+    does: ClassVar[str]  # verb and object of a model, for messages: "classifies images"
     hub_task: ClassVar[str]  # the Hugging Face Hub's name of the task
-    verb: ClassVar[str] = "predict"  # the command that answers
-    endpoint: ClassVar[str] = "predict"  # the address of the server, and the method of `Predictor`, that do
-    reads_images: ClassVar[bool] = True  # rather than generates them
-    inspectable: ClassVar[bool] = True  # a page of the server shows attention, positions and filters
+    verb: ClassVar[str] = "predict"  # the CLI command that computes predictions
+    endpoint: ClassVar[str] = "predict"  # the server's endpoint, and the method of `Predictor`, for predictions
+    reads_images: ClassVar[bool] = True  # False: the model generates images
+    inspectable: ClassVar[bool] = True  # the server's inspection page shows attention, positions and filters
     has_head: ClassVar[bool] = True
-    is_dense: ClassVar[bool] = False  # a model is a backbone with a head that wraps it, and predicts what is where
+    is_dense: ClassVar[bool] = False  # a model is a backbone wrapped by a dense head: segmentation, detection
     predict_options: ClassVar[frozenset[str]] = frozenset(("top", "threshold", "abstain", "csv", "ray"))
     export_rules: ClassVar[ExportRules] = ExportRules()
-    export_tolerance: ClassVar[float] = 0.0  # the share of predictions of an export in float32 that may differ
-    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, where settings do not choose it
-    evaluate_options: ClassVar[frozenset[str]] = frozenset()  # of `evaluate`, that are for this task and not for all
-    protocol: ClassVar[str] = "top1"  # what a reading of this task is called in evaluations.jsonl
-    output_noun: ClassVar[str] = "classes"  # what `outputs` are
+    export_tolerance: ClassVar[float] = 0.0  # share of predictions that may change in a float32 export
+    leading: ClassVar[str] = "top1"  # the key of `leading_metric`, unless settings choose another
+    evaluate_options: ClassVar[frozenset[str]] = frozenset()  # options of `evaluate` that are specific to this task
+    protocol: ClassVar[str] = "top1"  # name of this task's evaluation protocol in evaluations.jsonl
+    output_noun: ClassVar[str] = "classes"  # plural noun for `outputs`
 
-    classes: tuple[str, ...]  # none where a task has none
-    masks: bool = False  # whether objects have masks beside their boxes
-    autoencoder: str = ""  # that decodes the latents which a model makes
+    classes: tuple[str, ...]  # empty for tasks without classes
+    masks: bool = False  # whether objects have masks in addition to boxes
+    autoencoder: str = ""  # decodes the latents that a generative model samples
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """The fields as JSON has them; `classes` is always among them, empty where a task has none."""
+        """Return the fields as JSON stores them; `classes` is always present, empty for tasks without classes."""
 
     @classmethod
     @abstractmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The task that `settings` wrote. Raises WeightsError, naming `origin`, for values that cannot be."""
+        """Create a task from stored `settings`. Raises WeightsError, naming `origin`, for invalid values."""
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The task of a run that has not finished, from the settings of its objective and its `targets`. Raises
+        """Create the task of an unfinished run from the settings of its objective and its `targets`. Raises
         WeightsError as `from_settings`."""
         return cls.from_settings(settings, classes, origin)
 
     @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
-        """The command that puts a trained `run` to use; `clips`: of clips rather than images."""
+        """Return an example command that uses a trained `run`; `clips`: its inputs are clips rather than images."""
         return f"vitreous {cls.verb} {run} IMAGE …"
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the K numbers that the head gives for a whole image; none for a model without a head and for
-        one whose outputs have places in the image."""
+        """The names of the head's K outputs per image; empty for a model without a head or with per-pixel or
+        per-object outputs."""
         return ()
 
     @property
     def leading_metric(self) -> str:
-        """The key of the metric that evaluations are compared by."""
+        """The key of the metric by which evaluations are compared."""
         return self.leading
 
     @property
     def example_notes(self) -> dict[str, str]:
-        """How a page describes each kind of `choose_examples`."""
+        """Captions for the groups of `choose_examples` on an evaluation page."""
         return {}
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The columns of a table whose values are the labels; none where labels are classes."""
+        """The columns of a table that contain the labels; empty if labels are classes."""
         return ()
 
     @property
     def summary(self) -> str:
-        """What a model does, with its counts: "names one of 37 classes"."""
+        """The model's task with its counts: "classifies images into 37 classes"."""
         return self.does
 
     @property
     def missing_outputs(self) -> tuple[str, str]:
-        """Why a model has no `outputs`, for messages, and what to use instead."""
-        return f"{self.does}, and names no classes of images", f"use {self.endpoint}"
+        """Return why a model has no `outputs`, for messages, and the alternative."""
+        return f"{self.does} and does not classify whole images", f"use {self.endpoint}"
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
-        """The classes that are drawn over images, each in its colour."""
+        """The classes that are drawn over images, one colour per class."""
         return ()
 
     @property
     def export_metadata(self) -> dict[str, Any]:
-        """What programs that run an exported file need to interpret its outputs, beside the classes."""
+        """The metadata that a runtime needs to interpret the outputs of an exported file, in addition to the
+        classes."""
         return {"answer": {"loss": "softmax", "temperature": 1.0}}
 
     def get_version_fields(self) -> list[Any]:
-        """What predictions depend on, as JSON has it; the version of a model is a digest of it: class names, loss,
-        whether an image may have several classes, temperature, and other settings."""
+        """Return the values that predictions depend on; the version of a model is a digest of them: class names, loss,
+        multilabel, temperature, and other settings."""
         return [self.classes, "softmax", False, 1.0]
 
     def answers_at(self, endpoint: str) -> bool:
-        """Whether that method of `Predictor`, or address of the server, makes the predictions."""
+        """Return whether this method of `Predictor`, or endpoint of the server, computes the predictions."""
         return self.endpoint == endpoint
 
     def require_endpoint(self, endpoint: str, problem: str) -> None:
-        """Raise UsageError, with the `problem`, where another method of `Predictor` makes the predictions."""
+        """Raise UsageError, with the `problem`, if another method of `Predictor` computes the predictions."""
         if not self.answers_at(endpoint):
             raise UsageError(problem, f"use {self.endpoint}")
 
     def with_temperature(self, temperature: float) -> Self:
-        """The task with a temperature that logits are divided by; itself where it has none."""
+        """Return a copy with a new temperature, the divisor of the logits; unchanged for tasks without temperature."""
         return self
 
     def check_predict_options(self, source: str, values: dict[str, Any]) -> None:
-        """Raise UsageError for an option of `vitreous predict`, by the name of its field, that this task does not
-        take; `source` is the model as it was named."""
+        """Raise UsageError for a set option of `vitreous predict`, by field name, that this task does not support;
+        `source` is the name of the model for messages."""
         for name, models in PREDICT_OPTIONS.items():
             if values[name] not in (None, False) and name not in self.predict_options:
                 problem = f"--{name.replace('_', '-')} is for {models}; {source} {self.does}"
                 raise UsageError(problem, "leave it out")
 
     def check_predict_keywords(self, model: str, options: PredictionOptions) -> None:
-        """Raise UsageError for a keyword of `Predictor.predict` that this task does not take; `model` is its name."""
+        """Raise UsageError for a set keyword of `Predictor.predict` that this task does not support."""
         if refused := [name for name in options.given if name not in self.predict_options]:
-            problem = f"predict({refused[0]}=…) is for models that name classes; {model} {self.does}"
+            problem = f"predict({refused[0]}=…) is for image classifiers; {model} {self.does}"
             raise UsageError(problem, "leave it out")
 
     def predict_images(
         self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
     ) -> Any:
-        """The predictions of a `Predictor` for images, one for one image and a list for several; `on_images` is called
-        with their number. Raises UsageError for options that the task does not have."""
+        """Predict images with a `Predictor`: one prediction for one image, a list for several. `on_images` is called
+        with the number of finished images. Raises UsageError for options that the task does not support."""
         return predictor.predict_outputs(images, options, bad_images, on_images)
 
     def prepare_input(self, picture: DecodedSample, preprocess: Preprocess) -> np.ndarray:
-        """A decoded image -> (C, *image) pixels that an exported file takes."""
+        """Convert a decoded image to the (C, *image) pixels that an exported file expects."""
         return preprocess.to_array(picture)
 
     def compute(self, engine: Any, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, ...) outputs of an `Engine`."""
+        """Compute the (B, ...) outputs of an `Engine` for (B, C, *image) pixels."""
         return engine.logits(pixels)
 
     def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
-        """The shape of `compute` for one image, which has the model's `image` size; None for a length that varies."""
+        """Return the shape of `compute` for one image of the model's `image` size; None for a variable length."""
         return (len(self.outputs),)
 
     def compare_export(
         self, original: Any, export: Any, images: VerificationImages, config: Any, progress: Callable[[int], None]
     ) -> ExportComparison | ObjectComparison:
-        """Compare the `Engine` of a model, which has this `config`, with that of its exported file."""
+        """Compare the `Engine` of a model, whose config is `config`, with that of its exported file."""
         return compare_outputs(original, export, images, self, progress)
 
     def count_labels(self, labels: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """Labels of n images, and `Report.cells` -> (K,) int64: how often each class is a label."""
+        """Count how often each class is a label: labels of n images, and `Report.cells` -> (K,) int64."""
         return np.bincount(labels, minlength=len(self.classes)).astype(np.int64)
 
     def select_headline_metrics(self, figures: dict[str, float | None]) -> dict[str, float | None]:
-        """The metrics of an evaluation that are on top of its page."""
+        """Select the metrics at the top of an evaluation page."""
         return figures
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """(n, K) outputs of the head -> (n, K) float64 of what they mean: probabilities, or values in their units."""
+        """Convert (n, K) outputs of the head to (n, K) float64 probabilities or values in their units."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def prediction_format(self, options: PredictionOptions) -> PredictionFormat:
-        """How outputs become predictions. Raises UsageError for options that the task does not have."""
+        """Return the format of predictions. Raises UsageError for options that the task does not support."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """(n, K) outputs of the head, labels of n images, (n,) bool whether each could be read -> metrics. Raises
+        """Compute the metrics of n images: (n, K) outputs of the head, labels, and `readable` (n,) bool. Raises
         NonFiniteError for outputs that are not finite."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """The split of a data set with its labels in the order of `outputs`. Raises DataError for labels that the
-        model does not know, or of another kind."""
+        """Return the split of a data set with its labels in the order of `outputs`. Raises DataError for labels that
+        are not among the model's outputs or have another type."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """(n, K) outputs -> images for an evaluation's page, `count` of a kind at most: `worst`, those that the model
-        is most wrong about, and `unsure`, those that it is least certain about. `example_notes` describes each kind."""
+        """Choose images for an evaluation page from (n, K) outputs, at most `count` per group: `worst` has the largest
+        errors, `unsure` the lowest confidence. `example_notes` has a caption for each group."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
-        """(n, K) outputs, and the labels of n images -> the charts of an evaluation's page."""
+        """Return the charts of an evaluation page from (n, K) outputs and the labels of n images."""
         return []
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """(n, ...) outputs of a model, and of its exported file -> the share of equal predictions."""
+        """Return the share of equal predictions: (n, ...) outputs of a model and of its exported file."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def describe_differences(self, other: Task) -> list[str]:
-        """In what the outputs of two models have other meanings, a line each; their order means nothing."""
+        """List differences in the meaning of the outputs of two models, one line each; the order of outputs is
+        ignored."""
         if type(self) is not type(other):
             return [f"task: {self.name} -> {other.name}"]
         ours, theirs = set(self.outputs) - set(other.outputs), set(other.outputs) - set(self.outputs)
         first, second = (", ".join(sorted(names)[:20]) or "none" for names in (ours, theirs))
-        return [f"{self.output_noun}: {first} -> {second} besides those of both"] if ours or theirs else []
+        return [f"{self.output_noun}: {first} -> {second} (shared ones are not listed)"] if ours or theirs else []
 
     def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
-        """Return a note about what is compared, "" if nothing is to be said. Raises UsageError, with the `names` of
-        both models, where they do not answer one question by outputs for whole images."""
+        """Return a note about the compared outputs, "" if there is none. Raises UsageError, with the `names` of both
+        models, if their tasks differ or have no outputs for whole images."""
         for task, name in zip((self, other), names, strict=True):
             if not task.outputs:
-                problem = f"{name} {task.does}, and runs are compared by outputs for whole images"
+                problem = f"{name} {task.does}, but runs are compared by their outputs for whole images"
                 raise UsageError(problem, "compare their metrics: vitreous evaluate RUN")
         if type(self) is not type(other) or self.leading_metric != other.leading_metric:
             problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}"
-            raise UsageError(problem, "compare runs that answer the same question")
+            raise UsageError(problem, "compare runs of the same task")
         return ""
 
     def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
-        """Compare the (n, K) outputs of a model of this task and of one of the `other`, whose labels are in the order
-        of each one's outputs, on the same images of `data`; differences are the second's less the first's."""
+        """Compare the (n, K) outputs of two models, of this task and of `other`, on the same images of `data`.
+
+        The labels of each model are in the order of its outputs. Differences are second minus first."""
         raise NotImplementedError(f"{self.name} has no outputs for whole images")
 
     def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
-        """(n, K) outputs -> the number of the images whose prediction is the label; None where labels are not matched
-        exactly."""
+        """Count the images whose prediction equals the label, from (n, K) outputs; None for tasks without exact
+        matches."""
         return None
 
 
 def reject_classifier_options(task: Task, options: PredictionOptions) -> None:
-    """Raise UsageError for options of `predict` that are for classifiers."""
+    """Raise UsageError for prediction options of classifiers."""
     if options.given:
-        problem = f"--{options.given[0]} is for models that name classes of images, and this one {task.does}"
+        problem = f"--{options.given[0]} is for image classifiers, and this model {task.does}"
         raise UsageError(problem, "leave it out")

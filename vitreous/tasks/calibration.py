@@ -1,28 +1,29 @@
-"""How far probabilities can be believed: calibration error, temperature, and what abstaining gains.
+"""Calibration of probabilities: calibration error, temperature scaling, and selective prediction (abstention).
 
-In shapes, n is images, K classes, D draws of the bootstrap. Labels are (n,), one an image and a softmax over the
-classes, or (n, K) in {0, 1} and a sigmoid for each.
+In shapes, n is images, K classes, D draws of the bootstrap. Labels are (n,), single-label with a softmax over the
+classes, or (n, K) in {0, 1}, multi-label with one sigmoid per class.
 
-**Calibration error** (ECE, arXiv:1706.04599). The figure is an average of absolute values, so chance alone makes it
-larger: a perfectly calibrated model has an ECE above 0 on any finite set of images (arXiv:2012.08668). Images drawn
-with replacement add the same bias once more, so percentiles of a plain bootstrap lie too high, sometimes wholly above
-the figure. The interval here is of the error that infinitely many images would show.
+**Calibration error** (ECE, arXiv:1706.04599). The ECE is an average of absolute values, so chance alone increases it:
+a perfectly calibrated model has an ECE above 0 on any finite set of images (arXiv:2012.08668). Resampling with
+replacement adds the same bias once more. Percentiles of a plain bootstrap are therefore too high, sometimes entirely
+above the ECE itself. The interval here is for the error on infinitely many images.
 
-Write g_b for the mean over all images of (right - confidence) in bin b, m_b for its expectation, T = sum |g_b| for the
-figure and t = sum |m_b| for what it estimates. Then, for each bin, by the triangle inequality,
+Let g_b be the mean over all images of (right - confidence) in bin b, and m_b its expectation. The ECE is T = sum |g_b|
+and estimates t = sum |m_b|. By the triangle inequality, for each bin,
 
     sign(m_b) (g_b - m_b)  <=  |g_b| - |m_b|  <=  |g_b - m_b|
 
-The left side has mean 0; the right side is reached by a calibrated bin. The bootstrap gives the distribution of both,
-with draws g* - g in the place of g - m: S* = sum sign(g_b) (g*_b - g_b), and E*, the right side for bins whose g_b is
-within sqrt(ln n) standard errors of 0 and the left side for the others, which cannot be calibrated (the rule is Andrews
-and Soares', Econometrica 78, 2010). The interval is [T - q97.5(E*), T - q2.5(S*)]; it contains T. In simulations (300
-sets of 60 to 180 images, 200 draws; the worlds of `tests/evaluation/test_calibration.py`) it held the true error of a
-calibrated model in 93 to 94 % of the sets, of others in 98 % and more: where some bins are calibrated and some are not,
-it is wider than it need be. Percentiles of the plain bootstrap held the error of a calibrated model in none.
+The left side has mean 0; a calibrated bin attains the right side. The bootstrap gives the distribution of both sides,
+with draws g* - g replacing g - m. S* = sum sign(g_b) (g*_b - g_b) is the left side. E* uses the right side for bins
+whose g_b is within sqrt(ln n) standard errors of 0, and the left side for the other bins, which are not calibrated (the
+rule is Andrews and Soares', Econometrica 78, 2010). The interval is [T - q97.5(E*), T - q2.5(S*)]; it contains T. In
+simulations (300 sets of 60 to 180 images, 200 draws; the models of `tests/evaluation/test_calibration.py`) it covered
+the true error of a calibrated model in 93-94 % of the sets, and of uncalibrated models in at least 98 %. If only some
+bins are calibrated, it is wider than necessary. Percentiles of the plain bootstrap never covered the error of a
+calibrated model.
 
-**Temperature** (arXiv:1706.04599). One number for all logits, fitted by likelihood: logits divided by T > 1 give softer
-probabilities, T < 1 sharper ones; their order stays, so no top-1 answer changes.
+**Temperature** (arXiv:1706.04599). One scalar for all logits, fitted by maximum likelihood: dividing by T > 1 gives
+softer probabilities, T < 1 sharper ones. The order of the logits does not change, nor does the top-1 prediction.
 """
 
 from __future__ import annotations
@@ -37,52 +38,53 @@ import scipy
 from vitreous.errors import DataError, UsageError
 from vitreous.tasks.intervals import Interval, wilson_interval
 
-MULTILABEL_THRESHOLD = 0.5  # probability above which a class of a multi-label model is predicted
+MULTILABEL_THRESHOLD = 0.5  # a multi-label model predicts the classes above this probability
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
-    """(n, K) logits -> (n, K) float64 log-probabilities."""
+    """Compute (n, K) float64 log-probabilities of (n, K) logits."""
     return scipy.special.log_softmax(logits.astype(np.float64), axis=1)
 
 
 def compute_probabilities(logits: np.ndarray, loss: str = "softmax") -> np.ndarray:
-    """(n, K) logits -> (n, K) float64: softmax over the classes for the softmax loss, else a sigmoid for each."""
+    """Compute (n, K) float64 probabilities of (n, K) logits: softmax for the softmax loss, else one sigmoid per
+    class."""
     return np.exp(log_softmax(logits)) if loss == "softmax" else scipy.special.expit(logits.astype(np.float64))
 
 
 def check_abstain(below: float | None) -> None:
-    """Raise UsageError for a limit that is not above 0 and at most 1; None is no limit."""
+    """Raise UsageError for a confidence limit outside (0, 1]; None means no limit."""
     if below is not None and not 0 < below <= 1:
-        hint = "0.8 answers where the highest probability is 0.8"
+        hint = "for example 0.8: predictions with a lower confidence are rejected"
         raise UsageError(f"--abstain must be above 0 and at most 1, not {below}", hint)
 
 
 CALIBRATION_BINS = 15
-MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # temperatures between which the best one is searched
-UNCHANGED_MODEL_HINT = "the model stays as it is; more images, or harder ones, would tell its temperature"
-RISK_CURVE_POINTS = 100  # of the risk-coverage curve in a document
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-3, 1e3  # search range of the temperature
+UNCHANGED_MODEL_HINT = "use more images, or harder ones; the model was not changed"
+RISK_CURVE_POINTS = 100  # points of the risk-coverage curve in a document
 
 
 def compute_image_nll(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(n, K) logits -> (n,) negative log-likelihoods in nats, summed over classes for labels (n, K)."""
+    """Compute the negative log-likelihood (n,) of each image in nats; labels (n, K) are summed over classes."""
     if labels.ndim == 2:
         return (np.logaddexp(0, logits.astype(np.float64)) - (labels > 0) * logits).sum(1)
     return -log_softmax(logits)[np.arange(len(labels)), labels]
 
 
 def confidence_bins(confidence: np.ndarray) -> np.ndarray:
-    """(n,) probabilities -> (n,) bins of the calibration error, of equal width."""
+    """Assign (n,) probabilities to the equal-width bins of the calibration error."""
     return np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
 
 
 def expected_calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Return the expected calibration error of (n,) confidences and (n,) bool `right`, n > 0."""
+    """Return the expected calibration error of (n,) confidences and (n,) bool `right` (correct), n > 0."""
     gaps = np.bincount(confidence_bins(confidence), weights=right - confidence, minlength=CALIBRATION_BINS)
     return float(np.abs(gaps).sum() / len(confidence))
 
 
 def compute_image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """(n,) confidences and (n,) bool `right` -> (n, BINS): right - confidence in the column of the image's bin."""
+    """Compute (n, BINS) gaps: right - confidence in the column of the image's bin, from (n,) confidences and bools."""
     gaps = np.zeros((len(confidence), CALIBRATION_BINS))
     gaps[np.arange(len(confidence)), confidence_bins(confidence)] = right - confidence
     return gaps
@@ -90,31 +92,32 @@ def compute_image_gaps(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class CalibrationGaps:
-    """The means g of one set of images, (BINS,), and whether each is too far from 0 for a calibrated bin."""
+    """The mean gaps g of one set of images, (BINS,), and whether each bin is too far from 0 to be calibrated."""
 
     values: np.ndarray
     uncalibrated: np.ndarray
 
     @classmethod
     def of_images(cls, gaps: np.ndarray) -> CalibrationGaps:
-        """(n, BINS) `compute_image_gaps`, n > 0 -> their means.
+        """Compute the mean gaps from (n, BINS) `compute_image_gaps`, n > 0.
 
-        The standard error of a bin is at least that of a calibrated one, the root of sum c (1 - c) / n^2 with |gap| in
-        the place of c: a bin whose few images are all right would have hardly any.
+        The standard error of a bin is at least that of a calibrated bin, sqrt(sum c (1 - c)) / n with |gap| for c.
+        Otherwise a bin with few images, all correct, would have a standard error near 0.
         """
         values, count, away = gaps.mean(0), len(gaps), np.abs(gaps)
         errors = np.sqrt(np.maximum(gaps.var(0), (away * (1 - away)).mean(0)) / count)
         return cls(values, np.abs(values) > math.sqrt(math.log(count)) * errors)
 
     def errors(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(D, BINS) gaps of bootstrap draws -> least and greatest excess of each bin's |g|, (D, BINS) each."""
+        """Return the lower and the upper bound of the excess of each bin's |g|, from (D, BINS) gaps of bootstrap
+        draws."""
         moved = draws - self.values
         signed = moved * np.where(self.values < 0, -1, 1)
         return signed, np.where(self.uncalibrated, signed, np.abs(moved))
 
     def interval(self, draws: np.ndarray) -> Interval:
         """Return the 95 % interval of the calibration error from (D, BINS) gaps of bootstrap draws; it contains the
-        figure."""
+        estimate."""
         least, most = (error.sum(1) for error in self.errors(draws))
         figure, high, low = float(np.abs(self.values).sum()), np.percentile(most, 97.5), np.percentile(least, 2.5)
         return max(0.0, figure - max(0.0, float(high))), figure - min(0.0, float(low))
@@ -123,11 +126,11 @@ class CalibrationGaps:
 def bound_difference_errors(
     first: CalibrationGaps, second: CalibrationGaps, before: np.ndarray, after: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return least and greatest excess of the second model's calibration error less the first's, (D,) each.
+    """Bound the excess of the difference in calibration error, second minus first: lower and upper bound, (D,) each.
 
-    `before` and `after` (D, BINS) are the gaps of the two models in the same draws. Each bin's error is bounded by
-    those of both models and, with d = g_second - g_first, by 2 |d| + |d* - d|, since ||g_second| - |g_first|| <= |d|:
-    the same model twice has no error.
+    `before` and `after` (D, BINS) are the gaps of the two models in the same draws. Let d = g_second - g_first. Each
+    bin's error is bounded by the errors of both models, and by 2 |d| + |d* - d| as ||g_second| - |g_first|| <= |d|.
+    For two identical models the bound is 0.
     """
     (least_before, most_before), (least_after, most_after) = first.errors(before), second.errors(after)
     apart = second.values - first.values
@@ -136,38 +139,38 @@ def bound_difference_errors(
 
 
 def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Return the temperature, 0.001 to 1000, of the least mean NLL of (n, K) logits and (n,) or (n, K) labels.
+    """Fit the temperature, 0.001 to 1000, that minimises the mean NLL of (n, K) logits and (n,) or (n, K) labels.
 
-    The NLL is convex in 1 / T, so its slope there, the mean of sum_k p_k z_k - z_label, has one zero. Raises DataError
-    where it has none: all images are answered right, or the answers are no better than chance.
+    The NLL is convex in 1 / T, so its slope, the mean of sum_k p_k z_k - z_label, has one zero. Raises DataError if it
+    has none: all images are predicted correctly, or the predictions are no better than chance.
     """
     scores = logits.astype(np.float64)
     if labels.ndim == 1:
-        scores -= scores.mean(1, keepdims=True)  # changes no probability, and keeps digits of their spread
+        scores -= scores.mean(1, keepdims=True)  # keeps all probabilities, and preserves precision of large logits
     target = ((labels > 0) * scores).sum(1) if labels.ndim == 2 else scores[np.arange(len(labels)), labels]
     loss = "softmax" if labels.ndim == 1 else "sigmoid"
 
     def slope(log_inverse: float) -> float:
-        """The slope at ln(1 / T)."""
+        """Return the slope of the NLL at ln(1 / T)."""
         inverse = math.exp(log_inverse)
         return float(((compute_probabilities(inverse * scores, loss) * scores).sum(1) - target).mean())
 
     low, high = math.log(1 / MAX_TEMPERATURE), math.log(1 / MIN_TEMPERATURE)
     if slope(high) <= 0:
-        problem = "the sharper the probabilities, the better they fit"
-        raise DataError(f"{problem}: the {len(labels)} images are all answered right", UNCHANGED_MODEL_HINT)
+        problem = "cannot fit a temperature"
+        raise DataError(f"{problem}: all {len(labels)} images are predicted correctly", UNCHANGED_MODEL_HINT)
     if slope(low) >= 0:
-        problem = f"the answers to the {len(labels)} images are no better than chance"
-        raise DataError(f"{problem}: no temperature mends that", UNCHANGED_MODEL_HINT)
+        problem = f"the predictions for the {len(labels)} images are no better than chance"
+        raise DataError(f"cannot fit a temperature: {problem}", UNCHANGED_MODEL_HINT)
     return math.exp(-scipy.optimize.brentq(slope, low, high, xtol=1e-13))
 
 
 def evaluate_abstention(confidence: np.ndarray, right: np.ndarray, below: float) -> dict[str, Any]:
-    """Return the figures of a model that answers from a confidence on.
+    """Compute coverage and accuracy of a model that rejects predictions below a confidence.
 
-    (n,) confidence, 0 for an unreadable image; (n,) bool `right`. `coverage` is the share of images answered, `top1`
-    the accuracy on them (None for none) with its 95 % interval, `aurc` the area under the risk-coverage curve
-    (arXiv:1705.08500), and `curve` some of its points (coverage, share wrong).
+    (n,) confidence, 0 for an unreadable image; (n,) bool `right`. `coverage` is the share of accepted images, and
+    `top1` their accuracy (None if there are none) with its 95 % interval. `aurc` is the area under the risk-coverage
+    curve (arXiv:1705.08500), and `curve` some of its points (coverage, error rate).
     """
     answered = confidence >= below
     count, hits = int(answered.sum()), int((answered & right).sum())
@@ -186,7 +189,7 @@ def evaluate_abstention(confidence: np.ndarray, right: np.ndarray, below: float)
 
 
 def selective_risk(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Return (n,): the share of wrong answers among the i + 1 most confident images; equal confidences share theirs."""
+    """Return the error rate (n,) of the i + 1 most confident images; images of equal confidence share theirs."""
     order = np.argsort(-confidence, kind="stable")
     _, group, size = np.unique(-confidence[order], return_inverse=True, return_counts=True)
     wrong = np.bincount(group, weights=~right[order]) / size

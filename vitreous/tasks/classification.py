@@ -1,4 +1,4 @@
-"""Classification: one class, or several, for an image."""
+"""Image classification, single-label or multi-label."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 ClassificationLoss = Literal["softmax", "sigmoid", "binary"]
 LOSSES: tuple[str, ...] = get_args(ClassificationLoss)
-DEFAULT_TOP = 5  # classes of a prediction of one class
+DEFAULT_TOP = 5  # classes of a single-label prediction
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One image's prediction: the class names, best first, with their probabilities; or why there is none.
+    """One image's prediction: the class names, best first, with their probabilities; or the error.
 
-    Where an image may have several classes, there may be no name. `unsure`: no probability reaches `abstain`.
+    A multi-label prediction may be empty. `unsure`: no probability reaches `abstain`.
     """
 
     column: ClassVar[str] = "classes"
@@ -49,7 +49,7 @@ class Prediction:
         return format_predictions_html([self])
 
     def cell_html(self) -> Any:
-        """The classes, with bars as long as they are probable."""
+        """Return the classes as HTML, each with a probability bar."""
         pairs = list(zip(self.names, self.probabilities, strict=True))
         if not pairs:
             return "none"
@@ -59,8 +59,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class ClassFormat(PredictionFormat):
-    """At most `top` of the `classes`, of a probability above `threshold`; unsure where the highest is below
-    `abstain`."""
+    """At most `top` of the `classes` with a probability above `threshold`; unsure if the highest is below `abstain`."""
 
     column: ClassVar[str] = "classes"
 
@@ -71,42 +70,42 @@ class ClassFormat(PredictionFormat):
 
     @property
     def head(self) -> list[str]:
-        """A column each for the rank, the class and its probability."""
+        """List the columns, including rank, class and probability."""
         return ["path", "rank", "class", "probability", "error", "unsure"]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The three numbers."""
+        """Return `top`, `threshold` and `abstain`."""
         return {"top": self.top, "threshold": self.threshold, "abstain": self.abstain}
 
     def predict(self, row: np.ndarray, path: str) -> Prediction:
-        """The prediction for an image from its (K,) probabilities."""
+        """Return the prediction for an image from its (K,) probabilities."""
         best = [int(i) for i in np.argsort(-row, kind="stable")[: self.top] if row[i] > self.threshold]
         names, values = tuple(self.classes[i] for i in best), tuple(float(row[i]) for i in best)
         return Prediction(path, names, values, unsure=bool(row.max() < self.abstain))
 
     def fail(self, path: str, error: str) -> Prediction:
-        """The prediction for an image that cannot be read."""
+        """Return the prediction for an unreadable image."""
         return Prediction(path, error=error)
 
     def to_fields(self, prediction: Prediction) -> dict[str, Any]:
-        """Classes with probabilities, and whether it is unsure."""
+        """Return the classes with probabilities, and whether the prediction is unsure."""
         pairs = zip(prediction.names, prediction.probabilities, strict=True)
         return {"classes": [{"class": name, "probability": p} for name, p in pairs], "unsure": prediction.unsure}
 
     def to_dict(self, prediction: Prediction) -> dict[str, Any]:
-        """Path, classes with probabilities, error, unsure."""
+        """Return path, classes with probabilities, error and unsure."""
         fields = self.to_fields(prediction)
         classes, unsure = fields["classes"], fields["unsure"]
         return {"path": prediction.path, "classes": classes, "error": prediction.error, "unsure": unsure}
 
     def describe(self, prediction: Prediction) -> str:
-        """The classes with their probabilities in per cent."""
+        """Return the classes with their probabilities in per cent."""
         best = [f"{name} {p:.1%}" for name, p in zip(prediction.names, prediction.probabilities, strict=True)]
         return f"unsure ({best[0] if best else 'none'})" if prediction.unsure else "  ".join(best) or "none"
 
     def cells(self, prediction: Prediction) -> list[list[str]]:
-        """One row per class, or one without. `escape_formula` keeps spreadsheets from computing cells."""
+        """Return one row per class, or one empty row. `escape_formula` prevents spreadsheets from evaluating cells."""
         where, unsure = escape_formula(prediction.path), "unsure" * prediction.unsure
         if not prediction.names:
             return [[where, "", "", "", escape_formula(prediction.error or ""), unsure]]
@@ -116,11 +115,11 @@ class ClassFormat(PredictionFormat):
         ]
 
     def starts_image(self, cells: Sequence[str]) -> bool:
-        """Whether a row is that of the first class, or of no class."""
+        """Return whether a row has the first class, or no class."""
         return cells[1] in ("", "1")
 
     def table(self, predictions: Sequence[Prediction]) -> pa.Table:
-        """The same columns, `classes` a list of structs."""
+        """Return the same columns as an Arrow table; `classes` is a list of structs."""
         import pyarrow as pa
 
         pair = pa.struct([("class", pa.string()), ("probability", pa.float64())])
@@ -132,14 +131,14 @@ class ClassFormat(PredictionFormat):
 
 @dataclass(frozen=True)
 class Classification(Task):
-    """Logits of named classes: `classes` in their order.
+    """Logits of named classes, `classes` in the order of the logits.
 
-    `multilabel`: an image may have any number of the classes. `loss`: what the model was trained with, which decides
-    how logits become probabilities. `temperature`, above 0: what logits are divided by before that.
+    `multilabel`: an image may have any number of classes. `loss`: the training loss, which decides between softmax and
+    sigmoid. `temperature`, above 0: the divisor of the logits before that.
     """
 
     name: ClassVar[str] = "classification"
-    does: ClassVar[str] = "names classes of images"
+    does: ClassVar[str] = "classifies images"
     hub_task: ClassVar[str] = "image-classification"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("calibrate", "abstain", "outliers", "against", "suspects"))
 
@@ -149,7 +148,7 @@ class Classification(Task):
     temperature: float = 1.0
 
     def settings(self) -> dict[str, Any]:
-        """The fields under their names in files."""
+        """Return the fields by their names in files."""
         return {
             "classes": list(self.classes),
             "loss": self.loss,
@@ -159,97 +158,98 @@ class Classification(Task):
 
     @classmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The classification of a description. Raises WeightsError for another loss or temperature."""
+        """Create a classification from stored settings. Raises WeightsError for an invalid loss or temperature."""
         loss, multilabel = description.get("loss", "softmax"), description.get("multilabel", False)
         temperature = description.get("temperature", 1.0)
         if loss not in LOSSES or not isinstance(multilabel, bool):
             raise WeightsError(
-                f"{origin}: loss {loss}, multilabel {multilabel}", f"there are {', '.join(LOSSES)}; true, false"
+                f"{origin}: loss {loss}, multilabel {multilabel}",
+                f"loss must be {' or '.join(LOSSES)}, multilabel true or false",
             )
         if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not 0 < temperature < math.inf:
-            raise WeightsError(f"{origin}: temperature {temperature}", "it is a number above 0; 1 changes nothing")
+            raise WeightsError(f"{origin}: temperature {temperature}", "temperature must be above 0 (1 has no effect)")
         return cls(classes, multilabel, loss, float(temperature))
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """One class an image: the settings of an objective do not tell whether there are several."""
+        """Return a single-label classification: the settings of an objective do not contain `multilabel`."""
         return cls(classes)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The classes."""
+        """The class names."""
         return self.classes
 
     @property
     def missing_outputs(self) -> tuple[str, str]:
-        """That there is no head: a classification without classes is one of features."""
+        """Return that the model has no head: a classification without classes is feature extraction."""
         return FeatureExtraction().missing_outputs
 
     @property
     def summary(self) -> str:
-        """How many classes, and whether an image has several."""
-        return f"names one of {len(self.classes)} classes" + ", or several" * self.multilabel
+        """The number of classes, and whether the model is multi-label."""
+        return f"classifies images into {len(self.classes)} classes" + " (multi-label)" * self.multilabel
 
     @property
     def leading_metric(self) -> str:
-        """top-1, or mAP where an image may have several classes."""
+        """top-1, or mAP for a multi-label model."""
         return "map" if self.multilabel else "top1"
 
     @property
     def export_metadata(self) -> dict[str, Any]:
-        """How logits become probabilities."""
+        """The loss and the temperature, which define the probabilities."""
         return {"answer": {"loss": self.loss, "temperature": self.temperature}}
 
     def get_version_fields(self) -> list[Any]:
-        """Classes, loss, whether an image may have several, temperature."""
+        """Return classes, loss, multilabel and temperature."""
         return [self.classes, self.loss, self.multilabel, self.temperature]
 
     def with_temperature(self, temperature: float) -> Self:
-        """The classification with another temperature."""
+        """Return a copy with another temperature."""
         return replace(self, temperature=temperature)
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """(n, K) logits, divided by the temperature -> (n, K) probabilities."""
+        """Compute (n, K) probabilities of (n, K) logits divided by the temperature."""
         from vitreous.tasks.calibration import compute_probabilities
 
         return compute_probabilities(outputs.astype(np.float64) / self.temperature, self.loss)
 
     def prediction_format(self, options: PredictionOptions) -> ClassFormat:
-        """Unset options: the best classes, or, where an image may have several, all above `MULTILABEL_THRESHOLD`.
-        Raises UsageError for an `abstain` that cannot be."""
+        """Return the format of predictions. Unset options: the top classes of a single-label model, or all classes
+        above `MULTILABEL_THRESHOLD`. Raises UsageError for an invalid `abstain`."""
         from vitreous.tasks.calibration import MULTILABEL_THRESHOLD, check_abstain
 
         top, threshold = options.top, options.threshold
         check_abstain(options.abstain)
         if options.abstain is not None and self.multilabel:
-            message = "--abstain is for models that name one class an image"
-            raise UsageError(message, "use --threshold where there may be several")
+            message = "--abstain is for single-label models"
+            raise UsageError(message, "for multi-label models use --threshold")
         if threshold is None:
             threshold = MULTILABEL_THRESHOLD if self.multilabel and top is None else -1.0
         top = top or (len(self.classes) if self.multilabel else options.usual)
         return ClassFormat(self.classes, top, threshold, options.abstain or 0.0)
 
     def scale_logits(self, outputs: np.ndarray) -> np.ndarray:
-        """(n, K) logits divided by the temperature, in float64, where logits that differ stay different."""
+        """Divide (n, K) logits by the temperature, in float64 so that distinct logits stay distinct."""
         return outputs if self.temperature == 1 else outputs.astype(np.float64) / self.temperature
 
     def describe_differences(self, other: Task) -> list[str]:
-        """Loss, whether an image has several labels, and classes that only one of them has."""
+        """List differences in loss, multilabel, and classes."""
         if not isinstance(other, Classification):
             return super().describe_differences(other)
         lines = list_differences(self.loss, other.loss, "loss")
-        lines += list_differences(self.multilabel, other.multilabel, "several labels an image")
+        lines += list_differences(self.multilabel, other.multilabel, "multilabel")
         return lines + super().describe_differences(other)
 
     def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
-        """Note classes that only one of them has."""
+        """Return a note if the two models have different classes."""
         note = super().check_comparison(other, names)
         if set(self.classes) != set(other.classes):
-            note = "the runs do not know the same classes; they are compared on those of the data"
+            note = "the runs have different classes; they are compared on the classes of the data set"
         return note
 
     def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
-        """Compare logits divided by the temperatures; several labels in the order of the data's classes."""
+        """Compare logits divided by the temperatures; multi-label outputs in the order of the data set's classes."""
         from vitreous.tasks.comparison import ModelOutputs, compare_classifiers
 
         assert isinstance(other, Classification)
@@ -263,25 +263,25 @@ class Classification(Task):
         return compare_classifiers(scaled[0], scaled[1])
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """The metrics of `evaluate_classification`, of (n, K) logits divided by the temperature."""
+        """Compute `evaluate_classification` of (n, K) logits divided by the temperature."""
         from vitreous.tasks.classification_metrics import evaluate_classification
 
         return evaluate_classification(self.scale_logits(outputs), labels, self.classes, readable)
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """Labels in the model's class order. Raises DataError for a class that the model does not know, UsageError for
-        several labels an image and a model that names one class."""
+        """Return labels in the model's class order. Raises DataError for a class that the model does not have,
+        UsageError for multi-label data and a single-label model."""
         aligned = align_labels(split, data, self.classes, self.multilabel)
         if data.multilabel and self.loss == "softmax":
-            problem = f"the model names one class an image, {data.name} has several labels an image"
+            problem = f"the model is single-label, but {data.name} is multi-label"
             raise UsageError(problem, "train with --loss sigmoid")
         return aligned
 
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """(n, K) logits -> worst: of the wrong ones, where the label's probability is lowest; with several labels an
-        image, the highest loss. Least certain: where the two best classes are nearest, or a class to 0.5."""
+        """Choose images from (n, K) logits. Worst: wrong predictions with the lowest probability of the label, or the
+        highest loss of multi-label images. Unsure: the two best classes are closest, or a class is closest to 0.5."""
         from vitreous.tasks.calibration import compute_probabilities
         from vitreous.tasks.classification_metrics import score_images
 
@@ -300,7 +300,7 @@ class Classification(Task):
 
     @property
     def example_notes(self) -> dict[str, str]:
-        """How a page describes the worst and the least certain images."""
+        """Captions of the worst and the least certain images."""
         nearest = "Images with the smallest difference between the two most probable classes."
         return {
             "worst": "Wrong predictions with the lowest probability of the label.",
@@ -308,8 +308,8 @@ class Classification(Task):
         }
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """(n, K) logits of both -> the share of images with the same class first, or of equal decisions where there may
-        be several."""
+        """Return the share of images with the same top-1 class, or of equal multi-label decisions, from (n, K) logits
+        of both."""
         if not self.multilabel:
             return float((ours.argmax(1) == theirs.argmax(1)).mean())
         from vitreous.tasks.calibration import MULTILABEL_THRESHOLD
@@ -318,5 +318,5 @@ class Classification(Task):
         return float((decided[0] == decided[1]).mean())
 
     def count_correct(self, outputs: np.ndarray, labels: np.ndarray) -> int | None:
-        """(n, K) logits -> the number of images whose label has the highest logit; None for several labels an image."""
+        """Count the images whose label has the highest of (n, K) logits; None for multi-label data."""
         return int((outputs.argmax(1) == labels).sum()) if labels.ndim == 1 else None

@@ -1,7 +1,7 @@
-"""Figures of a classifier from its logits and the labels.
+"""Metrics of a classifier from its logits and the labels.
 
-Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples: batch size and number
-of workers change no figure. In shapes, n is images, K classes, D draws of the bootstrap.
+Accuracies are quotients of integer counts, and sums run in float64 in the order of the samples, so metrics do not
+depend on the batch size or the number of workers. In shapes, n is images, K classes, D draws of the bootstrap.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from vitreous.tasks.metrics import CLASSIFICATION_METRICS
 from vitreous.tasks.multilabel_metrics import evaluate_multilabel
 from vitreous.tasks.report import Report
 
-MIN_TOP5_CLASSES = 10  # classes from which top-5 is measured: of fewer it says little
-#: metrics that are means over classes -> the metric of a class that they are the mean of
+MIN_TOP5_CLASSES = 10  # top-5 is only meaningful from this number of classes
+#: metrics that are means over classes -> the per-class metric
 CLASS_MEANS = {metric.key: metric.class_mean for metric in CLASSIFICATION_METRICS if metric.class_mean}
-MAX_CONFUSED_PAIRS = 10  # pairs of classes in a list of the most confused ones
+MAX_CONFUSED_PAIRS = 10  # length of the list of most confused classes
 
 
 def evaluate_classification(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray | None = None
 ) -> Report:
-    """(n, K) logits and (n,) labels -> top-1, top-5, means over classes (`CLASS_MEANS`), negative log-likelihood and
-    calibration error.
+    """Compute the metrics of (n, K) logits and (n,) labels: top-1, top-5, means over classes (`CLASS_MEANS`), negative
+    log-likelihood and calibration error.
 
-    Labels (n, K) are judged by `evaluate_multilabel`. Images that are not `readable` (n,) count as wrong in accuracies
-    and recalls, and have no part in NLL and ECE. Equal logits rank by position. top-5 is None for five classes or
-    fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover 95 %:
-    Wilson's for accuracies, of a seeded bootstrap for the others, corrected for the bias of the ECE. Raises
-    NonFiniteError for logits without probabilities.
+    Labels (n, K) are evaluated by `evaluate_multilabel`. Images that are not `readable` (n,) count as wrong in
+    accuracies and recalls, and are excluded from NLL and ECE. Equal logits rank by index. top-5 is None for five
+    classes or fewer. NLL in nats; ECE over 15 equal bins of the highest probability (arXiv:1706.04599). Intervals cover
+    95 %: Wilson's for accuracies, a seeded bootstrap for the others, corrected for the bias of the ECE. Raises
+    NonFiniteError for logits without finite probabilities.
     """
     readable = np.ones(len(labels), dtype=bool) if readable is None else readable
     if labels.ndim == 2:
@@ -78,8 +78,8 @@ def evaluate_classification(
 
 
 def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray) -> dict[str, np.ndarray]:
-    """Counts (K, ...) of right predictions, of predictions, and of images of each class -> recall, precision and F1 by
-    key; 0 where a class has none."""
+    """Compute recall, precision and F1 per class from (K, ...) counts of correct predictions, predictions and images; 0
+    for a class without any."""
     return {
         "recall": right / np.maximum(support, 1),
         "precision": right / np.maximum(predictions, 1),
@@ -88,16 +88,16 @@ def class_rates(right: np.ndarray, predictions: np.ndarray, support: np.ndarray)
 
 
 def rank_labels(scores: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """(n, K) scores and (n,) labels -> (n,) ranks of the labels from 0; equal scores rank by position."""
+    """Return the rank (n,) of each label from 0: (n, K) scores and (n,) labels; equal scores rank by index."""
     own, count = scores[np.arange(len(labels)), labels][:, None], int(scores.shape[1])
     earlier: np.ndarray = np.arange(count)[None] < labels[:, None]
     return ((scores > own) | ((scores == own) & earlier)).sum(1)
 
 
 def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: int) -> np.ndarray:
-    """(n,) labels and answers -> (m, 3) int64: label, answer and count of each cell of the confusion matrix above 0.
+    """Return the non-zero cells of the confusion matrix, (m, 3) int64: label, prediction, count; from (n,) arrays.
 
-    The whole matrix of 10,000 classes would take 800 MB.
+    The full matrix of 10,000 classes would take 800 MB.
     """
     codes, counts = np.unique(labels * classes + predicted, return_counts=True)
     return np.stack([codes // classes, codes % classes, counts], 1)
@@ -106,16 +106,16 @@ def count_confusion_cells(labels: np.ndarray, predicted: np.ndarray, classes: in
 def bootstrap_intervals(
     labels: np.ndarray, predicted: np.ndarray, nll: np.ndarray, confidence: np.ndarray, classes: int
 ) -> dict[str, Interval]:
-    """Intervals of the means over classes, NLL and ECE, from (n,) arrays of the readable images; none for fewer than
-    two images."""
+    """Compute bootstrap intervals of the means over classes, NLL and ECE from (n,) arrays of the readable images; empty
+    for fewer than two images."""
     count, right = len(nll), labels == predicted
     if count < 2:
         return {}
     gaps = compute_image_gaps(confidence, right)
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> means over classes and NLL (D,), gaps of the calibration error
-        (BINS, D)."""
+        """Compute means over classes and NLL (D,), and gaps of the calibration error (BINS, D), from the number of
+        times that each image is drawn, (n, D)."""
         support, predictions = sum_by_class(labels, counts, classes), sum_by_class(predicted, counts, classes)
         rates = class_rates(sum_by_class(labels[right], counts[right], classes), predictions, support)
         means = {name: rates[of].sum(0, where=support > 0) / (support > 0).sum(0) for name, of in CLASS_MEANS.items()}
@@ -129,7 +129,7 @@ def bootstrap_intervals(
 
 
 def sum_by_class(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndarray:
-    """(n,) class of each row of `values` (n, D) -> (K, D) float64 sums of the rows of each class."""
+    """Sum the rows of `values` (n, D) by class (n,) -> (K, D) float64."""
     sums = np.zeros((classes, values.shape[1]))
     order = np.argsort(codes, kind="stable")
     present, starts = np.unique(codes[order], return_index=True)
@@ -141,12 +141,12 @@ def sum_by_class(codes: np.ndarray, values: np.ndarray, classes: int) -> np.ndar
 def tabulate_classes(
     right: np.ndarray, predictions: np.ndarray, support: np.ndarray, cells: np.ndarray, classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """One row a class: images, recall, precision, F1, and the class it is most often taken for.
+    """Return one row per class: images, recall, precision, F1, and the class it is most often confused with.
 
     `right`, `predictions` and `support` are counts (K,); `cells` are `count_confusion_cells`.
     """
     wrong = cells[cells[:, 0] != cells[:, 1]]
-    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # of a label, the commonest answer first
+    wrong = wrong[np.lexsort((wrong[:, 1], -wrong[:, 2], wrong[:, 0]))]  # most frequent prediction of each label first
     firsts = np.unique(wrong[:, 0], return_index=True)[1]
     taken_for = {int(label): classes[int(answer)] for label, answer, _ in wrong[firsts]}
     return [
@@ -165,11 +165,11 @@ def tabulate_classes(
 
 
 def evaluate_label_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndarray) -> Report:
-    """(n, K) logits and (n, K) bool right answers -> top-1 and top-5, with Wilson's 95 % intervals.
+    """Compute top-1 and top-5 from (n, K) logits and (n, K) bool sets of correct classes, with Wilson's 95 % intervals.
 
-    For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is right if the highest logit is in its set, or one of
-    the five highest; equal logits rank by position. Images without a right answer are not judged; those that are not
-    `readable` (n,) count as wrong.
+    For ImageNet ReaL (arXiv:2006.07159) and ObjectNet: an image is correct if its set contains the class of the highest
+    logit (top-1), or one of the five highest (top-5). Equal logits rank by index. Images with an empty set are skipped;
+    images that are not `readable` (n,) count as wrong.
     """
     judged = right.any(1)
     best = np.argsort(-logits[judged], axis=1, kind="stable")[:, :5]
@@ -191,11 +191,11 @@ def evaluate_label_sets(logits: np.ndarray, right: np.ndarray, readable: np.ndar
 def list_confused_pairs(
     cells: np.ndarray, support: np.ndarray, classes: tuple[str, ...], limit: int = MAX_CONFUSED_PAIRS
 ) -> dict[str, list[dict[str, Any]]]:
-    """`count_confusion_cells` and (K,) images of each class -> the pairs of classes with most mistakes.
+    """Return the most confused pairs of classes from `count_confusion_cells` and (K,) images per class.
 
-    `ordered`: `label` taken for `answer`, with `count` and its `share` of the label's images. `unordered`: mistakes
-    between two `classes` either way, and their share of the images of both. Of equal counts, the larger share comes
-    first, then the order of the classes.
+    `ordered`: `label` predicted as `answer`, with `count` and its `share` of the label's images. `unordered`: errors
+    between two `classes` in either direction, and their share of the images of both. Pairs of equal counts are sorted
+    by share, then by the order of the classes.
     """
     rows, columns, counts = cells[cells[:, 0] != cells[:, 1]].T
     shares = counts / np.maximum(support[rows], 1)
@@ -220,8 +220,8 @@ def list_confused_pairs(
 
 
 def score_images(logits: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n, K) logits and labels (n,) or (n, K) -> loss, margin between the two nearest answers, and what is wrong, (n,)
-    each."""
+    """Return loss, margin between the two closest predictions, and whether the prediction is wrong, (n,) each, from
+    (n, K) logits and labels (n,) or (n, K)."""
     loss = compute_image_nll(logits, labels)
     if labels.ndim == 2:
         return (

@@ -1,4 +1,4 @@
-"""Differences between two models on the same images, the second's figure less the first's, and their significance.
+"""Differences between two models on the same images, second minus first, and their significance.
 
 In shapes, n is images, K classes, D draws of the bootstrap.
 """
@@ -35,7 +35,7 @@ SIGNIFICANCE_LEVEL = 0.05  # p-values below it are significant
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """A model's outputs for n images: logits or values (n, K), labels (n,) or (n, K) in the order of its outputs,
+    """A model's outputs for n images: logits or values (n, K), labels (n,) or (n, K) in the order of its outputs, and
     readable (n,) bool."""
 
     logits: np.ndarray
@@ -44,16 +44,16 @@ class ModelOutputs:
 
     @property
     def right(self) -> np.ndarray:
-        """(n,) bool: the image is readable, and the first of the highest logits is the label's."""
+        """Return (n,) bool: the image is readable, and its highest logit (first of equals) is the label's."""
         return self.readable & (self.logits.argmax(1) == self.labels)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The metrics of two models on the same images: `figures` has each model's, by key. `counts` and `p` are of
-    McNemar's test, which needs one label an image; `details` are further entries of the document."""
+    """The metrics of two models on the same images. `figures` has both values of each metric, by key. `counts` and `p`
+    are of McNemar's test, for single-label data; `details` are further entries of the document."""
 
-    figure: str  # the leading one
+    figure: str  # key of the leading metric
     figures: dict[str, tuple[float | None, float | None]]
     differences: dict[str, float | None]
     intervals: dict[str, Interval | None]
@@ -63,18 +63,18 @@ class Comparison:
 
     @property
     def significant(self) -> bool:
-        """Whether one model is better beyond chance: by McNemar's test or, without it, by the interval."""
+        """Whether the difference is significant: by McNemar's test or, without it, by the interval."""
         if self.p is not None:
             return self.p < SIGNIFICANCE_LEVEL
         ends = self.intervals[self.figure]
         return ends is not None and (ends[0] > 0 or ends[1] < 0)
 
     def verdict(self, first: str, second: str) -> str:
-        """Return one sentence for people; `first` and `second` are the models' names."""
+        """Return the result as one sentence; `first` and `second` are the models' names."""
         name = get_metric_label(self.figure)
         difference, ends = self.differences[self.figure], self.intervals[self.figure]
         if difference is None:
-            return f"no difference can be told: {name} is not defined for both on these images"
+            return f"cannot compare: {name} is not defined for both models on these images"
         better, sign = (second, 1) if difference >= 0 else (first, -1)
         tests = []
         if ends:
@@ -86,10 +86,10 @@ class Comparison:
         if self.significant:
             return f"{better} is better by {amount}"
         ahead = f"{better} is ahead by {amount}" if difference else f"both have the same {name} ({', '.join(tests)})"
-        return f"no difference can be told: {ahead}"
+        return f"no significant difference: {ahead}"
 
     def format_amount(self, value: float) -> str:
-        """Format a difference of the leading metric: in points where it is a share."""
+        """Format a difference of the leading metric, in percentage points if it is a share."""
         metric = METRICS[self.figure]
         return f"{100 * value:.1f}" if metric.is_share else format(value, metric.form)
 
@@ -97,10 +97,10 @@ class Comparison:
 def compare_classifiers(first: ModelOutputs, second: ModelOutputs) -> Comparison:
     """Compare two classifiers on the same images in the same order, with intervals and tests of the differences.
 
-    Accuracies: McNemar's exact test, and an interval of their difference. mAP, NLL: percentile intervals over the same
-    bootstrap draws for both; ECE: from the same draws, with bounds of its bias. An unreadable image is wrong (or never
-    retrieved); NLL and ECE are of the images that both could read. Intervals cover 95 %. Labels of both are (n,), or
-    both (n, K) in one order of the classes.
+    Accuracies: McNemar's exact test and an interval of the difference. mAP and NLL: percentile intervals over the same
+    bootstrap draws for both models; ECE: from the same draws, with bounds of its bias. An unreadable image is wrong (or
+    never retrieved); NLL and ECE use the images that both models could read. Intervals cover 95 %. Both models have
+    labels (n,), or (n, K) in the same order of classes.
     """
     both, multilabel = first.readable & second.readable, first.labels.ndim == 2
     parts = [make_probability_metrics(answers, both) for answers in (first, second)]
@@ -137,14 +137,14 @@ def bootstrap_difference_intervals(
     both: np.ndarray,
     differences: dict[str, float | None],
 ) -> dict[str, Interval | None]:
-    """Return bootstrap intervals of differences; `parts` are `make_probability_metrics` of both models, `both` (n,)
-    bool."""
+    """Return bootstrap intervals of differences; `parts` are `make_probability_metrics` of both models. `both` (n,)
+    bool marks the images that both could read."""
     multilabel = first.labels.ndim == 2
     gaps = [] if multilabel else [compute_paired_calibration_gaps(answers, both) for answers in (first, second)]
     measured = [CalibrationGaps.of_images(part[both]) for part in gaps]
 
     def values(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> differences, and what the ECE's is too high by, (D,) each."""
+        """Compute differences and the excess of the ECE's, (D,) each, from the draw counts (n, D) of the images."""
         before, after = (part(counts) for part in parts)
         draws = {name: after[name] - before[name] for name in before}
         if not multilabel:
@@ -165,10 +165,10 @@ def bootstrap_difference_intervals(
 
 
 def make_probability_metrics(answers: ModelOutputs, both: np.ndarray) -> MetricFunction:
-    """Return a function of draw counts (n, D): a model's bootstrapped figures, (D,) each.
+    """Return a function of draw counts (n, D) that computes a model's bootstrapped metrics, (D,) each.
 
-    One label an image: NLL and ECE over the images that `both` (n,) models could read; multilabel: mAP over all, NLL
-    over those.
+    Single-label: NLL and ECE over the images that `both` (n,) models could read. Multi-label: mAP over all images, NLL
+    over those that both could read.
     """
     rows, loss = np.flatnonzero(both), np.zeros(len(both))
     loss[rows] = compute_image_nll(answers.logits[rows], answers.labels[rows])

@@ -1,4 +1,4 @@
-"""Compare an exported detector with its model: which objects both find on the same images, and how far they are off."""
+"""Compare an exported detector with its model on the same images: matching objects, and largest differences."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from vitreous.data.annotations.shapes import rle_to_mask
 from vitreous.tasks.detections import Detections, decode_detections
 from vitreous.tasks.export_proof import COMPARISON_BATCH_SIZE, VerificationImages
 
-BOX_TOLERANCE = 0.01  # pixels that an edge of a box may move
-SCORE_TOLERANCE = 1e-3  # that a score may
-MASK_TOLERANCE = 0.001  # share of the pixels of the image that a mask may gain or lose
-OBJECT_TOLERANCE = 0.001  # share of the objects that only one of the two may find
+BOX_TOLERANCE = 0.01  # pixels that the edge of a box may differ by
+SCORE_TOLERANCE = 1e-3  # that a score may differ by
+MASK_TOLERANCE = 0.001  # share of the image's pixels that a mask may differ by
+OBJECT_TOLERANCE = 0.001  # share of the objects that only one of the two may detect
 
 
 @dataclass(frozen=True)
 class ObjectComparison:
-    """The result of the comparison. `same` of `objects`, those of the original and those of the export, are found by
-    the other too. `boxes`: the furthest that an edge of these is off, in pixels; `scores` and `masks`, of its pixels
-    the share that only one of both has: the largest differences. `rates`: images a second of both."""
+    """The result of the comparison. Of all `objects`, those of the original and those of the export, the other detects
+    `same` as well. Largest differences of these: `boxes`, of an edge in pixels; `scores`; `masks`, the share of the
+    pixels that only one mask contains. `rates`: images/s of both."""
 
     images: int
     objects: int
@@ -36,7 +36,7 @@ class ObjectComparison:
     finite: bool
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of `export --json`."""
+        """Return the comparison with the keys of `export --json`."""
         return {
             "images": self.images,
             "max_abs_logit_difference": None,
@@ -52,24 +52,24 @@ class ObjectComparison:
         }
 
     def lost(self, allowed: float | None, quantised: str | None = None) -> str:
-        """The reasons against an export, or an empty string. `allowed`: the share of objects that may differ; there is
-        no `quantised` one."""
+        """Return why the export is rejected, "" if it is accepted. `allowed`: the share of objects that may differ.
+        There is no `quantised` detector."""
         if not self.finite:
-            return "it gives numbers that are not finite"
+            return "its outputs are not finite"
         if not self.objects:
-            return "the model finds nothing on these pictures, which proves nothing"
+            return "the model detects no objects on these images, so the export cannot be verified"
         share = OBJECT_TOLERANCE if allowed is None else allowed
         if 1 - self.same / self.objects > share + 1e-9:
-            return f"{1 - self.same / self.objects:.1%} of the objects are others, {share:.1%} may be"
+            return f"{1 - self.same / self.objects:.1%} of the objects differ (limit {share:.1%})"
         return ""
 
 
 def compare_objects(
     original: Any, export: Any, pictures: VerificationImages, least: float, progress: Callable[[int], None]
 ) -> ObjectComparison:
-    """Find the objects by both, chunk by chunk in turn; the first chunk is not timed.
+    """Detect objects with both engines, alternating chunk by chunk; the first chunk is not timed.
 
-    `least`: the score that the model's objects have at least; one just above it may be missing.
+    `least`: the minimum score of the model's objects; an object just above it may be missing.
     """
     seconds, counted, room, finite = [0.0, 0.0], 0, 1, True
     pairs: list[tuple[Detections, Detections]] = []
@@ -107,9 +107,9 @@ def compare_objects(
 def match_both_ways(
     ours: Detections, theirs: Detections, least: float, room: int
 ) -> list[tuple[float, float, float] | None]:
-    """Of each object that either side finds: how far box, score and mask are off in the other; None where the other
-    does not find it. Left out are those that are missing for a score that is within `SCORE_TOLERANCE` of `least`, or of
-    the lowest of an answer that has `room` for no more."""
+    """Return differences of box, score and mask for each object of either side; None if the other side does not detect
+    it. An object is skipped if it is missing only because of its score: within `SCORE_TOLERANCE` of `least`, or of the
+    lowest score of an output with all `room` slots in use."""
     rows: list[tuple[float, float, float] | None] = []
     for one, other in ((ours, theirs), (theirs, ours)):
         floor = max(least, float(other.scores[-1]) if len(other) >= room else 0.0)
@@ -121,7 +121,7 @@ def match_both_ways(
 
 
 def measure_object_difference(one: Detections, number: int, other: Detections) -> tuple[float, float, float] | None:
-    """Box, score and mask of an object beside the nearest of its class in the other answer; None for another one."""
+    """Return differences of box, score and mask to the nearest object of the same class; None above the tolerances."""
     alike = np.flatnonzero(other.labels == one.labels[number])
     if not len(alike):
         return None

@@ -1,7 +1,7 @@
-"""Answers of detectors: from a model's arrays of fixed shapes to boxes and masks on the image. Without torch.
+"""Detections: from a detector's fixed-shape outputs to boxes and masks on the image. Does not import torch.
 
-n answers on an image of H and W pixels; N rows that a model gives, M pixels along a side of its masks, (h, w) its size.
-Boxes are left, top, right, bottom in pixels; the image reaches from 0 to its width and height.
+n detections on an image of H and W pixels; N output slots of a model, masks of M x M pixels, and its size (h, w).
+Boxes are left, top, right, bottom in pixels; the image spans 0 to its width and height.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.tasks.tile_merging import Window, merge_tiles
 from vitreous.tasks.tiles import TILE_BATCH_SIZE, list_tile_starts
 
-MASK_THRESHOLD = 0.5  # probability from which a pixel is of an object
+MASK_THRESHOLD = 0.5  # a pixel belongs to an object from this probability
 
 DetectorOutputs = Sequence[
     np.ndarray
-]  # boxes (B, N, 4), scores (B, N), labels (B, N), of instances also masks (B, N, M, M)
-DetectorFunction = Callable[[np.ndarray], DetectorOutputs]  # (B, C, h, w) pixels -> the arrays
+]  # boxes (B, N, 4), scores (B, N), labels (B, N); with instance masks also masks (B, N, M, M)
+DetectorFunction = Callable[[np.ndarray], DetectorOutputs]  # (B, C, h, w) pixels -> outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Detections:
-    """What a detector answers for an image of `size` (H, W): `boxes` (n, 4) float32, `labels` (n,) int64, positions in
-    the list of classes, `scores` (n,) float32, the highest first; of instances also `masks`, the run lengths of each as
-    `mask_of_runs` takes them (COCO's uncompressed ones), else None. Raises ValueError for arrays of other shapes."""
+    """The detections of an image of `size` (H, W): `boxes` (n, 4) float32, `labels` (n,) int64 class indices, and
+    `scores` (n,) float32, highest first. With instance masks also `masks`, the run lengths of each as `mask_of_runs`
+    expects them (COCO's uncompressed RLE), else None. Raises ValueError for arrays of other shapes."""
 
     size: tuple[int, int]
     boxes: np.ndarray
@@ -41,30 +41,30 @@ class Detections:
         n = len(self.labels)
         shapes = self.boxes.shape, self.labels.shape, self.scores.shape
         if shapes != ((n, 4), (n,), (n,)) or (self.masks is not None and len(self.masks) != n):
-            raise ValueError(f"boxes {shapes[0]}, labels {shapes[1]}, scores {shapes[2]}, or masks of another number")
+            raise ValueError(f"boxes {shapes[0]}, labels {shapes[1]}, scores {shapes[2]}, or masks do not match")
         if (np.diff(self.scores) > 0).any():
-            raise ValueError("the highest score comes first")
+            raise ValueError("scores must be sorted from the highest to the lowest")
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: np.ndarray) -> Detections:
-        """Return the answers at positions (m,) int64 in ascending order, or of a mask (n,) bool."""
+        """Return the detections at indices (m,) int64 in ascending order, or of a boolean mask (n,)."""
         places = np.flatnonzero(rows) if rows.dtype == bool else rows
         masks = None if self.masks is None else tuple(self.masks[place] for place in places)
         return Detections(self.size, self.boxes[places], self.labels[places], self.scores[places], masks=masks)
 
     def filter_by_score(self, threshold: float) -> Detections:
-        """Return the answers whose scores are at least `threshold`, in [0, 1]."""
+        """Return the detections whose scores are at least `threshold`, in [0, 1]."""
         return self.take(self.scores >= threshold)
 
 
 def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, tuple[float, float]]:
-    """Scale an image to fit whole into a model's size, its sides in proportion, filled up at the right and the bottom.
+    """Resize an image to fit a model's size with its aspect ratio kept, padded at the right and the bottom.
 
-    (C, H, W) -> (C, h, w) of the same dtype, and what the rows and the columns were scaled by. What is filled in has
-    the mean of the model's `preprocess`, which is 0 after normalisation, as in ViTDet (arXiv:2203.16527) and SAM; of
-    uint8 to half a step.
+    Returns pixels (C, H, W) -> (C, h, w) of the same dtype, and the scale of rows and columns. The padding is the mean
+    of the model's `preprocess`, which is 0 after normalisation, as in ViTDet (arXiv:2203.16527) and SAM; uint8 pixels
+    are rounded to within half a step.
     """
     height, width = pixels.shape[1:]
     unit = min(side / own for side, own in zip(preprocess.image, (height, width), strict=True))
@@ -76,7 +76,7 @@ def fit_image(pixels: np.ndarray, preprocess: Preprocess) -> tuple[np.ndarray, t
 
 
 def pad_to_model_size(pixels: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """(C, H, W), not larger than a model's size -> (C, h, w): filled up with its mean at the right and the bottom."""
+    """Pad pixels (C, H, W), at most a model's size, to (C, h, w) with its mean at the right and the bottom."""
     if pixels.shape[1:] == preprocess.image:
         return pixels
     mean = np.array(preprocess.mean, np.float32) * preprocess.peak
@@ -94,11 +94,11 @@ def decode_detections(
     threshold: float = 0.0,
     window: Window | None = None,
 ) -> Detections:
-    """What a model gives for one image -> answers on the image of `size` (H, W).
+    """Convert a model's outputs for one image to detections on the image of `size` (H, W).
 
-    `outputs`: boxes (N, 4), scores (N,), labels (N,), masks (N, M, M). `scale` is that of `fit_image`; `window`: the
-    part of the image that the model saw, by default all of it. Boxes end at its edges; rows with scores of 0 or below
-    `threshold`, numbers that are not finite, and boxes without area are left out. Equal scores stay in order.
+    `outputs`: boxes (N, 4), scores (N,), labels (N,), masks (N, M, M). `scale` is that of `fit_image`. `window` is the
+    region of the image that the model received, by default all of it; boxes are clipped to it. Drops slots with scores
+    of 0 or below `threshold`, non-finite values, and boxes without area. Equal scores keep their order.
     """
     boxes, scores, labels = (np.asarray(part) for part in outputs[:3])
     left, top, right, bottom = window or (0, 0, size[1], size[0])
@@ -117,11 +117,11 @@ def decode_detections(
 
 
 def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int, int], window: Window) -> list[int]:
-    """A mask (M, M) of probabilities inside a box (4,) -> run lengths of the pixels of an image (H, W) that are its.
+    """Paste a mask (M, M) of probabilities inside a box (4,) into an image (H, W) and return its run lengths.
 
-    Each pixel takes the probability at its centre, bilinear between the centres of the cells of the mask and 0 half a
-    cell outside, and is the object's from `MASK_THRESHOLD` on, as in detectron2. The box may reach over the `window` of
-    the image, which then cuts the mask off and does not squeeze it.
+    Each pixel has the probability at its centre: bilinear between the centres of the mask's cells, and 0 half a cell
+    outside. It belongs to the object from `MASK_THRESHOLD`, as in detectron2. A box may extend beyond the `window` of
+    the image; its mask is then cropped, not squeezed.
     """
     left, top, right, bottom = window
     x0, y0 = max(left, int(np.floor(box[0])) - 1), max(top, int(np.floor(box[1])) - 1)
@@ -134,7 +134,7 @@ def paste_mask_runs(probabilities: np.ndarray, box: np.ndarray, size: tuple[int,
 
 
 def bilinear_cell_weights(places: np.ndarray, low: float, high: float, cells: int) -> np.ndarray:
-    """(m,) places along an axis -> (m, `cells`) float32, the share of each of the cells that divide low .. high."""
+    """Compute the weight (m, `cells`) float32 of each cell of low .. high for (m,) coordinates along an axis."""
     centres = (places - low) / (high - low) * cells - 0.5
     first = np.floor(centres).astype(np.int64)
     shares = np.zeros((len(places), cells), np.float32)
@@ -145,16 +145,16 @@ def bilinear_cell_weights(places: np.ndarray, low: float, high: float, cells: in
 
 
 def encode_placed_mask(part: np.ndarray, corner: tuple[int, int], size: tuple[int, int]) -> list[int]:
-    """Run lengths of a mask of `size` (H, W) that is (h, w) bool at `corner` (top, left) and empty elsewhere.
+    """Return run lengths of a mask of `size` (H, W) that is (h, w) bool at `corner` (top, left) and empty elsewhere.
 
-    `runs_of_mask` of the whole, without the whole.
+    Equals `runs_of_mask` of the full mask, without creating it.
     """
     top, left = corner
     columns = np.zeros((part.shape[1], part.shape[0] + 2), np.int8)
     columns[:, 1:-1] = part.T
-    column, row = np.nonzero(np.diff(columns, axis=1))  # where a run begins and where it ends, in turn
+    column, row = np.nonzero(np.diff(columns, axis=1))  # alternating starts and ends of runs
     edges = (column + left) * size[0] + row + top
-    ends = np.flatnonzero(edges[1:-1:2] == edges[2::2]) * 2 + 1  # a run down to the last row goes on in the next column
+    ends = np.flatnonzero(edges[1:-1:2] == edges[2::2]) * 2 + 1  # a run to the bottom continues in the next column
     edges = np.delete(edges, np.concatenate([ends, ends + 1]))
     lengths = np.diff([0, *edges.tolist(), size[0] * size[1]]).tolist()
     return lengths[:-1] if lengths[-1] == 0 else lengths
@@ -163,10 +163,10 @@ def encode_placed_mask(part: np.ndarray, corner: tuple[int, int], size: tuple[in
 def detect_objects(
     compute: DetectorFunction, pixels: np.ndarray, preprocess: Preprocess, tiles: bool = False, threshold: float = 0.0
 ) -> Detections:
-    """The answers for an image (C, H, W) of any size.
+    """Detect the objects in an image (C, H, W) of any size.
 
-    The image is scaled to the model's size; with `tiles` one that is larger is answered at its own resolution by tiles
-    of that size, half of which its neighbour covers too, and an object on a seam is answered once (`merge_tiles`).
+    The image is resized to the model's size. With `tiles`, a larger image is processed at its native resolution in
+    tiles of that size, which overlap by half; an object on a seam is returned once (`merge_tiles`).
     """
     size, tile = (pixels.shape[1], pixels.shape[2]), preprocess.image
     if not tiles or (size[0] <= tile[0] and size[1] <= tile[1]):
@@ -187,7 +187,7 @@ def detect_objects(
 
 
 def merge_tile_detections(parts: Sequence[Detections], windows: Sequence[Window]) -> Detections:
-    """The answers of tiles, on the image that their `windows` cover -> one answer for each object."""
+    """Merge the detections of tiles, on the image that their `windows` cover: one detection per object."""
     size, masks = parts[0].size, None
     boxes, labels, scores = (
         np.concatenate([getattr(part, name) for part in parts]) for name in ("boxes", "labels", "scores")
@@ -205,13 +205,13 @@ def merge_tile_detections(parts: Sequence[Detections], windows: Sequence[Window]
 
 
 def union_mask_runs(runs: Sequence[list[int]]) -> list[int]:
-    """Run lengths of masks of one size -> those of the pixels that any of them has."""
+    """Return the run lengths of the union of masks of equal size."""
     if len(runs) == 1:
         return runs[0]
     edges = [np.cumsum(lengths) for lengths in runs]
     begins = np.concatenate([cut[: len(cut) // 2 * 2 : 2] for cut in edges])
     places = np.concatenate([begins, *(cut[1::2] for cut in edges)])
-    order = np.argsort(places, kind="stable")  # where a run ends and another begins, it begins first
+    order = np.argsort(places, kind="stable")  # at equal positions a start sorts before an end
     depth = np.cumsum(np.where(order < len(begins), 1, -1))
     first = np.flatnonzero(np.diff([0, *(depth > 0).astype(np.int8)]))
     lengths = np.diff([0, *places[order][first].tolist(), sum(runs[0])]).tolist()

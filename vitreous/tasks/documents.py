@@ -1,7 +1,7 @@
-"""Types of the documents that the public functions return, which are also what `--json` prints.
+"""Types of the documents that the public functions return and `--json` prints.
 
-Of the metrics and of the keys about them, a document has those of the model's task, or of the protocol that it was
-evaluated by; a value that nothing fills is None. Values of type `object` are described where they are made.
+A document has the metrics of the model's task, or of its evaluation protocol; missing values are None. Values of type
+`object` are documented where they are created.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Row: TypeAlias = dict[str, str | int | float | None]
 
 
 class Metrics(TypedDict):
-    """Metrics of one split, those of the model's task: the keys of `tasks.metrics.METRICS`, and how they are read."""
+    """Metrics of one split, for the model's task: the keys of `tasks.metrics.METRICS`, and how they were computed."""
 
     top1: float | None
     map: float | None
@@ -79,7 +79,7 @@ class Metrics(TypedDict):
 
 
 class RunSummary(TypedDict):
-    """`vitreous.train`: what `summary.json` of a run has."""
+    """`vitreous.train`: the content of a run's `summary.json`."""
 
     model: str
     parameters: int
@@ -104,7 +104,7 @@ class RunSummary(TypedDict):
 
 
 class EvaluationDocument(TypedDict):
-    """`vitreous.evaluate`: the metrics are under the name of the split that was evaluated."""
+    """`vitreous.evaluate`: the metrics are stored under the name of the evaluated split."""
 
     model: str
     parameters: int
@@ -150,7 +150,7 @@ class FigureFiles(TypedDict):
 
 
 class InspectionDocument(TypedDict):
-    """`vitreous.inspect`: `refused` has why figures cannot be made, by their names."""
+    """`vitreous.inspect`: `refused` maps names of unsupported figures to the reasons."""
 
     run: str
     model: str
@@ -165,7 +165,7 @@ class InspectionDocument(TypedDict):
 
 
 class Ingredient(TypedDict):
-    """A model of a soup: its score, that of the soup with it, and whether it was kept."""
+    """A model of a soup: its score, the score of the soup with it, and whether it was kept."""
 
     run: str
     sha256: str
@@ -175,7 +175,7 @@ class Ingredient(TypedDict):
 
 
 class SoupDocument(TypedDict):
-    """`vitreous.soup`: the metrics are under the name of the split that the models were evaluated on."""
+    """`vitreous.soup`: the metrics are stored under the name of the split of the evaluation."""
 
     model: str
     parameters: int
@@ -189,7 +189,7 @@ class SoupDocument(TypedDict):
 
 
 class SampleDocument(TypedDict):
-    """`vitreous.sample`: `size` is that of an image, `sampler` its name and number of steps."""
+    """`vitreous.sample`: `size` is the image size, `sampler` the sampler's name and number of steps."""
 
     run: str
     files: list[str]
@@ -233,7 +233,7 @@ class ExportDocument(TypedDict):
 
 
 class PushDocument(TypedDict):
-    """`vitreous.push`: `files` has the bytes of each file, `card` the text of the model card."""
+    """`vitreous.push`: `files` has the size of each file in bytes, `card` the text of the model card."""
 
     repository: str
     url: str

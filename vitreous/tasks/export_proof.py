@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 
-COMPARISON_BATCH_SIZE = 16  # images that both answer in turn
-LOGIT_TOLERANCE = 1e-3  # |Δlogit|, or of features, of a float32 export, at most
-MAX_CHANGED_SHARE = {None: 0.0, "int8": 0.02}  # share of answers that may change, by what was quantised
+COMPARISON_BATCH_SIZE = 16  # images per chunk
+LOGIT_TOLERANCE = 1e-3  # largest |Δlogit| (or of features) of a float32 export
+MAX_CHANGED_SHARE = {None: 0.0, "int8": 0.02}  # largest share of changed predictions, by quantisation
 
 
 @dataclass(frozen=True)
 class VerificationImages:
-    """Images that an export is judged on: `pixels` (n, C, *image), their `labels`, (n,) numbers or (n, K) in {0, 1},
-    where known, and the name of the set."""
+    """Images for the verification of an export: `pixels` (n, C, *image), their `labels`, (n,) class indices or (n, K)
+    in {0, 1}, if available, and the name of the set."""
 
     pixels: np.ndarray
     labels: np.ndarray | None
@@ -27,16 +27,15 @@ class VerificationImages:
         return len(self.pixels)
 
     def part(self, rows: slice) -> VerificationImages:
-        """A part of the images."""
+        """Return a subset of the images."""
         return replace(self, pixels=self.pixels[rows], labels=None if self.labels is None else self.labels[rows])
 
 
 @dataclass(frozen=True)
 class ExportComparison:
-    """The result of the comparison. `agreement`: share of images with the same class first; or, where an image may have
-    several classes, of equal decisions; of pixels with the same class; or, of features, of those whose cosine to the
-    original's is at least 0.99. `right`: top-1 of the original and of the export, where each image has one label.
-    `rates`: images a second of both."""
+    """The result of the comparison. `agreement` is a share: of images with the same top-1 class, of equal multi-label
+    decisions, of pixels with the same class, or of features with a cosine of at least 0.99 to the original's.
+    `right`: top-1 of the original and of the export, for single-label data. `rates`: images/s of both."""
 
     images: int
     furthest: float
@@ -45,10 +44,10 @@ class ExportComparison:
     _: KW_ONLY
     rates: tuple[float, float]
     finite: bool
-    tolerance: float = 0.0  # the share of predictions that may differ in float32
+    tolerance: float = 0.0  # share of predictions that may change in float32
 
     def to_dict(self) -> dict[str, Any]:
-        """The keys of `export --json`."""
+        """Return the comparison with the keys of `export --json`."""
         return {
             "images": self.images,
             "max_abs_logit_difference": self.furthest,
@@ -59,26 +58,27 @@ class ExportComparison:
         }
 
     def lost(self, allowed: float | None, quantised: str | None = None) -> str:
-        """The reasons against an export, or an empty string. `allowed`: the share of predictions that may change; by
-        default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and outputs in float32 move by 1e-3."""
+        """Return why the export is rejected, "" if it is accepted. `allowed`: the share of predictions that may change;
+        by default 2 % in int8, else `tolerance`. Top-1 may fall by half of that, and float32 outputs may differ by
+        1e-3."""
         if not self.finite:
-            return "it gives numbers that are not finite"
+            return "its outputs are not finite"
         share = max(MAX_CHANGED_SHARE[quantised], self.tolerance) if allowed is None else allowed
         reasons: list[str] = []
         if 1 - self.agreement > share + 1e-9:
-            reasons.append(f"{1 - self.agreement:.1%} of its answers are others, {share:.1%} may be")
+            reasons.append(f"{1 - self.agreement:.1%} of its predictions differ (limit {share:.1%})")
         if self.right and self.right[0] - self.right[1] > share / 2 + 1e-9:
-            reasons.append(f"its top-1 is {self.right[1]:.2%}, not {self.right[0]:.2%}")
+            reasons.append(f"its top-1 is {self.right[1]:.2%}, below the model's {self.right[0]:.2%}")
         if quantised is None and allowed is None and self.furthest > LOGIT_TOLERANCE:
-            reasons.append(f"its outputs are up to {self.furthest:.1e} off, {LOGIT_TOLERANCE:.0e} may be")
+            reasons.append(f"its outputs differ by up to {self.furthest:.1e} (limit {LOGIT_TOLERANCE:.0e})")
         return ", ".join(reasons)
 
 
 def compare_outputs(
     original: Any, export: Any, pictures: VerificationImages, task: Any, progress: Callable[[int], None]
 ) -> ExportComparison:
-    """Compute all logits by both, or features where there is no head, chunk by chunk in turn; the first chunk is not
-    timed."""
+    """Compute all logits with both engines (features without a head), alternating chunk by chunk; the first chunk is
+    not timed."""
     seconds, counted = [0.0, 0.0], 0
     furthest, same, right, finite = 0.0, 0.0, np.zeros(2), True
     labels = pictures.labels

@@ -1,4 +1,4 @@
-"""Generation: images made from noise."""
+"""Image generation: samples from noise."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from vitreous.tasks.base import Task
 
 @dataclass(frozen=True)
 class Generation(Task):
-    """Images of named classes: `classes` in the order of their numbers, none where images are of one kind; `process`:
-    how noise was added to the images that the model learned from; `autoencoder`: of what folder or `hf:` name these
-    were latents, "" where they were not, or it is not known."""
+    """Generated images of named classes: `classes` in the order of their indices, empty for an unconditional model.
+    `process`: the noise process of the training. `autoencoder`: the folder or `hf:` name of the autoencoder of the
+    latents; "" for a pixel-space model, or if unknown."""
 
     name: ClassVar[str] = "generation"
-    does: ClassVar[str] = "makes images"
+    does: ClassVar[str] = "generates images"
     hub_task: ClassVar[str] = "unconditional-image-generation"
     verb: ClassVar[str] = "sample"
     endpoint: ClassVar[str] = "sample"
@@ -32,27 +32,27 @@ class Generation(Task):
 
     @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
-        """Eight samples in a file."""
+        """Return a command that saves eight samples to a file."""
         return f"vitreous sample {run} --count 8 --out samples.{'gif' if clips else 'png'}"
 
     def settings(self) -> dict[str, Any]:
-        """The names of the classes, the process, and the autoencoder, if any."""
+        """Return the class names, the process, and the autoencoder, if any."""
         latents = {"autoencoder": self.autoencoder} if self.autoencoder else {}
         return {"classes": list(self.classes), "process": process_to_json(self.process), **latents}
 
     @classmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The generation of a description. Raises WeightsError for another process or autoencoder."""
+        """Create a generation task from stored settings. Raises WeightsError for an invalid process or autoencoder."""
         autoencoder = description.get("autoencoder", "")
         if not isinstance(autoencoder, str):
-            raise WeightsError(f"{origin}: autoencoder {autoencoder}", "it is a folder or an hf: name")
+            raise WeightsError(f"{origin}: autoencoder {autoencoder}", "autoencoder must be a folder or an hf: name")
         return cls(classes, process_from_json(description.get("process"), origin), autoencoder)
 
     @classmethod
     def from_run(cls, settings: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The generation of a run, whose objective has the fields of the process."""
+        """Create the generation task of a run, whose objective has the fields of the process."""
         return cls(classes, process_from_objective(settings, origin), settings.get("autoencoder", ""))
 
     def get_version_fields(self) -> list[Any]:
-        """No classes of images that are read, and the settings."""
+        """Return no input classes, and the settings."""
         return [(), *super().get_version_fields()[1:], self.settings()]

@@ -1,4 +1,4 @@
-"""95 % intervals and tests: closed forms for proportions, a seeded bootstrap over images for other figures.
+"""95 % intervals and tests: closed forms for proportions, a seeded bootstrap over images for other metrics.
 
 In shapes, n is images, D draws of the bootstrap.
 """
@@ -11,16 +11,16 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-DEFAULT_BOOTSTRAP_DRAWS, MIN_BOOTSTRAP_DRAWS = 1000, 100  # of a bootstrap: the usual number, and the smallest one
+DEFAULT_BOOTSTRAP_DRAWS, MIN_BOOTSTRAP_DRAWS = 1000, 100  # bootstrap draws: default, and minimum for large data
 BOOTSTRAP_CHUNK = 1_000_000  # images x draws in memory at a time
-NORMAL_QUANTILE = 1.959963984540054  # the normal distribution's 97.5 % quantile
+NORMAL_QUANTILE = 1.959963984540054  # 97.5 % quantile of the normal distribution
 
 Interval = tuple[float, float]
 MetricFunction = Callable[[np.ndarray], dict[str, np.ndarray]]
 
 
 def wilson_interval(hits: int, count: int) -> Interval:
-    """The interval of the proportion hits / count (Wilson, 1927).
+    """Return the interval of the proportion hits / count (Wilson, 1927).
 
     It equals `scipy.stats.binomtest(hits, count).proportion_ci(method="wilson")`, whose import takes a second.
     """
@@ -33,7 +33,7 @@ def wilson_interval(hits: int, count: int) -> Interval:
 
 
 def mcnemar_p_value(only_a: int, only_b: int) -> float:
-    """Return the exact two-sided p-value of the images that only one of two models has right (McNemar, 1947).
+    """Return the exact two-sided p-value of the counts of images that only one of two models has right (McNemar, 1947).
 
     min(1, 2 P(X <= min(only_a, only_b))) with X binomial of only_a + only_b trials of 1/2; 1 for no image.
     """
@@ -41,7 +41,7 @@ def mcnemar_p_value(only_a: int, only_b: int) -> float:
 
 
 def paired_accuracy_interval(gained: int, lost: int, images: int) -> Interval:
-    """The interval of (gained - lost) / images, a difference of paired accuracies (Bonett and Price, 2012)."""
+    """Return the interval of (gained - lost) / images, a difference of paired accuracies (Bonett and Price, 2012)."""
     up, down = (gained + 1) / (images + 2), (lost + 1) / (images + 2)
     half = NORMAL_QUANTILE * math.sqrt(max(0.0, up + down - (up - down) ** 2) / (images + 2))
     return max(-1.0, up - down - half), min(1.0, up - down + half)
@@ -50,9 +50,9 @@ def paired_accuracy_interval(gained: int, lost: int, images: int) -> Interval:
 def bootstrap_metrics(
     figures: MetricFunction, images: int, draws: int = DEFAULT_BOOTSTRAP_DRAWS
 ) -> dict[str, np.ndarray]:
-    """Figures over images drawn with replacement, always the same draws: the D values of each along its last axis.
+    """Bootstrap metrics over images, always with the same draws: the D values of each metric along its last axis.
 
-    `figures` maps how often each image is drawn, (n, d) float32, to values (..., d), for some draws at a time.
+    `figures` maps draw counts of the images, (n, d) float32, to values (..., d), for a chunk of draws at a time.
     """
     generator = np.random.default_rng(0)
     parts, size = list[dict[str, np.ndarray]](), max(1, BOOTSTRAP_CHUNK // images)
@@ -64,5 +64,5 @@ def bootstrap_metrics(
 
 
 def percentile_interval(values: np.ndarray) -> Interval:
-    """Return the interval that holds 95 % of (D,) draws."""
+    """Return the interval that contains 95 % of (D,) draws."""
     return float(np.percentile(values, 2.5)), float(np.percentile(values, 97.5))

@@ -1,5 +1,5 @@
-"""The one table of metrics: a row for each, which the command line, files, pages and help read. Imports nothing heavy,
-for `--help`."""
+"""The table of all metrics, for the command line, files, pages and help. Imports nothing heavy, so that `--help` stays
+fast."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 OBJECT_SIZES, FREQUENCIES = ("small", "medium", "large"), ("rare", "common", "frequent")
-BOX_PREFIX = "box_"  # what keys of boxes begin with where masks lead
-#: kinds of errors by their key, as they stand in sentences
+BOX_PREFIX = "box_"  # prefix of box metrics if mask metrics lead
+#: detection error types by key, as text for sentences
 DETECTION_ERRORS = {
     "localisation": "wrong place",
     "class": "wrong class",
@@ -22,12 +22,13 @@ DETECTION_ERRORS = {
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric: its key in files, its label for people, the format of its value (`.2%` for shares), one or two
-    sentences that pages show.
+    """A metric: its key in files, its label, the format of its value (`.2%` for shares), and an explanation of one or
+    two sentences for pages.
 
-    Of a metric that leads evaluations also the `secondary` ones, printed after it; `of_class`, the metrics of a class
-    that tables of classes have as columns, and `ranks`, the key of the one by which classes are ranked; and what is
-    `counted`. `class_mean`: the key of the metric of a class whose mean over the classes with images it is, of images
+    A metric that leads evaluations also has: `secondary`, the metrics printed after it; `of_class`, the columns of
+    per-class tables; `ranks`, the key of the metric that sorts classes; and `counted`, the noun of the counted items.
+    `class_mean`: the key of the per-class metric of which it is the mean over the classes with images (single-label
+    data).
     with one label each."""
 
     key: str
@@ -42,30 +43,30 @@ class Metric:
 
     @property
     def is_leading(self) -> bool:
-        """Whether evaluations are compared by it."""
+        """Whether evaluations are compared by this metric."""
         return self.secondary is not None
 
     @property
     def ranking_metric(self) -> tuple[str, str]:
-        """Key and label of the metric by which classes are ranked; no label where there are no classes."""
+        """Key and label of the metric by which classes are ranked; the label is empty without classes."""
         return self.ranks, next((column.label for column in self.of_class if column.key == self.ranks), "")
 
     def class_columns(self, rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
-        """The columns of a table of classes: those that its rows have, as some need masks or rare classes."""
+        """List the columns of a per-class table that its rows contain; some need masks or rare classes."""
         return [column for column in self.of_class if any(column.key in row for row in rows)]
 
     @property
     def is_share(self) -> bool:
-        """Whether it is shown in per cent."""
+        """Whether the value is shown in per cent."""
         return self.form.endswith("%")
 
     @property
     def short_form(self) -> str:
-        """The format with a decimal less, for lines of progress and for intervals: shares have one decimal."""
+        """The format with one decimal less, for progress lines and intervals; shares have one decimal."""
         return self.form.replace(".2", ".1") if self.is_share else self.form
 
 
-#: metrics of one class
+#: per-class metrics
 RECALL = Metric("recall", "recall", explanation="Share of the class's samples that the model finds.")
 PRECISION = Metric("precision", "precision", explanation="Share of the class's predictions that are right.")
 F1 = Metric("f1", "F1", explanation="Harmonic mean of precision and recall.")
@@ -135,8 +136,7 @@ FEATURE_METRICS = (
         "feature_deviation",
         "feature std",
         ".4g",
-        "Standard deviation over images of features of length one: 0 is a collapse, where all images have the same "
-        "features.",
+        "Standard deviation over images of unit-length features. 0 means collapse: all images have the same features.",
     ),
     Metric(
         "knn_top1",
@@ -173,7 +173,7 @@ SEGMENTATION_METRICS = (
                 "iou",
                 "IoU",
                 explanation="Intersection over union: pixels that both prediction and ground truth assign to the "
-                "class, divided by those that either does.",
+                "class, divided by the pixels that either assigns to it.",
             ),
             RECALL,
             PRECISION,
@@ -204,7 +204,7 @@ SEGMENTATION_METRICS = (
     Metric("pq_things", "PQ of things", explanation="Panoptic quality of countable objects."),
     Metric("pq_stuff", "PQ of the rest", explanation="Panoptic quality of background classes."),
 )
-#: COCO's twelve metrics, and those of LVIS, of the regions that lead: masks, or boxes where there are no masks
+#: COCO's twelve metrics, and those of LVIS, for the leading regions: masks, or boxes for models without masks
 REGIONS = (
     Metric(
         "ap",
@@ -265,7 +265,7 @@ REGRESSION_METRICS = (
         "R²",
         ".3f",
         "Coefficient of determination: 1 minus the squared errors divided by the variance of the labels. 1 is perfect; "
-        "0 is no better than always predicting their mean. Of several targets the mean. Higher is better.",
+        "0 is no better than always predicting their mean. With several targets, their mean. Higher is better.",
         secondary=("mae", "rmse", "spearman"),
     ),
     Metric("mae", "MAE", ".4g", "Mean absolute error, in the unit of the target. Lower is better."),
@@ -282,7 +282,7 @@ REGRESSION_METRICS = (
         "Rank correlation of predictions and labels: 1 if both order the images in the same way. Higher is better.",
     ),
 )
-#: every metric by its key; of leading ones, those of an earlier row are looked for first
+#: all metrics by key; of the leading metrics, earlier rows take precedence
 METRICS: dict[str, Metric] = {
     metric.key: metric
     for metric in (
@@ -297,5 +297,5 @@ METRICS: dict[str, Metric] = {
 
 
 def get_metric_label(key: str) -> str:
-    """The label of a metric; of one without a row, its key."""
+    """Return the label of a metric, or its key if it is not in the table."""
     return METRICS[key].label if key in METRICS else key

@@ -1,6 +1,6 @@
-"""Figures of a classifier whose images may have several labels.
+"""Metrics of multi-label classifiers.
 
-In shapes, n is images, K classes, D draws of the bootstrap. The figures themselves are a draw of every image once.
+In shapes, n is images, K classes, D draws of the bootstrap. The metrics themselves use one draw with each image once.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vitreous.tasks.intervals import (
 )
 from vitreous.tasks.report import Report
 
-MULTILABEL_BOOTSTRAP_BUDGET = 1e8  # numbers that the bootstrap may look at
+MULTILABEL_BOOTSTRAP_BUDGET = 1e8  # values that the bootstrap may process
 
 
 def evaluate_multilabel(
     logits: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], readable: np.ndarray
 ) -> Report:
-    """(n, K) logits and (n, K) labels in {0, 1} -> mAP, macro and micro F1, negative log-likelihood, with intervals.
+    """Compute mAP, macro and micro F1 and NLL from (n, K) logits and (n, K) labels in {0, 1}, with intervals.
 
-    mAP is the mean over classes with positives of their average precision. A class is predicted above a probability of
+    mAP is the mean average precision over classes with positives. A class is predicted above a probability of
     `MULTILABEL_THRESHOLD`; macro F1 is the mean over classes with positives, micro F1 counts all classes together. NLL
-    is the sigmoid loss in nats, summed over classes. Images that are not `readable` (n,) are never retrieved and have
-    no part in NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws, fewer where there are many images.
+    is the sigmoid loss in nats, summed over classes. Images that are not `readable` (n,) are never retrieved and are
+    excluded from NLL. Intervals cover 95 %, by 1000 seeded bootstrap draws, or fewer for many images.
     """
     positive, scores = labels > 0, np.where(readable[:, None], logits, -np.inf)
     predicted = scipy.special.expit(scores.astype(np.float64)) > MULTILABEL_THRESHOLD
@@ -40,7 +40,7 @@ def evaluate_multilabel(
     parts = [part.astype(np.float32) for part in (positive & predicted, predicted, positive)]
 
     def figures(counts: np.ndarray) -> dict[str, np.ndarray]:
-        """(n, D) how often each image is drawn -> each figure, (D,)."""
+        """Compute each metric, (D,), from draw counts (n, D)."""
         hits, answers, support = ((part.T @ counts).astype(np.float64) for part in parts)
         f1, present = 2 * hits / np.maximum(answers + support, 1), support > 0
         return {
@@ -72,22 +72,22 @@ def evaluate_multilabel(
 
 
 def choose_multilabel_draws(size: int) -> int:
-    """Return how many draws the bootstrap makes of `size` logits."""
+    """Choose the number of bootstrap draws for `size` logits."""
     return max(MIN_BOOTSTRAP_DRAWS, min(DEFAULT_BOOTSTRAP_DRAWS, int(MULTILABEL_BOOTSTRAP_BUDGET / max(size, 1))))
 
 
 class ClassRanking(NamedTuple):
-    """One class's images from the highest score down, cut after each score that positives have."""
+    """One class's images by descending score, split after each distinct score of a positive."""
 
-    order: np.ndarray  # (m,) images, down to the last positive
-    starts: np.ndarray  # (T,) where in `order` each part begins; images of one score are in one part
-    positives: np.ndarray  # (P,) images in that order
-    part: np.ndarray  # (P,) the part of each
-    missed: np.ndarray  # positives that have no score
+    order: np.ndarray  # (m,) images, down to the lowest positive
+    starts: np.ndarray  # (T,) start of each part in `order`; images of equal score are in the same part
+    positives: np.ndarray  # (P,) positive images in that order
+    part: np.ndarray  # (P,) part index of each positive
+    missed: np.ndarray  # positives without a score
 
 
 def rank_images(scores: np.ndarray, positive: np.ndarray) -> ClassRanking:
-    """(n,) scores, -inf for none, and (n,) bool -> the ranking of a class."""
+    """Rank the images of a class: (n,) scores, -inf for none, and (n,) bool."""
     order = np.argsort(-scores, kind="stable")[: (scores > -np.inf).sum()]
     down, ranks = -scores[order], np.flatnonzero(positive[order])
     ends, part = np.unique(np.searchsorted(down, down[ranks], side="right"), return_inverse=True)
@@ -96,7 +96,7 @@ def rank_images(scores: np.ndarray, positive: np.ndarray) -> ClassRanking:
 
 
 def compute_class_ap(ranking: ClassRanking, counts: np.ndarray) -> np.ndarray:
-    """(n, D) draw counts -> (D,) average precisions of a class in [0, 1], 0 without positives.
+    """Compute average precisions (D,) of a class in [0, 1] from (n, D) draw counts; 0 without positives.
 
     For thresholds t from the highest score down: sum_t (recall_t - recall_{t-1}) precision_t; ties are one threshold.
     """
@@ -110,18 +110,18 @@ def compute_class_ap(ranking: ClassRanking, counts: np.ndarray) -> np.ndarray:
 
 
 class MeanAveragePrecision:
-    """mAP of (n, K) scores and (n, K) bool positives, as a function of how often each image is drawn, (n, D)."""
+    """mAP of (n, K) scores and (n, K) bool positives, as a function of draw counts (n, D)."""
 
     def __init__(self, scores: np.ndarray, positive: np.ndarray) -> None:
         self.rankings = [rank_images(scores[:, c], positive[:, c]) for c in range(scores.shape[1])]
         self.positive = positive.astype(np.float32)
 
     def per_class(self, counts: np.ndarray) -> np.ndarray:
-        """(K, D) average precisions."""
+        """Return (K, D) average precisions."""
         return np.stack([compute_class_ap(ranking, counts) for ranking in self.rankings])
 
     def __call__(self, counts: np.ndarray) -> np.ndarray:
-        """(D,) means over the classes that have positives in a draw."""
+        """Return (D,) means over the classes that have positives in a draw."""
         present = (self.positive.T @ counts > 0).sum(0)
         return self.per_class(counts).sum(0) / np.maximum(present, 1)
 
@@ -129,7 +129,7 @@ class MeanAveragePrecision:
 def tabulate_multilabel_classes(
     positive: np.ndarray, predicted: np.ndarray, precisions: list[float], classes: tuple[str, ...]
 ) -> list[dict[str, Any]]:
-    """Return a row for each class: images, AP, and recall, precision and F1 at the threshold, from (n, K) bools."""
+    """Return one row per class: images, AP, and recall, precision and F1 at the threshold, from (n, K) bools."""
     counts = zip(*(part.sum(0).tolist() for part in (positive, predicted, positive & predicted)), strict=True)
     return [
         {

@@ -1,4 +1,4 @@
-"""What predictions of all tasks have in common: columns of Arrow tables, and how a notebook shows them."""
+"""Shared code for predictions of all tasks: columns of Arrow tables, and the HTML view for notebooks."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from vitreous.system.notebook import RawHTML, format_html_table
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_HTML_PREDICTIONS = 50  # predictions that a notebook shows
-THUMBNAIL_SIDE = 64  # pixels of an image beside its prediction, at most
+MAX_HTML_PREDICTIONS = 50  # predictions shown in a notebook
+THUMBNAIL_SIDE = 64  # largest side of a thumbnail in pixels
 
 
 class Predictions(list[Any]):
-    """A list of predictions, which a notebook shows as a table."""
+    """A list of predictions with an HTML table view for notebooks."""
 
     def _repr_html_(self) -> str:
         return format_predictions_html(self)
 
 
 def build_path_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
-    """The columns `path` and `path_bytes`: the bytes of a path that is not UTF-8."""
+    """Build the columns `path` and `path_bytes`, the bytes of a path that is not UTF-8."""
     import pyarrow as pa
 
     names = [row.path if is_utf8(row.path) else escape_unprintable(row.path) for row in rows]
@@ -38,14 +38,14 @@ def build_path_columns(rows: Sequence[Any]) -> dict[str, pa.Array]:
 
 
 def build_error_column(rows: Sequence[Any]) -> pa.Array:
-    """The column `error`."""
+    """Build the column `error`."""
     import pyarrow as pa
 
     return pa.array([row.error for row in rows], pa.string())
 
 
 def format_predictions_html(rows: Sequence[Any]) -> str:
-    """A table of predictions: image, prediction, or why there is none."""
+    """Format a table of predictions as HTML: image, path, and prediction or error."""
     cells = [
         (format_thumbnail_html(row.path), row.path, f"error: {row.error}" if row.error else row.cell_html())
         for row in rows[:MAX_HTML_PREDICTIONS]
@@ -55,7 +55,7 @@ def format_predictions_html(rows: Sequence[Any]) -> str:
 
 
 def format_thumbnail_html(path: str) -> RawHTML:
-    """A small image of a file; nothing where there is none to be read."""
+    """Return a thumbnail of an image file as HTML; empty if the file cannot be read."""
     if not Path(path).is_file():
         return RawHTML("")
     try:

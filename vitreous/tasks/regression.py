@@ -1,7 +1,7 @@
-"""Regression: one number, or several, for an image: an age, a count, a yield.
+"""Regression: one or several values per image, for example age, count or yield.
 
-The head's outputs are standardised: value = output x std + mean, by mean and standard deviation of each target over the
-training images, which `model.json` stores. In shapes, n is images and T targets.
+The head's outputs are standardised: value = output x std + mean, with mean and standard deviation of each target over
+the training images, stored in `model.json`. In shapes, n is images and T targets.
 """
 
 from __future__ import annotations
@@ -33,16 +33,14 @@ if TYPE_CHECKING:
     from vitreous.data.split import Data, Split
     from vitreous.tasks.comparison import Comparison, ModelOutputs
 
-AGREEMENT_TOLERANCE = (
-    0.05  # standard deviations that predictions of a model and its exported file may differ by to count as equal
-)
-MAX_CHARTED_TARGETS = 3  # targets of a page with charts of their own
-MAX_CHART_POINTS = 2_000  # of a chart, evenly chosen
+AGREEMENT_TOLERANCE = 0.05  # predictions of a model and its export are equal within this many standard deviations
+MAX_CHARTED_TARGETS = 3  # targets with separate charts on a page
+MAX_CHART_POINTS = 2_000  # points of a chart, evenly sampled
 
 
 @dataclass(frozen=True)
 class ValuePrediction:
-    """One image's prediction: the value of each target, in its unit; or why there is none."""
+    """One image's prediction: the value of each target, in its unit; or the error."""
 
     column: ClassVar[str] = "values"
 
@@ -53,26 +51,26 @@ class ValuePrediction:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The targets, as other predictions name their classes."""
+        """The target names, under the attribute name that other predictions use for classes."""
         return self.targets
 
     def _repr_html_(self) -> str:
         return format_predictions_html([self])
 
     def cell_html(self) -> str:
-        """The values as text."""
+        """Return the values as text."""
         return describe_values(self.targets, self.values)
 
 
 def describe_values(targets: Sequence[str], values: Sequence[float]) -> str:
-    """Values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
+    """Format values with the names of their targets: `weight 3.52  height 1.8`; a dash for NaN."""
     pairs = zip(targets, values, strict=True)
     return "  ".join(f"{name} {'–' if math.isnan(value) else format(value, '.5g')}".strip() for name, value in pairs)
 
 
 @dataclass(frozen=True)
 class ValueFormat(PredictionFormat):
-    """The values of the `targets`, a column each."""
+    """The values of the `targets`, one column each."""
 
     column: ClassVar[str] = "values"
 
@@ -80,32 +78,32 @@ class ValueFormat(PredictionFormat):
 
     @property
     def head(self) -> list[str]:
-        """Path, a column per target, error."""
+        """List path, one column per target, and error."""
         return ["path", *(escape_formula(name) for name in self.targets), "error"]
 
     def predict(self, row: np.ndarray, path: str) -> ValuePrediction:
-        """The prediction for an image from its (T,) values."""
+        """Return the prediction for an image from its (T,) values."""
         return ValuePrediction(path, self.targets, tuple(map(float, row)))
 
     def fail(self, path: str, error: str) -> ValuePrediction:
-        """The prediction for an image that cannot be read."""
+        """Return the prediction for an unreadable image."""
         return ValuePrediction(path, error=error)
 
     def to_fields(self, prediction: ValuePrediction) -> dict[str, Any]:
-        """The value of each target; none where there is an error."""
+        """Return the value of each target; empty for an error."""
         return {"values": dict(zip(prediction.targets, prediction.values, strict=True))}
 
     def describe(self, prediction: ValuePrediction) -> str:
-        """The values with five significant digits."""
+        """Return the values with five significant digits."""
         return describe_values(prediction.targets, prediction.values)
 
     def cells(self, prediction: ValuePrediction) -> list[list[str]]:
-        """One row: the path, the values with seven significant digits, the error."""
+        """Return one row: path, values with seven significant digits, error."""
         values = [f"{value:.7g}" for value in prediction.values] or [""] * len(self.targets)
         return [[escape_formula(prediction.path), *values, escape_formula(prediction.error or "")]]
 
     def table(self, predictions: Sequence[ValuePrediction]) -> pa.Table:
-        """The same columns."""
+        """Return the same columns as an Arrow table."""
         import pyarrow as pa
 
         columns = build_path_columns(predictions)
@@ -117,13 +115,13 @@ class ValueFormat(PredictionFormat):
 
 @dataclass(frozen=True)
 class Regression(Task):
-    """Values of named `targets` in their order; `mean` and `std`, (T,) each, of the training images."""
+    """Values of named `targets` in their order; `mean` and `std`, (T,) each, are over the training images."""
 
     name: ClassVar[str] = "regression"
     does: ClassVar[str] = "predicts values of images"
-    hub_task: ClassVar[str] = "image-feature-extraction"  # the Hub has no task for values
+    hub_task: ClassVar[str] = "image-feature-extraction"  # the Hub has no task for regression
     protocol: ClassVar[str] = "regression"
-    # of one scale whatever the units, so that several targets have a mean; orders models of one target as the mean
+    # scale-free, so that the mean over several targets is meaningful; for one target it ranks models as the mean
     # squared error does
     leading: ClassVar[str] = "r2"
     output_noun: ClassVar[str] = "targets"
@@ -135,45 +133,47 @@ class Regression(Task):
     std: tuple[float, ...]
 
     def settings(self) -> dict[str, Any]:
-        """Targets, means and standard deviations; no classes."""
+        """Return targets, means and standard deviations; no classes."""
         return {"classes": [], "targets": list(self.targets), "mean": list(self.mean), "std": list(self.std)}
 
     @classmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The regression of a description. Raises WeightsError for targets without a mean and a standard deviation
-        each."""
+        """Create a regression from stored settings. Raises WeightsError unless each target has a mean and a standard
+        deviation."""
         targets: Json | tuple[Any, ...] = description.get("targets")
         if not isinstance(targets, list | tuple) or not targets or not all(isinstance(name, str) for name in targets):
-            raise WeightsError(f"{origin}: targets {targets}", "they are a list of names")
+            raise WeightsError(f"{origin}: targets {targets}", "targets must be a list of names")
         numbers = list[tuple[float, ...]]()
         for key in ("mean", "std"):
             values = description.get(key)
             numbers.append(tuple(map(float, values)) if is_row_of_numbers(values) else ())
             if len(numbers[-1]) != len(targets) or (key == "std" and min(numbers[-1]) <= 0):
-                raise WeightsError(f"{origin}: {key} {values}", f"it is a number for each of {len(targets)} targets")
+                raise WeightsError(
+                    f"{origin}: {key} {values}", f"{key} must have {len(targets)} numbers, one per target"
+                )
         mean, std = numbers
         return cls(tuple(targets), mean, std)
 
     @property
     def example_notes(self) -> dict[str, str]:
-        """How a page describes the worst images."""
+        """The caption of the worst images."""
         return {
-            "worst": "Images with the largest error, in standard deviations of the target; of several targets the mean."
+            "worst": "Images with the largest error in standard deviations of the target (mean of several targets)."
         }
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The targets."""
+        """The target names."""
         return self.targets
 
     @property
     def label_columns(self) -> tuple[str, ...]:
-        """The targets."""
+        """The target names."""
         return self.targets
 
     @property
     def summary(self) -> str:
-        """The targets."""
+        """The target names, as text."""
         return f"predicts {format_first_names(self.targets, 8)}"
 
     @property
@@ -183,26 +183,26 @@ class Regression(Task):
         return {**super().export_metadata, **more}
 
     def get_version_fields(self) -> list[Any]:
-        """No classes, and the settings."""
+        """Return no classes, and the settings."""
         return [*super().get_version_fields(), self.settings()]
 
     def activate(self, outputs: np.ndarray) -> np.ndarray:
-        """(n, T) standardised outputs -> (n, T) float64 in the targets' units."""
+        """Convert (n, T) standardised outputs to (n, T) float64 values in the targets' units."""
         return outputs.astype(np.float64) * np.array(self.std) + np.array(self.mean)
 
     def prediction_format(self, options: PredictionOptions) -> ValueFormat:
-        """A value for each target. Raises UsageError for options of classifiers."""
+        """Return a format with one value per target. Raises UsageError for options of classifiers."""
         reject_classifier_options(self, options)
         return ValueFormat(self.targets)
 
     def evaluate(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> Report:
-        """R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
+        """Compute R2, MAE, RMSE and Spearman's correlation of each target, and their means."""
         from vitreous.tasks.regression_metrics import evaluate_regression
 
         return evaluate_regression(self.activate(outputs), labels, self.targets, readable)
 
     def describe_differences(self, other: Task) -> list[str]:
-        """Targets that only one of them has, and those that are standardised by other numbers."""
+        """List targets that only one model has, and targets with different means or standard deviations."""
         lines = super().describe_differences(other)
         if lines or not isinstance(other, Regression):
             return lines
@@ -213,20 +213,20 @@ class Regression(Task):
         return lines
 
     def shared_targets(self, other: Task) -> list[str]:
-        """The targets of both, in the order of this one."""
+        """List the targets of both models, in the order of this one."""
         return [name for name in self.targets if name in other.outputs]
 
     def check_comparison(self, other: Task, names: tuple[str, str]) -> str:
-        """Note targets that only one of them has. Raises UsageError where they have no target in common."""
+        """Return a note if some targets differ. Raises UsageError if the models have no target in common."""
         super().check_comparison(other, names)
         if not (shared := self.shared_targets(other)):
             problem = f"{names[0]} {self.summary}, {names[1]} {other.summary}: they have no target in common"
-            raise UsageError(problem, "compare runs that answer the same question")
+            raise UsageError(problem, "compare runs that predict the same targets")
         alike = set(self.targets) == set(other.outputs)
-        return "" if alike else f"the runs do not predict the same targets; compared on {format_first_names(shared, 8)}"
+        return "" if alike else f"the runs predict different targets; compared on {format_first_names(shared, 8)}"
 
     def compare_outputs(self, other: Task, first: ModelOutputs, second: ModelOutputs, data: Data) -> Comparison:
-        """Compare the values of the targets that both have."""
+        """Compare the values of the targets that both models have."""
         from vitreous.tasks.comparison import ModelOutputs
         from vitreous.tasks.regression_metrics import compare_values
 
@@ -240,10 +240,10 @@ class Regression(Task):
         return compare_values(sides[0], sides[1], tuple(shared))
 
     def align_labels(self, split: Split, data: Data) -> Split:
-        """Values in the order of the targets. Raises DataError for data without values of one of them."""
+        """Return label values in the order of the targets. Raises DataError for data without values of a target."""
         if not data.targets:
             problem = f"{data.name} has {'classes' if data.labelled else 'no labels'}, and the model {self.does}"
-            raise DataError(problem, f"name data with values of {format_first_names(self.targets, 8)}")
+            raise DataError(problem, f"use a data set with values of {format_first_names(self.targets, 8)}")
         if missing := [name for name in self.targets if name not in data.targets]:
             raise DataError(
                 f"{data.name} has no values of {format_first_names(missing, 8)}",
@@ -255,21 +255,21 @@ class Regression(Task):
     def choose_examples(
         self, outputs: np.ndarray, split: Split, readable: np.ndarray, count: int
     ) -> dict[str, list[Example]]:
-        """(n, T) outputs -> worst: where the mean over the targets of the error in standard deviations is largest."""
+        """Choose the images with the largest error in standard deviations, the mean over targets; (n, T) outputs."""
         values = self.activate(outputs)
         errors = np.abs(values - split.labels) / np.array(self.std)
         present = ~np.isnan(errors)
         mean = np.where(present, errors, 0).sum(1) / np.maximum(present.sum(1), 1)
         usable = np.flatnonzero(readable & present.any(1))
         worst = usable[np.argsort(-mean[usable], kind="stable")[:count]].tolist()
-        names = self.targets if len(self.targets) > 1 else ("",)  # a caption needs no name of the only one
+        names = self.targets if len(self.targets) > 1 else ("",)  # a single target is not named in captions
         labels, predictions = (
             [describe_values(names, rows[sample].tolist()) for sample in worst] for rows in (split.labels, values)
         )
         return {"worst": list(map(Example, worst, labels, predictions)), "unsure": []}
 
     def draw_charts(self, outputs: np.ndarray, labels: np.ndarray, readable: np.ndarray) -> list[ScatterChart]:
-        """For each of the first targets, predictions over labels, and residuals over predictions."""
+        """Return charts of the first targets: predictions over labels, and residuals over predictions."""
         values, charts = self.activate(outputs), list[ScatterChart]()
         for place, name in enumerate(self.targets[:MAX_CHARTED_TARGETS]):
             rows = np.flatnonzero(readable & ~np.isnan(labels[:, place]))
@@ -289,15 +289,15 @@ class Regression(Task):
         return charts
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """The share of images with all values within `AGREEMENT_TOLERANCE` standard deviations."""
+        """Return the share of images with all values within `AGREEMENT_TOLERANCE` standard deviations."""
         return float((np.abs(ours - theirs).max(1) <= AGREEMENT_TOLERANCE).mean())
 
 
 def is_row_of_numbers(value: Json | tuple[Any, ...]) -> TypeGuard[Sequence[float]]:
-    """Whether a value of JSON is a list of finite numbers."""
+    """Return whether a JSON value is a list of finite numbers."""
     return isinstance(value, list | tuple) and all(map(is_finite_number, value))
 
 
 def is_finite_number(value: Any) -> bool:
-    """Whether a value of JSON is a finite number."""
+    """Return whether a JSON value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,6 +1,6 @@
-"""Metrics of values: R2, mean absolute error, root mean squared error, Spearman's correlation.
+"""Metrics of regression: R2, mean absolute error, root mean squared error, Spearman's correlation.
 
-In shapes, n is images, T targets, D draws of the bootstrap. NaN stands for a label that is missing.
+In shapes, n is images, T targets, D draws of the bootstrap. NaN marks a missing label.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from vitreous.tasks.report import Report
 REGRESSION_METRIC_KEYS = tuple(
     metric.key for metric in REGRESSION_METRICS
 )  # the keys of `compute_weighted_errors`, in the order of the table
-LARGE_SAMPLE = 20_000  # values from which the bootstrap draws a tenth as often
-MIN_VALUES = 2  # values of a target from which R2 and Spearman's correlation are defined
+LARGE_SAMPLE = 20_000  # from this number of values, the bootstrap uses a tenth of the draws
+MIN_VALUES = 2  # smallest number of values for R2 and Spearman's correlation
 
 
 def evaluate_regression(
     predicted: np.ndarray, labels: np.ndarray, targets: tuple[str, ...], readable: np.ndarray
 ) -> Report:
-    """(n, T) predictions and labels in the targets' units, (n,) bool readable -> metrics and 95 % intervals.
+    """Compute metrics and 95 % intervals of (n, T) predictions and labels in the targets' units; `readable` (n,) bool.
 
-    Each target is measured on the readable images that have its label; `figures` are the means over the targets for
-    which a metric is defined, as scikit-learn's uniform average. R2 and Spearman's correlation of a target with one
-    value are not. Raises NonFiniteError for predictions that are not finite.
+    Each target is evaluated on the readable images that have its label. `figures` are the means over the targets for
+    which a metric is defined, as scikit-learn's uniform average. R2 and Spearman's correlation are undefined for a
+    target with one value. Raises NonFiniteError for predictions that are not finite.
     """
     if not np.isfinite(predicted[readable]).all():
         raise NonFiniteError("the model's outputs are not finite", "use a lower --lr, or --precision fp32")
@@ -74,8 +74,8 @@ def evaluate_regression(
 def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str, ...]) -> Comparison:
     """Compare the values (n, T) of two models, in the targets' units, with labels (n, T).
 
-    Each target is measured on the images that both could read and that have its label. Figures, differences and
-    intervals are means over the targets; `details` has those of each.
+    Each target is evaluated on the images that both models could read and that have its label. Metrics, differences and
+    intervals are means over the targets; `details` has those of each target.
     """
     readable, rows = first.readable & second.readable, list[dict[str, Any]]()
     draws = dict[str, list[np.ndarray]]()
@@ -102,14 +102,15 @@ def compare_values(first: ModelOutputs, second: ModelOutputs, targets: tuple[str
 def compare_target(
     true: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """(n,) labels of one target, and the values of two models -> each metric of both, its difference, and the
-    percentile interval over the same bootstrap draws for both; and these draws, (D,) each, of the differences that are
-    defined."""
+    """Compare the values of two models for one target with (n,) labels.
+
+    Returns each metric of both models, its difference, and the percentile interval over the same bootstrap draws for
+    both; and these draws, (D,) each, of the differences that are defined."""
     once = np.ones((len(true), 1))
     before, after = (compute_weighted_errors(true, side, once) for side in (first, second))
     drawn_before, drawn_after = (
         bootstrap_errors(true, side) for side in (first, second)
-    )  # with one seed: the same draws
+    )  # the same seed gives the same draws
     figures: dict[str, list[float | None]] = {}
     changes: dict[str, float | None] = {}
     ends: dict[str, list[float] | None] = {}
@@ -127,20 +128,20 @@ def compare_target(
 
 
 def mean_of_defined(values: list[float | None]) -> float | None:
-    """The mean of the values that are defined; None without one."""
+    """Return the mean of the values that are defined; None if there are none."""
     defined = [value for value in values if value is not None]
     return float(np.mean(defined)) if defined else None
 
 
 def interval_of_draws(drawn: np.ndarray | None, value: float | None) -> Interval | None:
-    """The interval of (D,) draws of a metric; None where it, or a draw, is not defined."""
+    """Return the interval of (D,) draws of a metric; None if the value or a draw is undefined."""
     if drawn is None or value is None or not np.isfinite(drawn).any():
         return None
     return percentile_interval(drawn[np.isfinite(drawn)])
 
 
 def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.ndarray]:
-    """(n,) labels and predictions -> (D,) bootstrap draws of each metric; none for fewer than two values."""
+    """Return (D,) bootstrap draws of each metric from (n,) labels and predictions; empty for fewer than two values."""
     if len(true) < MIN_VALUES:
         return {}
     count = DEFAULT_BOOTSTRAP_DRAWS if len(true) < LARGE_SAMPLE else MIN_BOOTSTRAP_DRAWS
@@ -148,11 +149,11 @@ def bootstrap_errors(true: np.ndarray, predicted: np.ndarray) -> dict[str, np.nd
 
 
 def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> dict[str, np.ndarray]:
-    """(n,) labels and predictions, (n, D) how often each image is drawn -> (D,) of each metric, NaN where it is not
-    defined.
+    """Compute (D,) values of each metric from (n,) labels and predictions and draw counts (n, D); NaN where it is
+    undefined.
 
-    R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2. Spearman's correlation is Pearson's of the ranks, of equal values the
-    mean of theirs.
+    R2 = 1 - sum (y - p)^2 / sum (y - mean y)^2. Spearman's correlation is Pearson's correlation of the ranks; equal
+    values share their mean rank.
     """
     counts = counts.astype(np.float64)
     number = np.maximum(counts.sum(0), 1)
@@ -160,7 +161,7 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
         return dict.fromkeys(REGRESSION_METRIC_KEYS, np.full(int(counts.shape[1]), np.nan))
     errors = predicted - true
     squares, mean = errors**2 @ counts, true @ counts / number
-    centred = true - true.mean()  # sums of squares of large values would lose their digits
+    centred = true - true.mean()  # preserves precision in sums of squares of large values
     spread = centred**2 @ counts - number * (mean - true.mean()) ** 2
     scale = (centred**2).max(initial=0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -174,7 +175,8 @@ def compute_weighted_errors(true: np.ndarray, predicted: np.ndarray, counts: np.
 
 
 def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(n,) labels and predictions, (n, D) counts -> (D,) Spearman's correlations, NaN where a side has one rank."""
+    """Compute Spearman's correlations (D,) from (n,) labels and predictions and (n, D) counts, NaN for a single
+    rank."""
     a, b = rank_values(true, counts), rank_values(predicted, counts)
     number = np.maximum(counts.sum(0), 1)
     a, b = a - (a * counts).sum(0) / number, b - (b * counts).sum(0) / number
@@ -185,7 +187,7 @@ def correlate_ranks(true: np.ndarray, predicted: np.ndarray, counts: np.ndarray)
 
 
 def rank_values(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(n,) values, (n, D) how often each is drawn -> (n, D) ranks in each draw, the mean rank for equal values."""
+    """Compute (n, D) ranks of (n,) values in draws with counts (n, D); equal values share their mean rank."""
     place = np.unique(values, return_inverse=True)[1]
     order = np.argsort(place, kind="stable")
     starts = np.flatnonzero(np.diff(place[order], prepend=-1))

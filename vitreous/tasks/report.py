@@ -1,4 +1,4 @@
-"""The figures of an evaluation, and which of two evaluations is better."""
+"""The metrics of an evaluation, and the ranking of two evaluations."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 
 from vitreous.tasks.metrics import METRICS, get_metric_label
 
-MAX_MATRIX_CLASSES = 2000  # classes of a confusion matrix that is written down whole
+MAX_MATRIX_CLASSES = 2000  # largest number of classes for a full confusion matrix
 
 MetricDirection = Literal["higher", "lower"]
-TIE_BREAKER = "nll"  # lower is better; decides between evaluations of one leading figure
+TIE_BREAKER = "nll"  # lower is better; ranks evaluations with equal leading metrics
 
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an evaluation; `summary` is what people and files are shown.
+    """The result of an evaluation; `summary` is its content for output and files.
 
-    Evaluations are compared by the leading `figure`, whose direction is `better`; ties by the NLL. `cells`: (m, 3)
-    int64 of label, answer, count; None where images have several labels or objects. `details`: what there is to say
-    beside figures, as JSON has it, by the name of what it is about.
+    Evaluations are compared by the leading metric `figure`, whose direction is `better`; ties by the NLL. `cells`:
+    (m, 3) int64 of label, prediction, count; None for multi-label data and objects. `details`: further JSON values by
+    key.
     """
 
     images: int
@@ -43,8 +43,8 @@ class Report:
 
     @property
     def confusion(self) -> np.ndarray | None:
-        """(K, K) int64 counts, rows are labels; None for several labels an image or more than `MAX_MATRIX_CLASSES`
-        classes."""
+        """The confusion matrix, (K, K) int64, rows are labels; None for multi-label data or more than
+        `MAX_MATRIX_CLASSES` classes."""
         if self.cells is None or len(self.per_class) > MAX_MATRIX_CLASSES:
             return None
         matrix = np.zeros((len(self.per_class),) * 2, np.int64)
@@ -53,12 +53,12 @@ class Report:
 
     @property
     def leading(self) -> tuple[str, float]:
-        """Name for people and value of the leading figure, 0 where nothing was judged."""
+        """Label and value of the leading metric, 0 if nothing was evaluated."""
         return get_metric_label(self.figure), self.figures[self.figure] or 0.0
 
     @property
     def leading_text(self) -> str:
-        """The leading figure for a line of progress: `top-1 93.1%`, `RankMe 27.4`."""
+        """The leading metric for a progress line: `top-1 93.1%`, `RankMe 27.4`."""
         name, value = self.leading
         return f"{name} {value:{METRICS[self.figure].short_form if self.figure in METRICS else '.1%'}}"
 
@@ -73,7 +73,7 @@ class Report:
         return {name: None if interval is None else list(interval) for name, interval in self.intervals.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return figures, number of images, 95 % intervals, and the leading figure with its direction."""
+        """The metrics, number of images, 95 % intervals, and the leading metric with its direction."""
         return {
             **self.figures,
             "images": self.images,
@@ -85,14 +85,14 @@ class Report:
 
 
 def get_leading_key(summary: Mapping[str, Any]) -> str:
-    """Return the key of the leading figure of a `Report.summary`; earlier versions do not name it."""
+    """Return the key of the leading metric of a `Report.summary`; earlier versions do not store it."""
     return summary.get("leading") or ("map" if summary.get("map") is not None else "top1")
 
 
 def get_report_score(summary: Mapping[str, Any]) -> tuple[float, float]:
-    """Return `Report.score` of a `Report.summary`: leading figure, negative where lower is better, and negative NLL.
+    """Return `Report.score` of a `Report.summary`: leading metric, negative if lower is better, and negative NLL.
 
-    A figure that is missing or not finite is worse than any other.
+    A missing or non-finite metric is worse than any other.
     """
     sign = -1.0 if summary.get("better") == "lower" else 1.0
     pairs = ((get_leading_key(summary), sign), (TIE_BREAKER, -1.0))

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Segmentation(Task):
-    """Logits of named classes for every pixel: `classes` in their order."""
+    """Per-pixel logits of named classes, `classes` in the order of the logits."""
 
     name: ClassVar[str] = "segmentation"
-    does: ClassVar[str] = "gives a class to every pixel"
+    does: ClassVar[str] = "segments images"
     hub_task: ClassVar[str] = "image-segmentation"
     endpoint: ClassVar[str] = "segment"
     inspectable: ClassVar[bool] = False
     is_dense: ClassVar[bool] = True
     predict_options: ClassVar[frozenset[str]] = frozenset(("overlay",))
-    export_tolerance: ClassVar[float] = 0.001  # the two highest logits of a pixel may be equal
+    export_tolerance: ClassVar[float] = 0.001  # the two highest logits of a pixel may be nearly equal
     leading: ClassVar[str] = "miou"
     evaluate_options: ClassVar[frozenset[str]] = frozenset(("boundary",))
     protocol: ClassVar[str] = "miou"
@@ -34,22 +34,22 @@ class Segmentation(Task):
 
     @classmethod
     def example_command(cls, run: str, clips: bool) -> str:
-        """With a folder for the class maps."""
+        """Return a command that saves the class maps to a folder."""
         return f"{super().example_command(run, clips)} --out FOLDER"
 
     def settings(self) -> dict[str, Any]:
-        """The names of the classes."""
+        """Return the class names."""
         return {"classes": list(self.classes)}
 
     @classmethod
     def from_settings(cls, description: dict[str, Any], classes: tuple[str, ...], origin: str) -> Self:
-        """The segmentation of a description."""
+        """Create a segmentation task from stored settings."""
         return cls(classes)
 
     @property
     def summary(self) -> str:
-        """How many classes."""
-        return f"gives each pixel one of {len(self.classes)} classes"
+        """The number of classes."""
+        return f"segments images into {len(self.classes)} classes"
 
     @property
     def overlay_classes(self) -> tuple[str, ...]:
@@ -59,20 +59,20 @@ class Segmentation(Task):
     def predict_images(
         self, predictor: Any, images: Any, options: PredictionOptions, bad_images: str, on_images: Callable[[int], None]
     ) -> Any:
-        """A `ClassMap` for each image. Raises UsageError for options of classifiers."""
+        """Return a `ClassMap` for each image. Raises UsageError for options of classifiers."""
         self.check_predict_keywords(predictor.card.name, options)
         maps = predictor.segment(images, bad_images=bad_images)
         on_images(len(maps) if is_list(maps) else 1)
         return maps
 
     def output_shape(self, image: tuple[int, ...]) -> tuple[int | None, ...]:
-        """(K, *image)."""
+        """Return (K, *image)."""
         return (len(self.classes), *image)
 
     def measure_agreement(self, ours: np.ndarray, theirs: np.ndarray) -> float:
-        """(n, K, *image) logits of both -> the share of pixels with the same class."""
+        """Return the share of pixels with the same class, from (n, K, *image) logits of both."""
         return float((ours.argmax(1) == theirs.argmax(1)).mean())
 
     def count_labels(self, labels: np.ndarray, cells: np.ndarray) -> np.ndarray:
-        """(K,) int64: how many pixels of each class there are."""
+        """Count the pixels of each class, (K,) int64."""
         return np.bincount(cells[:, 0], cells[:, 2], len(self.classes)).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The one table of tasks, and how `model.json` and exported files describe a task."""
+"""The table of all tasks, and the description of a task in `model.json` and exported files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitreous.tasks.generation import Generation
 from vitreous.tasks.regression import Regression
 from vitreous.tasks.segmentation import Segmentation
 
-#: names of tasks that files may have; a file of another one needs a newer vitreous
+#: task names that this version can read; files of other tasks need a newer vitreous
 TASKS: dict[str, type[Task]] = {
     kind.name: kind for kind in (Classification, FeatureExtraction, Segmentation, Detection, Generation, Regression)
 }
 
 
 def infer_task(config: Any, classes: tuple[str, ...]) -> Task:
-    """The task of weights that no description belongs to, whose model has this config and these classes."""
+    """Infer the task of weights without a description from the model's config and classes."""
     if config.finds_objects:
         return Detection(classes, config.masks)
     if config.generates_images:
@@ -32,7 +32,7 @@ def infer_task(config: Any, classes: tuple[str, ...]) -> Task:
 
 
 def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
-    """The task of a run that has not finished, whose model has this config, by the mapping in its config.yaml. Raises
+    """Create the task of an unfinished run from its model config and the mapping in its config.yaml. Raises
     WeightsError, naming `origin`, for settings that the task does not have."""
     objective, data = run["objective"], run["data"]
     names = tuple(data["classes"]) if config.classes else ()
@@ -41,8 +41,8 @@ def task_of_run(config: Any, run: Mapping[str, Any], origin: str) -> Task:
 
 
 def replace_task_classes(task: Task, classes: tuple[str, ...]) -> Task:
-    """The task of a model whose head has other `classes`: a head without classes is none, and features with a head
-    become a classification."""
+    """Return the task of a model whose head has other `classes`: without classes it becomes feature extraction, and
+    feature extraction with classes becomes classification."""
     if isinstance(task, Classification | Generation):
         changed = replace(task, classes=classes)
     else:
@@ -51,12 +51,12 @@ def replace_task_classes(task: Task, classes: tuple[str, ...]) -> Task:
 
 
 def task_to_json(task: Task) -> dict[str, Any]:
-    """The task as keys of a description: its name, and its settings beside it."""
+    """Return the task as keys of a description: its name and its settings."""
     return {"task": {"name": task.name}, **task.settings()}
 
 
 def task_to_card(task: Task) -> dict[str, Any]:
-    """The task as keys of a card: those of a description, but for a classification's name."""
+    """Return the task as keys of a card: those of a description, but without the name of a classification."""
     document = task_to_json(task)
     if isinstance(task, Classification):
         del document["task"]
@@ -64,18 +64,18 @@ def task_to_card(task: Task) -> dict[str, Any]:
 
 
 def list_task_keys(task: Task) -> set[str]:
-    """The keys of a card that are the task's, or may be of an earlier one without a name."""
+    """List the keys of a card that describe the task, including those of earlier cards without a task name."""
     return {*task_to_json(task), *task_to_json(Classification(()))}
 
 
 def task_from_json(description: dict[str, Any], origin: str) -> Task:
-    """The task of a description; one without a `task` key has classes or is one of features.
+    """Create the task of a description; without a `task` key it is a classification, or features without classes.
 
-    Raises WeightsError, naming `origin`, for an unknown task and for settings that no task has.
+    Raises WeightsError, naming `origin`, for an unknown task and for invalid settings.
     """
     classes: Json | tuple[Any, ...] = description.get("classes")
     if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-        raise WeightsError(f"{origin}: classes {classes}", "they are a list of names")
+        raise WeightsError(f"{origin}: classes {classes}", "classes must be a list of names")
     tag: Json = description.get("task", {"name": "classification" if classes else "features"})
     name = tag.get("name") if isinstance(tag, dict) else None
     if name not in TASKS:
@@ -84,16 +84,16 @@ def task_from_json(description: dict[str, Any], origin: str) -> Task:
 
 
 class TaskMixin:
-    """Shorthands for a classification in `self.task`; other tasks have no classes, and a temperature of 1."""
+    """Shortcuts to the classification in `self.task`; other tasks have no classes, and a temperature of 1."""
 
     task: Task
 
     @property
     def classification(self) -> Classification:
-        """The task, or a classification of no classes."""
+        """The task, or a classification without classes."""
         return self.task if isinstance(self.task, Classification) else Classification(())
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in the order of the logits."""
+        """The class names in the order of the logits."""
         return self.classification.classes

@@ -1,14 +1,14 @@
-"""Which answers for overlapping tiles of an image are of one object. Without torch.
+"""Merge the detections of overlapping tiles of an image. Does not import torch.
 
-n answers on an image of H and W pixels, T tiles. Boxes and tiles are left, top, right, bottom in pixels.
+n detections on an image of H and W pixels, T tiles. Boxes and tiles are left, top, right, bottom in pixels.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-MERGE_IOU = 0.5  # intersection over union from which two boxes are of one object
-SEAM_MARGIN = 0.02  # share of a tile's side within which a box that ends at its edge goes on beyond
+MERGE_IOU = 0.5  # boxes with at least this intersection over union are the same object
+SEAM_MARGIN = 0.02  # a box within this share of a tile's side from its edge is cut by the seam
 
 Window = tuple[int, int, int, int]  # left, top, right, bottom
 
@@ -21,18 +21,17 @@ def merge_tiles(
     windows: np.ndarray,
     size: tuple[int, int],
 ) -> list[list[int]]:
-    """Group the answers of tiles: rows of one object, whose box is the smallest one around theirs, the best row first.
+    """Group the detections of tiles by object: indices with the best detection first; the box of a group is their hull.
 
-    `boxes` (n, 4), `labels` (n,) and `scores` (n,) on the image of `size` (H, W), `tile` (n,): which of the `windows`
-    (T, 4) each is of. Answers of one tile are of different objects, as the model said. Those of two, of one class:
+    `boxes` (n, 4), `labels` (n,) and `scores` (n,) are on the image of `size` (H, W); `tile` (n,) is the index of each
+    one's tile in `windows` (T, 4). Detections of the same tile are different objects. For two tiles and one class:
 
-    - two that end at no seam are of one object where their IoU is at least `MERGE_IOU`; the one of the higher score
-    stays;
-    - one that ends at a seam is of an object that another tile has whole where both agree in what both tiles see (IoU
-      of the parts at least `MERGE_IOU`), or where most of it is inside; the whole one stays;
-    - two that end at seams are parts of one object where they agree so; they are joined.
+    - Two boxes not cut by a seam are the same object if their IoU is at least `MERGE_IOU`; the higher score is kept.
+    - A box cut by a seam duplicates an uncut box of another tile if both agree in the overlap of the tiles (IoU of the
+      clipped boxes at least `MERGE_IOU`), or if most of it is inside the uncut box. The uncut box is kept.
+    - Two boxes cut by seams are fragments of one object if they agree in the overlap; they are joined.
 
-    Groups come by the score of their best row, the highest first; rows without a group are dropped.
+    Groups are sorted by the score of their best detection, highest first; detections without a group are dropped.
     """
     cut = find_boxes_at_seams(boxes, tile, windows, size)
     rivals, joins, dropped = find_duplicate_pairs(boxes, labels, tile, windows, cut)
@@ -44,14 +43,14 @@ def merge_tiles(
     waiting = dict.fromkeys(row for row in np.flatnonzero(cut).tolist() if row not in dropped)
     while waiting:
         group = [waiting.popitem()[0]]
-        for row in group:  # grows while it is walked through
+        for row in group:  # the list grows during the iteration
             group += [other for other in joins.get(row, []) if waiting.pop(other, 0) is None]
         groups.append(sorted(group, key=lambda row: (-scores[row], row)))
     return sorted(groups, key=lambda group: (-scores[group[0]], group[0]))
 
 
 def find_boxes_at_seams(boxes: np.ndarray, tile: np.ndarray, windows: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """(n,) bool: the box ends where its tile does, and the image goes on."""
+    """Return (n,) bool: the box ends at an edge of its tile inside the image."""
     own = windows[tile].astype(np.float64)
     near = SEAM_MARGIN * np.tile(own[:, 2:] - own[:, :2], 2)
     goes_on = own != np.array([0, 0, size[1], size[0]])
@@ -61,8 +60,10 @@ def find_boxes_at_seams(boxes: np.ndarray, tile: np.ndarray, windows: np.ndarray
 def find_duplicate_pairs(
     boxes: np.ndarray, labels: np.ndarray, tile: np.ndarray, windows: np.ndarray, cut: np.ndarray
 ) -> tuple[dict[int, list[int]], dict[int, list[int]], set[int]]:
-    """Pairs of rows that `merge_tiles` takes for one object: of whole ones by row, of parts by row; and the parts whose
-    object another tile has whole. Arrays are those of `merge_tiles`, and `cut` (n,) bool of `find_boxes_at_seams`."""
+    """Find the pairs that `merge_tiles` considers one object: uncut boxes by index, fragments by index, and the
+    fragments that an uncut box of another tile duplicates. Arrays are as in `merge_tiles`; `cut` (n,) bool marks boxes
+    at
+    seams."""
     rivals: dict[int, list[int]] = {}
     joins: dict[int, list[int]] = {}
     dropped: set[int] = set()
@@ -92,12 +93,13 @@ def find_duplicate_pairs(
 
 
 def compute_intersections(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(n, 4) and (m, 4) boxes -> areas that each two have in common (n, m), and their own (n, 1) and (1, m)."""
+    """Compute the pairwise intersection areas (n, m) of (n, 4) and (m, 4) boxes, and the box areas (n, 1) and (1,
+    m)."""
     sides = np.minimum(first[:, None, 2:], second[None, :, 2:]) - np.maximum(first[:, None, :2], second[None, :, :2])
     own = [(part[:, 2:] - part[:, :2]).astype(np.float64).prod(1) for part in (first, second)]
     return sides.clip(0).astype(np.float64).prod(2), own[0][:, None], own[1][None]
 
 
 def compute_iou(inner: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Intersection over union (n, m), 0 of boxes without area, of what `compute_intersections` gives."""
+    """Compute the intersection over union (n, m) from `compute_intersections`; 0 for boxes without area."""
     return inner / np.maximum(first + second - inner, 1e-12)

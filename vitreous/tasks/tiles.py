@@ -1,9 +1,8 @@
-"""A class for every pixel of images and volumes of any size, by tiles of the model's size that overlap. Without torch.
+"""Segmentation of images and volumes of any size by overlapping tiles of the model's size. Does not import torch.
 
-C channels, K classes, H and W pixels; a volume has D slices of them in front. Where tiles overlap, their logits are
-averaged with weights that fall linearly to the edges of each; an image smaller than a tile is mirrored at its ends.
-Logits are finished from the top downwards, so there are never more in memory than those of the rows that one tile
-covers.
+C channels, K classes, H and W pixels; a volume has D slices, as the first axis. Where tiles overlap, their logits are
+averaged with weights that fall linearly to the edges of each tile. An image smaller than a tile is mirror-padded.
+Logits are completed from top to bottom, so memory holds at most the rows that one tile covers.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ import numpy as np
 from vitreous.data.decoding.spectral import DecodedSample
 from vitreous.data.modalities.base import image_to_array
 
-TILE_OVERLAP = 0.5  # share of a tile's side that its neighbour covers too
-TILE_BATCH_SIZE = 8  # tiles that are computed at a time
+TILE_OVERLAP = 0.5  # share of a tile's side that its neighbour also covers
+TILE_BATCH_SIZE = 8  # tiles per forward pass
 
 TileFunction = Callable[[np.ndarray], np.ndarray]  # (B, C, *tile) pixels -> (B, K, *tile) float32 logits
 
 
 def to_native_array(picture: DecodedSample) -> np.ndarray:
-    """A decoded image, one for each channel, or a volume -> (C, H, W) or (C, D, H, W), at its own size."""
+    """Convert a decoded image, one per channel, or a volume to (C, H, W) or (C, D, H, W) at its native size."""
     if isinstance(picture, np.ndarray):
         return picture
     bands = picture if isinstance(picture, tuple) else (picture,)
@@ -32,27 +31,27 @@ def to_native_array(picture: DecodedSample) -> np.ndarray:
 
 
 def segment_by_tiles(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
-    """(C, *image) of any size -> (K, *image) float32 logits."""
+    """Compute (K, *image) float32 logits of pixels (C, *image) of any size."""
     return np.concatenate(list(iterate_logit_rows(compute, pixels, tile)), 1)
 
 
 def predict_class_map(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> np.ndarray:
-    """(C, *image) of any size -> (*image) int32: the class of the highest logit of each pixel."""
+    """Compute (*image) int32 classes, the argmax of the logits of each pixel, from (C, *image) of any size."""
     return np.concatenate([logits.argmax(0).astype(np.int32) for logits in iterate_logit_rows(compute, pixels, tile)])
 
 
 def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """(C, H, W) -> (K, h, W) float32 logits of h rows at a time, from the top downwards; of (C, D, H, W) those of some
-    slices at a time, (K, d, H, W).
+    """Yield (K, h, W) float32 logits of (C, H, W) pixels, h rows at a time from top to bottom; of (C, D, H, W) pixels
+    (K, d, H, W), d slices at a time.
 
-    Raises ValueError for pixels of another number of axes than a tile.
+    Raises ValueError if pixels and tile have different numbers of axes.
     """
     if pixels.ndim != len(tile) + 1:
-        raise ValueError(f"pixels {pixels.shape} by tiles of {tile}")
+        raise ValueError(f"pixels {pixels.shape} and tile {tile} must have the same number of spatial axes")
     size = tuple(map(max, tile, pixels.shape[1:]))
     filled, weight, height = mirror_pad(pixels, size), build_tent_weights(tile), tile[0]
     tops = list_tile_starts(size[0], height)
-    # what is covered beside the first axis, one slice an axis
+    # the covered ranges of the other axes, one slice per axis
     sides = [
         [slice(low, low + own) for low in list_tile_starts(side, own)]
         for side, own in zip(size[1:], tile[1:], strict=True)
@@ -72,26 +71,26 @@ def iterate_logit_rows(compute: TileFunction, pixels: np.ndarray, tile: tuple[in
                 weights[(slice(None), *place)] += weight
         assert total is not None
         done = (tops[number + 1] if number + 1 < len(tops) else size[0]) - top
-        last = min(done, pixels.shape[1] - top)  # rows behind are mirrored ones
+        last = min(done, pixels.shape[1] - top)  # later rows are mirror padding
         yield total[(slice(None), slice(last), *inside)] / weights[(slice(last), *inside)]
         total = np.concatenate([total[:, done:], np.zeros_like(total[:, :done])], 1)
         weights = np.concatenate([weights[done:], np.zeros_like(weights[:done])])
 
 
 def mirror_pad(pixels: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """(C, *image) -> (C, *size): mirrored at the far end of each axis until it is so large."""
+    """Mirror-pad pixels (C, *image) at the far end of each axis to (C, *size)."""
     lacking = [(0, max(0, side - length)) for side, length in zip(size, pixels.shape[1:], strict=True)]
     return np.pad(pixels, [(0, 0), *lacking], "symmetric") if any(map(any, lacking)) else pixels
 
 
 def list_tile_starts(length: int, tile: int) -> list[int]:
-    """Where tiles begin along an axis: evenly spread, at most (1 - OVERLAP) of a tile apart."""
+    """List the starts of tiles along an axis: evenly spaced, at most (1 - OVERLAP) of a tile apart."""
     steps = -(-(length - tile) // max(1, int(tile * (1 - TILE_OVERLAP))))
     return [round(step * (length - tile) / steps) for step in range(steps + 1)] if steps else [0]
 
 
 def build_tent_weights(size: tuple[int, ...]) -> np.ndarray:
-    """Weights (h, w) or (d, h, w) float32: the product over the axes of the distance to the nearer edge, above 0, at
-    most 1."""
+    """Build weights (h, w) or (d, h, w) float32 in (0, 1]: the product over the axes of the distance to the nearer
+    edge."""
     sides = [np.minimum(np.arange(n) + 0.5, n - np.arange(n) - 0.5) / (n / 2) for n in size]
     return functools.reduce(np.multiply, np.ix_(*sides)).astype(np.float32)

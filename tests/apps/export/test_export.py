@@ -270,7 +270,7 @@ def test_files_of_others_and_torch_s_own_are_refused(file, tmp_path):
     (tmp_path / "model.pt2").write_bytes(b"PK")
     with pytest.raises(WeightsError, match="can run code"):
         load(tmp_path / "model.pt2")
-    with pytest.raises(UsageError, match="in the precision that it has"):
+    with pytest.raises(UsageError, match="in its stored precision"):
         load(file, InferenceOptions(precision="bf16"))
 
 

@@ -49,5 +49,5 @@ def test_pixels_of_another_class_are_counted():
     pictures = VerificationImages(np.zeros((8, 3, 10, 10), np.uint8), None, "pictures")
     proof = compare_outputs(Answering(logits), Answering(other), pictures, task, lambda done: None)
     assert proof.agreement == pytest.approx(1 - 4 / 800) and proof.furthest == 1 and proof.right is None
-    assert "0.5% of its answers are others, 0.1% may be" in proof.lost(None)
+    assert "0.5% of its predictions differ (limit 0.1%)" in proof.lost(None)
     assert not proof.lost(None, "int8")

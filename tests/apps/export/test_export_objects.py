@@ -60,11 +60,11 @@ def test_a_program_of_torch_finds_them_too(place, tmp_path):
 def test_what_is_not_for_detectors_is_refused(place, tmp_path):
     with pytest.raises(UsageError, match="dynamic_size"):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], dynamic_size=True)
-    with pytest.raises(UsageError, match="int8 is not for detectors"):
+    with pytest.raises(UsageError, match="int8 is not supported for detectors"):
         export(place / "model", "onnx", tmp_path / "m.onnx", [str(place / "photos")], quantize="int8")
-    with pytest.raises(UsageError, match="does not compute the detectors"):
+    with pytest.raises(UsageError, match="does not support detectors"):
         vitreous.load(place / "model", engine="openvino")
-    with pytest.raises(UsageError, match="tokens merge only"):
+    with pytest.raises(UsageError, match="needs a plain ViT"):
         vitreous.load(place / "model", merge_tokens=2)
 
 
@@ -103,6 +103,8 @@ def test_objects_that_moved_or_are_missing_are_counted():
 
 def test_reasons_against_an_export():
     proof = ObjectComparison(8, 1000, 999, 0.0, scores=0.0, masks=0.0, rates=(1.0, 1.0), finite=True)
-    assert not proof.lost(None) and "0.1% of the objects are others, 0.0% may be" in proof.lost(0.0)
-    assert "proves nothing" in ObjectComparison(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(None)
+    assert not proof.lost(None) and "0.1% of the objects differ (limit 0.0%)" in proof.lost(0.0)
+    assert "cannot be verified" in ObjectComparison(8, 0, 0, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=True).lost(
+        None
+    )
     assert "not finite" in ObjectComparison(8, 9, 9, 0, scores=0, masks=0, rates=(1.0, 1.0), finite=False).lost(None)

@@ -82,7 +82,7 @@ def test_options_of_classifiers_are_refused(value_model, address, query):
     with pytest.raises(urllib.error.HTTPError) as error:
         post(address, f"v1/predict?{query}", value_model / "0.png")
     told = json.load(error.value)["error"]
-    assert error.value.code == 422 and told["message"].startswith(f"{query.partition('=')[0]} is for models that name")
+    assert error.value.code == 422 and told["message"].startswith(f"{query.partition('=')[0]} is for image classifiers")
 
 
 @needs_chromium
