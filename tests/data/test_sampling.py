@@ -105,7 +105,7 @@ def pictures(labels):
 
 def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
     split, _ = pictures(np.eye(4, dtype=np.float32))
-    with pytest.raises(UsageError, match="one class to an image"):
+    with pytest.raises(UsageError, match="one class per image"):
         TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, sampling="balanced")
     with pytest.raises(UsageError, match="repeats"):
         TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, repeats=0)

@@ -209,7 +209,7 @@ def test_folders_of_annotations_are_named(tmp_path):
 def test_folders_beside_the_splits_are_named(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "holdout")
-    assert "folders beside the splits are not read: holdout" in open_data(tmp_path).notes
+    assert "folders next to the splits are ignored: holdout" in open_data(tmp_path).notes
 
 
 def test_endings_of_image_files(tmp_path):

@@ -154,7 +154,7 @@ def test_a_file_that_is_not_there_or_not_a_file(table_folder):
     os.mkfifo(table_folder / "pipe.csv")
     assert "not a regular file" in refusal(table_folder / "pipe.csv")
     (table_folder / "z.txt").write_text("path,label\n")
-    assert "is a file, not a data set" in refusal(table_folder / "z.txt")
+    assert "is a file, not a dataset" in refusal(table_folder / "z.txt")
 
 
 def test_repeated_rows_count_once_and_images_in_two_splits_are_told(table_folder):

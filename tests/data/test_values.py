@@ -73,11 +73,11 @@ def test_groups_stay_together(tmp_path):
 
 @pytest.mark.parametrize(("columns", "targets", "message", "hint"), [
     ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "expected a header"),
-    ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is no number", "leave the cell"),
-    ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is no number", "write decimals with a point"),
+    ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is not a number", "leave the cell"),
+    ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
-    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "name columns"),
+    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "choose numeric columns"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "to learn values, name their columns for train, "),
@@ -108,7 +108,7 @@ def test_targets_that_teach_nothing_are_refused(tmp_path, value, message):
 def test_a_split_without_values_is_left_out(tmp_path):
     split = ("split", lambda r: "test" if r > 8 else "val" if r > 6 else "train")
     data = open_data(write(tmp_path, table(("age", lambda r: "" if r > 8 else r), split)))
-    assert set(data.splits) == {"train", "val"} and "test has 3 images without labels and is left out" in data.notes
+    assert set(data.splits) == {"train", "val"} and "test has 3 images without labels and is ignored" in data.notes
     assert "3 of 12 images have no value" in data.notes
 
 
@@ -143,7 +143,7 @@ def test_class_folders_named_by_numbers(tmp_path):
     with pytest.raises(DataError, match="has no columns age, size"):
         open_data(tmp_path / "ages", targets=("age", "size"))
     make_folder(tmp_path / "names", {"": 6})
-    with pytest.raises(DataError, match="has classes, such as ant, and no values"):
+    with pytest.raises(DataError, match="has classes, such as ant, but no values"):
         open_data(tmp_path / "names", targets=("age",))
 
 

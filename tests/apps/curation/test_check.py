@@ -514,7 +514,7 @@ def test_what_is_no_group_is_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
         open_data(root, 0, r"(patient\d+)")
     for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
-        with pytest.raises(UsageError, match=r"0 groups in parentheses[^\n]*\n  columns are those of a CSV file"):
+        with pytest.raises(UsageError, match=r"has 0 capture groups[^\n]*\n  for a column, open a CSV file"):
             opened(root)
     assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
 

@@ -92,7 +92,7 @@ def test_a_split_without_masks_has_no_labels(tmp_path):
     Image.fromarray(scene(99)[0]).save(tmp_path / "test" / "99.png")
     data = open_data(tmp_path)
     assert list(data.splits) == ["train", "val"]
-    assert "test has 1 images without labels and is left out" in data.notes
+    assert "test has 1 images without labels and is ignored" in data.notes
 
 
 def error_of(root: Path) -> tuple[str, str]:
