@@ -140,7 +140,7 @@ def test_clips_and_pictures_lie_in_one_folder_where_buckets_are_asked_for(mixed,
     data = open_data(mixed, stills=True)
     train = data.whole
     assert train is not None and len(train) == 18 and data.classes == ("left", "right")
-    assert any("18 clips, 10 of them pictures, of one frame" in note for note in data.notes)
+    assert any("18 clips, 10 of them images, read as one frame" in note for note in data.notes)
     forms = {
         name.split("/")[-1]: form
         for name, form in zip(map(train.name, range(18)), measure_sample_forms(train).tolist(), strict=True)

@@ -100,7 +100,7 @@ def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
     (["1.gif,a,,nan"], "end is nan, not seconds"), (["1.gif,a,,inf"], "end is inf, not seconds"),
     (["1.gif,a,2,1.5"], r"line 2: the end, 1.5 s, is not after the start, 2 s"),
     (["1.gif,a,0,1", "photo.png,b,,"], "line 2: start and end cut clips, and not all files are clips"),
-    (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows give an image other labels"),
+    (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows contradict the labels"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_are_named(tmp_path, rows, problem):
     write_clip(tmp_path / "1.gif", greys(10))

@@ -118,7 +118,7 @@ def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
         assert numbers["val"] and len(numbers["train"] | numbers["val"]) == 40
         home_of = (lambda number: number % 10) if size is None else (lambda number, size=size: number // size)
         assert not set(map(home_of, numbers["train"])) & set(map(home_of, numbers["val"]))
-        assert f"columns that are not read: {unread}" in data.notes and "groups" in data.notes[-1]
+        assert f"ignored columns: {unread}" in data.notes and "groups" in data.notes[-1]
         assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
     plain = open_data(write(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
     assert plain.groups is None and not any("not read" in note for note in plain.notes)

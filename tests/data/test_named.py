@@ -338,5 +338,5 @@ def test_damaged_files_are_named(tmp_path):
     gtsrb(tmp_path / "y")
     signs = open_data(f"torchvision:GTSRB?root={tmp_path / 'y'}").split("train")
     signs.paths[3].write_bytes(signs.paths[3].read_bytes()[:-1])
-    with pytest.raises(DataError, match="not a whole PPM file"):
+    with pytest.raises(DataError, match="not a complete 8-bit PPM file"):
         signs.raw(3)

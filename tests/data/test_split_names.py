@@ -38,7 +38,7 @@ def test_names_are_split_names_in_any_case():
     names = ("Training", "TEST", "Testing", "valid", "Validation", "val", "trainer", "tests")
     assert [parse_split_name(name) for name in names] == ["train", "test", "test", "val", "val", "val", None, None]
     assert find_split_word("Instances_Validation2017") == "val"
-    with pytest.raises(DataError, match="two splits"):
+    with pytest.raises(DataError, match="two split names"):
         find_split_word("train_testing")
 
 

@@ -118,7 +118,7 @@ def test_patterns(tmp_path):
     assert [path.name for path in expand_braces("x/a-{08..11}.tar")] == ["a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar"]
     assert [path.name for path in expand_braces("{a,b}-{0..1}.tar")] == ["a-0.tar", "a-1.tar", "b-0.tar", "b-1.tar"]
     write(tmp_path / "s-0.tar", samples(range(6)))
-    assert "2 of 3 archives are not there" in refusal(str(tmp_path / "s-{0..2}.tar"))
+    assert "2 of 3 archives are missing" in refusal(str(tmp_path / "s-{0..2}.tar"))
     assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999999999}.tar"))
     assert "more than 100,000" in refusal(str(tmp_path / "s-{0..999}-{0..999}.tar"))
 
@@ -245,11 +245,11 @@ def test_classes_that_training_lacks_and_archives_of_no_split(tmp_path):
     write(tmp_path / "val-0.tar", samples(range(3), lambda n: b"4"))
     assert "val has classes that train lacks: 4" in refusal(tmp_path)
     write(tmp_path / "more.tar", samples(range(3)))
-    assert "more.tar names no split, as others do" in refusal(tmp_path)
+    assert "more.tar names no split, but others do" in refusal(tmp_path)
     write(tmp_path / "b" / "train-val.tar", samples(range(3)))
-    assert "names two splits, train and val" in refusal(tmp_path / "b")
+    assert "contains two split names, train and val" in refusal(tmp_path / "b")
     write(tmp_path / "c" / "test" / "0.tar", samples(range(3)))
-    assert "no images to train on" in refusal(tmp_path / "c")
+    assert "no training images" in refusal(tmp_path / "c")
 
 
 def test_archives_that_are_none(tmp_path):
@@ -358,7 +358,7 @@ def test_an_archive_that_is_replaced_is_not_read_as_the_old_one(tmp_path):
     data = open_data(source)
     open_archive_cached.cache_clear()
     write(source, samples(range(10, 20)))
-    with pytest.raises(DataError, match="has changed"):
+    with pytest.raises(DataError, match="changed since"):
         data.whole.raw(0)
     again = open_data(source)
     assert again.whole.raw(0) == image(10)

@@ -58,7 +58,7 @@ def test_named_columns_beside_labels(tmp_path):
     data = open_data(place, targets=("age",))
     assert data.targets == ("age",) and data.splits["train"].labels.shape == (11, 1)
     assert data.notes == [
-        "columns that are not read: label, site",
+        "ignored columns: label, site",
         "held out 1 of 12 training images for validation (split seed 0)",
     ]
 
@@ -80,7 +80,7 @@ def test_groups_stay_together(tmp_path):
     ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "choose numeric columns"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
-    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "to learn values, name their columns for train, "),
+    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
 ])  # fmt: skip
 def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, hint):
     with pytest.raises(DataError) as error:
@@ -89,10 +89,10 @@ def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, h
 
 
 def test_an_image_with_two_values_is_refused(tmp_path):
-    with pytest.raises(DataError, match="1 rows give an image other values than an earlier row"):
+    with pytest.raises(DataError, match="1 rows contradict the values of an earlier row"):
         open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,4\n"))
     same = open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,3\n"))
-    assert "1 rows repeat another and are left out" in same.notes
+    assert "1 rows are duplicates and are ignored" in same.notes
 
 
 @pytest.mark.parametrize(("value", "message"), [

@@ -90,7 +90,7 @@ def test_a_clip_that_cannot_be_read_is_named(tmp_path):
 def test_folders_of_frames_without_classes_are_told_of(tmp_path):
     for clip in ("one", "two", "three"):
         write_clip(tmp_path / clip, greys(3))
-    assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
+    assert any("image names look like video frames" in note for note in open_data(tmp_path).notes)
     assert kinds(open_data(tmp_path)) == {FileSplit}
     for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
         (tmp_path / "photos" / name).mkdir(parents=True)

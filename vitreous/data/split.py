@@ -113,7 +113,7 @@ def strip_common_folder(paths: list[str]) -> list[str]:
     if os.sep != "/" or any(mark in f"{path}/" for path in paths for mark in ("//", "/./", "/../")):
         root = os.path.commonpath(paths)
         return [os.path.relpath(path, root) for path in paths]
-    root = os.path.commonprefix([min(paths, default=""), max(paths, default="")])  # created below
+    root = os.path.commonprefix([min(paths, default=""), max(paths, default="")])  # noqa: RUF071 (made one below)
     if not all(f"{path}/".startswith(f"{root}/") for path in paths):
         root = root[: root.rfind("/") + 1]
     return [path[len(root) :].removeprefix("/") or "." for path in paths]
