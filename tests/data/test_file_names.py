@@ -183,7 +183,7 @@ def test_labelme(tmp_path):
     assert list(boxes_of(tmp_path).values()) == [[[1, 1, 5, 5]]]
     assert open_data(tmp_path).classes == (COMPOSED,)
     write_image(tmp_path / f"{COMPOSED}.jpg")
-    with pytest.raises(DataError, match="has 2 images of its name"):
+    with pytest.raises(DataError, match="has 2 images of this name"):
         open_data(tmp_path)
 
 

@@ -36,12 +36,12 @@ def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...]
     Candidates are the longest buckets that the clip fills, or else the shortest; then the nearest aspect ratio, then
     the nearest area.
 
-            for sample in range(n):
-                frames, height, width = forms[sample]
-                fill = frames, or with a stride 1 + (frames - 1) // stride
-                length = max(T for T, H, W in buckets if T <= fill), or min(T for T, H, W in buckets)
-                bucket = the first of those with T = length that has the least
-                    (|log(width / height) - log(W / H)|, |log(width height) - log(W H)|)
+        for sample in range(n):
+            frames, height, width = forms[sample]
+            fill = frames, or with a stride 1 + (frames - 1) // stride
+            length = max(T for T, H, W in buckets if T <= fill), or min(T for T, H, W in buckets)
+            bucket = the first of those with T = length that has the least
+                (|log(width / height) - log(W / H)|, |log(width height) - log(W H)|)
     """
     sizes = np.array([(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets], np.float64)
     own = np.maximum(forms, 1).astype(np.float64)

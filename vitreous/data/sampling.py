@@ -95,10 +95,10 @@ def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) ->
 
     Batches are [k batch, (k + 1) batch) of the stream. With a single bucket, the result is the order without buckets.
 
-            sort the order of the epoch by bucket, buckets by their first sample
-            lead = the first (-epoch n) % batch samples, which complete the last batch of the previous epoch
-            cut the rest of each bucket into blocks of `batch`, the last one shorter
-            lead, then full blocks, then shorter ones, both ordered by their first sample's position in the order
+        sort the order of the epoch by bucket, buckets by their first sample
+        lead = the first (-epoch n) % batch samples, which complete the last batch of the previous epoch
+        cut the rest of each bucket into blocks of `batch`, the last one shorter
+        lead, then full blocks, then shorter ones, both ordered by their first sample's position in the order
     """
     order = draw_permutation(len(buckets), seed, epoch)
     own = buckets[order]
@@ -135,9 +135,9 @@ def draw_repeat_factor_order(factors: np.ndarray, seed: int, epoch: int, length:
 
     LVIS, arXiv:1908.03195, appendix B.2. The list of an epoch is shuffled and truncated to `length`:
 
-            for image in range(n):
-                showings = floor(factors[image]) + (u[image] < factors[image] - floor(factors[image]))
-                append (image, view) to the list for view in range(showings)
+        for image in range(n):
+            showings = floor(factors[image]) + (u[image] < factors[image] - floor(factors[image]))
+            append (image, view) to the list for view in range(showings)
     """
     samples = np.arange(len(factors))
     chance = draw_uniform(derive_keys(seed, epoch, samples, _SHOWING_PART), 1)[:, 0]
@@ -154,8 +154,8 @@ def compute_repeat_factors(labels: np.ndarray, threshold: float) -> np.ndarray:
     Labels are (n,) int64 classes, or (n, K) float32 with 1 for each class on an image; f[k] is the share of images with
     class k.
 
-            for image in range(n):
-                factor[image] = max(1, sqrt(threshold / f[k]) for classes k on the image)
+        for image in range(n):
+            factor[image] = max(1, sqrt(threshold / f[k]) for classes k on the image)
 
     Raises UsageError for a threshold outside 0 to 1.
     """

@@ -221,7 +221,7 @@ def test_an_image_of_a_list_that_is_gone(written, tmp_path):
     shutil.copytree(written / "yolo", tmp_path / "data")
     (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\nimages/train/nobody.png\n")
     (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog, owl]\n")
-    with pytest.raises(VitreousError, match=r"nobody\.png is not there"):
+    with pytest.raises(VitreousError, match=r"nobody\.png does not exist"):
         open_data(str(tmp_path / "data"))
     (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\n")  # 2 is not in the list
     assert len(open_data(str(tmp_path / "data")).split("train")) == 2

@@ -86,7 +86,7 @@ def test_nan_is_a_pixel_without_a_class(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.tif", encode(Image.fromarray(np.full((4, 4), 0.37, np.float32)), "TIFF"), "0.37 is not a class number"),
+        ("a.tif", encode(Image.fromarray(np.full((4, 4), 0.37, np.float32)), "TIFF"), "0.37 is not a class index"),
         ("a.npy", write_npy(np.full((4, 4), 0.5)), "0.5 is not a class number"),
         ("a.npy", write_npy(np.full((4, 4), np.inf)), "inf is not a class number"),
         ("a.npy", write_npy(np.full((4, 4), 1 << 40)), "too large"),
@@ -158,7 +158,7 @@ def mark_void(classes, value=100):
     [
         ({0, 1, 2, 100}, "use --ignore-index 100"),
         ({0, 1, 254}, "use --ignore-index 254"),
-        ({0, 50, 100, 150}, "number the classes from 0 on"),
+        ({0, 50, 100, 150}, "number the classes from 0"),
         ({0, 1, 2}, ""),
         ({1, 2, 3}, ""),
         (set(), ""),
@@ -176,7 +176,7 @@ def test_a_likely_ignore_value_is_named(tmp_path):
 def test_a_number_without_a_name_offers_the_option(tmp_path):
     home = store_maps(tmp_path, "png", mark_void)
     error = find_unlearnable(open_data(str(home)))
-    assert error is not None and "has class 100, and there are 3" in error.message
+    assert error is not None and "has class 100, but there are 3" in error.message
     assert "--ignore-index 100" in error.hint
     document, _ = check_dataset(str(home), workers=0)
     assert not document["passed"]
@@ -255,4 +255,4 @@ def test_train_refuses_one_colour_of_no_class(tmp_path, ending):
             values[0] = 9
         Image.fromarray(values).save(tmp_path / "masks" / f"{number}.{ending}")
     error = find_unlearnable(open_data(str(tmp_path)))
-    assert error is not None and "of no class" in error.message and ("lossy" in error.message) == (ending == "jpg")
+    assert error is not None and "without a class" in error.message and ("lossy" in error.message) == (ending == "jpg")

@@ -112,7 +112,7 @@ def unknown_colour(file):
 @pytest.mark.parametrize(("change", "text"), [
     (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
     (unknown_class, "1.png has class 7, and there are 3"),
-    (unknown_colour, "1.png is in colours, and no file says whose"),
+    (unknown_colour, "1.png is a colour map, but class colours are not defined"),
     (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
@@ -149,7 +149,7 @@ def test_colours_that_no_class_has_are_refused(tmp_path):
 def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
     home = write_maps(tmp_path / "twice")
     Image.open(home / "masks" / "1.png").save(home / "masks" / "1.tif")
-    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ in their ending or Unicode form alone"):
+    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ only in suffix or Unicode form"):
         open_data(home)
     write_maps(tmp_path / "mixed" / "train")
     write_objects(tmp_path / "mixed" / "val")
