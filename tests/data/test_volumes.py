@@ -233,7 +233,7 @@ def test_the_decathlons_folders_are_read(tmp_path):
     with pytest.raises(DataError, match="count from 0"):
         open_data(tmp_path)
     (tmp_path / "dataset.json").write_text("{")
-    with pytest.raises(DataError, match="does not name the classes"):
+    with pytest.raises(DataError, match="has no valid class names"):
         open_data(tmp_path)
 
 

@@ -143,8 +143,8 @@ def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
     write_pairs(
         tmp_path, ("benign/b ({0}).png", "benign/b ({0})_mask.png"), ("normal/n{0}.png", "normal/n{0}_mask.png")
     )
-    hint = "put images into images/ and masks into masks/ to learn masks, or move the masks away to classify"
-    message = "benign is a class folder with masks beside its images, such as b (0)_mask.png"
+    hint = "for segmentation, use folders images/ and masks/; for classification, move the masks away"
+    message = "benign is a class folder with masks next to its images, such as b (0)_mask.png"
     assert error_of(tmp_path) == (message, hint)
 
 

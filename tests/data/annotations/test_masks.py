@@ -128,7 +128,7 @@ def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
 
 
 @pytest.mark.parametrize(("names", "text"), [
-    ("ground\nground\ndisc\n", "line 2: ground is there twice"),
+    ("ground\nground\ndisc\n", "line 2: ground is repeated"),
     ("ground 1 2 3\nsquare\ndisc\n", "line 2: square has no colour"),
     ("ground\nsquare\n", "has class 2, and there are 2"),
 ])  # fmt: skip
@@ -158,5 +158,5 @@ def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
 
 
 def test_data_without_masks_cannot_be_painted(tmp_path):
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         paint_class_maps(open_data("digits"))
