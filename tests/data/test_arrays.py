@@ -60,7 +60,7 @@ def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
 
 def test_axes_decide_where_files_could_be_either(tmp_path):
     solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
-    with pytest.raises(DataError, match="which axis of"):
+    with pytest.raises(DataError, match="the channel axis of"):
         ImagePreprocess((8, 8)).decode(open_data(solid).split("train").raw(0))
     assert get_sample_noun(open_data(solid, axes=3).split("train")) == "volumes"
     assert (
@@ -115,12 +115,12 @@ def test_every_format_gives_the_same_signal(tmp_path):
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("a.csv", b"", "empty file"), ("a.csv", b"1\n2,3\n", "line 2: 2 cells, 1 in the lines before"),
-    ("a.csv", b"1\nx\n", "line 2: x is no number"), ("a.csv", b"1,2\n3,\n", "an empty cell is no number"),
+    ("a.csv", b"1\nx\n", "line 2: x is not a number"), ("a.csv", b"1,2\n3,\n", "an empty cell is not a number"),
     ("a.csv", b"time\n", "no numbers"), ("a.csv", b"\xff\xfe\x00", "cannot be read as a signal"),
     ("a.csv", b"1\nnan\n3", "1 of its values are NaN or infinite"), ("a.csv", b"1\n1e300\n3", "NaN or infinite"),
-    ("a.npy", np.zeros((3, 4, 5)), "an array of 3 x 4 x 5 is no signal"), ("a.npy", np.zeros(0), "is no signal"),
+    ("a.npy", np.zeros((3, 4, 5)), "an array of 3 x 4 x 5 is not a signal"), ("a.npy", np.zeros(0), "is not a signal"),
     ("a.npy", np.zeros((70, 90)), "70 channels"), ("a.npy", np.array(["a"]), "of type <U1"),
-    ("a.npy", np.zeros((3, 90)), "3 channels, the model takes 1"), ("a.npy", "cut", "bytes of voxels where"),
+    ("a.npy", np.zeros((3, 90)), "3 channels, but the model expects 1"), ("a.npy", "cut", "bytes of voxels, but the header states"),
 ])  # fmt: skip
 def test_hostile_signals_are_named(tmp_path, name, content, problem):
     place = tmp_path / name
@@ -228,7 +228,7 @@ def test_a_check_names_what_training_refuses(tmp_path):
     document, _ = check_dataset(waves, workers=0)
     assert document["kind"] == "signals" and document["formats"] == {"TEXT": 5}
     assert [row["reason"] for row in document["unreadable"]] == [
-        "cannot be read as a signal (line 2: word is no number)"
+        "cannot be read as a signal (line 2: word is not a number)"
     ]
     assert document["sizes"]["width"]["min"] == document["sizes"]["width"]["max"] == 48
 

@@ -114,14 +114,14 @@ def test_parts_that_are_not_there_are_named(tmp_path):
     write_clip(tmp_path / "1.gif", greys(10))
     rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
     split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
-    with pytest.raises(DataError, match=r"frames from 0 s to 1 s: nothing says when its frames are shown"):
+    with pytest.raises(DataError, match=r"frames from 0 s to 1 s: it has no frame times"):
         split.clip(0)
     with pytest.raises(
-        DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is shown then; the last of 10 is at 0\.9 s"
+        DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is in this interval; the last of 10 is at 0\.9 s"
     ):
         split.clip(1)
     assert len(split.clip(2)) == 1
-    with pytest.raises(DataError, match="nothing says when"):
+    with pytest.raises(DataError, match="no frame times"):
         ClipSegment(open_clip(greys(3)), 0, math.inf)
 
 
@@ -132,7 +132,9 @@ def test_a_check_looks_at_parts(tmp_path):
     assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
     assert document["clips"]["seconds"]["max"] == pytest.approx(1)
     assert document["copies"]["across"] == {"train/test": 1} and document["near_copies"]["groups"] == 0
-    assert [row["reason"] for row in document["unreadable"]] == ["no frame is shown then; the last of 20 is at 1.9 s"]
+    assert [row["reason"] for row in document["unreadable"]] == [
+        "no frame is in this interval; the last of 20 is at 1.9 s"
+    ]
 
 
 def test_a_run_on_parts_resumes_and_judges_them_as_files_of_these_frames(tmp_path):

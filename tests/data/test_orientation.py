@@ -81,7 +81,7 @@ def test_labels_that_a_scale_factor_left_beside_whole_numbers(tmp_path):
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.9999999), AFFINE)
     assert np.array_equal(classes_of(tmp_path), classes)
     write_nifti(tmp_path / "masks" / "0.nii.gz", classes.astype(np.float32) * np.float32(0.5), AFFINE)
-    with pytest.raises(DataError, match="is no class"):
+    with pytest.raises(DataError, match="is not a class"):
         classes_of(tmp_path)
 
 

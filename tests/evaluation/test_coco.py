@@ -285,7 +285,7 @@ def test_a_model_is_judged_on_a_split(workers):
 def test_masks_are_asked_of_the_data():
     split = scenes_of(2)
     split.targets = [target.without_masks() for target in split.targets]
-    with pytest.raises(DataError, match="boxes but no masks"):
+    with pytest.raises(DataError, match="boxes, no masks"):
         CocoEvaluator(("dark", "light"), masks=True)(PaintedEngine(painted_model), split, 0)
     engine = PaintedEngine(painted_model, masks=False)
     assert CocoEvaluator(("dark", "light"))(engine, split, 0).figures["ap50"] == pytest.approx((1 + 51 / 101) / 2)
