@@ -321,9 +321,9 @@ def arrays() -> Iterator[Case]:
 def rare() -> Iterator[Case]:
     """What standards allow and few files have."""
     jpeg = saved(PICTURE, "JPEG", **SMOOTH)
-    yield Case("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG of 12 bits")
-    yield Case("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG of arithmetic coding")
-    yield Case("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG of lossless coding")
+    yield Case("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
+    yield Case("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
+    yield Case("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
     rational = page(4, 4, t273=(5, 1, -1))  # what Pillow takes for a place in the file, until it goes there
     yield Case("rational.tif", tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), BROKEN)
     below = RGB[::-1, :, ::-1]

@@ -166,7 +166,7 @@ def test_columns_that_have_to_be_said(tmp_path):
     told = refusal(file, UsageError)
     assert "2 columns can be the image: left, right" in told and f"{file}#image=left" in told
     told = refusal(f"{file}#image=right", UsageError)
-    assert "2 columns may be the label: fine, coarse" in told and "#label=fine" in told
+    assert "2 columns can be the label: fine, coarse" in told and "#label=fine" in told
     data = open_data(f"{file}#image=right,label=coarse")
     assert data.classes == ("s", "t") and data.whole.raw(2) == png(52)
     assert "no column lable" in refusal(f"{file}#image=left,label=lable", UsageError)
@@ -214,12 +214,12 @@ def test_splits_that_do_not_fit(tmp_path):
     write(tmp_path / "a" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
     assert "test has classes that train lacks: z" in refusal(tmp_path / "a")
     write(tmp_path / "a" / "other.parquet", {"image": images(2), "label": ["x", "z"]})
-    assert "other.parquet belongs to no split" in refusal(tmp_path / "a")
+    assert "other.parquet has no split, but others do" in refusal(tmp_path / "a")
     write(tmp_path / "b" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
     assert "no split train" in refusal(tmp_path / "b")
     write(tmp_path / "c" / "train-0.parquet", {"image": images(4), "label": ["x", "y"] * 2})
     write(tmp_path / "c" / "train-1.parquet", {"image": images(4), "label": [1, 2] * 2})
-    assert "train-1.parquet has other columns than" in refusal(tmp_path / "c")
+    assert "train-1.parquet differs in columns from" in refusal(tmp_path / "c")
     for kind in ("full", "small"):
         write(tmp_path / "d" / kind / "train-0.parquet", {"image": images(4), "label": [1, 2] * 2})
     assert "several datasets" in refusal(tmp_path / "d", UsageError)

@@ -131,7 +131,7 @@ def test_blocks_of_a_gif(tmp_path):
 def test_a_folder_of_frames_of_two_sizes_is_refused(tmp_path):
     place = write_clip(tmp_path / "clip", greys(5))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
-    with pytest.raises(DataError, match="clip: its frames are of 2 sizes, 16 x 16 and 9 x 9"):
+    with pytest.raises(DataError, match="clip: its frames have 2 sizes, 16 x 16 and 9 x 9"):
         open_clip(place).read(np.arange(5))
     with pytest.raises(DataError, match="a folder without images is not a clip"):
         (tmp_path / "none").mkdir()
@@ -176,7 +176,7 @@ def test_preprocessing_fits_each_frame_as_a_picture(tmp_path):
     for place, number in enumerate((1, 4, 7)):
         assert (own[:, place] == picture.transform(pixels[number])).all()
     assert ClipPreprocess((2, 8, 8), channels=1, mean=(0.5,), std=(0.5,)).transform(pixels).shape == (1, 2, 8, 8)
-    with pytest.raises(UsageError, match="a stride of -1 frames"):
+    with pytest.raises(UsageError, match="invalid stride of -1 frames"):
         ClipPreprocess((2, 8, 8), stride=-1)
     with pytest.raises(UsageError, match=r"the size of clips has 3 axes \(T, H, W\), not 2"):
         ClipPreprocess((8, 8))

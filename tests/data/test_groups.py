@@ -135,7 +135,7 @@ def test_columns_that_cannot_be_are_named(image_folder):
     for columns, group_by, told in (
         ("path,label,site", "site", "line 3: no site"),
         ("path,label,site", "sites", "no column sites\n  did you mean site?"),
-        ("path,label,site", "patient", "no column patient\n  there are path, label, site; a regular expression"),
+        ("path,label,site", "patient", "no column patient\n  columns: path, label, site; a regular expression"),
         ("path,label,splits", None, "unknown column splits\n  did you mean split?"),
         ("path,class,site", "site", "unknown column class"),
         ("path,label,label", None, "two columns label"),
@@ -152,7 +152,7 @@ def test_faults_of_groups(image_folder):
     assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
     for rows, told in (
         (["0.png,a,x", "1.png,b,"], "line 3: no group"),
-        (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than"),
+        (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "contradict the groups"),
     ):
         with pytest.raises(DataError, match=told):
             open_data(write(image_folder, rows))

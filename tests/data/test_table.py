@@ -119,7 +119,7 @@ FAULTS = {
     "case": ("path,label\n" + lines(["cat", "Cat", "dog"]), "differ only in case"),
     "two answers": (
         "path,label\n" + lines("ab") + "./images/0.png,b\n",
-        "1 rows contradict the labels than an earlier row:\n    line 4",
+        "1 rows contradict the labels of an earlier row:\n    line 4",
     ),
     "missing": (
         "path,label\n" + lines("ab" * 3) + "images/x.png,a\n",

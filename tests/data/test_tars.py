@@ -202,7 +202,7 @@ FAULTS = {
         [("0.png", image(0)), ("1.png", image(1)), ("1.cls", b"0")],
         "1 of 2 samples have no label:\n    x.tar/0.png",
     ),
-    "twice": ([*samples([1, 2]), *samples([1])], "1 samples stand in two places; the first is 00001.png"),
+    "twice": ([*samples([1, 2]), *samples([1])], "1 samples are in two places; the first is 00001.png"),
     "apart": ([("0.png", image(0)), ("1.png", image(1)), ("0.cls", b"0"), ("1.cls", b"1")], "samples have no label"),
     "a name twice": ([("0.png", image(0)), ("0.png", image(1)), ("0.cls", b"0")], "two members 0.png"),
     "two images": (
@@ -212,7 +212,7 @@ FAULTS = {
     "not JSON": ([("0.png", image(0)), ("0.json", b"{")], "0.json is not JSON"),
     "deep JSON": ([("0.png", image(0)), ("0.json", b"[" * 100_000)], "0.json is not JSON"),
     "no text": ([("0.png", image(0)), ("0.cls", b"\xff\xfe")], "0.cls is not UTF-8"),
-    "a long label": ([("0.png", image(0)), ("0.cls", bytes(2**20 + 1))], "too many for a label"),
+    "a long label": ([("0.png", image(0)), ("0.cls", bytes(2**20 + 1))], "exceeds the limit of a label"),
     "case": (samples(range(4), lambda n: [b"Cat", b"cat"][n % 2]), "differ only in case"),
 }
 
@@ -280,9 +280,9 @@ def test_the_end_of_an_archive(tmp_path):
     content = good.read_bytes()
     end = len(content.rstrip(b"\0")) // 512 * 512 + 512
     good.write_bytes(content[:end])
-    assert "1 archives have no mark at their end (were they copied whole?)" in open_data(good).notes
+    assert "1 archives have no end marker (check whether they were copied completely)" in open_data(good).notes
     good.write_bytes(content[: end + 1024] + content)
-    assert any("go on after their end" in note for note in open_data(good).notes)
+    assert any("have data after the end marker" in note for note in open_data(good).notes)
 
 
 def open_one(path):
@@ -331,7 +331,7 @@ def test_nothing_in_an_archive_is_carried_out_followed_or_unpickled(tmp_path):
     for row in range(10):
         decode_sample(data.whole, row, 3)
     assert [data.whole.name(row) for row in (6, 9)] == ["x.tar/../../out.png", "x.tar/=cmd\\n.png"]
-    assert data.notes[:2] == ["2 links in archives are left out", "2 devices or pipes in archives are left out"]
+    assert data.notes[:2] == ["2 links in archives are ignored", "2 devices or pipes in archives are ignored"]
     assert sorted(os.listdir(tmp_path)) == ["cache", "home"] and os.listdir(home) == ["x.tar"]
 
 
@@ -396,7 +396,7 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
     header = info.tobuf(tarfile.GNU_FORMAT)
     path = tmp_path / "x.tar"
     path.write_bytes(header + bytes(512))
-    with pytest.raises(DataError, match="reaches to byte 8,589,935,104"), open_one(path) as archive:
+    with pytest.raises(DataError, match="ends at byte 8,589,935,104"), open_one(path) as archive:
         list(archive.members())
     sparse = bytearray(special("s.png", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
     sparse[124:136], sparse[482] = b"00000000010\0", 1
@@ -405,7 +405,7 @@ def test_large_sizes_and_sparse_files_are_understood(tmp_path):
     path.write_bytes(bytes(sparse) + bytes(512) + bytes(512) + after + bytes(1024))
     with open_one(path) as archive:
         assert [member.name for member in archive.members()] == [b"a.png"]
-    assert archive.skipped == {"members of an unusual kind in archives are left out": 1}
+    assert archive.skipped == {"members of an unsupported type in archives are ignored": 1}
 
 
 HOSTILE = {

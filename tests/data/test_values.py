@@ -77,7 +77,7 @@ def test_groups_stay_together(tmp_path):
     ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
-    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "choose numeric columns"),
+    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose numeric columns"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
@@ -126,7 +126,7 @@ def test_columns_of_parquet_files(tmp_path):
     place = parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
     data = open_data(place, targets=("age", "height"))
     assert data.targets == ("age", "height") and data.whole.labels[2, 0] == 2 and np.isnan(data.whole.labels[2, 1])
-    for name, message in (("name", "holds string, not numbers"), ("agee", "has no column agee")):
+    for name, message in (("name", "has type string, not numbers"), ("agee", "has no column agee")):
         with pytest.raises((DataError, Exception), match=message):
             open_data(place, targets=("age", name))
     fractions = open_data(parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))

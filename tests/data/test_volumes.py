@@ -128,9 +128,9 @@ def stack(array, **options):
 GOOD, HOLED = np.ones((4, 5, 6), np.float32), np.full((4, 5, 6), np.nan, np.float32)
 TIFF_OF_3 = stack(np.random.default_rng(0).integers(0, 255, (3, 40, 50), dtype=np.uint8))
 HOSTILE = {
-    "npy of 10^12 voxels": (promising((10_000, 10_000, 10_000)), "at most 268,435,456 numbers"),
-    "npz of 10^12 voxels": (zipped("a.npy", content=promising((10_000,) * 3)), "at most 268,435,456 numbers"),
-    "nifti of 10^12 voxels": (gzip.compress(nifti((32_000, 32_000, 1_000))), "at most 268,435,456 numbers"),
+    "npy of 10^12 voxels": (promising((10_000, 10_000, 10_000)), "to 268,435,456 values"),
+    "npz of 10^12 voxels": (zipped("a.npy", content=promising((10_000,) * 3)), "to 268,435,456 values"),
+    "nifti of 10^12 voxels": (gzip.compress(nifti((32_000, 32_000, 1_000))), "to 268,435,456 values"),
     "nifti that unpacks to more": (gzip.compress(nifti(body=bytes(2**24))), "more bytes than its header states"),
     "npz that unpacks to more": (zipped("a.npy", content=promising((2, 2, 2)) + bytes(2**24)), "33 bytes of voxels"),
     "gzip cut short": (gzip.compress(nifti(body=np.random.default_rng(0).bytes(480)))[:-40], "gzip: cut short"),
@@ -244,7 +244,7 @@ def test_masks_that_do_not_fit_are_refused_by_name(tmp_path):
     with pytest.raises(DataError, match=r"masks/2\.nii\.gz is 12 x 17 x 15 voxels, its image .* 12 x 17 x 14"):
         [split.target(sample) for sample in range(len(split))]
     write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 7, np.uint8))
-    with pytest.raises(DataError, match=r"2\.nii\.gz has class 7, and there are 3"):
+    with pytest.raises(DataError, match=r"2\.nii\.gz has class 7, but there are 3"):
         [split.target(sample) for sample in range(len(split))]
     write_volume(home / "masks" / "2.nii.gz", np.full((12, 17, 14), 255, np.uint8))
     assert any((split.target(sample).class_map() == IGNORE_INDEX).all() for sample in range(len(split)))

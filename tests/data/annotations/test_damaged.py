@@ -213,7 +213,7 @@ def test_one_message_names_the_file(written, tmp_path, form, number):
 def test_a_file_that_is_gone(written, tmp_path, form, inner):
     shutil.copytree(written / form, tmp_path / "data")
     (tmp_path / "data" / inner).unlink()
-    with pytest.raises(VitreousError, match=r"\b0\b.*(not there|has no)"):
+    with pytest.raises(VitreousError, match=r"\b0\b.*(does not exist|has no)"):
         open_data(str(tmp_path / "data"))
 
 

@@ -111,7 +111,7 @@ def unknown_colour(file):
 
 @pytest.mark.parametrize(("change", "text"), [
     (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
-    (unknown_class, "1.png has class 7, and there are 3"),
+    (unknown_class, "1.png has class 7, but there are 3"),
     (unknown_colour, "1.png is a colour map, but class colours are not defined"),
     (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
@@ -130,7 +130,7 @@ def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
 @pytest.mark.parametrize(("names", "text"), [
     ("ground\nground\ndisc\n", "line 2: ground is repeated"),
     ("ground 1 2 3\nsquare\ndisc\n", "line 2: square has no colour"),
-    ("ground\nsquare\n", "has class 2, and there are 2"),
+    ("ground\nsquare\n", "has class 2, but there are 2"),
 ])  # fmt: skip
 def test_lists_of_classes_that_cannot_be_meant_are_refused(tmp_path, names, text):
     with pytest.raises(DataError, match=text):
@@ -142,7 +142,7 @@ def test_colours_that_no_class_has_are_refused(tmp_path):
     for place in (home / "masks").iterdir():
         Image.open(place).convert("RGB").save(place)
     unknown_colour(home / "masks" / "1.png")
-    with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 of no class"):
+    with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 without a class"):
         maps_of(open_data(home))
 
 
