@@ -64,7 +64,7 @@ class RelabelledSplit(TargetSplitWrapper):
 
     @property
     def labels(self) -> np.ndarray:
-        """Return (n, count) float32 labels, 1 for each class on an image."""
+        """Labels (n, count) float32, 1 for each class on an image."""
         table = np.zeros((len(self.split), self.count), np.float32)
         table[:, self.order] = self.split.labels
         return table

@@ -41,12 +41,12 @@ def open_run_data(
     if config.is_file():
         trained, preprocess = read_run_data(config, preprocess)
         source, split_seed = source or trained.source, trained.split_seed
-        own = (trained.hold_out, trained.group_by, trained.axes)
-        share, group_by, axes = own if data is None else (None, None, None)
+        run_split = (trained.hold_out, trained.group_by, trained.axes)
+        share, group_by, axes = run_split if data is None else (None, None, None)
         ignore_index, targets = trained.ignore_index, targets or trained.targets
     if source is None:
         problem = f"{run} is a bundle without a run, so it has no evaluation data"
-        raise UsageError(problem, "add a dataset: {run} DATA")
+        raise UsageError(problem, "add the path of a dataset after it")
     opened = (
         open_run_source(
             run,

@@ -86,8 +86,8 @@ def find_bucket_boundaries(order: SampleOrder, start: int, stop: int) -> list[in
     """Return the boundaries of runs of one bucket in the positions [start, stop)."""
     if order.buckets is None:
         return [start, stop]
-    own = order.buckets[get_stream_samples(order, start, stop)[0]]
-    return [start, *(start + 1 + np.flatnonzero(np.diff(own))).tolist(), stop]
+    bucket_of = order.buckets[get_stream_samples(order, start, stop)[0]]
+    return [start, *(start + 1 + np.flatnonzero(np.diff(bucket_of))).tolist(), stop]
 
 
 def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) -> np.ndarray:
@@ -101,12 +101,12 @@ def draw_bucket_order(buckets: np.ndarray, batch: int, seed: int, epoch: int) ->
         lead, then full blocks, then shorter ones, both ordered by their first sample's position in the order
     """
     order = draw_permutation(len(buckets), seed, epoch)
-    own = buckets[order]
-    first = np.full(own.max(initial=0) + 1, len(order))
-    np.minimum.at(first, own, np.arange(len(order)))
-    places = np.argsort(first[own], kind="stable")
+    bucket_of = buckets[order]
+    first = np.full(bucket_of.max(initial=0) + 1, len(order))
+    np.minimum.at(first, bucket_of, np.arange(len(order)))
+    places = np.argsort(first[bucket_of], kind="stable")
     lead, places = np.split(places, [(-epoch * len(order)) % batch])
-    runs = np.split(places, 1 + np.flatnonzero(np.diff(own[places])))
+    runs = np.split(places, 1 + np.flatnonzero(np.diff(bucket_of[places])))
     blocks = [run[low : low + batch] for run in runs for low in range(0, len(run), batch)]
     blocks.sort(key=lambda block: (len(block) < batch, int(block[0])))
     return order[np.concatenate([lead, *blocks])]
@@ -119,11 +119,11 @@ def draw_balanced_order(labels: np.ndarray, seed: int, epoch: int, length: int) 
     members = np.split(np.argsort(labels, kind="stable"), np.cumsum(counts)[:-1])
     blocks = -(-length // len(classes))
     samples, views = np.empty((blocks, len(classes)), np.int64), np.empty((blocks, len(classes)), np.int64)
-    for column, own in enumerate(members):
-        turns = np.arange(-(-blocks // len(own)))
-        orders = np.argsort(derive_keys(seed, epoch, own[None], turns[:, None], _TURN_PART), axis=1)
-        samples[:, column] = own[orders].ravel()[:blocks]
-        views[:, column] = np.repeat(turns, len(own))[:blocks]
+    for column, class_samples in enumerate(members):
+        turns = np.arange(-(-blocks // len(class_samples)))
+        orders = np.argsort(derive_keys(seed, epoch, class_samples[None], turns[:, None], _TURN_PART), axis=1)
+        samples[:, column] = class_samples[orders].ravel()[:blocks]
+        views[:, column] = np.repeat(turns, len(class_samples))[:blocks]
     places = np.argsort(derive_keys(seed, epoch, np.arange(blocks)[:, None], classes[None], _BLOCK_PART), axis=1)
     return np.take_along_axis(samples, places, 1).ravel()[:length], np.take_along_axis(views, places, 1).ravel()[
         :length

@@ -38,11 +38,11 @@ MAX_TABLE_HEADER_CHARS = 10_000  # maximum length of a table's first line
 NAMED_SOURCE_PREFIXES = ("hf:", "torchvision:")
 
 #: annotation layouts: the test for a folder, and the function that opens it; tried before mask layouts, since COCO
-#: folders may have PNG files beside `images`, as masks do
+#: folders may have PNG files next to `images`, as masks do
 COCO_LAYOUTS = ((is_panoptic, open_panoptic), (is_coco, open_coco))
 MASK_LAYOUTS = ((has_volume_masks, open_volume_masks), (has_mask_folders, open_masks))
 OBJECT_LAYOUTS = ((is_voc, open_voc), (is_yolo, open_yolo), (is_labelme, open_labelme))
-#: mask layouts with other folder or file names, which may have annotation files beside them
+#: mask layouts with other folder or file names, which may have annotation files next to them
 SIBLING_MASK_LAYOUTS = ((has_sibling_masks, open_masks),)
 
 
@@ -57,7 +57,7 @@ def open_data(
 ) -> Data:
     """Open a dataset by name or path.
 
-    Sources: `open_digits`, a folder with splits, a folder with classes, a folder of images, a CSV file, WebDataset
+    Sources: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file, WebDataset
     archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), a pack of `vitreous data pack`, Parquet files,
     `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet, or a folder with image lists as in VTAB-1k.
 
@@ -92,7 +92,7 @@ def resolve_source(source: str | os.PathLike[str]) -> str:
 
 
 def is_on_disk(source: str) -> bool:
-    """Return whether a dataset name is a path or a pattern of paths, rather than `open_digits` or `hf:org/name`."""
+    """Return whether a dataset name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
     return source != "digits" and not source.startswith(NAMED_SOURCE_PREFIXES)
 
 
@@ -145,7 +145,7 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
 
 
 def check_digits_folder() -> None:
-    """Raise UsageError if `open_digits` is ambiguous: the working directory has a folder of images with this name."""
+    """Raise UsageError if `digits` is ambiguous: the working directory has a folder of images with this name."""
     home = Path("digits")
     if not home.is_dir() or (home / "config.yaml").exists():  # a folder with config.yaml is a run
         return

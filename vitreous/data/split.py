@@ -52,7 +52,7 @@ class Split(Protocol):
 
 
 def is_labelled(split: Split) -> bool:
-    """Whether the samples of a split have labels."""
+    """Return whether the samples of a split have labels."""
     return split.labels.ndim == 1 or split.labels.shape[1] > 0
 
 

@@ -34,21 +34,21 @@ def measure_channel_statistics(
     if len(split) > MAX_MOMENTS_IMAGES:
         split = split.take(np.linspace(0, len(split) - 1, MAX_MOMENTS_IMAGES).astype(np.int64))
     count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
-    places = [
+    chunks = [
         list(range(low, min(low + MOMENTS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), MOMENTS_CHUNK_SIZE)
     ]
-    for rows in map_in_workers(MomentsDataset(split, preprocess), places, workers, list, 2 if workers else None):
+    for rows in map_in_workers(MomentsDataset(split, preprocess), chunks, workers, list, 2 if workers else None):
         for row in rows:
             if isinstance(row, DataError):
                 error = error or row
                 continue
-            size, own, squares = row
+            size, image_mean, squares = row
             if not size:
                 continue
-            apart, whole = own - mean, count + size
-            spread += squares + apart**2 * (count * size / whole)
-            mean += apart * (size / whole)
-            count = whole
+            difference, total = image_mean - mean, count + size
+            spread += squares + difference**2 * (count * size / total)
+            mean += difference * (size / total)
+            count = total
     if not count:
         raise error or DataError("there are no images to measure channel statistics on")
     deviation = np.sqrt(spread / count)
@@ -79,5 +79,5 @@ def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) ->
         shown = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
         pixels = pixels[:, shown.ravel() == 0]
     size = pixels.shape[1]
-    own = pixels.mean(1) if size else np.zeros(len(pixels))
-    return size, own, ((pixels - own[:, None]) ** 2).sum(1)
+    mean = pixels.mean(1) if size else np.zeros(len(pixels))
+    return size, mean, ((pixels - mean[:, None]) ** 2).sum(1)

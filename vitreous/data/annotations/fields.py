@@ -25,7 +25,7 @@ def read_id(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer; true and false are not."""
+    """Return whether a value is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

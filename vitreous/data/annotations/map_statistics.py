@@ -41,7 +41,7 @@ class MapSymmetry:
 
     @property
     def text(self) -> str:
-        """Return the augmentation, the reason, and the options that change it, in one line."""
+        """The augmentation, the reason, and the options that change it, in one line."""
         words = [word for word, is_used in (("horizontal", self.flip), ("vertical", self.flip_vertical)) if is_used]
         flips = f"{' and '.join(words)} flips" if words else "no flips"
         if self.turn:

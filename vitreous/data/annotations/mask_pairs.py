@@ -37,15 +37,15 @@ def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], place: M
     assert place.masks is not None, "the caller requires class maps"
     mixed = place.masks == place.images
     homes = ("", "") if mixed else (place.images.name, place.masks.name)
-    own = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
+    image_keys = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
     keys = {stem: parse_file_key(os.path.basename(stem), "masks", homes[1]) for stem in masks}
-    check_unpaired_files(images, masks, lambda stem: (own.get(stem) or keys[stem]).key)
+    check_unpaired_files(images, masks, lambda stem: (image_keys.get(stem) or keys[stem]).key)
     by_key: dict[tuple[str, ...], list[str]] = {}
     for stem, key in keys.items():
         by_key.setdefault(key.key, []).append(stem)
     chosen: dict[Path, Path] = {}
     for stem, image in images.items():
-        best = select_best_masks(stem, by_key[own[stem].key], keys)
+        best = select_best_masks(stem, by_key[image_keys[stem].key], keys)
         if len(best) > 1:
             names = format_first_names([os.fspath(masks[one]) for one in best], 3)
             raise DataError(f"{escape_unprintable(image)} matches {len(best)} masks: {names}", NAMING_HINT)

@@ -256,12 +256,14 @@ def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[
         images, masks = pair_images_with_masks(place, reader)
         return True, images, [[mask] for mask in masks]
     images, files = [], []
-    for one in find_object_folders(place.images) if reader.axes == 2 else ():
-        own = list_images(one / "images")
-        if len(own) != 1:
-            raise DataError(f"{escape_unprintable(one / 'images')} has {len(own)} images, not one", "fix or delete it")
-        images.append(own[0])
-        files.append(list_images(one / "masks"))
+    for folder in find_object_folders(place.images) if reader.axes == 2 else ():
+        folder_images = list_images(folder / "images")
+        if len(folder_images) != 1:
+            raise DataError(
+                f"{escape_unprintable(folder / 'images')} has {len(folder_images)} images, not one", "fix or delete it"
+            )
+        images.append(folder_images[0])
+        files.append(list_images(folder / "masks"))
     if not images:
         raise DataError(
             f"{escape_unprintable(place.images)} has no images with masks", "move them to images/ and masks/"
@@ -285,13 +287,13 @@ def read_mask_values(place: Path, palette: Palette | None, reader: ImageMaskRead
     return apply_class_palette(values, place, palette) if palette and values.ndim == 2 else values
 
 
-def check_mask_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:
+def check_mask_size(mask_size: tuple[int, ...], image_size: tuple[int, ...], place: Path, image_path: Path) -> None:
     """Raise DataError if a mask differs in size from its image; sizes of images are printed as width x height."""
-    if own != image:
-        sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (own, image)]
-        word = "pixels" if len(image) == 2 else "voxels"
+    if mask_size != image_size:
+        sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (mask_size, image_size)]
+        word = "pixels" if len(image_size) == 2 else "voxels"
         raise DataError(
-            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(of)} {sizes[1]}",
+            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(image_path)} {sizes[1]}",
             "resize one of them",
         )
 

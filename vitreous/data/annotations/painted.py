@@ -25,7 +25,7 @@ class TargetSplitWrapper:
 
     @property
     def labels(self) -> np.ndarray:
-        """Return (n, K) float32 labels, 1 for each class on an image."""
+        """Labels (n, K) float32, 1 for each class on an image."""
         return self.split.labels
 
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class ClassMapSplit(TargetSplitWrapper):
 
     @property
     def labels(self) -> np.ndarray:
-        """Return (n, 1 + K) float32 labels, 1 for each class on an image, including the background."""
+        """Labels (n, 1 + K) float32, 1 for each class on an image, including the background."""
         own = self.split.labels
         return np.concatenate([np.ones((len(own), 1), np.float32), own], 1)
 

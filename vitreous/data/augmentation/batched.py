@@ -36,7 +36,8 @@ def crop_and_resize_batch(
     ratio: tuple[float, float],
     flip: float,
 ) -> Tensor:
-    """Crop a box from each (n, H, C, W) row, by (n, DRAWS) numbers, resize it to `size` and mirror some: (n, h, C, w).
+    """Crop a box from each (n, H, C, W) row, by (n, DRAWS_PER_VIEW) numbers, resize it to `size` and mirror some: (n,
+    h, C, w).
 
     Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
     """
@@ -53,8 +54,8 @@ def crop_and_resize_batch(
 def draw_box_sizes(
     u: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw (n,) heights and (n,) widths of boxes, integers in float64, from (n, 2 TRIES) or more numbers in 0 .. 1: the
-    first attempt that fits, else the largest box with that aspect."""
+    """Draw (n,) heights and (n,) widths of boxes, integers in float64, from (n, 2 AREA_CROP_ATTEMPTS) or more numbers
+    in 0 .. 1: the first attempt that fits, else the largest box with that aspect."""
     areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :AREA_CROP_ATTEMPTS])
     low, high = np.log(ratio)
     aspects = np.exp(low + (high - low) * u[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
@@ -108,7 +109,7 @@ def augment_batch_colours(
     jitter: tuple[float, float, float, float],
     radius: tuple[float, float],
 ) -> Tensor:
-    """Augment colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS) numbers in 0 .. 1.
+    """Augment colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS_PER_VIEW) numbers in 0 .. 1.
 
     `chances` (n, 4): the probabilities of jitter, grey, blur and solarising, applied in this order; `radius` of the
     blur in pixels, uniform.

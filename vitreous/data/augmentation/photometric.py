@@ -28,7 +28,7 @@ def distort_colours(
             1 +- `jitter[1]` and 1 +- `jitter[2]`.
         hue: the largest rotation of the hue, as a share of the full circle.
         probability: of each operation.
-        draws: (DRAWS,) float64 in [0, 1).
+        draws: (DISTORTION_DRAWS,) float64 in [0, 1).
 
     Returns:
         (C, H, W) uint8.

@@ -39,7 +39,7 @@ JPEG_TABLE_MARKERS = (
     *range(0xE0, 0xF0),
     0xFE,
 )  # other markers before the pixels (ITU-T T.81, Table B.1)
-# EXIF orientations that swap left and right, top and bottom; from TURNED on, rows and columns
+# EXIF orientations that swap left and right, top and bottom; from the first transposed one on, rows and columns
 MIRRORED_ORIENTATIONS, FLIPPED_ORIENTATIONS, FIRST_TRANSPOSED_ORIENTATION = (2, 3, 6, 7), (3, 4, 7, 8), 5
 #: a non-restart marker among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
 _SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
@@ -101,8 +101,8 @@ class LazyJpeg:
         """Decode a box of the upright image, (h, w, channels) uint8, contiguous and writable.
 
         At full size, the pixels are those of `whole().crop(box)`. Unless `exact`, a box that is downscaled to `target`
-        (height, width) is decoded at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, with its
-        edges rounded to the nearest pixels. Raises DataError.
+        (height, width) is decoded at the smallest of 1/8, 1/4, 1/2 that is at least MIN_OVERSAMPLING times the target,
+        with its edges rounded to the nearest pixels. Raises DataError.
         """
         factor = (
             1 if self.exact or target is None else choose_reduction_factor((box[3] - box[1], box[2] - box[0]), target)
@@ -247,8 +247,8 @@ def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
 
 
 def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
-    """Return the largest of 8, 4, 2 that leaves a box of (height, width) `size` at least GAP times its target, else
-    1."""
+    """Return the largest of 8, 4, 2 that leaves a box of (height, width) `size` at least MIN_OVERSAMPLING times its
+    target, else 1."""
     fits = (
         f
         for f in REDUCTION_FACTORS

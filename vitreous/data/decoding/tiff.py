@@ -148,7 +148,7 @@ def read_tiff_form(raw: bytes, name: str) -> TiffForm:
 
 
 def count_tiff_pages(raw: bytes) -> int:
-    """Count the pages of a TIFF if all have one size and mode, else 1. Reads at most MAX_CHANNELS headers."""
+    """Count the pages of a TIFF if all have one size and mode, else 1. Reads at most MAX_BANDS headers."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
         first = (image.size, image.mode)
         for count in range(1, MAX_BANDS + 1):
@@ -281,5 +281,5 @@ def count_inflated_bytes(segment: bytes, most: int) -> int:
     except zlib.error as error:
         raise ValueError(f"deflate: {error}") from None
     if length > most or not stream.eof:
-        raise ValueError("deflate: a strip that is cut short, or longer than the picture has it")
+        raise ValueError("deflate: a strip is cut short or too long")
     return length

@@ -349,15 +349,15 @@ def shorten_to_one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text)[:200]
 
 
-def get_torchvision_classes(
-    known: TorchvisionSpec, dataset: Any, part: Split
-) -> tuple[tuple[str, ...], dict[str, str]]:
+def get_torchvision_classes(spec: TorchvisionSpec, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
     """Return the classes of a dataset in label order, and their titles if the classes are synsets."""
     if hasattr(dataset, "wnids"):
         return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
     attributes = ("classes", "categories", "all_categories")
-    own = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
-    return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}
+    class_names = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
+    return spec.classes or tuple(map(str, class_names)) or tuple(
+        map(str, range(int(part.labels.max(initial=-1)) + 1))
+    ), {}
 
 
 def open_digits(split_seed: int = 0) -> Data:

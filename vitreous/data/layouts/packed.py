@@ -36,8 +36,8 @@ ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """The images of a split of a pack: its shards, of one dtype, and `table`, (n,) of ROW. `ids`: the text of all
-    names, one per line, uint8; `ends`, (n,) int64: the line ends."""
+    """The images of a split of a pack: its shards, of one dtype, and `table`, (n,) of PACK_INDEX_DTYPE. `ids`: the text
+    of all names, one per line, uint8; `ends`, (n,) int64: the line ends."""
 
     shards: tuple[str, ...]
     table: np.ndarray

@@ -233,21 +233,21 @@ def values_notes(rows: list[SampleRow]) -> list[str]:
 
 
 def classify_table_files(rows: list[SampleRow], home: Path, name: str, axes: int | None) -> int:
-    """Return CLIPS, the axes of volumes or signals, or 0 for images. Raises DataError, with the line, for a segment of
-    a non-clip, and for files that cannot have these `axes`."""
+    """Return CLIP_FILES_KIND, the axes of volumes or signals, or 0 for images. Raises DataError, with the line, for a
+    segment of a non-clip, and for files that cannot have these `axes`."""
     paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
     if axes is None and are_clip_files(paths):
         return CLIP_FILES_KIND
     if cut := [row for row in rows if row.is_clip_segment]:
         problem = f"{name}, line {cut[0].line}: start and end require that all files are clips"
         raise DataError(problem, "remove the columns, or list only clips")
-    own = detect_array_axes(paths, axes)
-    if axes in (1, 3) and own is None:
+    array_axes = detect_array_axes(paths, axes)
+    if axes in (1, 3) and array_axes is None:
         wrong = next(row for row, path in zip(rows, paths, strict=False) if detect_array_axes([path], axes) is None)
         raise DataError(
             f"{name}, line {wrong.line}: {no_arrays_error(wrong.path, axes).message}", no_arrays_error("", axes).hint
         )
-    return own or 0
+    return array_axes or 0
 
 
 def build_table_split(rows: list[SampleRow], home: Path, labels: np.ndarray, kind: int) -> FileSplit:
@@ -419,7 +419,7 @@ def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRo
 
 
 def has_any_label(rows: list[SampleRow]) -> bool:
-    """Whether any row has a label."""
+    """Return whether any row has a label."""
     return any(row.labels for row in rows)
 
 
@@ -438,5 +438,5 @@ def encode_row_labels(
     known = set(classes)
     line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}
-    own = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
-    return build_label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)
+    label_indices = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
+    return build_label_array(f"{name}{line}: {split}", list(codes), label_indices, classes, multilabel)

@@ -172,7 +172,11 @@ def list_archives(home: Path) -> list[Path]:
 def find_archives(source: Path) -> dict[str, list[Path]]:
     """Return the archives of each split in natural order; the split is "" if no name contains one. Raises DataError."""
     if source.is_dir():
-        if inside := {split: own for split, home in find_split_folders(source).items() if (own := list_archives(home))}:
+        if inside := {
+            split: split_archives
+            for split, home in find_split_folders(source).items()
+            if (split_archives := list_archives(home))
+        }:
             return inside
         paths = list_archives(source)
     else:
@@ -219,11 +223,14 @@ def read_index_labels(whole: ArchiveIndex, name: str) -> tuple[Sequence[tuple[La
     """Return the distinct labels, the index of each sample's label among them, (n,) int64, and of its split in
     SPLIT_NAMES by folder, (n,) int64; -1 for none."""
     split_at, class_at = parse_archive_folders(whole.folders)
-    words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
-    if not (own >= 0).any():
+    words, codes_of_samples, homes = whole.words, whole.samples["label"], whole.samples["home"]
+    if not (codes_of_samples >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
-        words, own = tuple((word,) for word in codes), np.array([codes.get(word, -1) for word in class_at])[homes]
-    return words, own, np.array(split_at, dtype=np.int64)[homes]
+        words, codes_of_samples = (
+            tuple((word,) for word in codes),
+            np.array([codes.get(word, -1) for word in class_at])[homes],
+        )
+    return words, codes_of_samples, np.array(split_at, dtype=np.int64)[homes]
 
 
 def find_unlabelled_splits(whole: ArchiveIndex, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
@@ -253,14 +260,14 @@ def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]
     one.
     """
     parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
-    levels = zip(*(own[:-1] for own in parts), strict=False)
+    levels = zip(*(names[:-1] for names in parts), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
-    parts = [own[common:] or [""] for own in parts]
-    named = [parse_split_name(own[0]) for own in parts]
+    parts = [names[common:] or [""] for names in parts]
+    named = [parse_split_name(names[0]) for names in parts]
     splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in named]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
-        return [-1] * len(parts), [own[0] for own in parts]
-    return splits, [own[1] if len(own) > 1 else "" for own in parts]
+        return [-1] * len(parts), [names[0] for names in parts]
+    return splits, [names[1] if len(names) > 1 else "" for names in parts]
 
 
 def read_nearby_class_names(source: Path) -> tuple[str, ...]:

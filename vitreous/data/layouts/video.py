@@ -130,10 +130,10 @@ def has_only_clips(root: Path) -> bool:
     animated."""
     clips = None
     for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
-        own = list_clips(os.fspath(home))
-        if own is None:
+        folder_clips = list_clips(os.fspath(home))
+        if folder_clips is None:
             return False
-        clips = (clips or []) + own
+        clips = (clips or []) + folder_clips
     return bool(clips) and are_animated_clips(clips)
 
 
@@ -265,8 +265,8 @@ def frames_note(data: Data) -> list[str]:
 def is_frame_sequence(folder: str) -> bool:
     """Return whether adjacent images of a folder are more similar than others, like frames of a clip.
 
-    Their mean absolute difference, in 16 x 16 greys, is less than FRAMES_ALIKE times that of images half the folder
-    apart.
+    Their mean absolute difference, in 16 x 16 greys, is less than MAX_NEIGHBOUR_DIFFERENCE times that of images half
+    the folder apart.
     """
     paths = list_frame_images(folder)
     places = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)

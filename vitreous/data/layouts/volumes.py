@@ -78,9 +78,9 @@ def detect_array_axes(paths: list[str], axes: int | None = None) -> int | None:
     if endings == {TEXT_SUFFIX}:
         return 1
     for place in np.linspace(0, len(paths) - 1, min(MAX_PROBED_ARRAYS, len(paths))).astype(int):
-        own = count_array_axes(paths[place])
-        if own is not None:
-            return {1: 1, 4: 3}.get(own) if endings == {NPY_SUFFIX} else 1 if own < 3 else 3
+        array_axes = count_array_axes(paths[place])
+        if array_axes is not None:
+            return {1: 1, 4: 3}.get(array_axes) if endings == {NPY_SUFFIX} else 1 if array_axes < 3 else 3
     return None if endings == {NPY_SUFFIX} else 3
 
 
@@ -99,10 +99,10 @@ def detect_folder_axes(root: Path, axes: int | None = None) -> int | None:
     paths = []
     for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
         for entry in filter(is_folder, list_entries(os.fspath(home))):
-            own = list_array_files(entry.path)
-            if own is None:
+            class_files = list_array_files(entry.path)
+            if class_files is None:
                 return None
-            paths += own
+            paths += class_files
     return detect_array_axes(paths)
 
 

@@ -48,7 +48,7 @@ class BandPreprocess(StillPreprocess):
 
     @property
     def form_settings(self) -> dict[str, str]:
-        """Return the dtype of the values."""
+        """The dtype of the values."""
         return {"numbers": self.numbers}
 
     @property

@@ -336,8 +336,8 @@ class Preprocess(ABC):
 
     def adjust(self, **settings: Any) -> Self:
         """Return the preprocessing with other settings, limited to those that the modality has."""
-        own = {field.name for field in fields(self)}
-        return replace(self, **{name: value for name, value in settings.items() if name in own})
+        field_names = {field.name for field in fields(self)}
+        return replace(self, **{name: value for name, value in settings.items() if name in field_names})
 
     def for_model(self, image: tuple[int, ...], channels: int) -> Self:
         """Return the preprocessing for inputs of that size and number of channels, with the default `mean` and
@@ -373,7 +373,7 @@ class Preprocess(ABC):
 
     @property
     def form_settings(self) -> dict[str, str]:
-        """Return the settings, as text, that select between two ways to read a file (`read_form`)."""
+        """The settings, as text, that select between two ways to read a file (`read_form`)."""
         return {}
 
     @property

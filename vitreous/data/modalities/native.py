@@ -41,8 +41,8 @@ class NativePreprocess(ColourImageMixin, PlanarPreprocess):
         if not isinstance(preprocess, ImagePreprocess | NativePreprocess):
             problem = f"{preprocess.noun} of {preprocess.value_type} do not support native aspect ratios"
             raise UsageError(problem, "omit --native-aspect")
-        own = {name: getattr(preprocess, name) for name in ("image", "channels", "mean", "std", "filter")}
-        return cls(**own, tokens=tokens, patch=patch)
+        shared = {name: getattr(preprocess, name) for name in ("image", "channels", "mean", "std", "filter")}
+        return cls(**shared, tokens=tokens, patch=patch)
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:

@@ -47,7 +47,7 @@ class ImageColumn:
 
     @cached_property
     def chunks(self) -> tuple[list[Any], np.ndarray]:
-        """Return the column's memory-mapped chunks, and the row at which each ends, (chunks,) int64."""
+        """The column's memory-mapped chunks, and the row at which each ends, (chunks,) int64."""
         chunks = [chunk for stream in self.streams for chunk in map_arrow_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
@@ -90,7 +90,7 @@ class ArrowStreams:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return names and types of the columns in the first stream."""
+        """Names and types of the columns in the first stream."""
         return map_arrow_stream(self.files[0]).schema
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
@@ -118,7 +118,7 @@ class ParquetFiles(ArrowStreams):
 
     @property
     def schema(self) -> pa.Schema:
-        """Return names and types of the columns. Raises DataError if the files differ in them."""
+        """Names and types of the columns. Raises DataError if the files differ in them."""
         schemas = []
         for file in self.files:
             with open_parquet_file(file) as parquet:

@@ -52,7 +52,7 @@ SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", 
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex:
-    """The samples of archives in order: (n,) of SAMPLE.
+    """The samples of archives in order: (n,) of SAMPLE_DTYPE.
 
     `names`: the images' names, concatenated, uint8. `words`: the distinct labels in `.cls` and `.json` members.
     `notes`: message -> count.
@@ -92,7 +92,7 @@ class ArchiveIndex:
 class ArchiveIndexBuilder:
     """Builds an index. Numbers are stored in an array, since a million samples as Python objects take a gigabyte."""
 
-    samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE, sample by sample
+    samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE_DTYPE, sample by sample
     names: bytearray = field(default_factory=bytearray)
     words: dict[tuple[LabelWord, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
