@@ -44,12 +44,12 @@ def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...]
                 (|log(width / height) - log(W / H)|, |log(width height) - log(W H)|)
     """
     sizes = np.array([(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets], np.float64)
-    own = np.maximum(forms, 1).astype(np.float64)
-    fill = 1 + (own[:, 0] - 1) // stride if stride else own[:, 0]
+    source_sizes = np.maximum(forms, 1).astype(np.float64)
+    fill = 1 + (source_sizes[:, 0] - 1) // stride if stride else source_sizes[:, 0]
     fits = sizes[:, 0] <= fill[:, None]
     length = np.where(fits.any(1), np.where(fits, sizes[:, 0], 0).max(1), sizes[:, 0].min())
-    aspect = np.abs(np.log(own[:, 2] / own[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
-    area = np.abs(np.log(own[:, 1] * own[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
+    aspect = np.abs(np.log(source_sizes[:, 2] / source_sizes[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
+    area = np.abs(np.log(source_sizes[:, 1] * source_sizes[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
     aspect = np.where(sizes[:, 0] == length[:, None], aspect.round(9), np.inf)
     nearest = aspect == aspect.min(1, keepdims=True)
     return np.where(nearest, area, np.inf).argmin(1)
@@ -64,8 +64,8 @@ def find_samples_at_model_size(split: Split, preprocess: Preprocess, workers: in
     """Return the indices (m,) int64 of the samples that are read at `preprocess.image`; all samples without buckets."""
     if not preprocess.has_buckets:
         return np.arange(len(split))
-    own = preprocess.buckets.index(preprocess.image)
-    return np.flatnonzero(assign_buckets(measure_sample_forms(split, workers), preprocess) == own)
+    model_bucket = preprocess.buckets.index(preprocess.image)
+    return np.flatnonzero(assign_buckets(measure_sample_forms(split, workers), preprocess) == model_bucket)
 
 
 def choose_buckets(

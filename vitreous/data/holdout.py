@@ -80,8 +80,8 @@ def draw_group_splits(
         for group in order:
             if not (2 * lacking > 1).any():
                 break
-            own = slice(bounds[group], bounds[group + 1])
-            which, many = classes[own], counts[own]
+            members = slice(bounds[group], bounds[group + 1])
+            which, many = classes[members], counts[members]
             if place[group] or (left[which] <= many).any():
                 continue
             gain = float((many * (2 * lacking[which] - many) / total[which]).sum())
@@ -93,6 +93,6 @@ def draw_group_splits(
                 spare = gain, group
         if spare and not (place == split).any():
             place[spare[1]] = split
-            own = slice(bounds[spare[1]], bounds[spare[1] + 1])
-            left[classes[own]] -= counts[own]
+            members = slice(bounds[spare[1]], bounds[spare[1] + 1])
+            left[classes[members]] -= counts[members]
     return {name: np.flatnonzero(place[number] == split) for split, name in enumerate(("train", *shares))}

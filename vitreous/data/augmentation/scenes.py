@@ -152,7 +152,7 @@ class SceneViews:
     def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
         """Return the region of an image of (height, width) `size` for a view of `image`, from (3,) float64 numbers in
         [0, 1)."""
-        ratios = [wanted / own for wanted, own in zip(image, size, strict=True)]
+        ratios = [wanted / length for wanted, length in zip(image, size, strict=True)]
         unit = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
         low, high = self.scale
         if self.scale_spacing == "linear":
@@ -160,7 +160,7 @@ class SceneViews:
         else:
             factor = unit * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
         sides = image[0] / factor, image[1] / factor
-        rooms = [own - side for own, side in zip(size, sides, strict=True)]
+        rooms = [length - side for length, side in zip(size, sides, strict=True)]
         top, left = (min(0.0, room) + abs(room) * draw for room, draw in zip(rooms, draws[1:], strict=True))
         return CropRegion(top, left, *sides, image)
 

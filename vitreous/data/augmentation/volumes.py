@@ -77,16 +77,17 @@ class VolumeViews:
         numbers."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
-    def places(self, own: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
-        """Return (3, *image) float64: for each voxel of a view of `image`, its position in a volume of (D, H, W) `own`,
-        in voxels; the volume extends from 0 to its lengths. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0, 1).
+    def places(self, volume_size: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
+        """Return (3, *image) float64: for each voxel of a view of `image`, its position in a volume of (D, H, W)
+        `volume_size`, in voxels; the volume extends from 0 to its lengths. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0,
+        1).
 
-                place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
+            place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
         """
         low, high = map(math.log, self.scale)
         factors = np.exp(low + (high - low) * draws[:3])
         sides = np.array(image) / factors
-        centre = self.centre(own, sides, draws)
+        centre = self.centre(volume_size, sides, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
         for angle, (first, second) in zip(
@@ -98,9 +99,9 @@ class VolumeViews:
                 offsets[second] = math.sin(angle) * a + math.cos(angle) * b
         return offsets + centre[:, None, None, None]
 
-    def centre(self, own: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return (3,) float64, the centre of a crop of `sides` (3,) in a volume of (D, H, W) `own`."""
-        rooms = np.array(own) - sides
+    def centre(self, volume_size: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return (3,) float64, the centre of a crop of `sides` (3,) in a volume of (D, H, W) `volume_size`."""
+        rooms = np.array(volume_size) - sides
         even = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
         return even + self.translate * sides * (2 * draws[16:] - 1)
 
@@ -161,14 +162,14 @@ def crop_volume(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], b
     """Crop (C, D, H, W) float32 to (C, *image) from voxel `start` (3,); outside the volume is its mirror image, or 0 if
     `border` is `zeros`."""
     for axis, (first, side) in enumerate(zip(start.tolist(), image, strict=True), 1):
-        own = volume.shape[axis]
+        length = volume.shape[axis]
         numbers = np.arange(first, first + side)
         if border == "reflection":
-            back = numbers % (2 * own)
-            volume = volume.take(np.minimum(back, 2 * own - 1 - back), axis)
+            back = numbers % (2 * length)
+            volume = volume.take(np.minimum(back, 2 * length - 1 - back), axis)
             continue
-        volume = volume.take(np.clip(numbers, 0, own - 1), axis)
-        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= own),)
+        volume = volume.take(np.clip(numbers, 0, length - 1), axis)
+        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= length),)
         volume[outside] = 0
     return torch.from_numpy(np.ascontiguousarray(volume))
 

@@ -119,8 +119,8 @@ def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str
     if raw.startswith(b"GIF8"):
         return GifClip(raw, name)
     if not detect_demuxer(raw):
-        own = f", but {identify_file_format(raw)}" if identify_file_format(raw) else ""
-        raise DataError(f"{name}: not a clip of a known format{own}", KNOWN_FORMATS_HINT)
+        detected = f", but {identify_file_format(raw)}" if identify_file_format(raw) else ""
+        raise DataError(f"{name}: not a clip of a known format{detected}", KNOWN_FORMATS_HINT)
     return VideoClip(raw, name)
 
 

@@ -138,8 +138,8 @@ def reject_tiff_bands(content: bytes, name: str, channels: int) -> None:
 
 def band_mismatch_error(name: str, bands: int, dtype: str, channels: int) -> DataError:
     """Return the error for a file of bands if a model expects colours with `channels` channels."""
-    taken = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
-    problem = f"{name}: {describe_bands(bands, dtype)}, but the model expects {taken}"
+    expected = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
+    problem = f"{name}: {describe_bands(bands, dtype)}, but the model expects {expected}"
     return DataError(problem, "train a model on such files, or save the bands that this model expects")
 
 

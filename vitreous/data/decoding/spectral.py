@@ -125,9 +125,9 @@ def read_bands(
     name = name or (escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
     array, void = read_band_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_input_file(raw), name)
     if array.dtype.name != numbers or len(array) != channels:
-        taken = describe_bands(channels, numbers)
-        problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, but the model expects {taken}"
-        raise DataError(problem, f"use files of {taken}, or train a model on these files")
+        expected = describe_bands(channels, numbers)
+        problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, but the model expects {expected}"
+        raise DataError(problem, f"use files of {expected}, or train a model on these files")
     if void is not None and void.all():
         raise EmptyImageError(f"{name}: {NO_DATA_REASON}", "delete the file")
     dtype = np.uint8 if numbers == "uint8" else np.float32

@@ -181,8 +181,8 @@ def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
         tags = read_tiff_tags(raw) if raw.startswith(TIFF_SIGNATURES) else {}
     except Exception:  # Pillow's exceptions for a damaged header are undocumented
         return None
-    own = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
-    return own or None
+    geo_tags = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
+    return geo_tags or None
 
 
 def encode_geotiff(picture: Image.Image, georeference: TiffTags) -> bytes:

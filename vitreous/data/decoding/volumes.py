@@ -192,8 +192,8 @@ def open_volume(raw: RawVolume, name: str, axes: int = 3) -> VolumeFile:
         reader = next((reader for mark, reader in readers if content.startswith(mark)), None)
         if reader is None and not (content.startswith(GZIP_MAGIC) or is_nifti(content)):
             if axes != 1:
-                known = "use NIfTI, .npy, .npz or TIFF"
-                raise DataError(f"{name}: not a volume of a known format", known)
+                hint = "use NIfTI, .npy, .npz or TIFF"
+                raise DataError(f"{name}: not a volume of a known format", hint)
             reader = open_text_table
         file = call_volume_reader(lambda: (reader or open_nifti)(content, name), name, axes)
     if axes == 1 and len(file.shape) == 2 and file.shape[0] < file.shape[1]:  # channels first
