@@ -74,7 +74,7 @@ def test_axes_decide_where_files_could_be_either(tmp_path):
     )
     with pytest.raises(DataError, match=r"axes=1: .* has no signals"):
         open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
-    with pytest.raises(UsageError, match="axes cannot be 4"):
+    with pytest.raises(UsageError, match="axes=4 is not 1, 2 or 3"):
         open_data(lines, axes=4)
 
 

@@ -171,7 +171,7 @@ def test_columns_that_have_to_be_said(tmp_path):
     assert data.classes == ("s", "t") and data.whole.raw(2) == png(52)
     assert "no column lable" in refusal(f"{file}#image=left,label=lable", UsageError)
     assert "the column left" in refusal(f"{file}#image=right,label=left", UsageError)
-    assert "cannot read picture" in refusal(f"{file}#picture=left", UsageError)
+    assert "unknown role picture" in refusal(f"{file}#picture=left", UsageError)
     assert "no column can be the image" in refusal(
         write(tmp_path / "y.parquet", {"a": [[1.0]], "label": [1]}), UsageError
     )

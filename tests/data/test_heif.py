@@ -82,7 +82,7 @@ def test_brands_tell_the_format():
     "kind, way", [("AVIF", "pip install --upgrade pillow"), ("HEIF", r"pip install 'vitreous\[heif\]'")]
 )
 def test_what_cannot_be_read_here_is_refused_with_what_to_install(unreadable, kind, way):
-    with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, {way}"):
+    with pytest.raises(DataError, match=f"photo: an? (AVIF|HEIC) image, .*{way}"):
         decode_to_pillow(coded(kind), name="photo")
     assert read_upright_size(coded(kind), "photo") == (0, 0)
 

@@ -326,7 +326,7 @@ def test_a_set_that_is_not_there_and_cannot_be_fetched(tmp_path, monkeypatch):
     assert f"{tmp_path}/vitreous/torchvision" in error.value.message and "?root=DIR" in error.value.hint
     with pytest.raises(DataError, match=r"torchvision:StanfordCars is incomplete") as error:
         open_data("torchvision:StanfordCars")
-    assert "by hand" in error.value.hint
+    assert "manually" in error.value.hint
 
 
 def test_damaged_files_are_named(tmp_path):

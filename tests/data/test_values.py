@@ -77,7 +77,7 @@ def test_groups_stay_together(tmp_path):
     ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
-    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose numeric columns"),
+    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose columns with values"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
     ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),

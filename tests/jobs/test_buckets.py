@@ -179,7 +179,7 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": None, "model": None}, "buckets is for models that make images"),
-    ({"buckets": ("16x16",)}, "buckets 16x16 is not a valid size"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
+    ({"buckets": ("16x16",)}, "'16x16' is not a valid size"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
     ({"reproducible": True}, "reproducible=True does not go with buckets"), ({"parallel": "fsdp"}, "fsdp"),
     ({"sampling": "balanced"}, "another sampling than even does not go with buckets"),
     ({"micro_batch": "auto"}, "micro_batch='auto' tries images of one size"),
