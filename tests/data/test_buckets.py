@@ -84,7 +84,7 @@ def test_chosen_buckets_suit_the_data():
 def test_named_buckets_are_sizes_of_the_data():
     assert parse_buckets(("64x48", "48X64", "64x48"), 2) == ((64, 48), (48, 64))
     for word, axes in (("64", 2), ("64x48", 3), ("8x64x48", 2), ("0x64", 2), ("axb", 2), ("", 2), ("6.5x4", 2)):
-        with pytest.raises(UsageError, match=f"buckets='?{word}'? is not a valid size"):
+        with pytest.raises(UsageError, match=f"buckets[= ]'?{word}'? is not a valid size"):
             parse_buckets((word,), axes)
     with pytest.raises(UsageError, match="65 buckets exceed the limit"):
         parse_buckets(tuple(f"4x{side}" for side in range(1, 66)), 2)

@@ -109,7 +109,7 @@ def test_words_that_are_no_views_are_refused(words, problem):
 
 
 def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
-    with pytest.raises(UsageError, match="takes images"):
+    with pytest.raises(UsageError, match="input is images"):
         parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
