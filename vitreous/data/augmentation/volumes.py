@@ -73,7 +73,7 @@ class VolumeViews:
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
     def choose_flip_axes(self, draws: np.ndarray) -> list[int]:
-        """Return the axes, from the last, along which a view is mirrored, by a sample's (VOLUME_VIEW_DRAWS,)
+        """Return the axes, from the last, along which a view is mirrored, from (19,) random
         numbers."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
