@@ -187,7 +187,7 @@ def test_classes_are_matched_by_name(trained, tmp_path):
     assert [row["recall"] for row in found] == [None, whole[1]["recall"], whole[2]["recall"]]
     (part / "dog").symlink_to(photos / "test" / "ant")
     result = say("evaluate", str(out), str(part))
-    assert result.returncode == 3 and "does not know the classes dog" in result.stderr
+    assert result.returncode == 3 and "has no classes named dog" in result.stderr
 
 
 def test_an_unreadable_image_stops_or_counts_as_wrong(trained, tmp_path):

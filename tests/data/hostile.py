@@ -154,8 +154,8 @@ def foreign() -> Iterator[Case]:
     yield Case("svg.svg", b'<?xml version="1.0"?>\n<!-- x -->\n' + svg, f"{UNKNOWN}, but an SVG")
     yield Case("eps.jpg", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EOF\n", f"{UNKNOWN}, but a PostScript")
     yield Case("ico.jpg", icon(saved(PICTURE, "PNG")), f"{UNKNOWN}, but an icon")
-    yield Case("avif.jpg", ftyp(b"avif"), "cannot be read as an image|an AVIF image, which cannot be read here")
-    yield Case("heic.jpg", ftyp(b"heic"), "cannot be read as an image|a HEIC image, which cannot be read here")
+    yield Case("avif.jpg", ftyp(b"avif"), "cannot be read as an image|an AVIF image, but Pillow was built without")
+    yield Case("heic.jpg", ftyp(b"heic"), "cannot be read as an image|a HEIC image, which needs pillow-heif")
     yield Case("video.jpg", ftyp(b"isom"), f"{UNKNOWN}, but a video")
     yield Case("jp2.jpg", b"\0\0\0\x0cjP  \r\n\x87\n" + bytes(99), f"{UNKNOWN}, but a JPEG 2000")
     yield Case("jxl.jpg", b"\xff\x0a" + bytes(99), f"{UNKNOWN}, but a JPEG XL")
@@ -170,7 +170,7 @@ def foreign() -> Iterator[Case]:
     yield Case(
         "lfs.jpg",
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-        f"{UNKNOWN}, but a pointer of Git LFS",
+        f"{UNKNOWN}, but a Git LFS pointer",
     )
     yield Case("png_named.jpg", saved(PICTURE, "PNG"), golden=RGB)
     yield Case("zip_tail.jpg", saved(PICTURE, "JPEG", **SMOOTH) + zip_of("x.html", b"<script>"), golden=RGB, off=3)
@@ -295,7 +295,7 @@ def bombs() -> Iterator[Case]:
     yield Case(
         "runs.bmp",
         bmp(8_000, 8_000, b"\1\1\0\0" * 8_000, bits=8, coding=1, palette=bytes(1024)),
-        "a BMP in run lengths",
+        "a run-length encoded BMP",
     )
 
 
@@ -310,20 +310,20 @@ def arrays() -> Iterator[Case]:
 
     yield Case("ok.npy", header((16, 24, 3), body=RGB.tobytes()), golden=RGB)
     yield Case("bands.npy", header((3, 16, 24), body=RGB.transpose(2, 0, 1).tobytes()), golden=RGB)
-    yield Case("short.npy", header((16, 24, 3), body=RGB.tobytes()[:-1]), "bytes of numbers where")
-    yield Case("huge.npy", header((2**20, 2**20, 4)), "bytes of numbers where")
+    yield Case("short.npy", header((16, 24, 3), body=RGB.tobytes()[:-1]), "bytes of data, but the header states")
+    yield Case("huge.npy", header((2**20, 2**20, 4)), "bytes of data, but the header states")
     yield Case(
-        "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|numbers of type"
+        "objects.npy", header((8, 8), "|O", b"cos\nsystem\n(S'exit 1'\ntR."), "a damaged .npy header|is not supported"
     )
-    yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "the model takes 3 of uint8")
+    yield Case("float.npy", header((8, 8), "<f4", bytes(256)), "the model expects 3 of uint8")
 
 
 def rare() -> Iterator[Case]:
     """What standards allow and few files have."""
     jpeg = saved(PICTURE, "JPEG", **SMOOTH)
-    yield Case("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG of 12 bits")
-    yield Case("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG of arithmetic coding")
-    yield Case("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG of lossless coding")
+    yield Case("12_bits.jpg", with_marker(jpeg, 0xC1, 12), "a JPEG with 12 bits")
+    yield Case("arithmetic.jpg", with_marker(jpeg, 0xC9), "a JPEG with arithmetic coding")
+    yield Case("lossless.jpg", with_marker(jpeg, 0xC3), "a JPEG with lossless coding")
     rational = page(4, 4, t273=(5, 1, -1))  # what Pillow takes for a place in the file, until it goes there
     yield Case("rational.tif", tiff([rational], struct.pack("<II", 8, 1) + bytes(8)), BROKEN)
     below = RGB[::-1, :, ::-1]

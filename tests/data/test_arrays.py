@@ -60,7 +60,7 @@ def test_endings_and_shapes_say_what_files_are(tmp_path, ending, shape, kind):
 
 def test_axes_decide_where_files_could_be_either(tmp_path):
     solid = write_classes(tmp_path / "solid", ".npy", (8, 8, 8))
-    with pytest.raises(DataError, match="which axis of"):
+    with pytest.raises(DataError, match="the channel axis of"):
         ImagePreprocess((8, 8)).decode(open_data(solid).split("train").raw(0))
     assert get_sample_noun(open_data(solid, axes=3).split("train")) == "volumes"
     assert (
@@ -72,9 +72,9 @@ def test_axes_decide_where_files_could_be_either(tmp_path):
     assert (
         get_sample_noun(open_data(write_classes(tmp_path / "two", ".npy", (2, 90)), axes=1).split("train")) == "signals"
     )
-    with pytest.raises(DataError, match=r"axes=1: .* holds no signals"):
+    with pytest.raises(DataError, match=r"axes=1: .* has no signals"):
         open_data(write_classes(tmp_path / "scans", ".nii", (5, 6, 7)), axes=1)
-    with pytest.raises(UsageError, match="axes cannot be 4"):
+    with pytest.raises(UsageError, match="axes=4 is not 1, 2 or 3"):
         open_data(lines, axes=4)
 
 
@@ -96,7 +96,7 @@ def test_tables_name_volumes_and_signals(tmp_path):
     assert get_sample_noun(data.split("train")) == "volumes" and data.classes == ("large", "small")
     (tmp_path / "waves.csv").write_text("path,label\nwaves/fast/0.npy,fast\nwaves/slow/0.npy,slow\n")
     assert get_sample_noun(open_data(tmp_path / "waves.csv").split("train")) == "signals"
-    with pytest.raises(DataError, match=r"line 2: axes=1: balls/large/0.nii.gz holds no signals"):
+    with pytest.raises(DataError, match=r"line 2: axes=1: balls/large/0.nii.gz has no signals"):
         open_data(tmp_path / "balls.csv", axes=1)
 
 
@@ -114,13 +114,13 @@ def test_every_format_gives_the_same_signal(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
-    ("a.csv", b"", "empty file"), ("a.csv", b"1\n2,3\n", "line 2: 2 cells, 1 in the lines before"),
-    ("a.csv", b"1\nx\n", "line 2: x is no number"), ("a.csv", b"1,2\n3,\n", "an empty cell is no number"),
+    ("a.csv", b"", "empty file"), ("a.csv", b"1\n2,3\n", "line 2: 2 cells, but 1 in the lines before"),
+    ("a.csv", b"1\nx\n", "line 2: x is not a number"), ("a.csv", b"1,2\n3,\n", "an empty cell is not a number"),
     ("a.csv", b"time\n", "no numbers"), ("a.csv", b"\xff\xfe\x00", "cannot be read as a signal"),
     ("a.csv", b"1\nnan\n3", "1 of its values are NaN or infinite"), ("a.csv", b"1\n1e300\n3", "NaN or infinite"),
-    ("a.npy", np.zeros((3, 4, 5)), "an array of 3 x 4 x 5 is no signal"), ("a.npy", np.zeros(0), "is no signal"),
-    ("a.npy", np.zeros((70, 90)), "70 channels"), ("a.npy", np.array(["a"]), "of type <U1"),
-    ("a.npy", np.zeros((3, 90)), "3 channels, the model takes 1"), ("a.npy", "cut", "bytes of voxels where"),
+    ("a.npy", np.zeros((3, 4, 5)), "an array of 3 x 4 x 5 is not a signal"), ("a.npy", np.zeros(0), "is not a signal"),
+    ("a.npy", np.zeros((70, 90)), "70 channels"), ("a.npy", np.array(["a"]), "dtype <U1"),
+    ("a.npy", np.zeros((3, 90)), "3 channels, but the model expects 1"), ("a.npy", "cut", "bytes of voxels, but the header states"),
 ])  # fmt: skip
 def test_hostile_signals_are_named(tmp_path, name, content, problem):
     place = tmp_path / name
@@ -174,7 +174,7 @@ def test_views_move_signals_and_turn_them_only_when_asked():
     assert {tuple(row) for row in turned} == {tuple(range(1, 11)), tuple(range(10, 0, -1))}
     mirrored = replace(STILL, translate=0.2, border="reflection").picture(signal, size, 1)
     assert (mirrored > 0).all()
-    with pytest.raises(UsageError, match="for volumes and signals"):
+    with pytest.raises(UsageError, match="need volumes or signals"):
         STILL.picture(Image.new("L", (4, 4)), size, 0)
 
 
@@ -228,7 +228,7 @@ def test_a_check_names_what_training_refuses(tmp_path):
     document, _ = check_dataset(waves, workers=0)
     assert document["kind"] == "signals" and document["formats"] == {"TEXT": 5}
     assert [row["reason"] for row in document["unreadable"]] == [
-        "cannot be read as a signal (line 2: word is no number)"
+        "cannot be read as a signal (line 2: word is not a number)"
     ]
     assert document["sizes"]["width"]["min"] == document["sizes"]["width"]["max"] == 48
 

@@ -164,15 +164,17 @@ def test_columns_that_have_to_be_said(tmp_path):
     }
     file = write(tmp_path / "x.parquet", columns, features)
     told = refusal(file, UsageError)
-    assert "2 columns may be the image: left, right" in told and f"{file}#image=left" in told
+    assert "2 columns can be the image: left, right" in told and f"{file}#image=left" in told
     told = refusal(f"{file}#image=right", UsageError)
-    assert "2 columns may be the label: fine, coarse" in told and "#label=fine" in told
+    assert "2 columns can be the label: fine, coarse" in told and "#label=fine" in told
     data = open_data(f"{file}#image=right,label=coarse")
     assert data.classes == ("s", "t") and data.whole.raw(2) == png(52)
     assert "no column lable" in refusal(f"{file}#image=left,label=lable", UsageError)
     assert "the column left" in refusal(f"{file}#image=right,label=left", UsageError)
-    assert "cannot read picture" in refusal(f"{file}#picture=left", UsageError)
-    assert "no column is the image" in refusal(write(tmp_path / "y.parquet", {"a": [[1.0]], "label": [1]}), UsageError)
+    assert "unknown role picture" in refusal(f"{file}#picture=left", UsageError)
+    assert "no column can be the image" in refusal(
+        write(tmp_path / "y.parquet", {"a": [[1.0]], "label": [1]}), UsageError
+    )
 
 
 FAULTS = {
@@ -203,7 +205,7 @@ def test_images_without_labels(case, tmp_path):
         assert not data.labelled and data.classes == () and not data.multilabel and data.unlabelled is not None
         assert [split.labels.shape for split in data.splits.values()] == [(size, 0) for size in sizes]
         assert data.whole.raw(2) == png(2) and data.whole.labels.dtype == np.float32
-    assert ("no column of labels" if case == "no column" else "one class only (a)") in str(data.unlabelled)
+    assert ("no label column" if case == "no column" else "one class only (a)") in str(data.unlabelled)
     assert data.split("test").raw(1) == png(51)
 
 
@@ -212,22 +214,22 @@ def test_splits_that_do_not_fit(tmp_path):
     write(tmp_path / "a" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
     assert "test has classes that train lacks: z" in refusal(tmp_path / "a")
     write(tmp_path / "a" / "other.parquet", {"image": images(2), "label": ["x", "z"]})
-    assert "other.parquet belongs to no split" in refusal(tmp_path / "a")
+    assert "other.parquet has no split, but others do" in refusal(tmp_path / "a")
     write(tmp_path / "b" / "test.parquet", {"image": images(2), "label": ["x", "z"]})
     assert "no split train" in refusal(tmp_path / "b")
     write(tmp_path / "c" / "train-0.parquet", {"image": images(4), "label": ["x", "y"] * 2})
     write(tmp_path / "c" / "train-1.parquet", {"image": images(4), "label": [1, 2] * 2})
-    assert "train-1.parquet has other columns than" in refusal(tmp_path / "c")
+    assert "train-1.parquet differs in columns from" in refusal(tmp_path / "c")
     for kind in ("full", "small"):
         write(tmp_path / "d" / kind / "train-0.parquet", {"image": images(4), "label": [1, 2] * 2})
-    assert "several data sets" in refusal(tmp_path / "d", UsageError)
+    assert "several datasets" in refusal(tmp_path / "d", UsageError)
 
 
 def test_a_test_split_without_labels_is_left_out(tmp_path):
     write(tmp_path / "train.parquet", {"image": images(4), "label": [0, 1] * 2}, NAMED)
     write(tmp_path / "test.parquet", {"image": images(4), "label": [-1] * 4}, NAMED)
     data = open_data(tmp_path)
-    assert "test" not in data.splits and "test has 4 images without labels and is left out" in data.notes
+    assert "test" not in data.splits and "test has 4 images without labels and is ignored" in data.notes
 
 
 def test_images_that_are_not_there(tmp_path):
@@ -350,7 +352,7 @@ def test_a_set_of_the_hub(served):
     assert "fine, coarse" in told and "hf:org/name@plain#label=fine" in told
     data = open_data("hf:org/name#label=coarse")
     assert data.classes == ("s", "t") and list(data.splits) == ["train", "val"] and data.name == "hf:org/name"
-    assert data.notes == ["the split extra is left out"]
+    assert data.notes == ["the split extra is ignored"]
     for number, split in enumerate(("train", "val")):
         assert data.splits[split].labels.tolist() == [1, 0, 0] * 3
         assert [data.splits[split].raw(row) for row in range(9)] == [png(10 * number + row) for row in range(9)]
@@ -362,9 +364,9 @@ def test_a_set_of_the_hub(served):
 def test_sets_that_cannot_be_had(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mnist").mkdir()
-    assert "would read mnist here" in refusal("hf:mnist", UsageError)
+    assert "is ambiguous: the local mnist would be read" in refusal("hf:mnist", UsageError)
     for name in ("", "a/b/c", "../x", "/etc"):
-        assert "names no repository" in refusal(f"hf:{name}", UsageError)
+        assert "is not a repository" in refusal(f"hf:{name}", UsageError)
 
     def failing(error):
         def load(*_):
@@ -376,11 +378,13 @@ def test_sets_that_cannot_be_had(tmp_path, monkeypatch):
     assert "choose one: hf:org/name@CONFIG" in failing(
         ValueError("Config name is missing. Please pick one among: ['a', 'b']")
     )
-    assert "scripts are not run" in failing(RuntimeError("Dataset scripts are no longer supported, but found name.py"))
-    assert "no such data set on the Hub" in failing(datasets.exceptions.DatasetNotFoundError("x"))
+    assert "needs a loading script" in failing(
+        RuntimeError("Dataset scripts are no longer supported, but found name.py")
+    )
+    assert "the Hub has no such dataset" in failing(datasets.exceptions.DatasetNotFoundError("x"))
     assert "could not be downloaded (ConnectionError: no route)" in failing(ConnectionError("no route"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert "HF_HUB_OFFLINE forbids" in failing(ConnectionError("offline"))
+    assert "HF_HUB_OFFLINE disables" in failing(ConnectionError("offline"))
 
 
 def test_without_the_library(monkeypatch):

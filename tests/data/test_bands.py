@@ -78,7 +78,7 @@ def test_a_strip_that_decodes_to_less_is_refused(tmp_path, codec):
     taller = taller.replace(struct.pack("<HHII", 278, 3, 1, 30), struct.pack("<HHII", 278, 3, 1, 40))
     taller = taller.replace(struct.pack("<HHII", 278, 4, 1, 30), struct.pack("<HHII", 278, 4, 1, 40))
     assert read_bands(raw, 5, "uint16")[0].size == (37, 30) and read_upright_size(taller, "x") == (37, 40)
-    with pytest.raises(DataError, match=r"^x: .*(cut short|cannot be read|announced)"):
+    with pytest.raises(DataError, match=r"^x: .*(cut short|cannot be read|the header states)"):
         read_bands(taller, 5, "uint16", "x")
 
 
@@ -99,10 +99,10 @@ def test_other_bands_are_refused_with_those_found_and_those_taken(tmp_path):
         for channels, words in ((3, "3 of uint8 (RGB)"), (1, "1 of uint8 (grey)")):
             with pytest.raises(DataError) as caught:
                 decode_to_pillow(raw, channels, "five")
-            assert caught.value.message == f"five: 5 bands of float32, the model takes {words}"
+            assert caught.value.message == f"five: 5 bands of float32, but the model expects {words}"
     with pytest.raises(DataError) as caught:
         read_bands(np.zeros((8, 8, 3), np.uint8), 5, "uint16", "photo.png")
-    assert caught.value.message == "photo.png: 3 bands of uint8, the model takes 5 bands of uint16"
+    assert caught.value.message == "photo.png: 3 bands of uint8, but the model expects 5 bands of uint16"
 
 
 @pytest.mark.parametrize(

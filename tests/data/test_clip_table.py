@@ -69,7 +69,7 @@ def test_start_and_end_cut_a_clip(tmp_path):
     assert split.clip(3).times == pytest.approx([0, 0.1, 0.2, 1.3], abs=0.002)
     names = [split.name(row).removeprefix(f"{tmp_path}/") for row in range(4)]
     assert names == ["1.gif from 0 s to 0.5 s", "1.gif from 0.5 s", "1.gif", "2.mkv from 0.7 s to 2.05 s"]
-    assert any("1 rows repeat another" in note for note in open_data(tmp_path / "a.csv").notes)
+    assert any("1 rows are duplicates" in note for note in open_data(tmp_path / "a.csv").notes)
     assert split.take(np.array([3, 0])).part(0) == (0.7, 2.05) and split.part(2) is None
     other = open_data(write_table(tmp_path / "b.csv", rows[0], "1.gif,a,,0.6", *rows[2:5])).with_holdout(0.0, 0)
     assert other.fingerprint() != data.fingerprint()
@@ -96,11 +96,11 @@ def test_parts_of_one_file_and_patients_are_never_drawn_apart(tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "problem"), [
-    (["1.gif,a,x,"], r"line 2: start is x, not seconds from 0 on"), (["1.gif,a,-1,"], "start is -1, not seconds"),
+    (["1.gif,a,x,"], r"line 2: start is x, not seconds from 0"), (["1.gif,a,-1,"], "start is -1, not seconds"),
     (["1.gif,a,,nan"], "end is nan, not seconds"), (["1.gif,a,,inf"], "end is inf, not seconds"),
     (["1.gif,a,2,1.5"], r"line 2: the end, 1.5 s, is not after the start, 2 s"),
-    (["1.gif,a,0,1", "photo.png,b,,"], "line 2: start and end cut clips, and not all files are clips"),
-    (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows give an image other labels"),
+    (["1.gif,a,0,1", "photo.png,b,,"], "line 2: start and end require that all files are clips"),
+    (["1.gif,a,0,1", "1.gif,b,,1.0"], "1 rows contradict the labels"),
 ])  # fmt: skip
 def test_rows_that_cannot_be_are_named(tmp_path, rows, problem):
     write_clip(tmp_path / "1.gif", greys(10))
@@ -114,14 +114,14 @@ def test_parts_that_are_not_there_are_named(tmp_path):
     write_clip(tmp_path / "1.gif", greys(10))
     rows = "path,label,start,end", "frames,a,0,1", "1.gif,b,0.95,2", "1.gif,b,0.9,2"
     split = split_of(open_data(write_table(tmp_path / "a.csv", *rows)).with_holdout(0.0, 0))
-    with pytest.raises(DataError, match=r"frames from 0 s to 1 s: nothing says when its frames are shown"):
+    with pytest.raises(DataError, match=r"frames from 0 s to 1 s: it has no frame times"):
         split.clip(0)
     with pytest.raises(
-        DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is shown then; the last of 10 is at 0\.9 s"
+        DataError, match=r"1\.gif from 0\.95 s to 2 s: no frame is in this interval; the last of 10 is at 0\.9 s"
     ):
         split.clip(1)
     assert len(split.clip(2)) == 1
-    with pytest.raises(DataError, match="nothing says when"):
+    with pytest.raises(DataError, match="no frame times"):
         ClipSegment(open_clip(greys(3)), 0, math.inf)
 
 
@@ -132,7 +132,9 @@ def test_a_check_looks_at_parts(tmp_path):
     assert document["clips"]["frames"] == {"min": 10, "median": 10, "max": 10}
     assert document["clips"]["seconds"]["max"] == pytest.approx(1)
     assert document["copies"]["across"] == {"train/test": 1} and document["near_copies"]["groups"] == 0
-    assert [row["reason"] for row in document["unreadable"]] == ["no frame is shown then; the last of 20 is at 1.9 s"]
+    assert [row["reason"] for row in document["unreadable"]] == [
+        "no frame is in this interval; the last of 20 is at 1.9 s"
+    ]
 
 
 def test_a_run_on_parts_resumes_and_judges_them_as_files_of_these_frames(tmp_path):

@@ -62,7 +62,7 @@ def test_pictures_win_over_videos_and_still_gifs_stay_pictures(tmp_path):
     mixed = write(tmp_path / "a.tar", [("a/1.png", image(1)), ("a/2.png", image(2)), ("b/3.mp4", film(tmp_path, 3)), ("b/4.png", image(4))])  # fmt: skip
     data = open_data(mixed)
     assert all(type(split) is StoreSplit for split in data.splits.values())
-    assert sum(map(len, data.splits.values())) == 3 and "1 videos beside pictures are left out" in data.notes
+    assert sum(map(len, data.splits.values())) == 3 and "1 videos among images are ignored" in data.notes
     cover = open_data(write(tmp_path / "b.tar", [("a/1.mp4", film(tmp_path, 1)), ("a/1.jpg", image(1, "JPEG")), ("b/2.png", image(2))]))  # fmt: skip
     assert all(type(split) is StoreSplit for split in cover.splits.values())
     picture(1).convert("P").save(tmp_path / "still.gif")

@@ -66,7 +66,7 @@ def test_coco_two_entries_of_one_image(tmp_path):
     write_image(tmp_path / "train" / "a" / "0.png")
     names = {"upload/a/0.png": [1, 1, 2, 2], "upload/b/0.png": [3, 3, 4, 4]}
     write_coco(tmp_path / "annotations" / "instances_train.json", names)
-    with pytest.raises(DataError, match="2 entries mean the image"):
+    with pytest.raises(DataError, match="2 entries refer to the image"):
         open_data(tmp_path)
 
 
@@ -79,7 +79,7 @@ def test_coco_several_files_of_a_split(tmp_path, names):
     boxes = boxes_of(tmp_path)
     assert len(boxes) == 4 and boxes[str(tmp_path / "images/3.png")] == [[3, 3, 7, 7]]
     write_coco(tmp_path / "annotations" / f"{names[1]}.json", {"0.png": [1, 1, 2, 2]})
-    with pytest.raises(DataError, match="2 entries mean the image"):
+    with pytest.raises(DataError, match="2 entries refer to the image"):
         open_data(tmp_path)
 
 
@@ -183,7 +183,7 @@ def test_labelme(tmp_path):
     assert list(boxes_of(tmp_path).values()) == [[[1, 1, 5, 5]]]
     assert open_data(tmp_path).classes == (COMPOSED,)
     write_image(tmp_path / f"{COMPOSED}.jpg")
-    with pytest.raises(DataError, match="has 2 images of its name"):
+    with pytest.raises(DataError, match="has 2 images of this name"):
         open_data(tmp_path)
 
 

@@ -118,7 +118,7 @@ def test_any_column_names_groups_and_what_is_not_read_is_told(image_folder):
         assert numbers["val"] and len(numbers["train"] | numbers["val"]) == 40
         home_of = (lambda number: number % 10) if size is None else (lambda number, size=size: number // size)
         assert not set(map(home_of, numbers["train"])) & set(map(home_of, numbers["val"]))
-        assert f"columns that are not read: {unread}" in data.notes and "groups" in data.notes[-1]
+        assert f"ignored columns: {unread}" in data.notes and "groups" in data.notes[-1]
         assert data.fingerprint() == open_data(source, 0, group_by).fingerprint()
     plain = open_data(write(image_folder, [row.split(",")[1] for row in rows[:20]], "path"))
     assert plain.groups is None and not any("not read" in note for note in plain.notes)
@@ -135,7 +135,7 @@ def test_columns_that_cannot_be_are_named(image_folder):
     for columns, group_by, told in (
         ("path,label,site", "site", "line 3: no site"),
         ("path,label,site", "sites", "no column sites\n  did you mean site?"),
-        ("path,label,site", "patient", "no column patient\n  there are path, label, site; a regular expression"),
+        ("path,label,site", "patient", "no column patient\n  columns: path, label, site; a regular expression"),
         ("path,label,splits", None, "unknown column splits\n  did you mean split?"),
         ("path,class,site", "site", "unknown column class"),
         ("path,label,label", None, "two columns label"),
@@ -152,7 +152,7 @@ def test_faults_of_groups(image_folder):
     assert data.notes == ["1 groups are in more than one split; the first is y"] and data.groups.tolist() == [0, 1]
     for rows, told in (
         (["0.png,a,x", "1.png,b,"], "line 3: no group"),
-        (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "other groups than"),
+        (["0.png,a,x", "1.png,b,x", "0.png,a,y"], "contradict the groups"),
     ):
         with pytest.raises(DataError, match=told):
             open_data(write(image_folder, rows))

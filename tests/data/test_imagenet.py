@@ -119,7 +119,7 @@ def test_truth_that_is_lacking_or_wrong(flat):
             open_data(flat)
         return str(error.value)
 
-    assert "6 images without classes and no ground truth\n  put LOC_val_solution.csv" in refusal()
+    assert "6 images without class folders and without ground truth\n  put LOC_val_solution.csv" in refusal()
     solution(flat)
     text = (flat / "LOC_val_solution.csv").read_text()
     (flat / "LOC_val_solution.csv").write_text(text.replace("val_00000004", "val_00000009"))
@@ -129,7 +129,7 @@ def test_truth_that_is_lacking_or_wrong(flat):
     (flat / "LOC_val_solution.csv").unlink()
     devkit(flat)
     (flat / "ILSVRC2012_validation_ground_truth.txt").write_text("1\n2\n17\n")
-    assert "17 is not the number of a synset" in refusal()
+    assert "17 is not a synset index" in refusal()
     (flat / "meta.mat").write_bytes(b"MATLAB 5.0 MAT-file" + bytes(200))
     assert "is not the meta.mat" in refusal()
 
@@ -153,9 +153,9 @@ def test_a_model_that_knows_the_classes_by_their_titles():
         (SYNSETS, ("tench", "crane", "bird")),
         ({**SYNSETS, "n03126707": "lift"}, ("tench", "crane", "crane, bird", "lift")),
     ):
-        with pytest.raises(DataError, match="does not know the classes n02012849"):
+        with pytest.raises(DataError, match="has no classes named n02012849"):
             find_class_indices(data_of(SYNSETS, titles), known)
-    with pytest.raises(DataError, match="does not know the classes tench"):
+    with pytest.raises(DataError, match="has no classes named tench"):
         find_class_indices(data_of(["tench", "n01440764"], {"n01440764": "tench"}), ("tench", "goldfish"))
 
 
@@ -170,12 +170,12 @@ def test_numbers_stand_for_the_thousand_synsets_and_for_no_others():
     numbers = tuple(map(str, range(1000)))
     synsets = tuple(f"n{index:08d}" for index in range(1000))
     assert len(ILSVRC2012_SHA256) == 64 and not is_ilsvrc2012(synsets)
-    with pytest.raises(DataError, match="does not know"):
+    with pytest.raises(DataError, match="has no classes named"):
         find_class_indices(data_of(synsets), numbers)
     true = the_thousand()
     data = data_of(true)
     assert is_ilsvrc2012(data.classes) and find_class_indices(data, numbers).tolist() == list(range(1000))
-    with pytest.raises(DataError, match="does not know"):
+    with pytest.raises(DataError, match="has no classes named"):
         find_class_indices(data_of(true[:-1]), numbers)
 
 

@@ -129,7 +129,7 @@ CLASSES = {
     "numbers": (["1", "01", "10", "2"], ["01", "1", "2", "10"]),
     "case": (["Cat", "cat", "dog"], "classes Cat and cat differ only in case"),
     "accents": (["caf\u00e9", "cafe\u0301", "dog"], "differ only in case or accents"),
-    "control": (["a\nb", "c"], r"class a\nb has a name that is no line of text"),
+    "control": (["a\nb", "c"], r"class a\nb has a name that is not one line of UTF-8 text"),
     "escape": (["\x1b[31mred", "c"], r"class \x1b[31mred has a name"),
     "bytes": ([os.fsdecode(b"caf\xe9"), "c"], r"class caf\udce9 has a name"),
     "persian, emoji": (["\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645", "\U0001f9d1\u200d\U0001f680"], None),
@@ -294,7 +294,7 @@ def test_classes_that_change_after_training_shift_no_answer(copy):
     for split in ("train", "val", "test"):
         (photos / split / "bee").rename(photos / split / "aardvark")
     for attempt in (lambda: evaluate(run, photos, workers=0), lambda: evaluate(run, workers=0)):
-        with pytest.raises(DataError, match="the model does not know the classes aardvark"):
+        with pytest.raises(DataError, match="the model has no classes named aardvark"):
             attempt()
     assert load(run).predict([picture_of_cat])[0].probabilities == before
     assert load(run).predict([picture_of_cat])[0].names == load(run).predict([picture_of_cat])[0].names
@@ -304,7 +304,7 @@ def test_a_class_more_than_in_training_is_refused(copy):
     photos, run = copy
     for split in ("train", "val", "test"):
         shutil.copytree(photos / split / "ant", photos / split / "aaa")
-    with pytest.raises(DataError, match="does not know the classes aaa"):
+    with pytest.raises(DataError, match="has no classes named aaa"):
         evaluate(run, photos, workers=0)
     (run / "summary.json").unlink()
     with pytest.raises(DataError, match="not what it was when the run began"):

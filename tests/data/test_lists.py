@@ -81,23 +81,23 @@ def test_a_class_that_is_only_judged_shifts_no_label(task):
     (task / "train800.txt").write_text("\n".join(row for row in rows if row.split()[1] != "1"))
     (task / "train800val200.txt").unlink()
     data = open_data(task)
-    assert data.classes == ("0", "1", "2") and data.notes == ["1 of 3 classes have no image to train on"]
+    assert data.classes == ("0", "1", "2") and data.notes == ["1 of 3 classes have no training image"]
     assert set(data.splits["train"].labels) == {0, 2} and set(data.splits["test"].labels) == {0, 1, 2}
 
 
 FAULTS = {
     "no class": (
         "images/train/000001.png\n",
-        "train800.txt, line 13: images/train/000001.png is not an image and its class",
+        "train800.txt, line 13: images/train/000001.png is not a path and a class index",
     ),
-    "a name for a number": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not an image"),
+    "a name for a number": ("images/train/000001.png cat\n", "line 13: images/train/000001.png cat is not a path"),
     "below nothing": ("images/train/000001.png -1\n", "line 13:"),
     "elsewhere": ("../x.png 1\n", "line 13: ../x.png is not below"),
     "absolute": ("/etc/passwd 1\n", "line 13: /etc/passwd is not below"),
-    "two answers": ("images/train/000001.png 2\n", "line 13: images/train/000001.png is of class 2, but of 1 in"),
+    "two answers": ("images/train/000001.png 2\n", "line 13: images/train/000001.png is of class 2, but of class 1 in"),
     "missing": (
         "images/train/999999.png 2\n",
-        "1 listed files are not there:\n    {}/train800.txt, line 13: images/train/999999.png",
+        "1 listed files are missing:\n    {}/train800.txt, line 13: images/train/999999.png",
     ),
 }
 
@@ -122,7 +122,7 @@ def test_lists_that_do_not_agree(task):
     (task / "classes.txt").write_text("ant\nbee\n")
     assert "train800.txt, line 1: class 2, but classes.txt has 2 names" in refusal(task)
     (task / "classes.txt").write_text("ant\nbee\nant\n")
-    assert "a name is empty or there twice" in refusal(task)
+    assert "a name is empty or repeated" in refusal(task)
     (task / "train800.txt").write_bytes(b"\n\n")
     assert "lists no image" in refusal(task)
     (task / "train800.txt").write_bytes(b"\xff 1\n")

@@ -104,9 +104,9 @@ def test_half_is_predicted_and_eight_tenths_of_it_masked():
     assert abs(masked - 0.8) < 0.006 and abs(stayed - 0.1) < 0.006
     others = (kinds[0] - kinds[1])[(kinds[0] != MASK_VECTOR) & (kinds[0] != kinds[1])] % 48
     assert np.abs(np.bincount(others, minlength=48)[1:] * 47 / len(others) - 1).max() < 0.25
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError, match="invalid shares"):
         corrupt_patches(KEYS, (6, 8), 0.5, 0.8, 0.3)
-    with pytest.raises(UsageError, match="cannot be"):
+    with pytest.raises(UsageError, match="invalid shares"):
         corrupt_patches(KEYS, (1, 1))
 
 

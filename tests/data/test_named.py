@@ -304,8 +304,8 @@ def test_splits_that_torchvision_orders_by_the_file_system_have_one_order(tmp_pa
     [
         ("torchvision:cifar", "did you mean torchvision:CIFAR10?"),
         ("torchvision:Kinetics", "no classification data set Kinetics"),
-        ("torchvision:CIFAR10?split=train", "CIFAR10 takes no split\n  it takes root"),
-        ("torchvision:EMNIST?split=digit", "has no split digit\n  there are balanced"),
+        ("torchvision:CIFAR10?split=train", "CIFAR10 has no parameter split\n  valid names: root"),
+        ("torchvision:EMNIST?split=digit", "has no split digit\n  valid values: balanced"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_without_torchvision(source, told):
@@ -324,9 +324,9 @@ def test_a_set_that_is_not_there_and_cannot_be_fetched(tmp_path, monkeypatch):
     with pytest.raises(DataError, match="could not be downloaded") as error:
         open_data("torchvision:DTD")
     assert f"{tmp_path}/vitreous/torchvision" in error.value.message and "?root=DIR" in error.value.hint
-    with pytest.raises(DataError, match=r"torchvision:StanfordCars is not whole") as error:
+    with pytest.raises(DataError, match=r"torchvision:StanfordCars is incomplete") as error:
         open_data("torchvision:StanfordCars")
-    assert "by hand" in error.value.hint
+    assert "manually" in error.value.hint
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -338,5 +338,5 @@ def test_damaged_files_are_named(tmp_path):
     gtsrb(tmp_path / "y")
     signs = open_data(f"torchvision:GTSRB?root={tmp_path / 'y'}").split("train")
     signs.paths[3].write_bytes(signs.paths[3].read_bytes()[:-1])
-    with pytest.raises(DataError, match="not a whole PPM file"):
+    with pytest.raises(DataError, match="not a complete 8-bit PPM file"):
         signs.raw(3)

@@ -105,7 +105,7 @@ def pictures(labels):
 
 def test_labels_that_are_not_one_class_to_a_picture_cannot_be_balanced():
     split, _ = pictures(np.eye(4, dtype=np.float32))
-    with pytest.raises(UsageError, match="one class to an image"):
+    with pytest.raises(UsageError, match="one class per image"):
         TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, sampling="balanced")
     with pytest.raises(UsageError, match="repeats"):
         TrainLoader(split, ImagePreprocess((16, 16)), Augment(), 0, repeats=0)
@@ -202,7 +202,7 @@ def test_repeat_factors_are_those_of_the_loop():
     assert factors[5] == pytest.approx(np.sqrt(10)) and (factors[6:] == 1).all()
     assert np.array_equal(compute_repeat_factors(np.array([0] * 99 + [1]), 0.04), [1.0] * 99 + [2.0])
     assert (compute_repeat_factors(np.zeros((3, 0), np.float32), 0.001) == 1).all()
-    with pytest.raises(UsageError, match="no share"):
+    with pytest.raises(UsageError, match="not between 0 and 1"):
         compute_repeat_factors(labels, 1.5)
 
 

@@ -168,14 +168,14 @@ BAD = {
     "objects": (as_npy(np.array([[1, "a"]], dtype=object)), "type"),
     "pickle": (header(DICT.format("|O", "(2, 2)"), b"cos\nsystem\n(S'true'\ntR."), "type"),
     "complex": (as_npy(np.zeros((4, 4, 2), np.complex64)), "type <c8"),
-    "4 TB": (header(DICT.format("<f4", "(4, 500000, 500000)")), "announced"),
-    "cut": (as_npy(numbers((5, 9, 9), "uint16"))[:-1], "announced"),
-    "too long": (as_npy(numbers((5, 9, 9), "uint16")) + b"0", "announced"),
-    "no axis of channels": (as_npy(numbers((9, 9, 9), "uint16")), "cannot be told"),
-    "which is height": (as_npy(numbers((9, 5, 9), "uint16")), "cannot be told"),
-    "more channels than rows": (as_npy(numbers((9, 9, 20), "uint16")), "cannot be told"),
-    "one axis": (as_npy(numbers((9,), "uint16")), "cannot be told"),
-    "four axes": (as_npy(numbers((2, 3, 9, 9), "uint16")), "cannot be told"),
+    "4 TB": (header(DICT.format("<f4", "(4, 500000, 500000)")), "the header states"),
+    "cut": (as_npy(numbers((5, 9, 9), "uint16"))[:-1], "the header states"),
+    "too long": (as_npy(numbers((5, 9, 9), "uint16")) + b"0", "the header states"),
+    "no axis of channels": (as_npy(numbers((9, 9, 9), "uint16")), "is ambiguous"),
+    "which is height": (as_npy(numbers((9, 5, 9), "uint16")), "is ambiguous"),
+    "more channels than rows": (as_npy(numbers((9, 9, 20), "uint16")), "is ambiguous"),
+    "one axis": (as_npy(numbers((9,), "uint16")), "is ambiguous"),
+    "four axes": (as_npy(numbers((2, 3, 9, 9), "uint16")), "is ambiguous"),
     "none": (as_npy(numbers((0, 9), "uint16")), "0 x 9"),
 }
 
@@ -196,12 +196,12 @@ def test_a_bad_npy_is_refused_with_the_reason(name):
 def test_other_bands_than_the_models_are_refused_with_both():
     raw = as_npy(numbers((5, 8, 8), "uint16"))
     for channels, kind in ((4, "uint16"), (5, "int16")):
-        with pytest.raises(DataError, match=f"x: 5 bands of uint16, the model takes {channels} bands of {kind}"):
+        with pytest.raises(DataError, match=f"x: 5 bands of uint16, but the model expects {channels} bands of {kind}"):
             read_bands(raw, channels, kind, "x")
     for content in (raw, as_tiff(numbers((8, 8, 5), "uint16"))):
         with pytest.raises(DataError) as caught:
             decode_to_pillow(content, 3, "x")
-        assert caught.value.message == "x: 5 bands of uint16, the model takes 3 of uint8 (RGB)"
+        assert caught.value.message == "x: 5 bands of uint16, but the model expects 3 of uint8 (RGB)"
 
 
 def test_a_missing_tifffile_is_named(monkeypatch):
@@ -216,15 +216,15 @@ def test_a_missing_tifffile_is_named(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda raw: raw[:-40], "not all there"),
+        (lambda raw: raw[:-40], "missing strips"),
         (lambda raw: raw.replace(struct.pack("<HHII", 259, 3, 1, 1), struct.pack("<HHII", 259, 3, 1, 7)), "method 7"),
         (
             lambda raw: raw.replace(struct.pack("<HHII", 256, 4, 1, 8), struct.pack("<HHII", 256, 4, 1, 60_000)),
-            "more than|announced",
+            "more than|the header states",
         ),
         (
             lambda raw: raw.replace(struct.pack("<HHII", 257, 4, 1, 8), struct.pack("<HHII", 257, 4, 1, 9)),
-            "not all there|announced",
+            "missing strips|the header states",
         ),
     ],
 )
@@ -398,7 +398,7 @@ def test_channels_are_trained_on_judged_and_named(tmp_path, kind, size):
     assert judged["test"]["top1"] > 0.8
     file = next((data / "test" / "bee").iterdir())
     assert load(run).predict([file])[0].names[0] == "bee"
-    with pytest.raises(DataError, match="the model takes 4 bands of"):
+    with pytest.raises(DataError, match="the model expects 4 bands of"):
         picture(0).save(tmp_path / "photo.png")
         load(run).predict([tmp_path / "photo.png"])
 

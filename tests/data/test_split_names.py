@@ -38,7 +38,7 @@ def test_names_are_split_names_in_any_case():
     names = ("Training", "TEST", "Testing", "valid", "Validation", "val", "trainer", "tests")
     assert [parse_split_name(name) for name in names] == ["train", "test", "test", "val", "val", "val", None, None]
     assert find_split_word("Instances_Validation2017") == "val"
-    with pytest.raises(DataError, match="two splits"):
+    with pytest.raises(DataError, match="two split names"):
         find_split_word("train_testing")
 
 
@@ -209,7 +209,7 @@ def test_folders_of_annotations_are_named(tmp_path):
 def test_folders_beside_the_splits_are_named(tmp_path):
     write_classes(tmp_path / "train")
     write_classes(tmp_path / "holdout")
-    assert "folders beside the splits are not read: holdout" in open_data(tmp_path).notes
+    assert "folders next to the splits are ignored: holdout" in open_data(tmp_path).notes
 
 
 def test_endings_of_image_files(tmp_path):

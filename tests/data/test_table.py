@@ -109,7 +109,7 @@ FAULTS = {
     "line of a row after one of two lines": ('path,label\n"no\nsuch.png",a\nimages/1.png\n', "line 4: 1 cells"),
     "other split": ("path,label,split\nimages/0.png,a,vall\n", "line 2: unknown split vall\n  did you mean val?"),
     "no split": ("path,label,split\nimages/0.png,a,\n", "line 2: no split"),
-    "no training": ("path,label,split\nimages/0.png,a,test\n", "test but no row of the split train"),
+    "no training": ("path,label,split\nimages/0.png,a,test\n", "test but no rows of the split train"),
     "one class": ("path,label\n" + lines("aa"), "one class only (a)"),
     "no class": ("path,label\n" + lines(["", ""]), "x.csv has no labels"),
     "new class": (
@@ -119,11 +119,11 @@ FAULTS = {
     "case": ("path,label\n" + lines(["cat", "Cat", "dog"]), "differ only in case"),
     "two answers": (
         "path,label\n" + lines("ab") + "./images/0.png,b\n",
-        "1 rows give an image other labels than an earlier row:\n    line 4",
+        "1 rows contradict the labels of an earlier row:\n    line 4",
     ),
     "missing": (
         "path,label\n" + lines("ab" * 3) + "images/x.png,a\n",
-        "1 of 7 files are not there:\n    line 8: images/x.png",
+        "1 of 7 files are missing:\n    line 8: images/x.png",
     ),
     "a NUL": ("path,label\n" + lines("ab") + "images/\0.png,a\n", "line 4: NUL bytes"),
 }
@@ -143,7 +143,7 @@ def test_bytes_that_are_no_text_are_named_with_their_line(table_folder):
 
 def test_the_first_twenty_missing_files_are_named_and_the_others_counted(table_folder):
     message = refusal(write(table_folder, "path,label\n" + "".join(f"{index},a\n" for index in range(25))))
-    assert "25 of 25 files are not there" in message and "line 21: 19" in message
+    assert "25 of 25 files are missing" in message and "line 21: 19" in message
     assert "line 22" not in message and "and 5 more" in message
 
 
@@ -154,7 +154,7 @@ def test_a_file_that_is_not_there_or_not_a_file(table_folder):
     os.mkfifo(table_folder / "pipe.csv")
     assert "not a regular file" in refusal(table_folder / "pipe.csv")
     (table_folder / "z.txt").write_text("path,label\n")
-    assert "is a file, not a data set" in refusal(table_folder / "z.txt")
+    assert "is a file, not a dataset" in refusal(table_folder / "z.txt")
 
 
 def test_repeated_rows_count_once_and_images_in_two_splits_are_told(table_folder):
@@ -162,7 +162,7 @@ def test_repeated_rows_count_once_and_images_in_two_splits_are_told(table_folder
     data = open_data(write(table_folder, text))
     assert len(data.splits["train"]) == 2 and len(data.splits["test"]) == 1
     assert data.notes[:2] == [
-        "1 rows repeat another and are left out",
+        "1 rows are duplicates and are ignored",
         "1 images are in more than one split; the first is images/1.png",
     ]
 

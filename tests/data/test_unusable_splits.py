@@ -20,7 +20,7 @@ from vitreous.data.sources import open_data
 from vitreous.data.split import ArraySplit, create_empty_labels, drop_unusable_splits
 from vitreous.errors import DataError
 
-NO_LABELS, NO_IMAGES = "test has 2 images without labels and is left out", "test has no images and is left out"
+NO_LABELS, NO_IMAGES = "test has 2 images without labels and is ignored", "test has no images and is ignored"
 
 
 def flat(root: Path) -> str:
@@ -315,7 +315,7 @@ def test_val_without_labels_is_drawn_from_train(tmp_path):
     write_image(tmp_path / "val" / "0.png")
     data = open_data(tmp_path)
     assert (len(data.split("val")), len(data.split("train"))) == (2, 18)
-    assert "val has 1 images without labels and is left out" in data.notes
+    assert "val has 1 images without labels and is ignored" in data.notes
 
 
 def test_a_class_that_train_lacks_stays_an_error(tmp_path):

@@ -58,7 +58,7 @@ def test_named_columns_beside_labels(tmp_path):
     data = open_data(place, targets=("age",))
     assert data.targets == ("age",) and data.splits["train"].labels.shape == (11, 1)
     assert data.notes == [
-        "columns that are not read: label, site",
+        "ignored columns: label, site",
         "held out 1 of 12 training images for validation (split seed 0)",
     ]
 
@@ -73,14 +73,14 @@ def test_groups_stay_together(tmp_path):
 
 @pytest.mark.parametrize(("columns", "targets", "message", "hint"), [
     ([("age", lambda r: "old" if r == 4 else r)], (), "values.csv, line 1: unknown column age", "expected a header"),
-    ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is no number", "leave the cell"),
-    ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is no number", "write decimals with a point"),
+    ([("age", lambda r: "old" if r == 4 else r)], ("age",), "line 6: age is old, which is not a number", "leave the cell"),
+    ([("age", lambda r: '"1,5"')], ("age",), "line 2: age is 1,5, which is not a number", "write decimals with a point"),
     ([("age", lambda r: "inf")], ("age",), "line 2: age is inf", "leave the cell"),
     ([("age", lambda r: r)], ("agee",), "has no column agee", "did you mean age?"),
-    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split is no target", "name columns"),
+    ([("age", lambda r: r), ("split", lambda r: "train")], ("split",), "the column split cannot be a target", "choose columns with values"),
     ([("labels", lambda r: r)], (), "unknown column labels", "did you mean label?"),
     ([("age", lambda r: "")], (), "unknown column age", "expected a header"),
-    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "to learn values, name their columns for train, "),
+    ([("age", lambda r: r), ("city", lambda r: "x")], (), "unknown column city", "for regression, choose columns in train, "),
 ])  # fmt: skip
 def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, hint):
     with pytest.raises(DataError) as error:
@@ -89,10 +89,10 @@ def test_what_holds_no_numbers_is_refused(tmp_path, columns, targets, message, h
 
 
 def test_an_image_with_two_values_is_refused(tmp_path):
-    with pytest.raises(DataError, match="1 rows give an image other values than an earlier row"):
+    with pytest.raises(DataError, match="1 rows contradict the values of an earlier row"):
         open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,4\n"))
     same = open_data(write(tmp_path, table(("age", lambda r: r)) + "3.png,3\n"))
-    assert "1 rows repeat another and are left out" in same.notes
+    assert "1 rows are duplicates and are ignored" in same.notes
 
 
 @pytest.mark.parametrize(("value", "message"), [
@@ -108,7 +108,7 @@ def test_targets_that_teach_nothing_are_refused(tmp_path, value, message):
 def test_a_split_without_values_is_left_out(tmp_path):
     split = ("split", lambda r: "test" if r > 8 else "val" if r > 6 else "train")
     data = open_data(write(tmp_path, table(("age", lambda r: "" if r > 8 else r), split)))
-    assert set(data.splits) == {"train", "val"} and "test has 3 images without labels and is left out" in data.notes
+    assert set(data.splits) == {"train", "val"} and "test has 3 images without labels and is ignored" in data.notes
     assert "3 of 12 images have no value" in data.notes
 
 
@@ -126,7 +126,7 @@ def test_columns_of_parquet_files(tmp_path):
     place = parquet(tmp_path / "a.parquet", age=age, height=height, name=["x"] * 12)
     data = open_data(place, targets=("age", "height"))
     assert data.targets == ("age", "height") and data.whole.labels[2, 0] == 2 and np.isnan(data.whole.labels[2, 1])
-    for name, message in (("name", "holds string, not numbers"), ("agee", "has no column agee")):
+    for name, message in (("name", "has type string, not numbers"), ("agee", "has no column agee")):
         with pytest.raises((DataError, Exception), match=message):
             open_data(place, targets=("age", name))
     fractions = open_data(parquet(tmp_path / "b.parquet", label=[r / 2 for r in range(12)]))
@@ -143,7 +143,7 @@ def test_class_folders_named_by_numbers(tmp_path):
     with pytest.raises(DataError, match="has no columns age, size"):
         open_data(tmp_path / "ages", targets=("age", "size"))
     make_folder(tmp_path / "names", {"": 6})
-    with pytest.raises(DataError, match="has classes, such as ant, and no values"):
+    with pytest.raises(DataError, match="has classes, such as ant, but no values"):
         open_data(tmp_path / "names", targets=("age",))
 
 

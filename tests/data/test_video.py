@@ -70,11 +70,11 @@ def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
 
 def test_what_takes_pictures_refuses_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
-    with pytest.raises(UsageError, match="the data are clips, and packs hold pictures"):
+    with pytest.raises(UsageError, match="the data are clips, but packs hold pictures"):
         pack_dataset(home, tmp_path / "packed")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
     pictures = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
-    with pytest.raises(UsageError, match="the data are clips, and copies are found among pictures, or among clips"):
+    with pytest.raises(UsageError, match="the data are clips, but copies are found among pictures, or among clips"):
         find_copies([open_data(home).split("train")], [pictures])
 
 
@@ -90,7 +90,7 @@ def test_a_clip_that_cannot_be_read_is_named(tmp_path):
 def test_folders_of_frames_without_classes_are_told_of(tmp_path):
     for clip in ("one", "two", "three"):
         write_clip(tmp_path / clip, greys(3))
-    assert any("numbered as the frames of a clip are" in note for note in open_data(tmp_path).notes)
+    assert any("image names look like video frames" in note for note in open_data(tmp_path).notes)
     assert kinds(open_data(tmp_path)) == {FileSplit}
     for name in ("ant", "bee"):  # numbered photographs, of which neighbours are no more alike than others
         (tmp_path / "photos" / name).mkdir(parents=True)

@@ -126,7 +126,7 @@ def test_views_that_do_not_fit_are_refused():
             views.picture(volume, ImagePreprocess((4, 4)), 0)
     with pytest.raises(UsageError, match="volume"):
         SceneViews().augment_scene(volume, target, ImagePreprocess((4, 4)), 0)
-    with pytest.raises(UsageError, match="for volumes"):
+    with pytest.raises(UsageError, match="need volumes"):
         VolumeViews().augment_scene(Image.new("L", (4, 4)), target, voxels((4, 4, 4)), 0)
 
 

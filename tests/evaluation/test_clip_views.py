@@ -100,8 +100,8 @@ def test_predict_and_embed_average_over_views(clip_run):
 
 
 @pytest.mark.parametrize(("words", "problem"), [
-    ("4", "is not a number of sets"), ("0x3", "is not a number of sets"), ("20x6", "at most 100 views"),
-    ("4x3x2", "is not a number of sets"),
+    ("4", "is not SETSxCROPS"), ("0x3", "is not SETSxCROPS"), ("20x6", "at most 100 views"),
+    ("4x3x2", "is not SETSxCROPS"),
 ])  # fmt: skip
 def test_words_that_are_no_views_are_refused(words, problem):
     with pytest.raises(UsageError, match=problem):
@@ -109,7 +109,7 @@ def test_words_that_are_no_views_are_refused(words, problem):
 
 
 def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
-    with pytest.raises(UsageError, match="takes images"):
+    with pytest.raises(UsageError, match="input is images"):
         parse_clip_views("4x3", ImagePreprocess((8, 8)))
     with pytest.raises(UsageError, match="whole frames, not crops\n  use 4x1"):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))

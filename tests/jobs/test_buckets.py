@@ -179,7 +179,7 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": None, "model": None}, "buckets is for models that make images"),
-    ({"buckets": ("16x16",)}, "buckets cannot be 16x16"), ({"buckets": ("4x18x16",)}, "is not divisible into patches"),
+    ({"buckets": ("16x16",)}, "'16x16' is not a valid size"), ({"buckets": ("4x18x16",)}, "is not divisible into patches"),
     ({"reproducible": True}, "reproducible=True cannot be combined with buckets"), ({"parallel": "fsdp"}, "fsdp"),
     ({"sampling": "balanced"}, "another sampling than even cannot be combined with buckets"),
     ({"micro_batch": "auto"}, "micro_batch='auto' does not support buckets"),

@@ -85,10 +85,10 @@ def test_a_run_of_before_with_a_relative_path_works_where_it_did_and_says_why_el
     result = evaluated(trained_copy / "run", tmp_path)
     assert result.returncode == 3 and result.stderr.startswith("error: ")
     assert (
-        f"{trained_copy / 'run'} was trained on photos, a relative path that does not exist below {tmp_path}"
+        f"{trained_copy / 'run'} was trained on photos, a relative path that does not exist in {tmp_path}"
         in result.stderr
     )
-    assert "go to the folder it starts from" in result.stderr
+    assert "change to the folder that it is relative to" in result.stderr
     (trained_copy / "run" / "summary.json").unlink()
     assert say("train", "photos", "--out", "run", "--resume", cwd=trained_copy).returncode == 0
 
@@ -98,7 +98,7 @@ def test_data_that_are_gone_are_named_with_what_is_left_of_their_path(trained_co
     result = evaluated(trained_copy / "run", tmp_path)
     assert result.returncode == 3
     assert (
-        f"was trained on {trained_copy / 'photos'}, which is not there any more: of its path only {trained_copy} exists"
+        f"was trained on {trained_copy / 'photos'}, which no longer exists: the last existing folder of its path is {trained_copy}"
         in result.stderr
     )
     assert f"vitreous evaluate {trained_copy / 'run'} DATA" in result.stderr
@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(trained_cop
     (trained_copy / "run" / "summary.json").unlink()
     (trained_copy / "photos").rename(trained_copy / "moved")
     result = say("train", str(trained_copy / "photos"), "--out", "run", "--resume", cwd=trained_copy)
-    assert result.returncode == 3 and "is not there any more" in result.stderr
+    assert result.returncode == 3 and "no longer exists" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "0.png").rename(trained_copy / "moved" / "train" / "ant" / "new.png")
     result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 3 and "moved is not what it was when the run began" in result.stderr

@@ -106,7 +106,7 @@ def test_targets_are_objects_alone(tmp_path):
     assert with_object_masks(data, False).split("train").target(0).layers is None
     with pytest.raises(DataError, match=r"class for every pixel[\s\S]*segment"):
         keep_object_targets(open_data(str(write_maps(tmp_path / "maps"))))
-    with pytest.raises(DataError, match=r"what is where[\s\S]*COCO"):
+    with pytest.raises(DataError, match=r"has no boxes, masks or class maps[\s\S]*COCO"):
         keep_object_targets(open_data("digits"))
 
 

@@ -132,8 +132,8 @@ def test_it_learns_all_it_has(target):
     ("settings", "change", "text"),
     [
         ({"share": 0.01}, {}, "is none"),
-        ({"share": 1.5}, {}, "cannot be"),
-        ({"masked": 0.9, "swapped": 0.2}, {}, "cannot be"),
+        ({"share": 1.5}, {}, "invalid shares"),
+        ({"masked": 0.9, "swapped": 0.2}, {}, "invalid shares"),
         ({"target": "mean-colour"}, {"channels": 5}, "pixels"),
         ({"target": "small-colours"}, {"patch": (2, 2)}, "smaller"),
     ],

@@ -138,7 +138,7 @@ def test_a_picture_is_scaled_to_whole_patches_of_its_aspect():
     for wrong in ({"tokens": 0}, {"patch": (4, 4, 4)}, {"image": (8, 8, 8)}):
         with pytest.raises(UsageError):
             NativePreprocess(**{"image": (8, 8), "tokens": 5, "patch": (4, 4), **wrong})
-    with pytest.raises(UsageError, match="volumes of voxels have one size, not one by their own aspect"):
+    with pytest.raises(UsageError, match="volumes of voxels do not support native aspect ratios"):
         NativePreprocess.of(VolumePreprocess((8, 8, 8), 1), 5, (4, 4))
 
 

@@ -339,5 +339,5 @@ def test_a_learning_rate_is_chosen_by_r2(measured, tmp_path):
 def test_labels_that_are_no_numbers_are_refused_as_values(tmp_path):
     picture(0).save(tmp_path / "a.png"), picture(1).save(tmp_path / "b.png")
     (tmp_path / "t.csv").write_text("path,label\na.png,cat\nb.png,dog\n")
-    with pytest.raises(DataError, match="has classes, such as cat, and no values"):
+    with pytest.raises(DataError, match="has classes, such as cat, but no values"):
         vitreous.train(tmp_path / "t.csv", recipe="regression", out=tmp_path / "run", progress=False)

@@ -180,7 +180,7 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
 
 
 def test_data_and_models_that_do_not_fit_are_refused(tmp_path):
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         vitreous.train("digits", out=str(tmp_path / "run"), **OPTIONS)
     model = config_from_name("ViT-32x2/8", 32)
     with pytest.raises(UsageError, match="scenes"):

@@ -51,7 +51,7 @@ def test_a_tube_hides_the_same_places_at_all_times():
     assert len({row.tobytes() for row in mask}) == 64
     assert (np.abs(mask[:, 0].mean(0) - 176 / 196) < 0.2).all()  # no place is preferred
     for share in (0.0, 1.0):
-        with pytest.raises(UsageError, match="to see"):
+        with pytest.raises(UsageError, match="visible"):
             tube_masks(np.arange(2), (8, 14, 14), share)
 
 

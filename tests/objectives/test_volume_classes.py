@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": "mae"}, "takes pictures"), ({"recipe": "deit"}, "deit is for pictures, and the data are volumes"),
     ({"model": "BiT-R50x1"}, "is for pictures, and the data are volumes"), ({"init": "FLAT"}, "are for images"),
-    ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "does not say what is where"), ({"mixup": 0.2}, "mixup"),
+    ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "has no boxes, masks or class maps"), ({"mixup": 0.2}, "mixup"),
 ])  # fmt: skip
 def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, problem):
     vitreous.save(vitreous.create("ViT-32x1/8", 16, 2), tmp_path / "flat")

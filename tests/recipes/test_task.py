@@ -196,7 +196,7 @@ def test_roboflows_coco_is_trained_evaluated_and_predicted(tmp_path, capsys, pol
     data, run = tmp_path / "data", tmp_path / "run"
     write_pieces(data, polygons)
     opened = open_data(data)
-    note = "category 0 (pieces) is left out: no annotation has it, and it is the supercategory of others"
+    note = "category 0 (pieces) is ignored: no annotation uses it, and it is the supercategory of others"
     assert len(opened.classes) == 12 and note in opened.notes and ("pieces" in opened.classes) == polygons
     settings = {f"objective.{name}": [str(value)] for name, value in SMALL.items()}
     summary = vitreous.train(str(data), out=str(run), settings=settings, **DETECTOR | {"epochs": 1})

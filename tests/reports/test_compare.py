@@ -82,7 +82,7 @@ def test_classes_in_another_order_are_matched_by_name(runs, tmp_path):
     )
     replace(bundle, task=Classification(("ant", "bee", "dog"))).save(tmp_path / "other")
     result = asked(good, tmp_path / "other", cwd=tmp_path)
-    assert result.returncode == 3 and "other" in result.stderr and "does not know the classes cat" in result.stderr
+    assert result.returncode == 3 and "other" in result.stderr and "has no classes named cat" in result.stderr
     part = tmp_path / "part"
     part.mkdir()
     for name in ("ant", "bee"):
@@ -173,5 +173,5 @@ def test_runs_without_a_test_split_are_compared_on_val(runs, tmp_path):
     assert (found["split"], found["images"]) == (
         "val",
         12,
-    ) and "part has no test split: judged on its 12 val images" in result.stderr
+    ) and "part has no test split: evaluated on its 12 val images" in result.stderr
     assert asked(good, poor, part, "--split", "test", cwd=tmp_path).returncode == 3

@@ -68,8 +68,8 @@ def test_a_run_without_a_test_split_is_judged_on_val(photos, tmp_path, layout):
     found, told = asked(tmp_path / "out")
     assert found["split"] == "val" and found["val"] == summary["val"] and found["test"] is None
     count = summary["val"]["images"]
-    assert f"no test split: judged on its {count} val images" in told
-    assert ("held out of its training images" in told) == (layout == "classes")
+    assert f"no test split: evaluated on its {count} val images" in told
+    assert ("split from the training set" in told) == (layout == "classes")
     readings = [json.loads(line) for line in (tmp_path / "out" / "evaluations.jsonl").read_text().splitlines()]
     assert [reading["split"] for reading in readings] == ["val"]
     refused = say("evaluate", str(tmp_path / "out"), "--split", "test")

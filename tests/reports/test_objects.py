@@ -142,9 +142,9 @@ def test_classes_go_by_name(bundles, painted, tmp_path):
     first = evaluate(bundles / "boxes", write_coco(tmp_path / "a", 4), **ways)
     other = evaluate(bundles / "boxes", write_coco(tmp_path / "b", 4, numbers=(9, 3)), **ways)
     assert first["test"] == other["test"] and other["classes"] == list(CLASSES)
-    with pytest.raises(DataError, match="does not know the classes bright"):
+    with pytest.raises(DataError, match="has no classes named bright"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "c", 4, names=("dark", "bright")), **ways)
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         evaluate(bundles / "boxes", "digits", **ways)
 
 

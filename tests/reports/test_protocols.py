@@ -175,7 +175,7 @@ def test_val_is_judged_without_learning_from_it(short_run, tmp_path):
     assert found["features"]["train"]["images"] == 36 and found["val"]["images"] == 12
     flat = make_folder(tmp_path / "flat", {"": 20})
     told = say("evaluate", str(short_run), str(flat), "--protocol", "knn", *FP32, "--json", cwd=tmp_path)
-    assert "judged on its 6 val images, held out of its training images" in told.stderr
+    assert "evaluated on its 6 val images, split from the training set" in told.stderr
     found = document(told)
     assert (found["features"]["train"]["images"], found["val"]["images"]) == (54, 6)
 

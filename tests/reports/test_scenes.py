@@ -98,7 +98,7 @@ def test_options_about_classes_of_images_are_refused(scenes_run, option):
 
 
 def test_data_that_do_not_fit_are_refused(scenes_run, tmp_path):
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         evaluate(scenes_run, "digits")
     write_maps(tmp_path, 2, "")
     (tmp_path / "classes.txt").write_text("ground\nsquare\nring\n")

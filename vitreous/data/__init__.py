@@ -1,1 +1,1 @@
-"""Where images come from and how they become tensors. Knows nothing of models."""
+"""Datasets: layouts, annotations, decoding, augmentation and batches. This package does not import models."""

@@ -1,7 +1,7 @@
-"""Batches: dicts in which every entry has the samples first.
+"""Batches: dicts whose entries all have the sample axis first.
 
-A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` where the data have any, `samples` (B,)
-int64; crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
+A tensor is (B, …), a list has length B: `images` (B, C, *image), `labels` if the data have any, `samples` (B,) int64;
+crops are `images` (B, 2, C, h, w) and `local` (B, V, C, h, w), boxes a list of (n, 4).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ Batch = dict[str, Any]
 
 
 def count_batch_samples(batch: Batch) -> int:
-    """The number of samples."""
+    """Return the number of samples in a batch."""
     return len(next(iter(batch.values())))
 
 
 def slice_batch(batch: Batch, start: int, stop: int) -> Batch:
-    """The samples [start, stop) of a batch; tensors are views."""
+    """Return the samples [start, stop) of a batch; tensors are views."""
     return {name: entry[start:stop] for name, entry in batch.items()}

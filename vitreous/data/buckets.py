@@ -1,7 +1,7 @@
-"""Buckets: the few sizes that samples of many sizes are read at, so that a batch has one size and little is cut off.
+"""Buckets: a small set of input sizes for samples of many sizes, so that a batch has one size and little is cropped.
 
-A size is (height, width), of clips (frames, height, width). The form of a sample is what its file has: frames, height
-and width, and a picture has one frame. n samples, K buckets.
+A size is (height, width), of clips (frames, height, width). The form of a sample is the size of its file: frames,
+height and width; an image has one frame. n samples, K buckets.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ from vitreous.nn.sizes import nearest_divisible_size
 
 BUCKET_ASPECT_RATIOS = [
     2 ** (step / 4) for step in range(-6, 7)
-]  # width / height of the buckets that are chosen: 0.35 to 2.83
-MIN_BUCKET_SHARE = 0.03  # of the samples that a chosen bucket has; those of a rarer one go to the nearest other
-MAX_BUCKETS = 64  # buckets of a run
-FORMS_CHUNK_SIZE = 64  # samples that a worker measures at a time
+]  # width / height of the buckets to choose from: 0.35 to 2.83
+MIN_BUCKET_SHARE = 0.03  # of the samples; those of a rarer bucket go to the nearest other one
+MAX_BUCKETS = 64  # maximum number of buckets of a run
+FORMS_CHUNK_SIZE = 64  # samples that a worker measures per chunk
 
 
 def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...], stride: int = 0) -> np.ndarray:
-    """Forms (n, 3) int64 -> the bucket of each, (n,) int64: the longest ones that the clip fills, or the shortest, of
-    these the nearest aspect ratio, of these the nearest area.
+    """Assign forms (n, 3) int64 to their nearest buckets, (n,) int64.
+
+    Candidates are the longest buckets that the clip fills, or else the shortest; then the nearest aspect ratio, then
+    the nearest area.
 
         for sample in range(n):
             frames, height, width = forms[sample]
@@ -42,36 +44,38 @@ def find_nearest_buckets(forms: np.ndarray, buckets: tuple[tuple[int, ...], ...]
                 (|log(width / height) - log(W / H)|, |log(width height) - log(W H)|)
     """
     sizes = np.array([(1, *bucket) if len(bucket) == 2 else bucket for bucket in buckets], np.float64)
-    own = np.maximum(forms, 1).astype(np.float64)
-    fill = 1 + (own[:, 0] - 1) // stride if stride else own[:, 0]
+    source_sizes = np.maximum(forms, 1).astype(np.float64)
+    fill = 1 + (source_sizes[:, 0] - 1) // stride if stride else source_sizes[:, 0]
     fits = sizes[:, 0] <= fill[:, None]
     length = np.where(fits.any(1), np.where(fits, sizes[:, 0], 0).max(1), sizes[:, 0].min())
-    aspect = np.abs(np.log(own[:, 2] / own[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
-    area = np.abs(np.log(own[:, 1] * own[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
+    aspect = np.abs(np.log(source_sizes[:, 2] / source_sizes[:, 1])[:, None] - np.log(sizes[:, 2] / sizes[:, 1]))
+    area = np.abs(np.log(source_sizes[:, 1] * source_sizes[:, 2])[:, None] - np.log(sizes[:, 1] * sizes[:, 2]))
     aspect = np.where(sizes[:, 0] == length[:, None], aspect.round(9), np.inf)
     nearest = aspect == aspect.min(1, keepdims=True)
     return np.where(nearest, area, np.inf).argmin(1)
 
 
 def assign_buckets(forms: np.ndarray, preprocess: Preprocess) -> np.ndarray:
-    """Forms (n, 3) int64 -> which of `preprocess.buckets` each sample is read at, (n,) int64."""
+    """Assign forms (n, 3) int64 to indices in `preprocess.buckets`, (n,) int64."""
     return find_nearest_buckets(forms, preprocess.buckets, preprocess.stride)
 
 
 def find_samples_at_model_size(split: Split, preprocess: Preprocess, workers: int = 0) -> np.ndarray:
-    """The positions (m,) int64 of the samples that are read at `preprocess.image`: all, where there are no buckets."""
+    """Return the indices (m,) int64 of the samples that are read at `preprocess.image`; all samples without buckets."""
     if not preprocess.has_buckets:
         return np.arange(len(split))
-    own = preprocess.buckets.index(preprocess.image)
-    return np.flatnonzero(assign_buckets(measure_sample_forms(split, workers), preprocess) == own)
+    model_bucket = preprocess.buckets.index(preprocess.image)
+    return np.flatnonzero(assign_buckets(measure_sample_forms(split, workers), preprocess) == model_bucket)
 
 
 def choose_buckets(
     forms: np.ndarray, image: tuple[int, ...], patch: tuple[int, ...], stride: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """Forms (n, 3) int64 -> buckets, the one with most samples first: of about the area of `image`, in the aspect
-    ratios of `BUCKET_ASPECT_RATIOS`, and of clips as long as it, half as long and so on. Each has `MIN_BUCKET_SHARE` of
-    the samples, if any has."""
+    """Choose buckets for forms (n, 3) int64, the most frequent bucket first.
+
+    A bucket has about the area of `image` and an aspect ratio of `BUCKET_ASPECT_RATIOS`; for clips, its length is that
+    of `image`, half of it, a quarter and so on. Each has at least `MIN_BUCKET_SHARE` of the samples, if any bucket has.
+    """
     area, cell = math.prod(image[-2:]), patch[-2:]
     planes = [
         nearest_divisible_size((round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))), cell)
@@ -90,7 +94,7 @@ def choose_buckets(
 
 
 def list_clip_lengths(frames: int, patch: int) -> list[int]:
-    """Lengths of clips: `frames`, half of them and so on, down to one patch."""
+    """List clip lengths: `frames`, half of it and so on, down to one patch."""
     halves = [frames]
     while halves[-1] > patch:
         halves.append(max(1, halves[-1] // 2 // patch) * patch)
@@ -98,22 +102,21 @@ def list_clip_lengths(frames: int, patch: int) -> list[int]:
 
 
 def parse_buckets(words: tuple[str, ...], axes: int) -> tuple[tuple[int, ...], ...]:
-    """Words such as `64x48`, or `8x64x48` where a size has 3 axes -> sizes, each once. Raises UsageError for others."""
+    """Parse sizes such as `64x48`, or `8x64x48` for 3 axes, without duplicates. Raises UsageError for invalid ones."""
     form = "FRAMESxHEIGHTxWIDTH, as in 8x64x48" if axes == 3 else "HEIGHTxWIDTH, as in 64x48"
     sizes = []
     for word in words:
         parts = word.lower().split("x")
         if len(parts) != axes or not all(part.isdecimal() and 0 < int(part) < 1 << 20 for part in parts):
-            raise UsageError(f"--buckets cannot be {word}", f"a bucket of these data is {form}")
+            raise UsageError(f"--buckets {word} is not a valid size", f"write {form}")
         sizes.append(tuple(map(int, parts)))
     if len(set(sizes)) > MAX_BUCKETS:
-        raise UsageError(f"{len(set(sizes))} buckets are too many", f"name at most {MAX_BUCKETS}")
+        raise UsageError(f"{len(set(sizes))} buckets exceed the limit", f"name at most {MAX_BUCKETS}")
     return tuple(dict.fromkeys(sizes))
 
 
 def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
-    """The form of each sample, (n, 3) int64, of files by their headers where these say it; 0 where it cannot be
-    read."""
+    """Measure the form of each sample, (n, 3) int64, from file headers if possible; 0 if a sample cannot be read."""
     places = [
         list(range(low, min(low + FORMS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), FORMS_CHUNK_SIZE)
     ]
@@ -122,7 +125,7 @@ def measure_sample_forms(split: Split, workers: int = 0) -> np.ndarray:
 
 
 class SampleFormDataset(Dataset):
-    """A sample -> its form; zeros where it cannot be read."""
+    """Map a sample to its form; zeros if it cannot be read."""
 
     def __init__(self, split: Split) -> None:
         self.split = split
@@ -135,7 +138,7 @@ class SampleFormDataset(Dataset):
 
 
 def read_sample_form(raw: Any, name: str) -> tuple[int, int, int]:
-    """The form of an opened clip, a file's bytes, or pixels (H, W[, C]). Raises DataError."""
+    """Return the form of an opened clip, an encoded file, or pixels (H, W[, C]). Raises DataError."""
     if isinstance(raw, Clip):
         return len(raw), *raw.size
     if isinstance(raw, np.ndarray):

@@ -1,4 +1,4 @@
-"""The classes of a dataset in a model's order: labels, and objects by the numbers of their classes."""
+"""Map the classes of a dataset to a model's class order, for labels and for annotated objects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from vitreous.errors import DataError
 
 
 def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
-    """Return the index of each class of the data among the model's, (K,) int64: by its name, or by a unique title.
+    """Return the index of each dataset class in the model's class list, (K,) int64, matched by name or by unique title.
 
-    A title is also known by its first words (`tench` of `tench, Tinca tinca`). Heads with numbers for classes fit the
-    1,000 synsets of ImageNet in order, and nothing else. Raises DataError for an unknown class.
+    The first words of a title match too (`tench` of `tench, Tinca tinca`). Heads whose classes are numbers match only
+    the 1,000 synsets of ImageNet, in order. Raises DataError for an unknown class.
     """
     if classes == tuple(map(str, range(len(classes)))) and is_ilsvrc2012(data.classes):
         return np.arange(len(classes), dtype=np.int64)
@@ -34,15 +34,15 @@ def find_class_indices(data: Data, classes: tuple[str, ...]) -> np.ndarray:
     times = Counter(indices)
     unknown = [name for name, index in zip(data.classes, indices, strict=True) if index < 0 or times[index] > 1]
     if unknown:
-        problem = f"the model does not know the classes {', '.join(unknown[:20])}"
-        raise DataError(problem, f"it knows {', '.join(classes[:20])}")
+        problem = f"the model has no classes named {', '.join(unknown[:20])}"
+        raise DataError(problem, f"its classes are {', '.join(classes[:20])}")
     return np.array(indices, dtype=np.int64)
 
 
 def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel: bool = False) -> Split:
-    """Return the split with labels in the model's class order: (n, K) for several labels an image or `multilabel`.
+    """Return the split with labels in the model's class order: (n, K) for multi-label data or if `multilabel`.
 
-    Raises DataError for a class the model does not know.
+    Raises DataError for a class that the model does not have.
     """
     order = find_class_indices(data, classes)
     labels = np.zeros((len(split), len(classes)), dtype=np.float32)
@@ -57,20 +57,20 @@ def align_labels(split: Split, data: Data, classes: tuple[str, ...], multilabel:
 
 @dataclass(frozen=True, eq=False)
 class RelabelledSplit(TargetSplitWrapper):
-    """A split whose objects of class k have the label `order[k]`, (K,) int64, of `count` classes."""
+    """Wrap a split so that objects of class k get the label `order[k]`, (K,) int64, of `count` classes."""
 
     order: np.ndarray
     count: int
 
     @property
     def labels(self) -> np.ndarray:
-        """(n, count) float32, 1 for each class that an image holds."""
+        """Labels (n, count) float32, 1 for each class on an image."""
         table = np.zeros((len(self.split), self.count), np.float32)
         table[:, self.order] = self.split.labels
         return table
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image. Raises DataError."""
+        """Read the annotations of an image. Raises DataError."""
         own = self.split.target(sample)
         verified = None if own.verified is None else own.verified.take(self.order)
         return replace(own, labels=self.order[own.labels], verified=verified)

@@ -1,7 +1,7 @@
-"""Views of a clip at evaluation: several sets of frames, of each several crops, whose answers become one by their mean.
+"""Multi-view evaluation of clips: predictions are averaged over temporal clips and spatial crops.
 
 The protocol of ViViT (arXiv:2103.15691, section 4.1: the mean of the logits of the views) and of VideoMAE
-(arXiv:2203.12602): `4x3` are 4 sets of frames, evenly over the clip, of each 3 crops along the longer side.
+(arXiv:2203.12602): `4x3` are 4 sets of frames, evenly over the clip, with 3 crops each along the longer side.
 """
 
 from __future__ import annotations
@@ -17,28 +17,29 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.errors import UsageError
 
-SINGLE_VIEW = "1x1"  # view: the middle one, of which nothing is the mean
-MAX_CLIP_VIEWS = 100  # views of a clip
+SINGLE_VIEW = "1x1"  # a single view, the central one, without averaging
+MAX_CLIP_VIEWS = 100  # maximum number of views of a clip
 
 
 @dataclass(frozen=True)
 class ClipViews:
-    """`times` sets of frames of a clip, of each `crops` crops."""
+    """`times` sets of frames of a clip, each with `crops` crops."""
 
     times: int
     crops: int
 
     @property
     def count(self) -> int:
-        """Views of a clip."""
+        """The number of views of a clip."""
         return self.times * self.crops
 
     def pixels(self, clip: Clip, preprocess: ClipPreprocess) -> np.ndarray:
-        """A clip -> its views (V, C, *image) uint8, the crops of one set of frames after the other. Raises DataError.
+        """Extract the views of a clip, (V, C, *image) uint8, ordered by set of frames and then by crop. Raises
+        DataError.
 
-        Without a stride set v of V has, of each of T equal parts of the clip, the frame at (v + 1/2) / V of it; with a
-        stride the first set begins at the first frame, the last one ends at the last, and others lie evenly between. A
-        single set, and a single crop, are the middle ones.
+        Without a stride, a clip is divided into T equal segments, and set v of V contains the frame at (v + 1/2) / V of
+        each. With a stride, the first set begins at the first frame, the last set ends at the last frame, and the
+        others are evenly spaced. A single set and a single crop are central.
         """
         moments, places = np.arange(self.times), np.arange(self.crops)
         spread = moments / max(self.times - 1, 1) if self.times > 1 else np.array([0.5])
@@ -51,8 +52,8 @@ class ClipViews:
         return np.stack(views)
 
     def mean(self, compute: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.ndarray], np.ndarray]:
-        """A function of (B, V, C, *image) pixels that returns the means over views (B, K) of what `compute` makes of
-        (B V, C, *image)."""
+        """Return a function that maps (B, V, C, *image) pixels to the means over views (B, K) of the outputs of
+        `compute` for (B V, C, *image)."""
 
         def over_views(pixels: np.ndarray) -> np.ndarray:
             rows = compute(pixels.reshape(-1, *pixels.shape[2:]))
@@ -62,14 +63,15 @@ class ClipViews:
 
 
 def parse_clip_views(words: str, preprocess: Preprocess) -> ClipViews | None:
-    """The views that `words` (`4x3`) ask for; None for one, which is read without them.
+    """Parse clip views such as `4x3`; None for a single view, which needs no wrapper.
 
-    Raises UsageError for other words, for a model that takes no clips, and for crops of one that sees whole frames.
+    Raises UsageError for an invalid value, for a model without clip input, and for crops if the model reads whole
+    frames.
     """
     match = re.fullmatch(r"([1-9]\d?\d?)[xX×]([1-9]\d?\d?)", words)
     if match is None or int(match[1]) * int(match[2]) > MAX_CLIP_VIEWS:
         problem = (
-            f"--clip-views {words} is not a number of sets of frames and of crops, "
+            f"--clip-views {words} is not SETSxCROPS (sets of frames, crops of each), "
             f"at most {MAX_CLIP_VIEWS} views together"
         )
         raise UsageError(problem, "use 4x3, or 4x1 for whole frames")

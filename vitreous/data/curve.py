@@ -1,4 +1,4 @@
-"""A signal as a picture."""
+"""Draw a signal as an image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CURVE_WIDTH, CURVE_HEIGHT, CURVE_COLOUR = 224, 112, (20, 60, 140)
 
 
 def draw_signal_curve(signal: np.ndarray) -> Image.Image:
-    """A signal (L,) drawn from its least value, at the bottom, to its greatest: an RGB image of WIDTH x HEIGHT."""
+    """Draw a signal (L,) as a curve from its minimum (bottom) to its maximum: an RGB image of WIDTH x HEIGHT."""
     low, high = float(signal.min()), float(signal.max())
     down = (CURVE_HEIGHT - 3) * (high - signal.astype(np.float64)) / max(high - low, 1e-9) + 1
     across = np.linspace(1, CURVE_WIDTH - 2, len(signal))

@@ -1,4 +1,4 @@
-"""Lists of samples that are left out of a data set, as `vitreous data dedup` writes them."""
+"""Exclusion lists: samples that are left out of a dataset, as written by `vitreous data dedup`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from vitreous.errors import DataError, escape_unprintable
 
 
 def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
-    """Read the names of the copies in a list, as `Split.name` gives them. Raises DataError, with the row, otherwise."""
-    name, hint = escape_unprintable(path), "make it with `vitreous data dedup`"
+    """Read the sample names in an exclusion list, in the form of `Split.name`. Raises DataError, with the row, if the
+    list is invalid."""
+    name, hint = escape_unprintable(path), "create it with `vitreous data dedup`"
     try:
         rows = list(csv.reader(io.StringIO(read_text(path), newline=""), strict=True))
     except csv.Error as error:
@@ -31,12 +32,12 @@ def read_exclusion_list(path: str | os.PathLike[str]) -> frozenset[str]:
 
 
 def find_kept_samples(split: Split, names: frozenset[str]) -> np.ndarray:
-    """The positions of a split's samples whose names are not in a list, (n,) int64."""
+    """Return the indices of a split's samples that are not in an exclusion list, (n,) int64."""
     return np.array([sample for sample in range(len(split)) if split.name(sample) not in names], dtype=np.int64)
 
 
 def restore_original_splits(data: Data) -> dict[str, Split]:
-    """The splits before a part of the training images was drawn for validation."""
+    """Return the splits before validation images were drawn from `train`."""
     if data.whole is None:
         return dict(data.splits)
     drawn = ("train", "val")

@@ -1,4 +1,4 @@
-"""Groups that a user names: a column of the table, or a pattern in the paths."""
+"""User-defined groups: a column of the table, or a regular expression for the paths."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ import numpy as np
 from vitreous.data.split import Data, FileSplit, Split, hold_out_val
 from vitreous.errors import DataError, UsageError, escape_unprintable, format_first_names
 
-SHARED_GROUPS_NOTE = "groups are in more than one split"  # what a table with such groups notes
-MAX_GROUPS_IN_MESSAGE = 5  # groups that a message names
+SHARED_GROUPS_NOTE = "groups are in more than one split"  # prefix of the note about groups in several splits
+MAX_GROUPS_IN_MESSAGE = 5  # groups listed in a message
 
 
 def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], split_seed: int) -> Data:
-    """The data with no group on both sides of a split: `val` is drawn by groups where it is drawn here.
+    """Split data so that no group is in two splits; a drawn `val` is drawn by groups.
 
-    `group_by` is the column of a table by which it was opened, or a regular expression with one group in parentheses
-    that is searched for in each path, relative to the source: `patient(\\d+)`. Raises UsageError for what is no such
-    expression, DataError for an image that it does not match, naming it, and for splits of the data's own that share
-    groups.
+    `group_by` is the table column with which the data were opened, or a regular expression with one capture group,
+    searched for in each path relative to the source: `patient(\\d+)`. Raises UsageError for an invalid expression, and
+    DataError, with the name, for an image that it does not match and for predefined splits that share groups.
     """
     if group_by == data.group_column:
         if note := next((note for note in data.notes if SHARED_GROUPS_NOTE in note), None):
-            raise DataError(f"{data.name}: {note}", "mend the splits, or leave out --group-by")
+            raise DataError(f"{data.name}: {note}", "fix the splits, or omit --group-by")
         return data
     pattern = compile_group_pattern(group_by)
     splits = data.splits
@@ -40,7 +39,7 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
             f"{len(words)} groups are in {one} and in {other} ({format_first_names(words, MAX_GROUPS_IN_MESSAGE)})"
             for (one, other), words in shared.items()
         )
-        raise DataError(f"{data.name}: {'; '.join(problems)}", "mend the splits, or leave out --group-by")
+        raise DataError(f"{data.name}: {'; '.join(problems)}", "fix the splits, or omit --group-by")
     number = {word: index for index, word in enumerate(dict.fromkeys(keys["train"]))}
     groups = np.array([number[word] for word in keys["train"]], dtype=np.int64)
     if data.whole is None:
@@ -52,36 +51,36 @@ def split_by_groups(data: Data, group_by: str, source: str | os.PathLike[str], s
 
 
 def compile_group_pattern(text: str) -> re.Pattern[str]:
-    """A regular expression with one group. Raises UsageError for another."""
+    """Compile a regular expression with one capture group. Raises UsageError if it is invalid."""
     try:
         pattern = re.compile(text)
     except re.error as error:
         hint = "for example --group-by 'patient(\\d+)'"
-        raise UsageError(f"--group-by {text} is no regular expression ({error})", hint) from None
+        raise UsageError(f"--group-by {text} is not a valid regular expression ({error})", hint) from None
     if pattern.groups != 1:
-        hint = "put what names the group in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
+        hint = "put the group name in parentheses, other parts in (?:...): --group-by 'patient(\\d+)'"
         if not pattern.groups:
-            hint = f"columns are those of a CSV file, which lists path and label; in paths, {hint}"
-        raise UsageError(f"--group-by {text} has {pattern.groups} groups in parentheses instead of one", hint)
+            hint = f"for a column, open a CSV file with path and label; for paths, {hint}"
+        raise UsageError(f"--group-by {text} has {pattern.groups} capture groups, not 1", hint)
     return pattern
 
 
 def extract_group_keys(split: Split, pattern: re.Pattern[str], source: str | os.PathLike[str]) -> list[str]:
-    """The group of each sample. Raises DataError for one that the pattern does not match."""
-    keys: dict[str, str] = {}  # a group's name is kept once
+    """Return the group of each sample. Raises DataError for a sample that the pattern does not match."""
+    keys: dict[str, str] = {}  # intern the group names
     groups = []
     for word in iterate_group_texts(split, source):
         match = pattern.search(word)
         if match is None or match[1] is None:
             problem = f"--group-by {pattern.pattern} does not match {escape_unprintable(word)}"
-            raise DataError(problem, "every image needs a group")
+            raise DataError(problem, "change the expression so that it matches every image")
         groups.append(keys.setdefault(match[1], match[1]))
     return groups
 
 
 def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterator[str]:
-    """The texts in which the pattern is searched for: the path of each file relative to the source, or to the folder of
-    a table; else the name."""
+    """Yield the texts that the pattern is matched against: file paths relative to the source or to a table's folder;
+    else sample names."""
     if not isinstance(split, FileSplit):
         yield from (split.name(sample) for sample in range(len(split)))
         return
@@ -95,8 +94,7 @@ def iterate_group_texts(split: Split, source: str | os.PathLike[str]) -> Iterato
 
 
 def find_shared_groups(keys: dict[str, list[str]]) -> dict[tuple[str, str], list[str]]:
-    """Splits with the groups of their samples -> the groups in two of them, by pairs of splits; in the order of the
-    second."""
+    """Return the groups shared by two splits, by pairs of splits, in the order of the second split."""
     known = {name: set(words) for name, words in keys.items()}
     pairs = {
         (name, other): [word for word in dict.fromkeys(keys[other]) if word in known[name]]

@@ -1,5 +1,4 @@
-"""Which samples are held out of training: drawn within each class, or in groups that stay together, as the images of
-one patient do."""
+"""Draw held-out samples within each class, or by groups that are not divided, such as the images of one patient."""
 
 from __future__ import annotations
 
@@ -11,13 +10,13 @@ from vitreous.data.keys import derive_keys
 def draw_stratified_splits(
     labels: np.ndarray, seed: int, shares: dict[str, float], groups: np.ndarray | None = None
 ) -> dict[str, np.ndarray]:
-    """Row numbers of `train` and of each held-out split, drawn within each class; every part keeps the original order.
+    """Draw the sample indices of `train` and of each held-out split within each class; each split keeps the original
+    order.
 
     A class gives round(share * its size) samples to each held-out split, and always keeps at least one for training.
-    Where samples have several labels, (n, K), they are drawn over all of them; without labels, (n, 0), and with
-    values, (n, T) float64, as one class.
-    `groups`, (n,) int64, are drawn as they are, none of them into two splits, which brings the shares as near as they
-    come.
+    Multi-label samples, (n, K), are drawn over all classes together; samples without labels, (n, 0), and with values,
+    (n, T) float64, are drawn as one class. `groups`, (n,) int64, are not divided between splits, so the shares are only
+    approximate.
     """
     if labels.ndim == 2 and (not labels.shape[1] or labels.dtype == np.float64):  # values
         labels = np.zeros(len(labels), dtype=np.int64)
@@ -38,8 +37,7 @@ def draw_stratified_splits(
 
 
 def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, float]) -> dict[str, np.ndarray]:
-    """The same for (n, K) labels: round(share * n) samples to each held-out split, but none that is the last of a
-    class."""
+    """Draw splits for (n, K) labels: round(share * n) samples per held-out split, but never the last of a class."""
     wanted = [name for name, share in shares.items() for _ in range(round(share * len(labels)))]
     left = labels.sum(0)
     drawn: dict[str, list[int]] = {name: [] for name in shares}
@@ -56,13 +54,13 @@ def draw_multilabel_splits(labels: np.ndarray, seed: int, shares: dict[str, floa
 def draw_group_splits(
     labels: np.ndarray, groups: np.ndarray, seed: int, shares: dict[str, float]
 ) -> dict[str, np.ndarray]:
-    """Row numbers of `train` and of each held-out split, in the original order; no group is in two of them.
+    """Draw the sample indices of `train` and of each held-out split by groups, in the original order.
 
-    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups come in an order that the seed chooses, and one
-    is taken where it brings the split nearer to its share of every class: where the sum over classes of
-    (taken - share x size)^2 / size falls; with (n, K) labels also over all images. At least one image of every class
-    stays for training. A split that no group brings nearer gets the one that takes it away least; it is empty where
-    none can be spared.
+    `labels` (n,) int64 or (n, K) float32, `groups` (n,) int64. Groups are visited in an order given by the seed. A
+    group is taken if it brings the split nearer to its share of every class, i.e. if the sum over classes of (taken -
+    share x size)^2 / size decreases; with (n, K) labels also over all images. At least one image of every class stays
+    for training. If no group improves a split, the least harmful group is taken; the split is empty if none can be
+    spared.
     """
     if labels.ndim == 2:
         images, classes = np.nonzero(np.hstack([labels, np.ones((len(labels), 1), labels.dtype)]))
@@ -82,8 +80,8 @@ def draw_group_splits(
         for group in order:
             if not (2 * lacking > 1).any():
                 break
-            own = slice(bounds[group], bounds[group + 1])
-            which, many = classes[own], counts[own]
+            members = slice(bounds[group], bounds[group + 1])
+            which, many = classes[members], counts[members]
             if place[group] or (left[which] <= many).any():
                 continue
             gain = float((many * (2 * lacking[which] - many) / total[which]).sum())
@@ -95,6 +93,6 @@ def draw_group_splits(
                 spare = gain, group
         if spare and not (place == split).any():
             place[spare[1]] = split
-            own = slice(bounds[spare[1]], bounds[spare[1] + 1])
-            left[classes[own]] -= counts[own]
+            members = slice(bounds[spare[1]], bounds[spare[1] + 1])
+            left[classes[members]] -= counts[members]
     return {name: np.flatnonzero(place[number] == split) for split, name in enumerate(("train", *shares))}

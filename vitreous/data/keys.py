@@ -1,6 +1,6 @@
-"""Randomness as a function of where it is used, never of what ran before: (seed, epoch, sample, view) or (seed, step).
+"""Stateless random numbers: a function of (seed, epoch, sample, view) or (seed, step), not of previous draws.
 
-Nothing has to be saved to continue a run, and the number of workers cannot matter.
+Resuming a run therefore needs no generator state, and results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ _UINT64_MAX = 2**64 - 1
 
 
 def derive_keys(*parts: int | np.ndarray) -> np.ndarray:
-    """Integers (or arrays that broadcast) -> uint64 keys: SplitMix64's finaliser (Steele et al., 2014), part after
-    part."""
+    """Hash integers (or arrays that broadcast) to uint64 keys: SplitMix64's finaliser (Steele et al., 2014) over each
+    argument in order."""
     with np.errstate(over="ignore"):
         state = np.uint64(0)
         for part in parts:
@@ -28,7 +28,7 @@ def derive_keys(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def derive_key(*parts: int) -> int:
-    """The same of integers alone, as an integer: for one image, a tenth of what arrays cost."""
+    """Hash integers to one integer key: like `derive_keys`, but ten times faster for a single image."""
     state = 0
     for part in parts:
         state = (state + int(part) + int(_GOLDEN)) & _UINT64_MAX
@@ -39,13 +39,12 @@ def derive_key(*parts: int) -> int:
 
 
 def draw_uniform(keys: np.ndarray, draws: int) -> np.ndarray:
-    """(n,) keys -> (n, draws) float64 numbers in [0, 1), 53 bits each."""
+    """Draw uniform numbers in [0, 1) from keys: (n,) -> (n, draws) float64 with 53 random bits."""
     return (derive_keys(keys[:, None], np.arange(draws)[None]) >> np.uint64(11)) * 2.0**-53
 
 
 def draw_normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """(n,) keys -> (n, *shape) float32 numbers of a standard normal distribution, each row by a generator of its
-    own."""
+    """Draw standard normal numbers from keys: (n,) -> (n, *shape) float32, with a separate generator for each key."""
     rows = np.empty((len(keys), *shape), np.float32)
     for row, one in zip(rows, keys.tolist(), strict=True):
         np.random.Generator(np.random.Philox(key=one)).standard_normal(out=row, dtype=np.float32)
@@ -53,17 +52,17 @@ def draw_normal(keys: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def draw_permutation(count: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of `count` samples in an epoch, (count,) int64: their keys, sorted."""
+    """Draw the order of `count` samples in an epoch, (count,) int64, by sorting their keys."""
     return np.argsort(derive_keys(seed, epoch, np.arange(count)), kind="stable")
 
 
 @contextmanager
 def fork_torch_rng(*parts: int) -> Iterator[None]:
-    """Run a piece of library code that draws from torch's global CPU generator, seeded by a key, and leave no trace.
+    """Seed torch's global CPU generator with a key inside the context, and restore its state afterwards.
 
-    The generator is seeded by itself: `torch.manual_seed` would prepare GPUs too, two milliseconds for every image.
+    Only the CPU generator is seeded: `torch.manual_seed` would also initialise GPUs, at 2 ms per image.
     """
-    import torch  # here: opening a data set takes a tenth of a second without it, and seconds with it
+    import torch  # imported here: opening a dataset takes 0.1 s without torch and seconds with it
 
     before = torch.default_generator.get_state()
     try:

@@ -1,4 +1,4 @@
-"""Latents: what an autoencoder makes of images, and what a generator learns from in the place of pixels."""
+"""Latents: autoencoder codes of images, on which latent diffusion models train instead of pixels."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from vitreous.errors import UsageError
 
 @dataclass(frozen=True)
 class Latents:
-    """What latents are of: `autoencoder`, a folder or an `hf:` name; (z - `shift`) `scale` has about unit deviation;
-    a latent stands for `stride` x `stride` pixels."""
+    """Description of stored latents: `autoencoder` is a folder or an `hf:` name; (z - `shift`) `scale` has about unit
+    std; one latent covers `stride` x `stride` pixels."""
 
     autoencoder: str
     scale: float
@@ -21,30 +21,30 @@ class Latents:
     stride: int = 8
 
     def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """The mean and deviation that `Preprocess` takes for these latents."""
+        """Return the mean and std of `Preprocess` for these latents."""
         return (self.shift,) * channels, (1 / self.scale,) * channels
 
 
 class LatentEncoder(Protocol):
-    """An autoencoder that turns images into latents of so many `channels`."""
+    """An autoencoder that encodes images as latents with `channels` channels."""
 
     channels: int
     latents: Latents
 
     def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
-        """(H, W, 3) uint8 -> (h, w, channels) float32: a draw from the posterior, a function of the seed."""
+        """Encode (H, W, 3) uint8 as (h, w, channels) float32: a sample of the posterior, determined by the seed."""
         ...
 
 
 def latents_from_json(record: Any) -> Latents | None:
-    """The latents of a pack's document. Raises UsageError for a record of another form."""
+    """Parse the latents in a pack's document. Raises UsageError for an invalid record."""
     if record is None:
         return None
     try:
         place, stride = record["autoencoder"], int(record["stride"])
         latents = Latents(str(place), float(record["scale"]), float(record["shift"]), stride)
     except (KeyError, TypeError, ValueError):
-        raise UsageError(f"latents are not described by {record}") from None
+        raise UsageError(f"invalid description of latents: {record}") from None
     if not (latents.scale > 0 and stride > 0):
-        raise UsageError(f"latents are not scaled by {latents.scale}, with a stride of {stride}")
+        raise UsageError(f"invalid latents: scale {latents.scale}, stride {stride}")
     return latents

@@ -1,4 +1,4 @@
-"""From a split to batches: the stream's positions, decoded and augmented, in this process or in workers."""
+"""Data loaders: decode and augment the samples of a split, in this process or in workers, and collate batches."""
 
 from __future__ import annotations
 
@@ -35,24 +35,25 @@ from vitreous.errors import DataError
 from vitreous.system.children import block_stop_signals, ignore_group_signals
 from vitreous.system.machine import get_free_memory
 
-WORKER_TIMEOUT = 120.0  # seconds after which a worker that sends nothing is given up
-MAX_PREFETCH_BATCHES = 4  # batches that a worker makes before they are asked for, where memory allows it
-PREFETCH_MEMORY_SHARE = 0.25  # of the memory that is free, for batches that wait
+WORKER_TIMEOUT = 120.0  # seconds without a result after which a worker is considered dead
+MAX_PREFETCH_BATCHES = 4  # maximum batches that a worker prefetches, if memory allows it
+PREFETCH_MEMORY_SHARE = 0.25  # share of free memory for prefetched batches
 
-SCENE_CACHE_MEMORY_SHARE = 0.1  # of the memory that is free, for images and targets that are kept
+SCENE_CACHE_MEMORY_SHARE = 0.1  # share of free memory for cached images and targets
 
 
 @dataclass(frozen=True)
 class TrainLoader:
-    """Training batches of one split, each sample as the `views` that `Augment` or `MultiCrop` makes of it.
+    """Training batches of one split; each sample is augmented to the `views` of `Augment` or `MultiCrop`.
 
-    `cached`: the images in memory, (n, C, *image) uint8; None reads files as they come. `sampling` balanced shows
-    every class as often as any other, `repeat-factor` images of classes that less than the share `repeat_threshold` of
-    the images has more often; `repeats` is how often an image is shown in an epoch, in so many views (`SampleOrder`
-    has both). `exact` never decodes a photograph at a lower resolution for a crop that shrinks it; `pin` returns pinned
-    memory. `buckets`, (n,) int64: which of the sizes `preprocess.buckets` a sample is read at; images of one stand
-    together in the batches of `batch` that the stream is cut to, and a span that is asked for has images of one. Raises
-    UsageError for balanced sampling without exactly one class per image.
+    `cached`: all images in memory, (n, C, *image) uint8; None: files are read on demand. `sampling`: balanced shows
+    every class equally often; `repeat-factor` oversamples images of classes that occur on less than a share
+    `repeat_threshold` of the images. `repeats`: how often an image is shown in an epoch, each time as another view (see
+    `SampleOrder`). `exact`: never decode a JPEG at reduced resolution for a crop that is downscaled. `pin`: return
+    pinned memory. `buckets`, (n,) int64: the index in `preprocess.buckets` of each sample; batches of `batch` positions
+    in the stream mostly have one bucket, and a requested span must have one.
+
+    Raises UsageError for balanced sampling without exactly one class per image.
     """
 
     split: Split
@@ -75,7 +76,7 @@ class TrainLoader:
 
     @cached_property
     def order(self) -> SampleOrder:
-        """Which image stands at which position."""
+        """The mapping from positions of the stream to samples."""
         labels = self.split.labels if self.sampling != "even" else None
         if labels is not None and self.sampling == "repeat-factor":
             return SampleOrder(
@@ -97,45 +98,45 @@ class TrainLoader:
 
     @cached_property
     def sizes(self) -> list[Preprocess]:
-        """How an image of each bucket is read."""
+        """The preprocessing of each bucket."""
         return list(self.preprocess.at_buckets())
 
     @cached_property
     def annotated(self) -> bool:
-        """Whether views are drawn together with what is where."""
+        """Whether images are augmented together with their annotations."""
         volumes = isinstance(self.views, VolumeViews) and isinstance(self.split, AnnotatedSplit)
         return volumes or isinstance(self.views, SceneViews)
 
     @cached_property
     def scenes(self) -> SceneReader:
-        """Reads images with what is known of their places."""
+        """The reader of images with their annotations."""
         assert isinstance(self.split, AnnotatedSplit), "objectives of scenes refuse other data"
         return SceneReader(self.split, self.preprocess)
 
     def batches(self, start: int, stop: int, size: int) -> Iterator[Batch]:
-        """Positions [start, stop) in batches of `size`, the last one shorter."""
+        """Yield batches of `size` for the positions [start, stop); the last batch may be smaller."""
         return self.spans((low, min(low + size, stop)) for low in range(start, stop, size))
 
     def spans(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """A batch for each (start, stop) of positions: `samples`, what the views give, and any `labels`.
+        """Yield a batch for each (start, stop) of positions, with `samples`, the views, and any `labels`.
 
-        A span may be empty, and its batch is then. `spans` is read as batches are asked for, a few ahead where there
-        are workers; it may have no end.
+        A span may be empty; its batch is then empty too. `spans` is consumed lazily, a few spans ahead with workers; it
+        may be infinite.
         """
         if self.cached is not None:
             return (self.load_memory_batch(*span) for span in spans)
         return self.load_file_batches(spans)
 
     def load_memory_batch(self, start: int, stop: int) -> Batch:
-        """One batch of images in memory, augmented as a whole."""
+        """Load a batch of cached images and augment it as a whole."""
         assert self.cached is not None
         samples, epochs, views = get_stream_samples(self.order, start, stop)
-        pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch number by number
+        pixels = torch.from_numpy(self.cached.numpy()[samples])  # numpy copies whole images, torch single elements
         images = self.views.batch(pixels, derive_keys(self.seed, epochs, samples, views))
         return self.batch(images.pin_memory() if self.pin else images, torch.from_numpy(samples))
 
     def load_file_batches(self, spans: Iterable[tuple[int, int]]) -> Iterator[Batch]:
-        """Batches of files, decoded and augmented by the workers. Raises the first DataError."""
+        """Yield batches of files, decoded and augmented by the workers. Raises the first DataError."""
         places = (
             list(zip(*(part.tolist() for part in get_stream_samples(self.order, *span)), strict=True)) for span in spans
         )
@@ -152,8 +153,8 @@ class TrainLoader:
             yield self.batch(images, samples)
 
     def batch(self, images: Tensor | list[Tensor], samples: Tensor) -> Batch:
-        """What the views made of B samples, a row each, or a list of pictures of different sizes, and their numbers
-        (B,) int64 -> the batch."""
+        """Build a batch from the views of B samples (a tensor, or a list of images of different sizes) and their
+        indices (B,) int64."""
         views = {"images": images} if isinstance(images, list) else self.views.unpack(images, self.preprocess)
         batch: Batch = {**views, "samples": samples}
         if is_labelled(self.split):
@@ -161,7 +162,7 @@ class TrainLoader:
         return batch
 
     def one(self, sample: int, epoch: int, view: int) -> Tensor | dict[str, Tensor]:
-        """One decoded and augmented image, (C, *image) uint8; of `SceneViews` with what is known of its places."""
+        """Load one decoded and augmented image, (C, *image) uint8; with `SceneViews` together with its annotations."""
         preprocess = self.preprocess if self.buckets is None else self.sizes[self.buckets[sample]]
         own = derive_key(self.seed, epoch, sample, view)
         if isinstance(self.views, SceneViews | VolumeViews) and self.annotated:
@@ -174,7 +175,7 @@ class TrainLoader:
 
 @dataclass(frozen=True)
 class EvalLoader:
-    """A split for evaluation: every sample once, in order, without chance; of clips several views, if so."""
+    """Evaluation loader: every sample once, in order, without augmentation; clips optionally as several views."""
 
     split: Split
     preprocess: Preprocess
@@ -182,14 +183,15 @@ class EvalLoader:
     views: ClipViews | None = None
 
     def batches(self, size: int) -> Iterator[tuple[Tensor, list[Tensor | DataError]]]:
-        """Sample numbers and, for each, its (C, *image) uint8 image, its views (V, C, *image), or why there is none."""
+        """Yield sample indices and, for each, its image (C, *image) uint8, its views (V, C, *image), or its
+        DataError."""
         count = len(self.split)
         places = ([(sample,) for sample in range(low, min(low + size, count))] for low in range(0, count, size))
         for samples, images in load_batches(self, places, self.workers):
             yield samples, list(images)
 
     def one(self, sample: int) -> Tensor:
-        """One decoded image, or the frames that are read of a clip, (C, *image) uint8; or its views (V, C, *image)."""
+        """Load one decoded image, or the sampled frames of a clip, (C, *image) uint8; or its views (V, C, *image)."""
         split = self.split
         if self.views is not None:
             clip = open_as_clip(open_sample(split, sample), split.name(sample))
@@ -199,7 +201,7 @@ class EvalLoader:
 
 
 class DecodingDataset(Dataset):
-    """(sample, epoch, view), or (sample,) -> the sample, and its image or the DataError that stands for it."""
+    """Map (sample, epoch, view) or (sample,) to the sample index and its image, or the DataError of the image."""
 
     def __init__(self, reader: TrainLoader | EvalLoader) -> None:
         self.reader = reader
@@ -212,23 +214,23 @@ class DecodingDataset(Dataset):
 
 
 class ConcatenatedTensors(NamedTuple):
-    """Tensors of these `shapes`, the numbers of one after those of the other, (n,)."""
+    """Tensors with these `shapes`, flattened and concatenated, (n,)."""
 
     numbers: Tensor
     shapes: list[torch.Size]
 
     def split_tensors(self) -> list[Tensor]:
-        """The tensors, which share memory."""
+        """Return the tensors as views of the shared memory."""
         parts = self.numbers.split([shape.numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 def collate_samples(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | ConcatenatedTensors | list[Any]]:
-    """Rows of `DecodingDataset` -> samples, and the images: (B, C, *image), joined where they differ in size, or a list
-    where one is missing.
+    """Collate items of `DecodingDataset`: samples, and the images (B, C, *image), concatenated if sizes differ, or a
+    list if one is missing.
 
-    One tensor goes from a worker to the main process in one piece of shared memory, a list in one for each: more files
-    than a process may have open.
+    A worker passes one tensor to the main process as one shared-memory file, but a list as one file per tensor, which
+    may exceed the limit of open files.
     """
     if not rows:
         return torch.empty(0, dtype=torch.int64), []
@@ -242,13 +244,13 @@ def collate_samples(rows: list[tuple[int, Any]]) -> tuple[Tensor, Tensor | Conca
 
 
 def init_worker(worker: int) -> None:
-    """In a worker process: leave stop signals to the main process, which saves and then ends its workers."""
+    """Ignore stop signals in a worker process: the main process saves a checkpoint and then ends its workers."""
     ignore_group_signals()
     sys.excepthook = ignore_closed_connection
 
 
 def ignore_closed_connection(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """In a worker process: print no traceback where the main process stops while a thread hands a batch over."""
+    """Suppress a worker's traceback if the main process stops while a thread transfers a batch."""
     if not isinstance(error, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
 
@@ -256,9 +258,10 @@ def ignore_closed_connection(kind: type[BaseException], error: BaseException, tr
 def load_batches(
     reader: TrainLoader | EvalLoader, places: Iterable[list[tuple[int, ...]]], workers: int, pin: bool = False
 ) -> Iterator[tuple[Tensor, Tensor | list[Any]]]:
-    """Decode lists of places in order, in `workers` processes -> samples (B,) int64 and images, see `collate_samples`.
+    """Decode lists of sample keys in order, in `workers` processes -> samples (B,) int64 and images, see
+    `collate_samples`.
 
-    Raises ResourceError where a worker dies or hangs.
+    Raises ResourceError if a worker dies or hangs.
     """
     prefetch = None
     if workers:
@@ -283,16 +286,17 @@ def map_in_workers(
     prefetch: int | None,
     pin: bool = False,
 ) -> Iterator[Any]:
-    """Items at lists of places, in order, got in `workers` processes. Raises ResourceError where one dies or hangs.
+    """Yield dataset items for lists of keys, in order, from `workers` processes. Raises ResourceError if a worker dies
+    or hangs.
 
-    `prefetch`: lists that each process makes before they are asked for; of no use without processes.
+    `prefetch`: lists that each process loads in advance; without effect if there are no worker processes.
     """
     workers = limit_workers(workers)
     options: dict[str, Any] = {"num_workers": workers, "collate_fn": collate, "pin_memory": pin}
     if workers:
         options |= {"timeout": WORKER_TIMEOUT, "prefetch_factor": prefetch, "worker_init_fn": init_worker}
     try:
-        with block_stop_signals():  # also for the moment before a worker has started
+        with block_stop_signals():  # also protects the moment before a worker has started
             batches = iter(DataLoader(items, batch_sampler=places, **options))
         yield from WORKER_DEATHS.watch(batches) if workers else batches
     except RuntimeError as error:
@@ -302,8 +306,8 @@ def map_in_workers(
 
 
 def choose_prefetch_factor(size: int, workers: int) -> int:
-    """How many batches of `size` bytes each worker may make before they are asked for: as many as memory holds, 1 to
-    AHEAD. They wait in shared memory, which a container may have little of."""
+    """Choose how many batches of `size` bytes each worker prefetches: 1 to MAX_PREFETCH_BATCHES, limited by free
+    memory. Batches wait in shared memory, which is small in many containers."""
     room = get_free_memory("cpu")
     if os.path.isdir("/dev/shm"):
         shared = os.statvfs("/dev/shm")
@@ -317,7 +321,7 @@ def choose_prefetch_factor(size: int, workers: int) -> int:
 
 
 class SceneReader:
-    """Reads the images of a split and their class maps; those that are read first stay in memory, as many as fit."""
+    """Read the images of a split with their class maps, and cache the first ones in memory until it is full."""
 
     def __init__(self, split: AnnotatedSplit, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
@@ -325,7 +329,7 @@ class SceneReader:
         self.left = SCENE_CACHE_MEMORY_SHARE * (get_free_memory("cpu") or 0)  # bytes
 
     def read(self, sample: int) -> tuple[DecodedSample, Target]:
-        """Read an image, and what is on it: its class map alone, where it has one. Raises DataError."""
+        """Read an image and its annotations; only the class map, if it has one. Raises DataError."""
         if sample in self.scenes:
             return self.scenes[sample]
         name = self.split.name(sample)
@@ -339,12 +343,12 @@ class SceneReader:
         return picture, target
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker gets: nothing that is kept, which it would have to be sent."""
+        """Return the state for a worker, without the cache, which would have to be transferred."""
         return self.__dict__ | {"scenes": {}}
 
 
 def count_decoded_bytes(picture: DecodedSample) -> int:
-    """Bytes of a decoded image, or of one for each channel."""
+    """Return the bytes of a decoded image, or of a list with one image per channel."""
     if isinstance(picture, np.ndarray):
         return picture.nbytes
     bands = picture if isinstance(picture, tuple) else (picture,)

@@ -1,4 +1,4 @@
-"""Images that are in memory already as a data set: arrays of one size, pictures of several, or paths."""
+"""Datasets from images in memory: one array, or lists of arrays, PIL images or paths."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from vitreous.data.decoding.decode import decode_to_pillow
 from vitreous.data.split import ArraySplit, Data, FileSplit, Split, StoreSplit, create_empty_labels
 from vitreous.errors import UsageError
 
-MEMORY_SOURCE_NAME = "memory"  # what such data are called in a run's config
+MEMORY_SOURCE_NAME = "memory"  # name of such data in a run's config
 
 
 @dataclass(frozen=True, eq=False)
 class ImageStore:
-    """Pictures of any sizes, each (H, W) or (H, W, 3) uint8."""
+    """Images of any sizes, each (H, W) or (H, W, 3) uint8."""
 
     images: tuple[np.ndarray, ...]
 
     def read(self, row: int) -> np.ndarray:
-        """The pixels of a picture, (H, W) or (H, W, 3)."""
+        """Return the pixels of an image, (H, W) or (H, W, 3)."""
         return self.images[row]
 
     def name(self, row: int) -> str:
-        """What messages call it."""
+        """Return the image's name for messages."""
         return f"image {row}"
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with the pixels of rows (n,)."""
+        """Update a hashlib digest with the pixels of the images at indices (n,)."""
         for row in rows.tolist():
             digest.update(np.ascontiguousarray(self.images[row]).tobytes())
 
@@ -43,10 +43,10 @@ def create_memory_data(
     classes: Sequence[str] = (),
     targets: Sequence[str] = (),
 ) -> Data:
-    """A data set of training images alone: an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[, C]), of PIL
-    images, or of paths of image files.
+    """Create a dataset with a training split only, from an array (n, H, W) or (n, H, W, C), or a list of arrays (H, W[,
+    C]), PIL images, or paths of image files.
 
-    `labels` (n,) int64 are positions in `classes`, or (n, T) float64 values of `targets`; None: there are none. Raises
+    `labels` (n,) int64 are indices in `classes`, or (n, T) float64 values of `targets`; None: no labels. Raises
     UsageError for a list of anything else.
     """
     labels = create_empty_labels(len(images)) if labels is None else labels
@@ -56,7 +56,7 @@ def create_memory_data(
 
 
 def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) -> Split:
-    """The split of these images and labels, (n,) int64, (n, K) float32 or (n, T) float64. Raises UsageError as
+    """Create the split of these images and labels, (n,) int64, (n, K) float32 or (n, T) float64. Raises UsageError as
     `create_memory_data`."""
     if isinstance(images, np.ndarray):
         return ArraySplit(images, labels)
@@ -68,7 +68,7 @@ def create_memory_split(images: np.ndarray | Sequence[Any], labels: np.ndarray) 
             image = np.array(decode_to_pillow(image, 1 if image.mode in ("1", "L") else 3, f"image {number}"))
         if not isinstance(image, np.ndarray):
             problem = f"image {number} is a {type(image).__name__}"
-            raise UsageError(problem, "give arrays (H, W[, C]), PIL images or paths, and one kind of them")
+            raise UsageError(problem, "pass a list of arrays (H, W[, C]), of PIL images, or of paths; do not mix them")
         arrays.append(image)
     if len({(array.shape, array.dtype) for array in arrays}) == 1:
         return ArraySplit(np.stack(arrays), labels)

@@ -1,4 +1,4 @@
-"""Which data a run trains on, as its config.yaml has it."""
+"""Data options of a run, as stored in its config.yaml."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where the images are. `cache` keeps the training pictures in memory; `classes` is the order of the logits."""
+    """The training data of a run. `cache` keeps the training images in memory; `classes` is the order of the logits."""
 
     source: str
     classes: tuple[str, ...]
-    images: int  # of the training split, after unreadable ones were dropped
+    images: int  # number of training images, without unreadable ones
     fingerprint: str
     split_seed: int = 0
-    # share of all training images that is `val`; 0: all train; none: the splits as the data have them
+    # share of all training images held out as `val`; 0: no holdout; None: the predefined splits
     hold_out: float | None = None
-    # what names the group of an image, none of which is in `train` and in `val`: `group`, or an expression
+    # a table column or regular expression with the group of an image; no group is in both `train` and `val`
     group_by: str | None = None
-    axes: Literal[1, 2, 3] | None = None  # files are signals, pictures or volumes; None: as they can be told
-    ignore_index: int | None = None  # in class maps: the number of pixels without a class, beside 255
-    # the list of training images that are left out; the run keeps their names in excluded.json
+    axes: Literal[1, 2, 3] | None = None  # axes of a file: signals (1), images (2) or volumes (3); None: detected
+    ignore_index: int | None = None  # ignored index in class maps, in addition to 255
+    # exclusion list of training images; the run stores their names in excluded.json
     exclude: str | None = None
-    exact: bool = False  # a photograph is never decoded at a lower resolution for a crop that shrinks it
+    exact: bool = False  # never decode a JPEG at reduced resolution for a crop that is downscaled
     bad_images: Literal["stop", "skip"] = "stop"
-    # names of the values that images have in the place of classes: columns of a table
+    # names of regression targets: columns of a table
     targets: tuple[str, ...] = ()
     cache: bool = False
     workers: int = 0
-    # balanced: every class as often as any other; repeat-factor: images of a class that a share f of the images has are
-    # shown sqrt(repeat_threshold / f) times as often, if that is above 1 (LVIS, arXiv:1908.03195)
+    # balanced: every class equally often; repeat-factor: an image whose rarest class occurs on a share f of the images
+    # is shown sqrt(repeat_threshold / f) times as often, if that is above 1 (LVIS, arXiv:1908.03195)
     sampling: Literal["even", "balanced", "repeat-factor"] = "even"
     repeat_threshold: float = 0.001
-    repeats: int = 1  # times that an epoch shows a picture, of a share 1 / repeats of them (arXiv:1902.05509)
+    repeats: int = 1  # views of an image per epoch of 1 / repeats of the images (arXiv:1902.05509)
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the outputs of a head: targets or classes."""
+        """The names of a head's outputs: targets or classes."""
         return self.targets or self.classes

@@ -1,4 +1,5 @@
-"""Choose the number of decoding processes from the model's speed, the cost of an image and the machine."""
+"""Choose the number of decoding processes from the model's throughput, the decoding time of an image and the
+machine."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from vitreous.errors import DataError
 from vitreous.system.cores import count_usable_cores
 from vitreous.system.machine import get_free_memory
 
-MAX_TIMED_IMAGES = 12  # images whose time stands for all
-MAX_TIMING_SECONDS = 2.0  # after which no more are tried
-DECODER_HEADROOM = 1.25  # times the decoders that would just keep up with a GPU: images differ
-MAX_WORKER_BYTES = 400 * 2**20  # what a process that decodes may come to hold
+MAX_TIMED_IMAGES = 12  # maximum images to time
+MAX_TIMING_SECONDS = 2.0  # time limit of the measurement
+DECODER_HEADROOM = 1.25  # headroom over the decoders that just keep up with a GPU, as images vary
+MAX_WORKER_BYTES = 400 * 2**20  # estimated memory of a decoding process
 
 
 def choose_worker_count(
@@ -31,10 +32,10 @@ def choose_worker_count(
     shares_cores: bool = True,
     exact: bool = False,
 ) -> int:
-    """Processes that should decode a split for training.
+    """Choose the number of processes that decode a split for training.
 
-    `rate`: images a second that the model takes when it waits for none and has all cores, if that is known.
-    `shares_cores`: it computes on the same cores. A few images are decoded to see what they cost.
+    `rate`: the model's throughput in images/s with all cores and without waiting for data, if it was measured.
+    `shares_cores`: the model runs on the same cores. A few images are decoded to measure the decoding time.
     """
     feed = TrainLoader(split, preprocess, views, 0, exact=exact)
     return balance_workers(
@@ -43,7 +44,7 @@ def choose_worker_count(
 
 
 def measure_decode_seconds(feed: TrainLoader) -> float:
-    """Seconds of one core for an image of the feed, by the median of a few; 0 where none can be read."""
+    """Measure the median seconds per image on one core; 0 if no image can be read."""
     threads, began, seconds_each = torch.get_num_threads(), time.perf_counter(), []
     torch.set_num_threads(1)
     try:
@@ -60,15 +61,16 @@ def measure_decode_seconds(feed: TrainLoader) -> float:
                 break
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(seconds_each[1:] or seconds_each or [0.0])  # the first one loads libraries
+    return statistics.median(seconds_each[1:] or seconds_each or [0.0])  # the first imports libraries
 
 
 def balance_workers(seconds: float, rate: float | None, cores: int, shares_cores: bool, room: int) -> int:
-    """`seconds` of a core for an image, the model's images a second, and the machine -> processes, at least 1.
+    """Balance model and decoders: core-seconds per image, the model's images/s and the machine -> processes, at least
+    1.
 
-    Where model and decoders share the cores, an image costs cores / rate of them for the one and `seconds` for the
-    other; with all cores busy the decoders then need rate' * seconds of them. A GPU needs as many as keep up with it.
-    `room`, bytes of free memory, 0 if unknown, bounds both.
+    If model and decoders share the cores, an image costs cores / rate core-seconds for the model and `seconds` for
+    decoding; with all cores busy, the decoders then need rate' * seconds cores. A GPU needs enough decoders to keep up
+    with it. `room`, bytes of free memory (0 if unknown), limits both.
     """
     most = min(cores, max(1, room // (2 * MAX_WORKER_BYTES))) if room else cores
     if rate is None:

@@ -1,4 +1,4 @@
-"""The data of a run, opened as the run opened them, and other data that a trained model is evaluated on."""
+"""Open the data of a run as the run opened them, and other datasets for evaluating a trained model."""
 
 from __future__ import annotations
 
@@ -29,25 +29,24 @@ def open_run_data(
     preprocess: Preprocess | None = None,
     targets: tuple[str, ...] = (),
 ) -> tuple[str, Data]:
-    """Return name and data set to evaluate a run on: the run's own, split as the run split it, or `data`; `stills` is
-    that of `open_data`.
+    """Return the name and dataset for evaluating a run: the run's data, split as in the run, or `data`.
 
-    A folder of classes given as `data` is evaluated as a whole, as its test split, unless `split` names another one.
-    `targets`: the columns whose values are the labels, by default those of the run.
-    Its files are opened as volumes or signals if `preprocess`, or else the run's, is for these. Raises UsageError for a
-    bundle without data, and, if `labelled`, DataError for data without labels.
+    `stills` as in `open_data`. A folder of classes given as `data` is evaluated as a whole, as its test split, unless
+    `split` selects another one. `targets`: the columns whose values are the labels, by default those of the run. Files
+    are opened as volumes or signals if `preprocess`, or else the run's, requires it. Raises UsageError for a bundle
+    without data and, if `labelled`, DataError for data without labels.
     """
     source, config = os.fspath(data) if data is not None else None, Path(run) / "config.yaml"
     split_seed, share, group_by, axes, ignore_index = 0, None, None, None, None
     if config.is_file():
         trained, preprocess = read_run_data(config, preprocess)
         source, split_seed = source or trained.source, trained.split_seed
-        own = (trained.hold_out, trained.group_by, trained.axes)
-        share, group_by, axes = own if data is None else (None, None, None)
+        run_split = (trained.hold_out, trained.group_by, trained.axes)
+        share, group_by, axes = run_split if data is None else (None, None, None)
         ignore_index, targets = trained.ignore_index, targets or trained.targets
     if source is None:
-        problem = f"{run} is a bundle without a run: there are no data to judge it on"
-        raise UsageError(problem, "name a data set after it")
+        problem = f"{run} is a bundle without a run, so it has no evaluation data"
+        raise UsageError(problem, "add the path of a dataset after it")
     opened = (
         open_run_source(
             run,
@@ -69,8 +68,8 @@ def open_run_data(
 
 
 def read_run_data(config: Path, preprocess: Preprocess | None = None) -> tuple[DataOptions, Preprocess]:
-    """Read data options and preprocessing, unless it is given, from a run's config.yaml. Raises UsageError for a
-    damaged file."""
+    """Read data options and, unless passed, preprocessing from a run's config.yaml. Raises UsageError for a damaged
+    file."""
     document = read_yaml(config.read_text("utf-8"))
     if not isinstance(document, dict) or not {"data", "preprocess"} <= set(document):
         raise UsageError(f"{config} has no data and preprocess sections", "restore the file")
@@ -87,8 +86,8 @@ def open_for_model(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open data for a model, whose `preprocess` says how files are opened that could be images too; `stills`,
-    `ignore_index` and `targets` as `open_data` has them. Raises as `open_data`."""
+    """Open data for a model; `preprocess` determines how ambiguous files are opened. `stills`, `ignore_index` and
+    `targets` as in `open_data`. Raises as `open_data`."""
     axes, opened = preprocess.array_axes if preprocess is not None else None, None
     try:
         opened = open_data(source, split_seed, stills=stills, ignore_index=ignore_index, targets=targets)
@@ -97,27 +96,27 @@ def open_for_model(
         return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
     except DataError:
         if opened is not None:
-            return opened  # pictures, which are refused by what they are
+            return opened  # images, which later checks reject by their kind
         if axes is None:
             raise
     return open_data(source, split_seed, axes=axes, ignore_index=ignore_index, targets=targets)
 
 
 def choose_split(data: Data, split: str | None, note: Callable[[str], None]) -> str:
-    """Return the split to judge: the one asked for, else test, else val, which `note` hears.
+    """Return the split to evaluate: the requested one, else test, else val, which is reported to `note`.
 
-    Raises DataError, naming the splits there are, where there is neither.
+    Raises DataError, with the available splits, if there is none of them.
     """
     if split is not None or "test" in data.splits or "val" not in data.splits:
         data.split(split or "test")
         return split or "test"
-    drawn = ", held out of its training images" if data.unsplit else ""
-    note(f"{data.name} has no test split: judged on its {len(data.splits['val'])} val images{drawn}")
+    drawn = ", split from the training set" if data.unsplit else ""
+    note(f"{data.name} has no test split: evaluated on its {len(data.splits['val'])} val images{drawn}")
     return "val"
 
 
 def iterate_sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor]:
-    """Yield pictures (C, *image) to calibrate int8 on, in a fixed random order, of train if there is one."""
+    """Yield images (C, *image) for int8 calibration in a fixed random order, from train if it exists."""
     split = data.splits.get("train") or next(iter(data.splits.values()))
     for sample in draw_permutation(len(split), 0, 0):
         try:
@@ -127,7 +126,8 @@ def iterate_sample_images(data: Data, preprocess: Preprocess) -> Iterator[Tensor
 
 
 def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) -> Data | None:
-    """Return data with a training split, which nothing is judged on: those open, or the run's own, or None."""
+    """Return data with a training split, for calibration rather than evaluation: the open dataset, or the run's, or
+    None."""
     if opened is None:
         try:
             opened = open_run_data(run, None, "test")[1]
@@ -139,13 +139,13 @@ def open_training_data(run: str | os.PathLike[str], opened: Data | None = None) 
 def iterate_calibration_images(
     run: str | os.PathLike[str], preprocess: Preprocess, others: Callable[[], Iterable[Tensor]]
 ) -> Iterator[Tensor]:
-    """Yield pictures (C, *image) to calibrate int8 on: training images of the run, so that answers do not depend on the
-    data judged; those of `others` where they cannot be opened."""
+    """Yield images (C, *image) for int8 calibration: training images of the run, so that predictions do not depend on
+    the evaluated data; or images of `others` if the run's data cannot be opened."""
     data = open_training_data(run)
     yield from others() if data is None else iterate_sample_images(data, preprocess)
 
 
 def as_test_split(data: Data) -> Data:
-    """Return all images of data without splits of their own as the test split."""
+    """Return all images of data without predefined splits as the test split."""
     splits = {"test": data.whole or data.split("train")}
     return Data(data.name, data.classes, splits, titles=data.titles, frequency=data.frequency, targets=data.targets)

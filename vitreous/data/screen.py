@@ -1,4 +1,4 @@
-"""Decode all images once before training: find those that cannot be read, and cache small data sets in memory."""
+"""Decode all images once before training, to find unreadable ones and to cache small datasets in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError, EmptyImageError, format_first_lines
 
-# a data set that is smaller than this at the model's size, and has no larger images, stays in memory
+# datasets below this size at the model's resolution stay in memory, if no source image is larger than the input
 MAX_CACHE_BYTES = 2**30
-MAX_SIZE_PROBES = 64  # images whose size stands for all
+MAX_SIZE_PROBES = 64  # images sampled to estimate the sizes of all
 
 
 def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
-    """Whether a split is kept in memory: it is small, and no image of a sample of it is larger than the model's
+    """Return whether a split is cached in memory: it is small, and no sampled image is larger than the model's
     input."""
     if not preprocess.is_cacheable or len(split) * preprocess.nbytes > MAX_CACHE_BYTES:
         return False
@@ -37,9 +37,9 @@ def fits_in_memory(split: Split, preprocess: Preprocess) -> bool:
 def screen_images(
     split: Split, preprocess: Preprocess, workers: int, keep: bool
 ) -> tuple[Tensor | None, dict[int, DataError]]:
-    """Decode every image once: all of them as (n, C, *image) of their dtype if `keep`, and what could not be read.
+    """Decode every image once. Return all of them as (n, C, *image) of their dtype if `keep`, and the read errors.
 
-    An image that cannot be read stands as zeros in the tensor.
+    An unreadable image is zeros in the tensor.
     """
     shape = len(split), preprocess.channels, *preprocess.image
     pixels = torch.zeros(shape, dtype=preprocess.dtype) if keep else None
@@ -54,29 +54,29 @@ def screen_images(
 
 
 def find_readable_samples(split: Split, bad: dict[int, DataError]) -> np.ndarray:
-    """The positions (m,) int64 of a split's readable images. Raises DataError if there are none."""
+    """Return the indices (m,) int64 of a split's readable images. Raises DataError if there are none."""
     good = np.array([sample for sample in range(len(split)) if sample not in bad], dtype=np.int64)
     if not len(good):
         first = next((f"; the first: {error.message}" for error in bad.values()), "")
-        raise DataError(f"none of {len(split)} images can be read{first}", "restore them, or name another split")
+        raise DataError(f"none of {len(split)} images can be read{first}", "restore them, or choose another split")
     return good
 
 
 def check_unreadable_images(bad: Mapping[int, DataError], total: int, bad_images: str) -> None:
-    """Raise DataError for unreadable images among `total` where `bad_images` is stop. Images without a pixel that has
-    data are left out either way."""
+    """Raise DataError for unreadable images among `total` if `bad_images` is stop. Images without valid pixels are left
+    out in either case."""
     faults = {sample: error for sample, error in bad.items() if not isinstance(error, EmptyImageError)}
     if faults and bad_images == "stop":
         raise unreadable_images_error(faults, total)
 
 
 def error_from_message(reason: str) -> DataError:
-    """The error that was stored as its message."""
+    """Recreate an error from its stored message."""
     return (EmptyImageError if reason.endswith(NO_DATA_REASON) else DataError)(reason)
 
 
 def unreadable_images_error(bad: dict[int, DataError], total: int) -> DataError:
-    """The error that names unreadable images: the first twenty, and how many there are."""
+    """Return the error that lists unreadable images: the first twenty, and the total."""
     listing = format_first_lines((error.message for error in bad.values()), len(bad))
     problem = f"{len(bad)} of {total} images cannot be read:{listing}"
-    return DataError(problem, "mend or remove them, or use --bad-images skip")
+    return DataError(problem, "fix or delete these files, or use --bad-images skip")

@@ -1,4 +1,4 @@
-"""How many worker processes the system's shared memory has room for."""
+"""Limit the number of worker processes by the free shared memory."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import cache
 from vitreous.progress import is_main_process, write_line
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
-MIN_QUEUED_BATCHES = 2  # batches of a worker in shared memory at least: one that is made, one that is read
+MIN_QUEUED_BATCHES = 2  # minimum batches of a worker in shared memory: one being written, one being read
 
 
 def limit_workers(workers: int, batch_bytes: int = 0) -> int:
-    """Return how many of `workers` processes can hand over batches of that size; 0 where the system has no locks for
-    them. Fewer than asked for are noted on stderr, once."""
+    """Return how many of `workers` processes can transfer batches of that size; 0 if the system cannot share locks. A
+    reduction is printed on stderr, once."""
     if not workers:
         return 0
     if not can_share_locks():
-        print_note_once(f"{SHARED_MEMORY_FOLDER} cannot be written, so images are read without worker processes")
+        print_note_once(f"{SHARED_MEMORY_FOLDER} is not writable, so images are read without worker processes")
         return 0
     free = get_free_shared_memory()
     room = workers if free is None or not batch_bytes else free // (MIN_QUEUED_BATCHES * batch_bytes)
@@ -34,7 +34,7 @@ def limit_workers(workers: int, batch_bytes: int = 0) -> int:
 
 @cache
 def can_share_locks() -> bool:
-    """Whether processes can share a lock, which a read-only or missing /dev/shm forbids."""
+    """Return whether processes can share a lock, which needs a writable /dev/shm."""
     try:
         multiprocessing.Lock()
     except OSError:
@@ -43,7 +43,7 @@ def can_share_locks() -> bool:
 
 
 def get_free_shared_memory() -> int | None:
-    """Free bytes of shared memory; None where the system has no such folder."""
+    """Return the free bytes of shared memory; None if the system has no such folder."""
     try:
         shared = os.statvfs(SHARED_MEMORY_FOLDER)
     except (OSError, AttributeError):
@@ -53,6 +53,6 @@ def get_free_shared_memory() -> int | None:
 
 @cache
 def print_note_once(text: str) -> None:
-    """Print a note on stderr, once in a process."""
+    """Print a note on stderr, once per process."""
     if is_main_process():
         write_line(f"note: {text}", sys.stderr)

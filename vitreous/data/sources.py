@@ -1,4 +1,4 @@
-"""Open a data set by its name or path, in whichever layout it has."""
+"""Open a dataset by its name or path, and detect its layout."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from vitreous.data.split import Data, FileSplit, create_empty_labels
 from vitreous.data.values import with_targets
 from vitreous.errors import DataError, UsageError, escape_unprintable, suggest_nearest
 
-MAX_SEARCHED_FOLDERS = 20  # folders of a folder in which a data set is looked for
-MAX_TABLE_HEADER_CHARS = 10_000  # characters of the first line of a table
+MAX_SEARCHED_FOLDERS = 20  # maximum folders to search for a dataset
+MAX_TABLE_HEADER_CHARS = 10_000  # maximum length of a table's first line
 NAMED_SOURCE_PREFIXES = ("hf:", "torchvision:")
 
-#: layouts of folders with annotations of objects: whether a folder is one, and what opens it; COCO's may hold PNG files
-#: beside `images` as masks do, and are asked for before these
+#: annotation layouts: the test for a folder, and the function that opens it; tried before mask layouts, since COCO
+#: folders may have PNG files next to `images`, as masks do
 COCO_LAYOUTS = ((is_panoptic, open_panoptic), (is_coco, open_coco))
 MASK_LAYOUTS = ((has_volume_masks, open_volume_masks), (has_mask_folders, open_masks))
 OBJECT_LAYOUTS = ((is_voc, open_voc), (is_yolo, open_yolo), (is_labelme, open_labelme))
-#: masks in folders or files of other names, which files of annotations may lie beside
+#: mask layouts with other folder or file names, which may have annotation files next to them
 SIBLING_MASK_LAYOUTS = ((has_sibling_masks, open_masks),)
 
 
@@ -55,19 +55,21 @@ def open_data(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open a data set: `open_digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
-    WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
-    Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
-    them.
+    """Open a dataset by name or path.
 
-    `split_seed` chooses the held-out tenth(s) where the source has no split of its own; `group_by` names what is never
-    drawn apart, as `vitreous.data.grouping` has it. With `stills` a folder of clips and pictures is one of clips, of
-    which the pictures have one frame; else it is one of pictures. `axes`: files of a folder or a table are signals (1),
-    pictures (2) or volumes (3), where that is not to be told from them. `ignore_index`: the number of pixels without a
-    class in class maps. `targets`: columns of a table with values that are the labels; one name for data whose classes
-    are numbers. Images without labels, or of one class, are
-    data too, with no classes (`require_labels` refuses them). Raises DataError for a missing or empty folder, or a
-    class that only a held-out split has; UsageError for an unknown name.
+    Sources: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file, WebDataset
+    archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), a pack of `vitreous data pack`, Parquet files,
+    `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet, or a folder with image lists as in VTAB-1k.
+
+    `split_seed` chooses the held-out tenth(s) if the source has no splits. `group_by` defines groups that are not
+    divided, see `vitreous.data.grouping`. With `stills`, a folder of clips and images is opened as clips, where an
+    image has one frame; otherwise it is opened as images. `axes`: files of a folder or a table are signals (1), images
+    (2) or volumes (3), if this is ambiguous. `ignore_index`: the index in class maps that is ignored. `targets`: table
+    columns whose values are the labels; one name for data whose class names are numbers. Images without labels, or with
+    one class, are opened with no classes (`require_labels` rejects them).
+
+    Raises DataError for a missing or empty folder, or a class that only a held-out split has; UsageError for an unknown
+    name.
     """
     data = open_by_layout(
         os.fspath(source),
@@ -83,19 +85,19 @@ def open_data(
 
 
 def resolve_source(source: str | os.PathLike[str]) -> str:
-    """A data set's name that is valid in every folder: an absolute path for what lies on disk (symbolic links are
+    """Return a dataset name that is valid in every folder: an absolute path for sources on disk (symbolic links are
     kept), else unchanged."""
     name = os.fspath(source)
     return os.path.abspath(name) if is_on_disk(name) else name
 
 
 def is_on_disk(source: str) -> bool:
-    """Whether a data set's name is a path or a pattern of paths, rather than `open_digits` or `hf:org/name`."""
+    """Return whether a dataset name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
     return source != "digits" and not source.startswith(NAMED_SOURCE_PREFIXES)
 
 
 def get_public_name(source: str) -> str:
-    """A data set's name without the folders above it, for what is shipped to others: `pets` for `/home/me/pets`."""
+    """Return a dataset's name without its parent folders, for shared files: `pets` for `/home/me/pets`."""
     return Path(source).name if is_on_disk(source) else source
 
 
@@ -109,8 +111,8 @@ def open_run_source(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open the data set that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError
-    where it is gone."""
+    """Open the dataset that a run was trained on, `source` in its config.yaml. Raises as `open_data`, and DataError if
+    it is missing."""
     try:
         return open_data(
             source, split_seed, group_by=group_by, stills=stills, axes=axes, ignore_index=ignore_index, targets=targets
@@ -118,22 +120,19 @@ def open_run_source(
     except DataError as error:
         if not is_on_disk(source) or os.path.lexists(source):
             raise
-        hint = (
-            f"name the data where they are now, as in `vitreous evaluate "
-            f"{escape_unprintable(run)} DATA`, or put them back"
-        )
+        hint = f"pass the new location, as in `vitreous evaluate {escape_unprintable(run)} DATA`, or put them back"
         problem = f"{escape_unprintable(run)} was trained on {escape_unprintable(source)}"
         if not os.path.isabs(source):
-            problem += f", a relative path that does not exist below {escape_unprintable(os.getcwd())}"
-            raise DataError(problem, f"go to the folder it starts from, or {hint}") from None
+            problem += f", a relative path that does not exist in {escape_unprintable(os.getcwd())}"
+            raise DataError(problem, f"change to the folder that it is relative to, or {hint}") from None
         parent = next(folder for folder in Path(source).parents if folder.exists())
-        problem += f", which is not there any more: of its path only {escape_unprintable(parent)} exists"
+        problem += f", which no longer exists: the last existing folder of its path is {escape_unprintable(parent)}"
         raise DataError(problem + (f" ({error.message})" if "{" in source else ""), hint) from None
 
 
 def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -> Data | FileSplit:
-    """A data set, with `targets` as `open_data` has them; or, where it has neither labels nor splits of its own, or
-    cannot be opened as one, every image below the folder. Raises DataError where there are none."""
+    """Open a dataset, with `targets` as in `open_data`. If it has neither labels nor splits, or is no dataset, open
+    every image below the folder. Raises DataError if there are none."""
     try:
         data = open_data(source, targets=targets)
     except DataError:
@@ -146,9 +145,9 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
 
 
 def check_digits_folder() -> None:
-    """Raise UsageError where `open_digits` may also mean a folder of images in the working directory."""
+    """Raise UsageError if `digits` is ambiguous: the working directory has a folder of images with this name."""
     home = Path("digits")
-    if not home.is_dir() or (home / "config.yaml").exists():  # the latter is a run
+    if not home.is_dir() or (home / "config.yaml").exists():  # a folder with config.yaml is a run
         return
     if next(iterate_images(home), None):
         problem = f"digits is the embedded data set, and a folder of images in {escape_unprintable(os.getcwd())}"
@@ -156,17 +155,17 @@ def check_digits_folder() -> None:
 
 
 def check_ignore_index(path: Path, ignore_index: int) -> None:
-    """Raise UsageError for a negative number, and for data without class maps in files."""
+    """Raise UsageError for a negative index, and for data without class map files."""
     if ignore_index < 0:
-        raise UsageError(f"--ignore-index cannot be {ignore_index}", "name a number that masks have, such as 100")
+        raise UsageError(f"--ignore-index {ignore_index} is negative", "use a mask value, such as 100")
     if not path.is_dir() or not any(fits(path) for fits, _ in (*MASK_LAYOUTS, *SIBLING_MASK_LAYOUTS)):
-        problem = f"--ignore-index is for class maps, and {escape_unprintable(path)} has none beside its images"
-        raise UsageError(problem, "leave it out, or name a folder with images/ and masks/")
+        problem = f"--ignore-index needs class maps, but {escape_unprintable(path)} has none"
+        raise UsageError(problem, "omit it, or choose a folder with images/ and masks/")
 
 
 def open_unannotated_folder(path: Path, split_seed: int) -> Data:
-    """Open a folder of images without annotations. Where it is none, or its images have no labels, errors name a data
-    set inside it. Raises DataError as `open_image_folder`."""
+    """Open a folder of images without annotations. If it has no images or no labels, the error suggests a dataset
+    inside it. Raises DataError as `open_image_folder`."""
     try:
         data = open_image_folder(path, split_seed)
     except DataError as error:
@@ -184,8 +183,8 @@ def open_unannotated_folder(path: Path, split_seed: int) -> Data:
 
 
 def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
-    """Return the first data set in a folder and in two levels of folders below it: one with annotations, or, unless
-    `annotated`, one with class folders or a table of labels; None without one."""
+    """Return the first dataset in a folder and two levels below it: one with annotations, or, unless `annotated`, one
+    with class folders or a table of labels; None if there is none."""
     level = [root]
     for _ in range(3):
         for home in level:
@@ -200,7 +199,7 @@ def find_inner_source(root: Path, annotated: bool = False) -> Path | None:
 
 
 def is_annotated(home: Path) -> bool:
-    """Whether a folder has images with annotations in one of the layouts, also one that is refused."""
+    """Return whether a folder has images with annotations in a recognised layout, even an invalid one."""
     try:
         return any(fits(home) for fits, _ in (*COCO_LAYOUTS, *MASK_LAYOUTS, *OBJECT_LAYOUTS, *SIBLING_MASK_LAYOUTS))
     except DataError:
@@ -208,7 +207,7 @@ def is_annotated(home: Path) -> bool:
 
 
 def has_class_layout(home: Path) -> bool:
-    """Whether a folder, or a folder of a split in it, has at least two folders of images that may be classes."""
+    """Return whether a folder, or a split folder in it, has at least two folders of images that may be classes."""
     try:
         return any(map(has_class_folders, (home, *find_split_folders(home).values())))
     except DataError:
@@ -216,7 +215,7 @@ def has_class_layout(home: Path) -> bool:
 
 
 def find_label_table(home: Path) -> Path | None:
-    """Return the first CSV file directly in a folder with the columns path and label; None without one."""
+    """Return the first CSV file directly in a folder with the columns path and label; None if there is none."""
     for place in sorted(home.glob("*.csv")):
         try:
             with open(place, encoding="utf-8-sig") as file:
@@ -237,9 +236,8 @@ def open_by_layout(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open the data set of that name, in the layout that it has; of a table the groups are those of the column
-    `group_by`, if it is one; `stills`, `axes`, `ignore_index` and `targets` as `open_data` has them. Raises DataError
-    and UsageError as `open_data`."""
+    """Open a dataset by its detected layout; in a table, `group_by` may be a column. `stills`, `axes`, `ignore_index`
+    and `targets` as in `open_data`. Raises DataError and UsageError as `open_data`."""
     if ignore_index is not None:
         check_ignore_index(Path(name), ignore_index)
     if name == "digits":
@@ -251,7 +249,7 @@ def open_by_layout(
         )
     path = Path(name)
     if axes not in (None, 1, 2, 3):
-        raise UsageError(f"--axes cannot be {axes}", "1 are signals, 2 pictures, 3 volumes")
+        raise UsageError(f"--axes {axes} is not 1, 2 or 3", "use 1 for signals, 2 for images, 3 for volumes")
     asked = next((one for one in MODALITIES.values() if one.array_axes == axes), None) if axes is not None else None
     if asked is not None and path.is_dir() and not (axes == 3 and has_volume_masks(path)):
         opened = asked.open_folder(path, split_seed, is_asked=True)
@@ -291,11 +289,9 @@ def open_by_layout(
             return open_box_table(path, split_seed)
         return open_table(path, split_seed, group_by, axes, targets)
     if path.exists():
-        raise DataError(f"{escape_unprintable(path)} is a file, not a data set", FOLDER_LAYOUT_HINT)
+        raise DataError(f"{escape_unprintable(path)} is a file, not a dataset", FOLDER_LAYOUT_HINT)
     if "/" not in name and os.sep not in name and suggest_nearest(name, ["digits"]):
-        raise DataError(
-            f"no folder and no data set named {escape_unprintable(name)}", suggest_nearest(name, ["digits"])
-        )
+        raise DataError(f"no folder or dataset named {escape_unprintable(name)}", suggest_nearest(name, ["digits"]))
     if ":" in name:
         raise UsageError(f"data source {name} is not supported yet", FOLDER_LAYOUT_HINT)
     raise DataError(

@@ -1,6 +1,6 @@
-"""Samples with or without labels, and the data sets that they make up.
+"""Splits of samples with or without labels, and datasets made of splits.
 
-A `Split` gives any of its samples at any time, as it is stored, and knows nothing of batches or tensors.
+A `Split` returns any of its samples in stored form, by index. Batches and tensors are built elsewhere.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from vitreous.errors import DataError, escape_unprintable
 class Split(Protocol):
     """Samples and their labels, in a fixed order.
 
-    `labels`: (n,) int64, positions in the data set's class list; (n, K) float32, 1 for each class that an image has;
-    (n, T) float64, values of targets, NaN for none; or (n, 0) float32 where the data have no labels.
+    `labels`: (n,) int64, indices in the dataset's class list; (n, K) float32, 1 for each class of an image; (n, T)
+    float64, values of targets, NaN if missing; or (n, 0) float32 for data without labels.
     """
 
     @property
@@ -35,15 +35,15 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """The stored bytes of an image file, or pixels (H, W[, C]). Raises DataError where they cannot be read."""
+        """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError if they cannot be read."""
         ...
 
     def name(self, sample: int) -> str:
-        """Human-readable name of a sample for messages: its path, or its number."""
+        """Return the human-readable name of a sample for messages: its path, or its number."""
         ...
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Split:
-        """The samples at these positions (m,), in this order; with other labels, if they are given."""
+        """Return the samples at these indices (m,), in this order, with other labels if they are passed."""
         ...
 
     def update(self, digest: Any) -> None:
@@ -52,22 +52,22 @@ class Split(Protocol):
 
 
 def is_labelled(split: Split) -> bool:
-    """Whether the samples of a split have labels."""
+    """Return whether the samples of a split have labels."""
     return split.labels.ndim == 1 or split.labels.shape[1] > 0
 
 
 def has_target_values(labels: np.ndarray) -> bool:
-    """Whether labels are values of targets, (n, T) float64, not classes."""
+    """Return whether labels are values of targets, (n, T) float64, rather than classes."""
     return labels.dtype == np.float64
 
 
 def decode_sample(split: Split, sample: int, channels: int) -> Image.Image:
-    """The decoded image of one sample, `RGB` for 3 channels and `L` for 1. Raises DataError."""
+    """Decode one sample as an image, `RGB` for 3 channels and `L` for 1. Raises DataError."""
     return decode_to_pillow(split.raw(sample), channels, split.name(sample))
 
 
 class Paths(Sequence[Path]):
-    """Paths in one byte string, which forked processes share without copying: a million take 100 MB."""
+    """Paths in one byte string, which forked processes share without copying; a million paths take 100 MB."""
 
     def __init__(self, paths: Iterable[str | bytes | os.PathLike[str]]) -> None:
         words = [os.fsencode(path) for path in paths]
@@ -96,11 +96,11 @@ class Paths(Sequence[Path]):
         return Path(self.text(places)) if isinstance(places, int) else [self[place] for place in places]
 
     def encoded_path(self, index: int) -> bytes:
-        """A path as the system has it."""
+        """Return a path as bytes in the system's encoding."""
         return self._bytes[int(self._ends[index - 1]) if index else 0 : int(self._ends[index])]
 
     def text(self, index: int) -> str:
-        """A path as text; to make a `Path` takes as long as to open the file."""
+        """Return a path as text; creating a `Path` takes as long as opening the file."""
         return os.fsdecode(self.encoded_path(index))
 
     def __eq__(self, other: object) -> bool:
@@ -108,7 +108,8 @@ class Paths(Sequence[Path]):
 
 
 def strip_common_folder(paths: list[str]) -> list[str]:
-    """Paths relative to the innermost folder that holds them all: `os.path.commonpath`, in less time and memory."""
+    """Return paths relative to their innermost common folder: like `os.path.commonpath`, but with less time and
+    memory."""
     if os.sep != "/" or any(mark in f"{path}/" for path in paths for mark in ("//", "/./", "/../")):
         root = os.path.commonpath(paths)
         return [os.path.relpath(path, root) for path in paths]
@@ -133,14 +134,14 @@ class FileSplit:
         return len(self.paths)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """The bytes of a file. Raises DataError."""
+        """Return the bytes of a file. Raises DataError."""
         return read_input_file(self.path(sample))
 
     def name(self, sample: int) -> str:
         return escape_unprintable(self.path(sample))
 
     def path(self, sample: int) -> str:
-        """The path as text."""
+        """Return the path as text."""
         return self.paths.text(sample)
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
@@ -163,7 +164,7 @@ class ArraySplit:
         return len(self.pixels)
 
     def raw(self, sample: int) -> np.ndarray:
-        """The pixels of an image, (H, W) or (H, W, C)."""
+        """Return the pixels of an image, (H, W) or (H, W, C)."""
         return self.pixels[sample]
 
     def name(self, sample: int) -> str:
@@ -177,10 +178,10 @@ class ArraySplit:
 
 
 class Store(Protocol):
-    """Files that hold many images each; a row is one image."""
+    """Files that contain many images each; a row is one image."""
 
     def read(self, row: int) -> bytes | np.ndarray:
-        """The stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
+        """Return the stored bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         ...
 
     def name(self, row: int) -> str: ...
@@ -195,7 +196,7 @@ S = TypeVar("S", bound=Store)
 
 @dataclass(frozen=True, eq=False)
 class StoreSplit(Generic[S]):
-    """Some images of a store: rows (n,) int64, and their labels (n,) int64 or (n, K) float32."""
+    """Images of a store: rows (n,) int64, and their labels (n,) int64 or (n, K) float32."""
 
     store: S
     rows: np.ndarray
@@ -205,7 +206,7 @@ class StoreSplit(Generic[S]):
         return len(self.rows)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """The stored bytes or pixels of an image. Raises DataError."""
+        """Return the stored bytes or pixels of an image. Raises DataError."""
         return self.store.read(int(self.rows[sample]))
 
     def name(self, sample: int) -> str:
@@ -220,56 +221,56 @@ class StoreSplit(Generic[S]):
 
 @dataclass(frozen=True)
 class Data:
-    """A data set: its class names in order, or those of its targets, its splits, and a fingerprint of what it holds."""
+    """A dataset: ordered class or target names, splits and metadata."""
 
     name: str
     classes: tuple[str, ...]
     splits: dict[str, Split]
     notes: list[str] = field(default_factory=list)
-    unsplit: bool = False  # a folder of classes, or a table without splits: its splits were drawn here
-    # all images to train on, where `val` is some of them: it was drawn here, or comes so (VTAB-1k)
+    unsplit: bool = False  # a folder of classes, or a table without splits: the splits were drawn by this package
+    # all training images, if `val` is a subset of them: drawn here, or predefined (VTAB-1k)
     whole: Split | None = None
-    # class -> what people call it, where the class has another name (a synset)
+    # class -> human-readable title, for classes with other names (synsets)
     titles: dict[str, str] = field(default_factory=dict)
-    # class -> rare, common or frequent, where the files of a federated data set say so
+    # class -> rare, common or frequent, if a federated dataset's files define it
     frequency: dict[str, str] = field(default_factory=dict)
-    # (n,) int64, of `whole` or else of `train`: images of one number are never drawn apart
+    # (n,) int64, of `whole` or else of `train`: images of the same group are not divided between splits
     groups: np.ndarray | None = None
-    group_column: str | None = None  # of a table, that names them
-    identity: str = ""  # the fingerprint that it had before images were left out of it by a list, where any were
-    unlearnable: DataError | None = None  # why no annotated object of the training images can be learned
-    unlabelled: DataError | None = None  # why the images have no labels; None where they have, or that is plain
-    unread_annotations: str | None = None  # a file of annotations beside class folders, which do not use it
-    latents: Latents | None = None  # of what, where the samples are latents
-    targets: tuple[str, ...] = ()  # names of the values that images have in the place of classes
-    label_column: str = "label"  # of a table, that holds the labels
+    group_column: str | None = None  # the table column that defines the groups
+    identity: str = ""  # the fingerprint before an exclusion list was applied, if any
+    unlearnable: DataError | None = None  # why the training images have no usable annotated object
+    unlabelled: DataError | None = None  # why the images have no labels; None if labelled or self-evident
+    unread_annotations: str | None = None  # an unused annotation file next to class folders
+    latents: Latents | None = None  # description of latents, if the samples are latents
+    targets: tuple[str, ...] = ()  # names of regression targets, instead of classes
+    label_column: str = "label"  # the table column with the labels
 
     def split(self, name: str) -> Split:
-        """The split of that name. Raises DataError, with those that there are."""
+        """Return the split of that name. Raises DataError, with the available splits."""
         if name not in self.splits:
-            raise DataError(f"{self.name} has no {name} split", f"it has {', '.join(self.splits)}: use --split")
+            raise DataError(f"{self.name} has no {name} split", f"its splits are {', '.join(self.splits)}: use --split")
         return self.splits[name]
 
     @property
     def labelled(self) -> bool:
-        """Whether the images have labels; without, `classes` is empty and labels are (n, 0) float32."""
+        """Whether the images have labels; if not, `classes` is empty and labels are (n, 0) float32."""
         return is_labelled(next(iter(self.splits.values())))
 
     @property
     def multilabel(self) -> bool:
-        """Whether labels are (n, K) float32: an image may have several, or none."""
+        """Whether labels are (n, K) float32: an image may have any number of classes."""
         return self.labelled and not self.targets and next(iter(self.splits.values())).labels.ndim == 2
 
     @property
     def label_kind(self) -> LabelKind:
-        """What differs between labels of one class an image and of several."""
+        """The behaviour of single-label or multi-label data."""
         return get_label_kind(self.multilabel)
 
     def with_holdout(self, share: float | None, split_seed: int) -> Data:
-        """The data with that share of all training images as `val`, drawn within each class; None: as they are.
+        """Return the data with that share of all training images as `val`, drawn within each class; None: unchanged.
 
-        What was drawn for validation before goes back into training first. 0 holds nothing out: then a `val` of the
-        data's own stays what it is.
+        Images that were drawn for validation before are returned to training first. 0 holds nothing out; a predefined
+        `val` is then kept.
         """
         if share is None:
             return self
@@ -281,15 +282,15 @@ class Data:
             groups = groups[parts["train"]] if groups is not None else None
             notes = [f"held out {len(parts['val'])} of {len(train)} training images (split seed {split_seed})"]
         elif self.whole:
-            notes = ["no image is kept for validation: the run trains on all"]
+            notes = ["no images are held out for validation"]
         else:
             drawn |= {name: split for name, split in self.splits.items() if name == "val"}
         drawn |= {name: split for name, split in self.splits.items() if name == "test"}
         return replace(self, splits=drawn, notes=notes, whole=None, groups=groups)
 
     def fingerprint(self) -> str:
-        """SHA-256 over class names, splits, sample names and labels; file contents are not read. A list of exclusions
-        changes nothing."""
+        """The SHA-256 of class names, splits, sample names and labels, without file contents. An exclusion list does
+        not change it."""
         if self.identity:
             return self.identity
         digest = hashlib.sha256("\n".join(self.classes or self.targets).encode())
@@ -301,26 +302,28 @@ class Data:
 
 
 def create_empty_labels(count: int) -> np.ndarray:
-    """The labels of `count` samples without labels, (count, 0) float32."""
+    """Return the labels of `count` samples without labels, (count, 0) float32."""
     return np.zeros((count, 0), np.float32)
 
 
 def require_labels(data: Data) -> None:
-    """Raise DataError, with the reason, for data whose images have no labels."""
+    """Raise DataError, with the reason, if the images have no labels."""
     if not data.labelled:
-        raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "name data with classes")
+        raise data.unlabelled or data.unlearnable or DataError(f"{data.name} has no labels", "use data with classes")
     if data.targets and not any(is_labelled(split) for split in data.splits.values()):
         raise DataError(f"{data.name}: no image has a value of {', '.join(data.targets)}", "fill in some")
     if not data.targets and not any(data.label_kind.has_label(split.labels) for split in data.splits.values()):
-        raise data.unlearnable or DataError(f"{data.name}: no image has a label", "name the classes of the images")
+        raise data.unlearnable or DataError(f"{data.name}: no image has a label", "add the classes of the images")
 
 
 def ensure_val_split(
     splits: dict[str, Split], seed: int, notes: list[str], groups: np.ndarray | None = None
 ) -> tuple[dict[str, Split], Split | None]:
-    """Order splits; leave out those that `drop_unusable_splits` names; draw a missing `val` from `train`, with a note,
-    and then return that whole `train` too. `groups`, (n,) int64, are never drawn apart. Raises DataError where `train`
-    has no images."""
+    """Order splits, apply `drop_unusable_splits`, and draw a missing `val` from `train`.
+
+    Adds a note for a drawn `val`, and then also returns the complete `train`. `groups`, (n,) int64, are not divided.
+    Raises DataError if `train` has no images.
+    """
     splits, whole = drop_unusable_splits(splits, notes), None
     if "val" not in splits:
         whole = splits["train"]
@@ -331,27 +334,29 @@ def ensure_val_split(
 
 
 def drop_unusable_splits(splits: dict[str, Split], notes: list[str]) -> dict[str, Split]:
-    """The splits without those that nothing can be measured on, each with a note: a split without images, and one
-    without labels where `train` has labels. A layout gives a split of which no image has a label the labels
-    `create_empty_labels`; this is the one place that decides what becomes of it. Raises DataError where `train` has no
-    images."""
+    """Drop splits that cannot be evaluated, with a note for each: empty ones, and unlabelled ones if `train` has
+    labels.
+
+    A layout represents a split without labels by `create_empty_labels`; only this function decides whether such a split
+    is used. Raises DataError if `train` has no images.
+    """
     if not len(splits["train"]):
         others = ", ".join(name for name, split in splits.items() if len(split))
         problem = f"the train split has no images{f', {others} has' if others else ''}"
-        raise DataError(problem, "put the training images into train, or name another folder")
+        raise DataError(problem, "put the training images into train, or choose another folder")
     usable = dict[str, Split]()
     for name, split in splits.items():
         if not len(split):
-            notes.append(f"{name} has no images and is left out")
+            notes.append(f"{name} has no images and is ignored")
         elif is_labelled(splits["train"]) and not is_labelled(split):
-            notes.append(f"{name} has {len(split):,} images without labels and is left out")
+            notes.append(f"{name} has {len(split):,} images without labels and is ignored")
         else:
             usable[name] = split
     return usable
 
 
 def hold_out_val(whole: Split, seed: int, groups: np.ndarray | None = None) -> tuple[dict[str, Split], str]:
-    """Hold out a tenth of the training images, in groups (n,) if given -> `train` and `val`, and a note."""
+    """Hold out a tenth of the training images, by groups (n,) if passed -> `train` and `val`, and a note."""
     parts = draw_stratified_splits(whole.labels, seed, {"val": 0.1}, groups)
     if not len(parts["val"]):
         return {"train": whole}, "too few images to hold any out for validation"
@@ -362,7 +367,7 @@ def hold_out_val(whole: Split, seed: int, groups: np.ndarray | None = None) -> t
 
 
 def hash_file_times(split: Split, digest: Any) -> None:
-    """Feed a digest of hashlib with the sizes and times of a split's files, where it is made of files."""
+    """Update a hashlib digest with the sizes and times of a split's files, if it has files."""
     if isinstance(split, FileSplit):
         for path in split.paths:
             try:

@@ -1,4 +1,4 @@
-"""Mean and deviation of each channel over a split, for images whose channels nobody has measured before."""
+"""Measure the mean and std of each channel of a split, for images without published statistics."""
 
 from __future__ import annotations
 
@@ -13,52 +13,51 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.data.split import Split
 from vitreous.errors import DataError
 
-MAX_MOMENTS_IMAGES = 10_000  # images, spread over the split, that stand for all
-STD_TOLERANCE = 1e-7  # of the mean: a deviation below is that of float32
-MOMENTS_CHUNK_SIZE = 64  # images that a worker measures at a time
+MAX_MOMENTS_IMAGES = 10_000  # images sampled evenly from the split
+STD_TOLERANCE = 1e-7  # relative to the mean: a std below is float32 rounding error
+MOMENTS_CHUNK_SIZE = 64  # images that a worker measures per chunk
 
 ChannelMoments = tuple[
     int, np.ndarray, np.ndarray
-]  # pixels, and of each channel (C,) their mean and their sum of squares
+]  # number of pixels, and for each channel (C,) the mean and the sum of squares
 
 
 def measure_channel_statistics(
     split: Split, preprocess: Preprocess, workers: int = 0
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation of each channel at the model's size, in units of `preprocess.peak`, the same for any number of
-    workers.
+    """Measure the mean and std of each channel at the model's size, in units of `preprocess.peak`.
 
-    One pass: each image's own moments are merged, in order, in float64 (Chan, Golub and LeVeque, 1983). Images that
-    cannot be read and pixels without data are left out; a channel that never changes has deviation 1. Raises DataError
-    where nothing can be read.
+    The result does not depend on the number of workers. One pass: each image's moments are merged in order, in float64
+    (Chan, Golub and LeVeque, 1983). Unreadable images and invalid pixels are left out; a constant channel gets std 1.
+    Raises DataError if no image can be read.
     """
     if len(split) > MAX_MOMENTS_IMAGES:
         split = split.take(np.linspace(0, len(split) - 1, MAX_MOMENTS_IMAGES).astype(np.int64))
     count, mean, spread, error = 0, np.zeros(preprocess.channels), np.zeros(preprocess.channels), None
-    places = [
+    chunks = [
         list(range(low, min(low + MOMENTS_CHUNK_SIZE, len(split)))) for low in range(0, len(split), MOMENTS_CHUNK_SIZE)
     ]
-    for rows in map_in_workers(MomentsDataset(split, preprocess), places, workers, list, 2 if workers else None):
+    for rows in map_in_workers(MomentsDataset(split, preprocess), chunks, workers, list, 2 if workers else None):
         for row in rows:
             if isinstance(row, DataError):
                 error = error or row
                 continue
-            size, own, squares = row
+            size, image_mean, squares = row
             if not size:
                 continue
-            apart, whole = own - mean, count + size
-            spread += squares + apart**2 * (count * size / whole)
-            mean += apart * (size / whole)
-            count = whole
+            difference, total = image_mean - mean, count + size
+            spread += squares + difference**2 * (count * size / total)
+            mean += difference * (size / total)
+            count = total
     if not count:
-        raise error or DataError("there are no pictures to measure channels on")
+        raise error or DataError("there are no images to measure channel statistics on")
     deviation = np.sqrt(spread / count)
     deviation = np.where(deviation > STD_TOLERANCE * np.abs(mean), deviation, 1.0)
     return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
 class MomentsDataset(Dataset):
-    """A sample -> the moments of its channels, or the DataError that stands for them."""
+    """Map a sample to the moments of its channels, or to the DataError of the image."""
 
     def __init__(self, split: Split, preprocess: Preprocess) -> None:
         self.split, self.preprocess = split, preprocess
@@ -71,8 +70,8 @@ class MomentsDataset(Dataset):
 
 
 def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) -> ChannelMoments:
-    """Measure the channels of an image at the model's size, without the pixels that have no data and those that
-    resampling mixes with them. Raises DataError."""
+    """Measure the channels of an image at the model's size, excluding invalid pixels and pixels that resampling mixes
+    with them. Raises DataError."""
     picture = preprocess.decode(open_sample(split, sample), split.name(sample))
     image, void = preprocess.to_array(picture), get_void_mask(picture)
     pixels = image.reshape(len(image), -1) / np.float64(preprocess.peak)
@@ -80,5 +79,5 @@ def measure_sample_moments(split: Split, preprocess: Preprocess, sample: int) ->
         shown = preprocess.to_array((Image.fromarray(void.astype(np.float32)),))
         pixels = pixels[:, shown.ravel() == 0]
     size = pixels.shape[1]
-    own = pixels.mean(1) if size else np.zeros(len(pixels))
-    return size, own, ((pixels - own[:, None]) ** 2).sum(1)
+    mean = pixels.mean(1) if size else np.zeros(len(pixels))
+    return size, mean, ((pixels - mean[:, None]) ** 2).sum(1)

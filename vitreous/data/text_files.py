@@ -1,7 +1,7 @@
-"""Text of annotation, list and class files: one strict reader for every format.
+"""Read text of annotation, list and class files, with one strict reader for every format.
 
-UTF-8 is read with or without a byte-order mark, UTF-16 and UTF-32 with one. Any other encoding is refused, and the
-message names the line and the likely encoding.
+UTF-8 is read with or without a byte-order mark, UTF-16 and UTF-32 with one. Other encodings are rejected, and the
+message contains the line and the likely encoding.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from vitreous.data.decoding.decode import read_input_file
 from vitreous.errors import DataError, escape_unprintable
 
 BYTE_ORDER_MARK = "\ufeff"
-ENCODINGS = {  # byte-order mark -> encoding; that of UTF-16 LE begins that of UTF-32 LE
+ENCODINGS = {  # byte-order mark -> encoding; UTF-32 first, as the mark of UTF-16 LE is its prefix
     codecs.BOM_UTF32_LE: "UTF-32",
     codecs.BOM_UTF32_BE: "UTF-32",
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -40,7 +40,8 @@ def read_lines(path: str | os.PathLike[str]) -> list[str]:
 
 
 def contains_word(path: str | os.PathLike[str], word: str) -> bool:
-    """Whether a file contains an ASCII word in UTF-8, UTF-16 or UTF-32. Raises DataError for an unreadable file."""
+    """Return whether a file contains an ASCII word in UTF-8, UTF-16 or UTF-32. Raises DataError for an unreadable
+    file."""
     content = read_input_file(path)
     return any(
         word.encode(encoding) in content for encoding in ("utf-8", "utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
@@ -67,12 +68,12 @@ def decode_text(content: bytes, name: str) -> str:
         raise wrong_encoding_error(content, name, error.start) from None
     if "\0" in text:
         raise wrong_encoding_error(content, name, content.index(b"\0"))
-    # files that were joined have a mark at the start of a later line
+    # concatenated files have a mark at the start of a later line
     return text.replace("\n" + BYTE_ORDER_MARK, "\n").removeprefix(BYTE_ORDER_MARK)
 
 
 def wrong_encoding_error(content: bytes, name: str, position: int) -> DataError:
-    """Return the error for bytes that are not UTF-8 from `position` on; it names the likely encoding."""
+    """Return the error for bytes that are not UTF-8 from `position` on, with the likely encoding."""
     line = content.count(b"\n", 0, position) + 1
     zeros = [
         content[start : start + 4096 : 2].count(0) / max(1, len(content[start : start + 4096 : 2])) for start in (0, 1)

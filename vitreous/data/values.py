@@ -1,6 +1,6 @@
-"""Values as labels: (n, T) float64 for T targets, NaN where an image has no value of a target.
+"""Regression labels: (n, T) float64 for T targets, NaN if an image has no value of a target.
 
-Only labels of values are float64: class numbers are int64, and labels of several classes float32.
+Only regression labels are float64: class indices are int64, and multi-label data float32.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from vitreous.data.split import Data, Split, create_empty_labels, has_target_val
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 MISSING_VALUE_CELLS = ("", "nan", "na", "n/a", "null", "none")  # cells without a value
-#: how notes on a split that was drawn within classes begin
+#: prefixes of notes about a split that was drawn within classes
 DRAWN_NOTES = ("held out ", "multi-label: ", "too few images to hold any out")
-MANY_NUMBERS = 20  # different numbers as labels from which they may be counts
-FEW_IMAGES = 5  # of a number, below which it is hardly a class
+MANY_NUMBERS = 20  # minimum distinct numbers for class names that may be counts
+FEW_IMAGES = 5  # images per number, below which it is hardly a class
 
 
 def is_numeric_text(text: str) -> bool:
-    """Whether a text, as the name of a class, is a finite number."""
+    """Return whether a text, as the name of a class, is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:
@@ -29,26 +29,27 @@ def is_numeric_text(text: str) -> bool:
 
 
 def is_value(cell: str) -> bool:
-    """Whether a cell is a finite number, or empty."""
+    """Return whether a cell is a finite number, or empty."""
     return cell.strip().lower() in MISSING_VALUE_CELLS or is_numeric_text(cell)
 
 
 def parse_value(cell: str, column: str, where: str) -> float:
-    """The value in a cell, NaN for none. Raises DataError, naming `where`, for anything else."""
+    """Parse the value in a cell, NaN if empty. Raises DataError, with `where`, for other text."""
     if cell.strip().lower() in MISSING_VALUE_CELLS:
         return math.nan
     if not is_numeric_text(cell):
-        hint = "leave the cell empty where there is no value"
+        hint = "leave the cell empty if there is no value"
         hint = f"write decimals with a point; {hint}" if "," in cell else hint
         raise DataError(
-            f"{where}: {escape_unprintable(column)} is {escape_unprintable(cell)}, which is no number", hint
+            f"{where}: {escape_unprintable(column)} is {escape_unprintable(cell)}, which is not a number", hint
         )
     return float(cell)
 
 
 def are_measurements(data: Data) -> bool:
-    """Whether classes are measurements or counts: numbers of which one is no integer, or of which at least
-    `MANY_NUMBERS` occur and most on fewer than `FEW_IMAGES` images. An image may have one or none."""
+    """Return whether class names are measurements or counts: numbers that include a fraction, or at least
+    `MANY_NUMBERS` distinct ones of which most have fewer than `FEW_IMAGES` images. Images are single-label or
+    unlabelled."""
     if len(data.classes) < 2 or not all(map(is_numeric_text, data.classes)):
         return False
     splits = data.splits.values()
@@ -60,16 +61,16 @@ def are_measurements(data: Data) -> bool:
 
 
 def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
-    """The data with the numbers that their classes are named by as values of one target. A validation split that was
-    drawn within classes is drawn anew.
+    """Convert numeric class names to values of one target. A validation split that was drawn within classes is drawn
+    again.
 
-    Raises DataError for classes that are no numbers, for images of several classes, and for data without labels.
+    Raises DataError for non-numeric classes, for multi-label images, and for data without labels.
     """
-    hint = "name the columns with the values: --targets COLUMN"
+    hint = "choose the columns with the values: --targets COLUMN"
     if not data.classes or any(has_target_values(split.labels) for split in data.splits.values()):
         raise data.unlabelled or DataError(f"{data.name} has no values", hint)
     if other := next((name for name in data.classes if not is_numeric_text(name)), None):
-        raise DataError(f"{data.name} has classes, such as {escape_unprintable(other)}, and no values", hint)
+        raise DataError(f"{data.name} has classes, such as {escape_unprintable(other)}, but no values", hint)
     numbers = np.array(list(map(float, data.classes)))
 
     def convert(split: Split) -> Split:
@@ -78,7 +79,7 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
             return split
         if labels.ndim == 2 and (labels.sum(1) > 1).any():
             sample = int(np.argmax(labels.sum(1) > 1))
-            raise DataError(f"{data.name}: {split.name(sample)} has several labels, and no one value", hint)
+            raise DataError(f"{data.name}: {split.name(sample)} has several labels instead of one value", hint)
         if labels.ndim == 1:
             return split.take(np.arange(len(split)), numbers[labels][:, None])
         values = np.where(labels.any(1), numbers[labels.argmax(1)], np.nan)
@@ -94,18 +95,18 @@ def convert_classes_to_values(data: Data, target: str, split_seed: int) -> Data:
 
 
 def with_targets(data: Data, targets: tuple[str, ...], split_seed: int) -> Data:
-    """The data with values of these targets; where a layout has no columns, as `convert_classes_to_values`. Raises
-    DataError as that, and for several targets."""
+    """Return the data with values of these targets; without columns, as `convert_classes_to_values`. Raises DataError
+    as that function, and for several targets."""
     if not targets or data.targets:
         return data
     if len(targets) > 1:
         problem = f"{data.name} has no columns {format_first_names(targets, 5)}"
-        raise DataError(problem, "several targets are columns of a CSV or Parquet file")
+        raise DataError(problem, "use a CSV or Parquet file with a column for each target")
     return convert_classes_to_values(data, next(iter(targets)), split_seed)
 
 
 def empty_if_all_missing(values: np.ndarray) -> np.ndarray:
-    """(n, T) float64 values -> the same, or (n, 0) where there is none at all: a split that cannot be evaluated."""
+    """Return (n, T) float64 values unchanged, or (n, 0) if all are missing, for a split that cannot be evaluated."""
     return create_empty_labels(len(values)) if np.isnan(values).all() else values
 
 
@@ -116,18 +117,18 @@ def require_values(data: Data) -> None:
         present = values[:, place][~np.isnan(values[:, place])]
         if not len(present):
             raise DataError(
-                f"{data.name}: no training image has a value of {escape_unprintable(name)}", "leave the target out"
+                f"{data.name}: no training image has a value of {escape_unprintable(name)}", "omit this target"
             )
         if present.min() == present.max():
             problem = (
                 f"all {len(present):,} training images have the same value of "
                 f"{escape_unprintable(name)}, {present[0]:g}"
             )
-            raise DataError(f"{data.name}: {problem}", "leave the target out: there is nothing to learn")
+            raise DataError(f"{data.name}: {problem}", "omit this target, which is constant")
 
 
 def describe_targets(data: Data) -> str:
-    """The targets and their number of values in training, for a note: `values of age (180 images), height (175)`."""
+    """Describe the targets and their training values for a note: `values of age (180 images), height (175)`."""
     values = data.split("train").labels
     counts = (~np.isnan(values)).sum(0).tolist()
     texts = [f"{escape_unprintable(name)} ({count:,} images)" for name, count in zip(data.targets, counts, strict=True)]

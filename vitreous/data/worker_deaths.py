@@ -1,4 +1,4 @@
-"""Report the death of a data loader's worker where a batch is requested, not between any two instructions."""
+"""Report the death of a data loader's worker when a batch is requested, not at an arbitrary instruction."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitreous.errors import ResourceError
 
 
 def worker_error(error: RuntimeError) -> ResourceError:
-    """The ResourceError for what PyTorch raises when a worker has died or hangs."""
+    """Convert PyTorch's error for a dead or hanging worker to a ResourceError."""
     reason = str(error).splitlines()[0].split(". ")[0].strip(" .")
     hint = "try fewer --workers, or --workers 0"
     if "Bus error" in reason or "shared memory" in str(error):
@@ -23,19 +23,20 @@ def worker_error(error: RuntimeError) -> ResourceError:
 
 
 class WorkerDeaths:
-    """Replaces PyTorch's handler of SIGCHLD, which raises a RuntimeError wherever the main process happens to be.
+    """Replacement for PyTorch's SIGCHLD handler, which raises a RuntimeError at any point of the main process.
 
-    The error is raised at once while the main process waits for a batch, which takes up to the loader's timeout
-    otherwise, and else with the next request. So a dead worker never cuts a checkpoint or an evaluation short.
+    The error is raised immediately if the main process waits for a batch, otherwise with the next request. A dead
+    worker therefore never interrupts a checkpoint or an evaluation.
     """
 
     def __init__(self) -> None:
-        self.loaders = 0  # that are iterated over
+        self.loaders = 0  # loaders being iterated over
         self.is_waiting = False
         self.error: ResourceError | None = None
 
     def watch(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a loader that has just started its workers. Raises ResourceError where one has died."""
+        """Yield the batches of a loader that has just started its workers. Raises ResourceError if a worker has
+        died."""
         self.replace_handler()
         iterator, in_main = iter(batches), threading.current_thread() is threading.main_thread()
         self.loaders += 1
@@ -58,7 +59,7 @@ class WorkerDeaths:
                 self.error = None
 
     def replace_handler(self) -> None:
-        """Take the place of PyTorch's handler of SIGCHLD, if it is set."""
+        """Replace PyTorch's SIGCHLD handler, if it is set."""
         if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGCHLD"):
             return
         check_workers = signal.getsignal(signal.SIGCHLD)

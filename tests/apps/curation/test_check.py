@@ -507,14 +507,14 @@ def test_the_trials_of_a_grid_keep_groups_together_and_without_what_is_excluded(
 
 def test_what_is_no_group_is_refused_by_name(tmp_path):
     root = patients(tmp_path / "photos", 4)
-    for expression, said in (("(", "no regular expression"), ("patient", "0 groups"), ("(a)(b)", "2 groups")):
+    for expression, said in (("(", "not a valid regular expression"), ("patient", "0 groups"), ("(a)(b)", "2 groups")):
         with pytest.raises(UsageError, match=said):
             open_data(root, 0, expression)
     scene(1).save(root / "ant" / "stray.png")
     with pytest.raises(DataError, match=r"does not match ant/stray\.png"):
         open_data(root, 0, r"(patient\d+)")
     for opened in (partial(open_data, group_by="group"), partial(check, workers=0, group_by="group")):
-        with pytest.raises(UsageError, match=r"0 groups in parentheses[^\n]*\n  columns are those of a CSV file"):
+        with pytest.raises(UsageError, match=r"has 0 capture groups[^\n]*\n  for a column, open a CSV file"):
             opened(root)
     assert split_by_groups(open_data(root), r"^(\w+)/", root, 0).groups.max() == 1  # the path begins below the source
 

@@ -208,7 +208,7 @@ def test_one_frame_of_another_size_is_a_clip_that_cannot_be_read(tmp_path):
     write_clip(tmp_path / "b" / "clip", film(1))
     Image.new("RGB", (9, 9)).save(place / "frame_003.png")
     (row,) = check_dataset(tmp_path, workers=0)[0]["unreadable"]
-    assert row["reason"] == "its frames are of 2 sizes, 64 x 48 and 9 x 9"
+    assert row["reason"] == "its frames have 2 sizes, 64 x 48 and 9 x 9"
     content = encode(film(3), "mp4", sound=True)
     (tmp_path / "b" / "sound.mp4").write_bytes(content)
     rows = check_dataset(tmp_path, workers=0)[0]["unreadable"]

@@ -446,7 +446,7 @@ def test_an_index_that_does_not_fit_is_refused(photos, tmp_path, field, value):
     rows = np.load(path)
     rows[field][1] = value
     np.save(path, rows)
-    with pytest.raises(DataError, match="does not fit its shards"):
+    with pytest.raises(DataError, match="does not match its shards"):
         open_data(tmp_path / "out")
 
 

@@ -203,6 +203,6 @@ def test_a_file_of_other_bands_is_named_with_its_bands(tmp_path):
     Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "photo.png")
     result = say("predict", str(model), str(tmp_path / "five.tif"))
     assert result.returncode == 3
-    assert "5 bands of uint16, the model takes 3 of uint8 (RGB)" in result.stdout
+    assert "5 bands of uint16, but the model expects 3 of uint8 (RGB)" in result.stdout
     answer = predictor().segment(tmp_path / "photo.png", bad_images="skip")
-    assert answer.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, the model takes 5 bands of float32"
+    assert answer.error == f"{tmp_path / 'photo.png'}: 3 bands of uint8, but the model expects 5 bands of float32"

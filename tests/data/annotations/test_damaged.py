@@ -213,7 +213,7 @@ def test_one_message_names_the_file(written, tmp_path, form, number):
 def test_a_file_that_is_gone(written, tmp_path, form, inner):
     shutil.copytree(written / form, tmp_path / "data")
     (tmp_path / "data" / inner).unlink()
-    with pytest.raises(VitreousError, match=r"\b0\b.*(not there|has no)"):
+    with pytest.raises(VitreousError, match=r"\b0\b.*(does not exist|has no)"):
         open_data(str(tmp_path / "data"))
 
 
@@ -221,7 +221,7 @@ def test_an_image_of_a_list_that_is_gone(written, tmp_path):
     shutil.copytree(written / "yolo", tmp_path / "data")
     (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\nimages/train/nobody.png\n")
     (tmp_path / "data" / "data.yaml").write_text("train: train.txt\nval: images/val\nnames: [cat, dog, owl]\n")
-    with pytest.raises(VitreousError, match=r"nobody\.png is not there"):
+    with pytest.raises(VitreousError, match=r"nobody\.png does not exist"):
         open_data(str(tmp_path / "data"))
     (tmp_path / "data" / "train.txt").write_text("images/train/0.png\nimages/train/1.png\n")  # 2 is not in the list
     assert len(open_data(str(tmp_path / "data")).split("train")) == 2

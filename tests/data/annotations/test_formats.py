@@ -102,7 +102,7 @@ def test_a_held_out_part_is_not_written_as_validation(tmp_path):
 
 def test_conversions_that_cannot_be(tmp_path):
     boxes = open_data(str(WRITERS["voc"](tmp_path / "voc")))
-    with pytest.raises(DataError, match="boxes, no masks"):
+    with pytest.raises(DataError, match="boxes but no masks"):
         convert_annotations(boxes, tmp_path / "out", "masks")
     with pytest.raises(DataError, match="what is where"):
         convert_annotations(open_data("digits"), tmp_path / "out", "coco")

@@ -145,16 +145,16 @@ UNLEARNABLE = {
     write_difficult: "crowds",
     write_empty_boxes: "without area",
     write_outside: "outside their image",
-    write_shares: "shares of the image, not pixels",
-    write_voc_shares: "shares of the image, not pixels",
-    write_labelme_shares: "shares of the image, not pixels",
-    write_csv_shares: "shares of the image, not pixels",
+    write_shares: "relative coordinates, not pixels",
+    write_voc_shares: "relative coordinates, not pixels",
+    write_labelme_shares: "relative coordinates, not pixels",
+    write_csv_shares: "relative coordinates, not pixels",
     write_csv_sizes: "32 x 24 pixels, .*boxes.csv states 1024 x 768",
     write_voc_sizes: "states 64 x 24",
     write_no_labels: "label files do not exist",
     write_empty_labels: "none of 3 training images has an annotated object",
     write_no_shapes: "none of 3 training images has an annotated object",
-    write_empty_masks: "no object on 4 training images can be learned",
+    write_empty_masks: "no object on 4 training images is usable",
     write_constant_maps: r"has one class \(ground\)",
     write_unknown_maps: "has one class",
 }
@@ -176,7 +176,7 @@ def test_data_without_anything_to_learn_are_refused(tmp_path, write):
 @pytest.mark.parametrize("form", WRITERS)
 def test_other_data_can_be_learned(tmp_path, form):
     data = open_data(str(WRITERS[form](tmp_path)))
-    assert find_unlearnable(data) is None and not any("cannot be learned" in note for note in data.notes)
+    assert find_unlearnable(data) is None and not any("are unusable" in note for note in data.notes)
 
 
 def test_the_command_line_agrees(tmp_path):

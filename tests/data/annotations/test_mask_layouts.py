@@ -92,7 +92,7 @@ def test_a_split_without_masks_has_no_labels(tmp_path):
     Image.fromarray(scene(99)[0]).save(tmp_path / "test" / "99.png")
     data = open_data(tmp_path)
     assert list(data.splits) == ["train", "val"]
-    assert "test has 1 images without labels and is left out" in data.notes
+    assert "test has 1 images without labels and is ignored" in data.notes
 
 
 def error_of(root: Path) -> tuple[str, str]:
@@ -143,8 +143,8 @@ def test_class_folders_with_masks_beside_their_images_are_refused(tmp_path):
     write_pairs(
         tmp_path, ("benign/b ({0}).png", "benign/b ({0})_mask.png"), ("normal/n{0}.png", "normal/n{0}_mask.png")
     )
-    hint = "put images into images/ and masks into masks/ to learn masks, or move the masks away to classify"
-    message = "benign is a class folder with masks beside its images, such as b (0)_mask.png"
+    hint = "for segmentation, use folders images/ and masks/; for classification, move the masks away"
+    message = "benign is a class folder with masks next to its images, such as b (0)_mask.png"
     assert error_of(tmp_path) == (message, hint)
 
 

@@ -111,8 +111,8 @@ def unknown_colour(file):
 
 @pytest.mark.parametrize(("change", "text"), [
     (oversized, "1.png is 5 x 5 pixels, its image .*1.png 32 x 24"),
-    (unknown_class, "1.png has class 7, and there are 3"),
-    (unknown_colour, "1.png is in colours, and no file says whose"),
+    (unknown_class, "1.png has class 7, but there are 3"),
+    (unknown_colour, "1.png is a colour map, but class colours are not defined"),
     (lambda file: file.write_bytes(b"no picture"), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(file.read_bytes()[:60]), "1.png is not a readable mask"),
     (lambda file: file.write_bytes(b""), "1.png"),
@@ -128,9 +128,9 @@ def test_damaged_masks_are_refused_by_their_name(tmp_path, change, text):
 
 
 @pytest.mark.parametrize(("names", "text"), [
-    ("ground\nground\ndisc\n", "line 2: ground is there twice"),
+    ("ground\nground\ndisc\n", "line 2: ground is repeated"),
     ("ground 1 2 3\nsquare\ndisc\n", "line 2: square has no colour"),
-    ("ground\nsquare\n", "has class 2, and there are 2"),
+    ("ground\nsquare\n", "has class 2, but there are 2"),
 ])  # fmt: skip
 def test_lists_of_classes_that_cannot_be_meant_are_refused(tmp_path, names, text):
     with pytest.raises(DataError, match=text):
@@ -142,14 +142,14 @@ def test_colours_that_no_class_has_are_refused(tmp_path):
     for place in (home / "masks").iterdir():
         Image.open(place).convert("RGB").save(place)
     unknown_colour(home / "masks" / "1.png")
-    with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 of no class"):
+    with pytest.raises(DataError, match=r"1\.png has the colour 9 8 7 without a class"):
         maps_of(open_data(home))
 
 
 def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
     home = write_maps(tmp_path / "twice")
     Image.open(home / "masks" / "1.png").save(home / "masks" / "1.tif")
-    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ in their ending or Unicode form alone"):
+    with pytest.raises(DataError, match=r"1\.png and .*1\.tif differ only in suffix or Unicode form"):
         open_data(home)
     write_maps(tmp_path / "mixed" / "train")
     write_objects(tmp_path / "mixed" / "val")
@@ -158,5 +158,5 @@ def test_masks_of_two_kinds_and_two_files_of_one_name_are_refused(tmp_path):
 
 
 def test_data_without_masks_cannot_be_painted(tmp_path):
-    with pytest.raises(DataError, match="what is where"):
+    with pytest.raises(DataError, match="has no boxes, masks or class maps"):
         paint_class_maps(open_data("digits"))

@@ -1,1 +1,1 @@
-"""Boxes, masks and class maps of images, from every format that has them."""
+"""Read boxes, masks and class maps of images from all supported annotation formats."""

@@ -1,12 +1,11 @@
-"""CSV: a row for each box, with a header.
+"""CSV annotations: a header, then one row per box.
 
     image,class,left,top,right,bottom[,width,height][,split]
 
-Cells are between commas, semicolons or tabs.
-Columns are known by these names or by others in use (`filename`, `label`, `xmin`, `x1` ...); corners are pixels, of
-which the image has those from 0 to its width and height. Columns `width` and `height` state the size of the image,
-which is compared with its file. A row without a class and corners is an image without an
-object. Paths are relative to the folder of the file. Classes are in alphabetical order.
+Cells are separated by commas, semicolons or tabs. Common alternative column names are accepted (`filename`, `label`,
+`xmin`, `x1` ...). Corners are pixels, from 0 to the image's width and height. Columns `width` and `height` state the
+size of the image, which is compared with its file. A row without class and corners is an image without objects. Paths
+are relative to the folder of the file. Classes are in alphabetical order.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ COLUMN_NAMES = {
     "height": ("height", "image_height", "img_height"),
     "split": ("split", "subset", "set"),
 }
-BOX_SIZE_TOLERANCE = 1.5  # pixels by which the size of a box may differ from its corners
-MAX_CSV_HEADER_BYTES = 65536  # bytes of the first line
+BOX_SIZE_TOLERANCE = 1.5  # pixels by which a stated box size may differ from its corners
+MAX_CSV_HEADER_BYTES = 65536  # maximum bytes of the first line
 BOX_EDGE_COLUMNS = ("left", "top", "right", "bottom")
 
 
 def is_box_table(path: Path) -> bool:
-    """Whether a CSV file has columns for the corners of boxes."""
-    if not path.is_file():  # a pipe would be waited for
+    """Return whether a CSV file has columns for the corners of boxes."""
+    if not path.is_file():  # reading a pipe would block
         return False
     try:
         text = read_text(path)
-    except DataError:  # the header of a file in another encoding is read, and the file is then refused
+    except DataError:  # detect files in other encodings too; opening them raises the error
         text = read_header_line(path)
     try:
         columns = find_box_columns(next(read_csv_rows(text), []))
@@ -60,14 +59,14 @@ def is_box_table(path: Path) -> bool:
 
 
 def read_csv_rows(text: str, strict: bool = False) -> Iterator[list[str]]:
-    """Read the rows of a table between commas, or between semicolons or tabs where its header has no comma."""
+    """Yield the rows of a table separated by commas, or by semicolons or tabs if its header has no comma."""
     head = text.partition("\n")[0]
     mark = next((mark for mark in ",;\t" if mark in head), ",")
     return csv.reader(io.StringIO(text, newline=""), delimiter=mark, strict=strict)
 
 
 def read_header_line(path: Path) -> str:
-    """The first line of a file whose encoding is not known; empty where it cannot be read."""
+    """Return the first line of a file in any encoding; empty if it cannot be read."""
     try:
         with open_input_file(path) as file:
             return file.readline(MAX_CSV_HEADER_BYTES).decode("latin-1").replace("\0", "")
@@ -76,7 +75,7 @@ def read_header_line(path: Path) -> str:
 
 
 def find_box_columns(head: list[str]) -> dict[str, int]:
-    """Meaning -> position of a column."""
+    """Return the index of each recognised column by its meaning."""
     words = [word.strip().lower() for word in head]
     firsts = {
         key: next((words.index(name) for name in names if name in words), None) for key, names in COLUMN_NAMES.items()
@@ -85,9 +84,9 @@ def find_box_columns(head: list[str]) -> dict[str, int]:
 
 
 def open_box_table(path: Path, split_seed: int = 0) -> Data:
-    """Open a file. Without `val`, a tenth of `train` is held out.
+    """Open a box table. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for a header without image or class, and for rows that are no boxes, by their number.
+    Raises DataError for a header without image or class, and, with the row number, for invalid boxes.
     """
     origin = escape_unprintable(path)
     try:
@@ -104,15 +103,15 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
             continue
         where = f"{origin}, line {number}"
         if len(row) < len(head):
-            raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "mend it")
+            raise DataError(f"{where} has {len(row)} cells, the header {len(head)}", "fix the row")
         cells = {key: row[position].strip() for key, position in columns.items()}
         split = parse_split_name(cells.get("split", "train"))
         if split is None:
             raise DataError(
-                f"{where}: split {escape_unprintable(cells['split'])}", f"one of {', '.join(SPLIT_OF_NAME)}"
+                f"{where}: split {escape_unprintable(cells['split'])}", f"use one of {', '.join(SPLIT_OF_NAME)}"
             )
         if not cells["image"]:
-            raise DataError(f"{where} names no image", "give its path")
+            raise DataError(f"{where} has no image path", "add the path")
         image = os.path.normpath(
             resolve_unicode_path(path.parent / cells["image"]) or os.path.join(path.parent, cells["image"])
         )
@@ -123,7 +122,7 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
         left, top, right, bottom = parse_coordinates([cells[edge] for edge in BOX_EDGE_COLUMNS], where)
         if not cells["class"] or right < left or bottom < top:
             problem = "the box ends before it begins" if cells["class"] else "the box has no class"
-            raise DataError(f"{where}: {problem}", "mend or remove it")
+            raise DataError(f"{where}: {problem}", "fix or delete the row")
         objects.append((normalise_name(cells["class"]), Shape(0, (left, top, right, bottom))))
     classes = sorted({name for objects in boxes.values() for name, _ in objects})
     scenes: dict[str, list[Scene]] = defaultdict(list)
@@ -132,8 +131,8 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
         image = Path(name)
         if not image.is_file():
             raise DataError(
-                f"{origin}: the image {escape_unprintable(name)} is not there",
-                "paths are relative to the file's folder",
+                f"{origin}: the image {escape_unprintable(name)} does not exist",
+                "use paths relative to the file's folder",
             )
         shapes = tuple(Shape(classes.index(label), shape.box) for label, shape in objects)
         scenes[split].append(Scene(image, shapes, path, stated[split, name]))
@@ -143,8 +142,8 @@ def open_box_table(path: Path, split_seed: int = 0) -> Data:
 def collect_stated_sizes(
     sizes: Mapping[tuple[str, str], set[tuple[str, str]]], boxes: Mapping[tuple[str, str], list[tuple[str, Shape]]]
 ) -> dict[tuple[str, str], tuple[int, int] | None]:
-    """The (height, width) of each image by its columns; None for all where the columns hold something else: the sizes
-    of the boxes, or several sizes of one image."""
+    """Return the (height, width) of each image from its columns; None for all if the columns are something else: sizes
+    of boxes, or several sizes of one image."""
     stated: dict[tuple[str, str], tuple[int, int] | None] = {}
     for key, cells in sizes.items():
         height, width = min(cells)

@@ -1,4 +1,4 @@
-"""Objects laid over images: boxes with class and score, masks that let the image through; maps of instances.
+"""Draw objects on images: boxes with class and score, translucent masks, and instance maps.
 
 n objects on an image of H and W pixels. Boxes are left, top, right, bottom in pixels.
 """
@@ -14,10 +14,10 @@ from PIL import Image, ImageDraw, ImageFont
 from vitreous.data.annotations.drawing import GOLDEN_RATIO
 from vitreous.data.annotations.shapes import rle_to_mask_window
 
-MASK_OPACITY = 0.45  # of the colour of a mask over the image
-MAX_LARGE_LABELS = 12  # objects whose words are large
-MIN_LABELLED_SIDE = 160  # pixels of the shorter side of an image, below which words would hide what is under them
-LIGHT_LUMINANCE = 0.3  # relative luminance of a colour from which black letters are read more easily than white ones
+MASK_OPACITY = 0.45  # opacity of a mask's colour over the image
+MAX_LARGE_LABELS = 12  # maximum number of objects with large labels
+MIN_LABELLED_SIDE = 160  # minimum pixels of the shorter side for labels, which would cover smaller images
+LIGHT_LUMINANCE = 0.3  # relative luminance above which black text is more legible than white
 
 Colour = tuple[int, int, int]
 
@@ -29,9 +29,11 @@ def draw_objects(
     texts: Sequence[str],
     masks: Sequence[Sequence[int]] | None = None,
 ) -> Image.Image:
-    """Draw objects over an image, the first on top: `boxes` (n, 4), a colour and a text each, empty for none, and the
-    run lengths of each mask as COCO has them. Returns an RGB image; one smaller than `MIN_LABELLED_SIDE` has no texts
-    on it."""
+    """Draw objects on an image, the first on top. Returns an RGB image.
+
+    `boxes` (n, 4), a colour and a text for each (may be empty), and the run lengths of each mask in COCO's order.
+    Images smaller than `MIN_LABELLED_SIDE` get no texts.
+    """
     pixels = np.array(image.convert("RGB"))
     for number in reversed(range(len(masks or ()))):
         assert masks is not None
@@ -47,7 +49,7 @@ def draw_objects(
     for number in reversed(range(len(boxes))):
         edges = round_box(boxes[number])
         if side >= MIN_LABELLED_SIDE:
-            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 1)  # seen on what has the same colour, too
+            pen.rectangle(edges, outline=(0, 0, 0), width=thick + 1)  # visible on a background of the same colour
         pen.rectangle(edges, outline=colours[number], width=thick)
     if side >= MIN_LABELLED_SIDE:
         font = ImageFont.load_default(float(np.clip(side / (28 if len(boxes) <= MAX_LARGE_LABELS else 42), 10, 36)))
@@ -59,13 +61,13 @@ def draw_objects(
 
 
 def box_to_pixel_window(box: np.ndarray, size: tuple[int, ...]) -> tuple[int, int, int, int]:
-    """The pixels of an image (H, W) that a mask in a box (4,) can have: a pixel more on every side."""
+    """Return the pixel window of an image (H, W) for a mask in a box (4,), with a margin of one pixel."""
     low, high = np.floor(box[:2]).astype(int) - 1, np.ceil(box[2:]).astype(int) + 1
     return max(0, low[0]), max(0, low[1]), min(size[1], high[0]), min(size[0], high[1])
 
 
 def round_box(box: np.ndarray) -> tuple[int, int, int, int]:
-    """The first and the last pixels, across and down, that a box (4,) covers most of."""
+    """Return the first and last pixels, horizontally and vertically, of which a box (4,) covers more than half."""
     left, top, right, bottom = (round(float(edge)) for edge in box)
     return left, top, max(left, right - 1), max(top, bottom - 1)
 
@@ -78,7 +80,7 @@ def draw_label(
     colour: Colour,
     font: ImageFont.FreeTypeFont | ImageFont.ImageFont,
 ) -> None:
-    """Write a text on a ground of the colour: above the box, or inside where there is no room; within `size` (W, H)."""
+    """Draw a text on a coloured background above the box, or inside if there is no room; within `size` (W, H)."""
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
     width, height = int(right - left) + 6, int(bottom - top) + 6
     x = max(0, min(box[0], size[0] - width))
@@ -88,15 +90,17 @@ def draw_label(
 
 
 def is_light(colour: Colour) -> bool:
-    """Whether black letters are read more easily than white ones on a colour, by its relative luminance (WCAG 2)."""
+    """Return whether black text is more legible than white on a colour, by its relative luminance (WCAG 2)."""
     linear = [(part / 255 / 12.92) if part <= 10 else ((part / 255 + 0.055) / 1.055) ** 2.4 for part in colour]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] > LIGHT_LUMINANCE
 
 
 def render_instance_map(masks: Sequence[Sequence[int]], boxes: np.ndarray, size: tuple[int, int]) -> Image.Image:
-    """Run lengths of masks inside boxes (n, 4) on an image (H, W) -> a picture whose pixels are 1 + the number of the
-    object, 0 for none; where masks overlap, the first is on top. It has 8 bits and a palette, of more than 255
-    objects 16 bits."""
+    """Render an instance map (H, W) from run lengths of masks inside boxes (n, 4): pixels are 1 + object index, 0 for
+    none.
+
+    The first of overlapping masks is on top. The image has 8 bits and a palette, or 16 bits for more than 255 objects.
+    """
     numbers = np.zeros(size, np.uint16)
     for number in reversed(range(len(masks))):
         left, top, right, bottom = window = box_to_pixel_window(boxes[number], size)

@@ -1,4 +1,4 @@
-"""Class maps of a data set: the names of their classes, the numbers or colours that they hold, and notes on these."""
+"""Class maps of a dataset: class names, their indices or colours, and notes about them."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from vitreous.system.cores import default_worker_count
 CLASSES_FILE = "classes.txt"
 CLASS_COLOUR_LINE = re.compile(r"(.*\S)\s+([0-9]+)\s+([0-9]+)\s+([0-9]+)")
 Palette = dict[tuple[int, ...], int]
-MaskValueReader = tuple[int, Callable[[Path], np.ndarray]]  # the axes of a map of numbers, and what reads one
+MaskValueReader = tuple[int, Callable[[Path], np.ndarray]]  # axes of an index map, and its reader
 
 
 class MapClasses(NamedTuple):
-    """The names of the classes, the class numbers in each mask of each split, notes, whether maps are in black and
-    white and above which value they are white, and why the maps of the training split cannot be learned."""
+    """The class names, the class indices in each mask of each split, notes, whether maps are black and white and their
+    white threshold, and why the training maps are unusable."""
 
     names: list[str]
     present: dict[str, list[set[int]]]
@@ -51,8 +51,8 @@ def read_map_classes(
     reader: MaskValueReader,
     ignore_index: int | None,
 ) -> MapClasses:
-    """Read the class numbers of all maps: the names of their classes, notes on lossy files and on gaps. Raises
-    DataError as `collect_map_values`."""
+    """Read the class indices of all maps, their class names, and notes about lossy files and gaps. Raises DataError as
+    `collect_map_values`."""
     read = {name: collect_map_values(files, palette, reader, root) for name, files in places.items()}
     values = {name: [numbers for numbers, _ in part] for name, part in read.items()}
     errors = (error for part in read.values() for _, error in part if error is not None)
@@ -67,7 +67,7 @@ def read_map_classes(
     notes = [describe_lossy_masks(lossy, len(every), smeared)] if lossy else []
     if not names:
         names = [f"class {number}" for number in range(2 if binary else 1 + max(known, default=0))]
-        notes.append(f"classes are numbered, as {escape_unprintable(root / CLASSES_FILE)} is not there to name them")
+        notes.append(f"classes are numbered, as {escape_unprintable(root / CLASSES_FILE)} does not exist")
         if not binary and (gaps := describe_class_gaps(known)):
             notes.append(gaps)
     ignored = {VOID_VALUE, ignore_index}
@@ -82,25 +82,26 @@ def read_map_classes(
 
 
 def class_number_error(classes: np.ndarray, count: int, place: Path, root: Path) -> DataError | None:
-    """Return the error for the numbers (..., N) of a mask beyond `count` classes, or negative; None without."""
+    """Return the error for class indices (..., N) of a mask that are negative or not below `count`; None if there are
+    none."""
     largest, smallest = (int(end(initial=0)) for end in (classes.max, classes.min))
     if smallest < IGNORE_INDEX:
         return DataError(
-            f"{escape_unprintable(place)} has the negative class number {smallest}", "number classes from 0 on"
+            f"{escape_unprintable(place)} has the negative class index {smallest}", "use class indices from 0"
         )
     if largest < count:
         return None
-    problem = f"{escape_unprintable(place)} has class {largest}, and there are {count}"
+    problem = f"{escape_unprintable(place)} has class {largest}, but there are {count} classes"
     hint = (
-        f"name it in {escape_unprintable(root / CLASSES_FILE)}, one class a line from "
-        f"0 on; if {largest} marks pixels without a class"
+        f"add it to {escape_unprintable(root / CLASSES_FILE)}, one class per line from "
+        f"0; if {largest} marks ignored pixels"
     )
     return DataError(problem, f"{hint}, use --ignore-index {largest}")
 
 
 def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
-    """The names in `classes.txt`, and their colours where it has any; nothing where there is no such file. Raises
-    DataError for a line that cannot be meant."""
+    """Read the names in `classes.txt`, and their colours if it has any; empty if there is no such file. Raises
+    DataError for an invalid line."""
     place = root / CLASSES_FILE
     if not place.is_file():
         return [], None
@@ -110,9 +111,10 @@ def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
             continue
         name, colour = parse_class_line(normalise_name(line))
         if name in names or (bool(colour) != bool(palette) and names):
-            problem = "is there twice" if name in names else "has no colour, or others have none"
+            problem = "is repeated" if name in names else "has no colour, or others have none"
             raise DataError(
-                f"{escape_unprintable(place)}, line {number}: {escape_unprintable(name)} {problem}", "one class a line"
+                f"{escape_unprintable(place)}, line {number}: {escape_unprintable(name)} {problem}",
+                "write one class per line",
             )
         if colour:
             palette[colour] = len(names)
@@ -121,7 +123,7 @@ def read_classes_file(root: Path) -> tuple[list[str], Palette | None]:
 
 
 def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
-    """The name and the colour in a line of `classes.txt`; the colour is empty where the line has none."""
+    """Parse the name and the colour in a line of `classes.txt`; the colour is empty if the line has none."""
     match = CLASS_COLOUR_LINE.fullmatch(line.strip())
     colour = tuple(int(value) for value in match.groups()[1:]) if match else ()
     return (match[1], colour) if match and max(colour) < 256 else (line.strip(), ())
@@ -130,8 +132,8 @@ def parse_class_line(line: str) -> tuple[str, tuple[int, ...]]:
 def collect_map_values(
     places: Sequence[Path], palette: Palette | None, reader: MaskValueReader, root: Path
 ) -> list[tuple[set[int], DataError | None]]:
-    """The numbers in each class map; of one in colours the classes, and the error for a colour of no class. Raises
-    DataError for one that cannot be read, and for colours where the classes have none."""
+    """Collect the class indices in each class map, and the error for an unknown colour. Raises DataError for an
+    unreadable map, and for colour maps without class colours."""
 
     axes, read = reader
 
@@ -140,8 +142,8 @@ def collect_map_values(
         if mask.ndim == axes:
             return set(np.unique(mask).tolist()), None
         if palette is None:
-            hint = f"write {CLASSES_FILE}, a class a line with its colour: road 128 64 128"
-            raise DataError(f"{escape_unprintable(place)} is in colours, and no file says whose they are", hint)
+            hint = f"write {CLASSES_FILE}, one class with its colour per line: road 128 64 128"
+            raise DataError(f"{escape_unprintable(place)} is a colour map, but class colours are not defined", hint)
         colours = [decode_colour(code) for code in np.unique(encode_colours(mask)).tolist()]
         unknown = next((colour for colour in colours if colour not in palette), None)
         classes = {palette[colour] for colour in colours if colour in palette}
@@ -152,20 +154,20 @@ def collect_map_values(
 
 
 def decode_colour(code: int) -> tuple[int, int, int]:
-    """Red, green and blue of a number of `encode_colours`."""
+    """Return red, green and blue of a code from `encode_colours`."""
     return code >> 16, code >> 8 & 255, code & 255
 
 
 def unknown_colour_error(colour: tuple[int, ...], place: Path, root: Path) -> DataError:
-    """Return the error for a colour of a mask that no class has."""
-    problem = f"{escape_unprintable(place)} has the colour {' '.join(map(str, colour))} of no class"
+    """Return the error for a mask colour without a class."""
+    problem = f"{escape_unprintable(place)} has the colour {' '.join(map(str, colour))} without a class"
     if is_lossy(place):
         return DataError(f"{problem}; it is a lossy file", "save masks as PNG: compression changes their colours")
     return DataError(
-        problem, f"write {escape_unprintable(root / CLASSES_FILE)}, a class a line with its colour: road 128 64 128"
+        problem, f"write {escape_unprintable(root / CLASSES_FILE)}, one class with its colour per line: road 128 64 128"
     )
 
 
 def encode_colours(colours: np.ndarray) -> np.ndarray:
-    """(H, W, C) uint8 colours -> (H, W) int64, a number for each colour."""
+    """Encode (H, W, C) uint8 colours as (H, W) int64 codes."""
     return (colours[..., :3].astype(np.int64) * (65536, 256, 1)).sum(-1)

@@ -1,12 +1,11 @@
-"""COCO: one JSON file of boxes, polygons and run lengths for the images of a split.
+"""COCO annotations: one JSON file of boxes, polygons and run lengths for the images of a split.
 
     DIR/annotations/instances_train2017.json   DIR/train2017/*.jpg, or DIR/images/train2017/*.jpg, or DIR/images/*.jpg
     DIR/train/_annotations.coco.json           DIR/train/*.jpg, or another JSON file, the only one in the folder
     DIR/train.json                             DIR/train/*.jpg, or any images below DIR that are not in class folders
-    FILE.json                                  images beside it, or in `images` beside it
+    FILE.json                                  images next to it, or in `images` next to it
 
-Everything is found by its id: ids of images and categories may have gaps and any order. Classes are in the order of the
-ids of their categories.
+Entries are matched by id; ids of images and categories may have gaps and any order. Classes are ordered by category id.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ LVIS_FREQUENCY_NAMES = {
     "r": "rare",
     "c": "common",
     "f": "frequent",
-}  # of LVIS: in up to 10, up to 100, and more training images
-ANNOTATION_PATTERNS = ("instances_*.json", "*.json")  # in `annotations`, the first pattern that fits any
-ROBOFLOW_FILE = "_annotations.coco.json"  # in the folder of a split
-MAX_COCO_FILES = 16  # JSON files directly in a folder: more are files of single images
-MAX_DEGENERATE_CORNERS = 2  # corners of a polygon that is none: such parts are left out
+}  # LVIS: in up to 10, up to 100, and more training images
+ANNOTATION_PATTERNS = ("instances_*.json", "*.json")  # in `annotations`, the first pattern with a match
+ROBOFLOW_FILE = "_annotations.coco.json"  # in a split folder
+MAX_COCO_FILES = 16  # maximum JSON files in a folder; more are files of single images
+MAX_DEGENERATE_CORNERS = 2  # polygons with at most this many corners have no area and are dropped
 
 
 def is_coco(root: Path) -> bool:
-    """Whether a folder is a data set of this kind, or a file is one of its JSON files."""
+    """Return whether a folder is a COCO dataset, or a file is one of its JSON files."""
     if root.is_file():
         return root.suffix.lower() == ".json"
     return bool(find_coco_splits(root))
 
 
 def find_coco_splits(root: Path) -> dict[str, list[Path]]:
-    """Split -> JSON files, in the folders of splits, in `annotations`, or beside the images. Raises DataError as
-    `group_files_by_split`."""
+    """Return the JSON files of each split, from split folders, `annotations`, or next to the images. Raises DataError
+    as `group_files_by_split`."""
     inside = {split: find_split_json(home) for split, home in find_split_folders(root).items()}
     if inside := {split: [place] for split, place in inside.items() if place is not None}:
         return inside
@@ -68,7 +67,7 @@ def find_coco_splits(root: Path) -> dict[str, list[Path]]:
 
 
 def find_split_json(home: Path) -> Path | None:
-    """The JSON file in the folder of a split: Roboflow's, or the only one, where there are no class folders."""
+    """Return the JSON file in a split folder: Roboflow's, or the only one, if there are no class folders."""
     if (home / ROBOFLOW_FILE).is_file():
         return home / ROBOFLOW_FILE
     places = find_coco_files(home)
@@ -76,7 +75,7 @@ def find_split_json(home: Path) -> Path | None:
 
 
 def find_coco_files(home: Path) -> list[Path]:
-    """The JSON files directly in a folder, where all are COCO's and at most `MAX_COCO_FILES`; else none."""
+    """Return the JSON files directly in a folder, if all are COCO's and at most `MAX_COCO_FILES`; else none."""
     places = sorted(place for place in home.glob("*.json") if not is_system_name(place.name) and place.is_file())
     words = ('"annotations"', '"categories"')
     if len(places) > MAX_COCO_FILES or not all(contains_word(place, word) for place in places for word in words):
@@ -85,15 +84,16 @@ def find_coco_files(home: Path) -> list[Path]:
 
 
 def has_class_folders(home: Path) -> bool:
-    """Whether a folder has at least two folders of images that are not named like splits, images or annotations."""
+    """Return whether a folder has at least two folders of images that are not named like splits, images or
+    annotations."""
     folders = [Path(entry.path) for entry in list_entries(os.fspath(home)) if is_folder(entry)]
     classes = (place for place in folders if not has_role_name(place.name) and next(iterate_images(place), None))
     return len(list(islice(classes, 2))) == 2
 
 
 def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, list[Path]]:
-    """Split -> files, of the first pattern that fits any. Files are `train` where no name contains a split. Raises
-    DataError for a file whose name contains no split beside others, and for one whose name contains two."""
+    """Return the files of each split, from the first pattern with a match. Files are `train` if no name contains a
+    split. Raises DataError for a file without a split name among others with one, and for a name with two."""
     for pattern in patterns:
         places = sorted(place for place in folder.glob(pattern) if not is_system_name(place.name))
         named: dict[str | None, list[Path]] = defaultdict(list)
@@ -102,10 +102,10 @@ def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, lis
         unnamed = named.pop(None, [])
         if named and unnamed:
             problem = (
-                f"{escape_unprintable(unnamed[0])} names no split, "
+                f"{escape_unprintable(unnamed[0])} names no split, but "
                 f"{escape_unprintable(next(iter(named.values()))[0])} does"
             )
-            raise DataError(problem, "put train, val or test into its name, or move it out of the folder")
+            raise DataError(problem, "add train, val or test to its name, or move it out of the folder")
         if named:
             return {split: files for split, files in named.items() if split}
         if len(unnamed) == 1 or (unnamed and all(contains_word(place, '"categories"') for place in unnamed)):
@@ -114,9 +114,9 @@ def group_files_by_split(folder: Path, patterns: Sequence[str]) -> dict[str, lis
 
 
 def open_coco(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out.
+    """Open a COCO folder or one JSON file. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for what is no such JSON, for ids that are missing or there twice, and for images that are missing.
+    Raises DataError for other JSON, for missing or repeated ids, and for missing images.
     """
     files = {"train": [root]} if root.is_file() else find_coco_splits(root)
     documents = {place: read_coco_json(place) for places in files.values() for place in places}
@@ -125,10 +125,10 @@ def open_coco(root: Path, split_seed: int = 0) -> Data:
         for number, name in read_categories(document, escape_unprintable(place)).items():
             if names.setdefault(number, name) != name:
                 problem = f"category {number} is {escape_unprintable(names[number])} and {escape_unprintable(name)}"
-                raise DataError(f"{escape_unprintable(place)}: {problem} in another file", "give all files the same")
+                raise DataError(f"{escape_unprintable(place)}: {problem} in another file", "use one name")
     names, notes = drop_unused_names(names, documents.values())
     if any("keypoints" in row for document in documents.values() for row in document["annotations"]):
-        notes.append("keypoints are left out: only boxes and masks are read")
+        notes.append("keypoints are ignored: only boxes and masks are read")
     classes = {number: place for place, number in enumerate(sorted(names))}
     scenes = {
         split: [scene for place in places for scene in read_coco_scenes(documents[place], place, classes)]
@@ -143,7 +143,7 @@ def open_coco(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_coco_json(place: Path) -> dict[str, Any]:
-    """A JSON file with the lists of COCO. Raises DataError."""
+    """Read a JSON file with COCO's lists. Raises DataError."""
     origin = escape_unprintable(place)
     try:
         document = json.loads(read_text(place))
@@ -151,20 +151,20 @@ def read_coco_json(place: Path) -> dict[str, Any]:
         raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or replace the file") from None
     lists = ("images", "annotations", "categories")
     if not isinstance(document, dict):
-        raise DataError(f"{origin} is no file of COCO's", f"it has the lists {', '.join(lists)}")
+        raise DataError(f"{origin} is not a COCO file", f"a COCO file has the lists {', '.join(lists)}")
     if missing := [name for name in lists if not isinstance(document.get(name), list)]:
-        hint = f"add {', '.join(missing)}; COCO's files have the lists {', '.join(lists)}"
+        hint = f"add {', '.join(missing)}; a COCO file has the lists {', '.join(lists)}"
         if missing == ["categories"]:
             hint = f'add "categories": [{example_categories(document)}] with the names of your classes'
         raise DataError(f"{origin} has no list {' and '.join(missing)}", hint)
     for name in lists:
         if wrong := next((one for one in document[name] if not isinstance(one, dict)), None):
-            raise DataError(f"{origin}: {str(wrong)[:60]} in {name} is no object", "mend it")
+            raise DataError(f"{origin}: {str(wrong)[:60]} in {name} is not a JSON object", "fix this entry")
     return document
 
 
 def example_categories(document: dict[str, Any]) -> str:
-    """The entries for the first category ids of the annotations, as JSON."""
+    """Format example entries for the first category ids of the annotations, as JSON."""
     rows = (row for row in document["annotations"] if isinstance(row, dict))
     numbers = sorted({row["category_id"] for row in rows if is_integer(row.get("category_id"))})
     entries = [json.dumps({"id": number, "name": f"class {number}"}) for number in numbers[:3]]
@@ -172,21 +172,21 @@ def example_categories(document: dict[str, Any]) -> str:
 
 
 def read_categories(document: dict[str, Any], origin: str) -> dict[int, str]:
-    """Id -> name. Raises DataError for ids that are not integers, names that are not text, and duplicate ids."""
+    """Read {id: name} of the categories. Raises DataError for ids that are not integers, names that are not text, and
+    duplicate ids."""
     names: dict[int, str] = {}
     for row in document["categories"]:
         where = f"{origin}, category {shorten_value(row)}"
         number, name = read_id(row, "id", where), read_class_name(row.get("name"), where)
         if number in names:
-            raise DataError(f"{origin}: two categories have the id {number}", "give each its own")
+            raise DataError(f"{origin}: two categories have the id {number}", "use unique ids")
         names[number] = normalise_name(name)
     return names
 
 
 def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any]]) -> tuple[dict[int, str], list[str]]:
-    """Leave out categories that no annotation has and that stand for others: the supercategory that Roboflow writes as
-    a category, and a second category of one name. Return {id: name} of the rest, and a note on each that is left out.
-    """
+    """Drop unused categories that duplicate others: Roboflow's supercategory entry, and a second category with the same
+    name. Return {id: name} of the rest, and a note about each dropped one."""
     used = {parse_integer_id(row.get("category_id")) for document in documents for row in document["annotations"]}
     rows = {parse_integer_id(row["id"]): row for document in documents for row in document["categories"]}
     parents = {number: normalise_name(str(row.get("supercategory") or "none")).strip() for number, row in rows.items()}
@@ -201,17 +201,17 @@ def drop_unused_names(names: dict[int, str], documents: Collection[dict[str, Any
         else:
             continue
         del categories[number]
-        notes.append(f"category {number} ({escape_unprintable(name)}) is left out: no annotation has it, and {reason}")
+        notes.append(f"category {number} ({escape_unprintable(name)}) is ignored: no annotation uses it, and {reason}")
     return categories, notes
 
 
 def parse_integer_id(value: Any) -> int | None:
-    """An id as an integer, None for what `read_id` refuses."""
+    """Return an id as an integer, None if `read_id` would reject it."""
     return int(value) if is_integer(value) or (isinstance(value, float) and value.is_integer()) else None
 
 
 def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """Class -> rare, common or frequent, for those of which a federated data set says so."""
+    """Return {class: rare, common or frequent} for the classes of a federated dataset that have a frequency."""
     rows = [
         row for document in documents for row in document["categories"] if row.get("frequency") in LVIS_FREQUENCY_NAMES
     ]
@@ -219,25 +219,25 @@ def read_class_frequencies(documents: Iterable[dict[str, Any]]) -> dict[str, str
 
 
 def read_verified_classes(row: dict[str, Any], classes: dict[int, int], where: str) -> VerifiedClasses | None:
-    """What is known of an image of a federated data set beside its objects; None of others. Raises DataError, naming
-    `where`, for categories that are not there."""
+    """Read the verified classes of an image of a federated dataset; None for other datasets. Raises DataError, with
+    `where`, for unknown categories."""
     parts = []
     for name in ("neg_category_ids", "not_exhaustive_category_ids"):
         listed = row.get(name, [])
         if not isinstance(listed, list) or any(not is_integer(number) or number not in classes for number in listed):
-            raise DataError(f"{where}: {name} {str(listed)[:60]} are no categories", "they are a list of ids")
+            raise DataError(f"{where}: {name} {str(listed)[:60]} are not categories", "write a list of ids")
         parts.append(np.array([classes[number] for number in listed], np.int64))
     return VerifiedClasses(*parts) if "neg_category_ids" in row else None
 
 
 def get_image_file_name(row: dict[str, Any]) -> Any:
-    """The file name of an image; of LVIS, which has none, the end of its address."""
+    """Return the file name of an image; LVIS has none, so the last part of its URL is used."""
     address = row.get("coco_url")
     return row.get("file_name", address.rsplit("/", 1)[-1] if isinstance(address, str) else None)
 
 
 def read_coco_scenes(document: dict[str, Any], place: Path, classes: dict[int, int]) -> list[Scene]:
-    """The images of a split with their objects. Raises DataError."""
+    """Read the images of a split with their objects. Raises DataError."""
     origin, images = escape_unprintable(place), index_nearby_images(place)
     rows: dict[int, list[Shape]] = defaultdict(list)
     known: dict[int, dict[str, Any]] = {}
@@ -245,17 +245,17 @@ def read_coco_scenes(document: dict[str, Any], place: Path, classes: dict[int, i
         where = f"{origin}, image {shorten_value(row)}"
         number = read_id(row, "id", where)
         if not isinstance(get_image_file_name(row), str):
-            raise DataError(f"{where} has no file_name", "give it the name of its image file")
+            raise DataError(f"{where} has no file_name", "add the name of its image file")
         if number in known:
-            raise DataError(f"{origin}: two images have the id {number}", "give each its own")
+            raise DataError(f"{origin}: two images have the id {number}", "use unique ids")
         known[number] = row
     for row in document["annotations"]:
         where = f"{origin}, annotation {shorten_value(row.get('id'))}"
         number, category = read_id(row, "image_id", where), read_id(row, "category_id", where)
         if number not in known:
-            raise DataError(f"{where}: there is no image {number}", "add the image, or remove the annotation")
+            raise DataError(f"{where}: there is no image {number}", "add the image, or delete the annotation")
         if category not in classes:
-            raise DataError(f"{where}: there is no category {category}", "name it in categories")
+            raise DataError(f"{where}: there is no category {category}", "add it to categories")
         rows[number].append(parse_coco_shape(row, classes[category], where))
     return [
         Scene(
@@ -270,7 +270,7 @@ def read_coco_scenes(document: dict[str, Any], place: Path, classes: dict[int, i
 
 
 def index_nearby_images(place: Path) -> FileIndex:
-    """The image files that a JSON file can mean: those of the folder that is nearest to its name."""
+    """Index the image files for a JSON file: those in the nearest folder with a matching name."""
     home = place.parent.parent if place.parent.name == "annotations" else place.parent
     folders = [home / inner / place.stem.split("_", 1)[-1] for inner in ("", "images")]
     split = find_split_word(place.stem)
@@ -281,7 +281,7 @@ def index_nearby_images(place: Path) -> FileIndex:
 
 
 def get_stated_size(row: dict[str, Any]) -> tuple[int, int] | None:
-    """(height, width) of an image as the file has it; None where it has none."""
+    """Return the (height, width) of an image in the JSON file; None if it is not stated."""
     height, width = row.get("height"), row.get("width")
     if isinstance(height, int) and isinstance(width, int) and min(height, width) > 0:
         return height, width
@@ -289,39 +289,39 @@ def get_stated_size(row: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def parse_coco_shape(row: dict[str, Any], label: int, where: str) -> Shape:
-    """One annotation. Raises DataError, naming `where`, for coordinates and run lengths that cannot be meant."""
+    """Parse one annotation. Raises DataError, with `where`, for invalid coordinates and run lengths."""
     box, mask, crowd = row.get("bbox"), row.get("segmentation"), read_flag(row.get("iscrowd"), "iscrowd", where)
     corners = None
     if box is not None:
         numbers = parse_coordinates(box if isinstance(box, list) else [box], where)
         if len(numbers) != 4 or min(numbers[2:]) < 0:
-            raise DataError(f"{where}: bbox {numbers[:8]} is no left, top, width, height", "mend it")
+            raise DataError(f"{where}: bbox {numbers[:8]} is not left, top, width, height", "fix this annotation")
         corners = (numbers[0], numbers[1], numbers[0] + numbers[2], numbers[1] + numbers[3])
     if isinstance(mask, dict):
         return Shape(label, corners, (), parse_run_lengths(mask, where), crowd=crowd)
     if mask is not None and not isinstance(mask, list):
-        raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "mend or remove it")
+        raise DataError(f"{where}: segmentation is neither polygons nor run lengths", "fix or delete it")
     polygons = []
     for part in mask or []:
         numbers = parse_coordinates(part if isinstance(part, list) else [part], where)
         if len(numbers) % 2:
-            raise DataError(f"{where}: a polygon of {len(numbers)} numbers", "they are pairs of x and y")
+            raise DataError(f"{where}: a polygon of {len(numbers)} numbers", "write pairs of x and y")
         if len(numbers) > 2 * MAX_DEGENERATE_CORNERS:
             polygons.append(np.array(numbers, np.float32).reshape(-1, 2))
     if corners is None and not polygons:
-        raise DataError(f"{where} has neither bbox nor segmentation", "give it either")
+        raise DataError(f"{where} has neither bbox nor segmentation", "add one of them")
     return Shape(label, corners, tuple(polygons), None, crowd=crowd)
 
 
 def parse_run_lengths(mask: dict[str, Any], where: str) -> list[int]:
-    """The run lengths of a segmentation, compressed or not. Raises DataError."""
+    """Parse the run lengths of a segmentation, compressed or not. Raises DataError."""
     counts, size = mask.get("counts"), mask.get("size")
     try:
         runs = decode_compressed_rle(counts) if isinstance(counts, str) else counts
         if not isinstance(runs, list) or not all(is_integer(run) and run >= 0 for run in runs):
-            raise ValueError("counts are run lengths")
+            raise ValueError("counts are not run lengths")
         if not isinstance(size, list) or len(size) != 2 or sum(runs) != size[0] * size[1]:
-            raise ValueError(f"the run lengths cover {sum(runs)} pixels, size is {size}")
+            raise ValueError(f"the run lengths cover {sum(runs)} pixels, but size is {size}")
     except (ValueError, TypeError) as error:
-        raise DataError(f"{where}: {error}", "mend or remove it") from None
+        raise DataError(f"{where}: {error}", "fix or delete it") from None
     return runs

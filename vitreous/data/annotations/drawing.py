@@ -1,4 +1,4 @@
-"""Class maps as pictures: colours of classes, maps laid over images, and files of them.
+"""Class maps as images: class colours, overlays on images, and image files.
 
 K classes, H and W pixels.
 """
@@ -14,13 +14,13 @@ from PIL import Image
 from vitreous.data.annotations.painted import BACKGROUND_CLASS
 from vitreous.data.annotations.target import IGNORE_INDEX
 
-GOLDEN_RATIO = 0.618034  # of a turn from the hue of a class to that of the next: no two of few classes are alike
-IGNORE_PIXEL_VALUE = 255  # in a file of a class map: IGNORE
-CLASS_MAP_OPACITY = 0.55  # of the colour of a class over an image
+GOLDEN_RATIO = 0.618034  # hue step between consecutive classes, in turns: maximally distinct for few classes
+IGNORE_PIXEL_VALUE = 255  # IGNORE in a class map file
+CLASS_MAP_OPACITY = 0.55  # opacity of a class colour over an image
 
 
 def create_class_colours(classes: tuple[str, ...]) -> np.ndarray:
-    """Return (K, 3) uint8, a colour for each class by its position; black for the background."""
+    """Return (K, 3) uint8, a colour for each class index; black for the background."""
     rows = []
     for number, name in enumerate(classes):
         light = (0.95, 0.7, 0.85)[number // 8 % 3]
@@ -30,19 +30,19 @@ def create_class_colours(classes: tuple[str, ...]) -> np.ndarray:
 
 
 def overlay_class_map(image: Image.Image, classes: np.ndarray, colours: np.ndarray) -> Image.Image:
-    """Lay a class map (H, W) int over an image of that size, in the colours (K, 3) of the classes.
+    """Overlay a class map (H, W) int on an image of that size, in the class colours (K, 3).
 
-    Black classes and pixels that are IGNORE stay as the image has them. Returns an RGB image.
+    Pixels of black classes and of IGNORE are unchanged. Returns an RGB image.
     """
     pixels = np.asarray(image.convert("RGB"), np.float32)
-    shades = np.concatenate([colours, np.zeros((1, 3), np.uint8)])[classes]  # IGNORE is the last
+    shades = np.concatenate([colours, np.zeros((1, 3), np.uint8)])[classes]  # IGNORE is the last entry
     strength = CLASS_MAP_OPACITY * shades.any(-1, keepdims=True)
     return Image.fromarray(np.rint(pixels * (1 - strength) + shades * strength).astype(np.uint8))
 
 
 def tile_middle_planes(volume: np.ndarray, fill: float = 0) -> np.ndarray:
-    """Return (..., D, H, W) as (..., h, w): the planes in the middle of each of the three axes side by side, `fill`
-    below those that are less high."""
+    """Tile the central planes of the three axes side by side: (..., D, H, W) -> (..., h, w), padded with `fill` at the
+    bottom."""
     d, h, w = volume.shape[-3:]
     planes = (volume[..., d // 2, :, :], volume[..., h // 2, :], volume[..., w // 2])
     height = max(plane.shape[-2] for plane in planes)
@@ -52,9 +52,9 @@ def tile_middle_planes(volume: np.ndarray, fill: float = 0) -> np.ndarray:
 
 
 def class_map_to_image(classes: np.ndarray, colours: np.ndarray, palette: bool = True) -> Image.Image:
-    """Return a class map (H, W) int as a picture whose pixels are the numbers of the classes, NOBODY for IGNORE.
+    """Convert a class map (H, W) int to an image with class indices as pixels, IGNORE_PIXEL_VALUE for IGNORE.
 
-    Of at most 255 classes it has 8 bits and the colours (K, 3) as its `palette`, or is grey; of more, 16 bits.
+    For at most 255 classes, it has 8 bits and the colours (K, 3) as its `palette`, or is grey; otherwise 16 bits.
     """
     if len(colours) > IGNORE_PIXEL_VALUE:
         return Image.fromarray(np.where(classes == IGNORE_INDEX, 65535, classes).astype(np.uint16))
@@ -66,7 +66,7 @@ def class_map_to_image(classes: np.ndarray, colours: np.ndarray, palette: bool =
 
 
 def encode_png(picture: Image.Image) -> bytes:
-    """Return a picture as the bytes of a PNG file."""
+    """Encode an image as PNG bytes."""
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Values in annotation files: ids, flags and class names, checked alike in every format."""
+"""Read values of annotation files (ids, flags and class names) with the same checks for every format."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ FLAG_VALUES = {"0": False, "1": True, "false": False, "true": True, "": False}
 
 
 def read_id(entry: dict[str, Any], key: str, where: str) -> int:
-    """Read an integer id of a JSON object; `7.0`, as tables write it, is 7.
+    """Read an integer id of a JSON object; `7.0`, which spreadsheets write, is 7.
 
-    Raises DataError, naming `where`, for a missing id and for any other type.
+    Raises DataError, with `where`, for a missing id and for any other type.
     """
     value: Any = entry.get(key)
     if isinstance(value, float) and value.is_integer():
@@ -25,14 +25,14 @@ def read_id(entry: dict[str, Any], key: str, where: str) -> int:
 
 
 def is_integer(value: Any) -> TypeGuard[int]:
-    """Whether a value is an integer; true and false are not."""
+    """Return whether a value is an integer; true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def read_flag(value: Any, name: str, where: str) -> bool:
     """Read a flag: 0 or 1, true or false, as a number or as text; a missing one is false.
 
-    Raises DataError, naming `where`, for any other value.
+    Raises DataError, with `where`, for any other value.
     """
     if value is None:
         return False
@@ -45,16 +45,16 @@ def read_flag(value: Any, name: str, where: str) -> bool:
 
 
 def read_class_name(value: Any, where: str, key: str = "name") -> str:
-    """Read the name of a class without surrounding spaces. Raises DataError, naming `where`, for what is not text and
-    for an empty name."""
+    """Read the name of a class, without surrounding spaces. Raises DataError, with `where`, if it is not text or
+    empty."""
     if value is None or (isinstance(value, str) and not value.strip()):
-        raise DataError(f"{where} has no {key}", "name its class")
+        raise DataError(f"{where} has no {key}", "add the class name")
     if not isinstance(value, str):
         raise DataError(f"{where}: {key} {shorten_value(value)} is not text", "write the name of the class as text")
     return value.strip()
 
 
 def shorten_value(value: Any, most: int = 40) -> str:
-    """Write a value of an annotation file for a message, on one line of at most `most` characters."""
+    """Format a value of an annotation file for a message, on one line of at most `most` characters."""
     text = escape_unprintable(repr(value))
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -1,7 +1,7 @@
-"""Keypoints in YOLO label files: a box, then x, y and perhaps a visibility for each keypoint.
+"""Keypoints in YOLO label files: a box, then x, y and optionally a visibility for each keypoint.
 
-Their lines can have as many numbers as a polygon. `kpt_shape` in data.yaml states what they are; without it, label
-files of which every line can only be meant as a box with keypoints inside are refused.
+Such lines can have as many numbers as a polygon. `kpt_shape` in data.yaml resolves the ambiguity; without it, datasets
+whose lines can all only be boxes with keypoints inside are rejected.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from typing import Any
 
 from vitreous.errors import DataError, escape_unprintable
 
-KeypointShape = tuple[int, int] | None  # number of keypoints and values of each; None where lines are boxes or polygons
+KeypointShape = tuple[int, int] | None  # number of keypoints and values of each; None for boxes or polygons
 UNSTATED_KEYPOINTS: KeypointShape = (0, 0)  # data.yaml has no kpt_shape
-MIN_KEYPOINT_LINES = 4  # lines below which boxes with keypoints are not told from polygons
-KEYPOINT_MARGIN = 0.02  # share of a side by which a keypoint may lie outside its box
+MIN_KEYPOINT_LINES = 4  # minimum lines to distinguish boxes with keypoints from polygons
+KEYPOINT_MARGIN = 0.02  # share of the image by which a keypoint may lie outside its box
 
 
 def read_keypoint_shape(config: dict[str, Any], origin: str) -> KeypointShape:
-    """Read `kpt_shape` of data.yaml. Raises DataError, naming `origin`, for what is not two positive integers."""
+    """Read `kpt_shape` of data.yaml. Raises DataError, with `origin`, if it is not two positive integers."""
     if "kpt_shape" not in config:
         return UNSTATED_KEYPOINTS
     shape = config["kpt_shape"]
     if shape is None:
         return None
     if not isinstance(shape, list) or len(shape) != 2 or not all(type(side) is int and side > 0 for side in shape):
-        hint = "kpt_shape: [17, 3] for 17 keypoints of x, y and visibility; kpt_shape: null for polygons"
-        raise DataError(f"{origin}: kpt_shape {str(shape)[:40]} is not a number of keypoints and of values", hint)
+        hint = "write kpt_shape: [17, 3] for 17 keypoints of x, y and visibility; kpt_shape: null for polygons"
+        raise DataError(f"{origin}: kpt_shape {str(shape)[:40]} is not [keypoints, values per keypoint]", hint)
     if shape[1] not in (2, 3):
-        raise DataError(f"{origin}: kpt_shape {shape} has {shape[1]} values for a keypoint", "it is 2 or 3")
+        raise DataError(f"{origin}: kpt_shape {shape} has {shape[1]} values per keypoint", "use 2 or 3")
     return shape[0], shape[1]
 
 
 def count_keypoint_values(keypoints: KeypointShape) -> int:
-    """The numbers after the box in a line; 0 for lines of boxes or polygons."""
+    """Return the number of values after the box in a line; 0 for lines of boxes or polygons."""
     return keypoints[0] * keypoints[1] if keypoints else 0
 
 
 def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[float, ...]]]]) -> None:
-    """Raise DataError where all lines of all label files are boxes with keypoints, and nothing states their number."""
+    """Raise DataError if all lines of all label files look like boxes with keypoints, but their number is not
+    stated."""
     rows = [(image, shares) for image, own in lines.items() for _, shares in own]
     lengths = {len(shares) for _, shares in rows}
     if len(rows) < MIN_KEYPOINT_LINES or len(lengths) > 1 or lengths <= {4}:
@@ -56,7 +57,8 @@ def check_unstated_keypoints(lines: Mapping[Path, Sequence[tuple[int, tuple[floa
 
 
 def is_keypoint_line(shares: Sequence[float], values: int) -> bool:
-    """Whether a line is a box within the image with keypoints of so many `values` inside the box, or at (0, 0)."""
+    """Return whether a line is a box within the image with keypoints of `values` values inside the box, or at (0,
+    0)."""
     x, y, width, height = shares[:4]
     points = [shares[start : start + values] for start in range(4, len(shares), values)]
     if any(abs(middle - 0.5) + side / 2 > 0.5 + KEYPOINT_MARGIN for middle, side in ((x, width), (y, height))):

@@ -1,9 +1,9 @@
-"""LabelMe: a JSON file beside each image, of polygons, rectangles and circles.
+"""LabelMe annotations: a JSON file next to each image, with polygons, rectangles and circles.
 
     DIR/a.jpg   DIR/a.json, with `shapes` of `label`, `shape_type` and `points`
 
-Folders `train`, `val` and `test` are splits. Shapes of one `group_id` and label are parts of one object. Classes are
-the labels in alphabetical order.
+Folders `train`, `val` and `test` are splits. Shapes with the same `group_id` and label form one object. Classes are the
+labels in alphabetical order.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from vitreous.data.split import Data
 from vitreous.data.text_files import contains_word, read_text
 from vitreous.errors import DataError, escape_unprintable
 
-CIRCLE_CORNERS = 64  # corners of a circle as a polygon
+CIRCLE_CORNERS = 64  # number of corners of a circle's polygon
 ParsedObjects = tuple[list[tuple[str, Shape]], tuple[int, int] | None]
 
 
 def is_labelme(root: Path) -> bool:
-    """Whether a folder is a data set of this kind: beside the first image, of a split or below it, lies such a file."""
+    """Return whether a folder is a LabelMe dataset: the first image of it or of a split has such a file."""
     for home in (root, *find_split_folders(root).values()):
         first = next((place for place in sorted(home.glob("*.json")) if place.is_file()), None)
         if first is not None:
@@ -43,9 +43,9 @@ def is_labelme(root: Path) -> bool:
 
 
 def open_labelme(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder. Without `val`, a tenth of `train` is held out; an image without a file has no object.
+    """Open a LabelMe folder. Without `val`, a tenth of `train` is held out; an image without a file has no object.
 
-    Raises DataError for files that are no such JSON, or whose image is missing.
+    Raises DataError for other JSON, or missing images.
     """
     homes = find_split_folders(root) or {"train": root}
     images = {split: list_images(home) for split, home in homes.items()}
@@ -55,11 +55,11 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
             count = stems[normalise_name(os.fspath(place.with_suffix("")))]
             if count > 1:
                 raise DataError(
-                    f"{escape_unprintable(place)} has {count} images of its name beside it", "rename or remove one"
+                    f"{escape_unprintable(place)} has {count} images of this name next to it", "rename or delete one"
                 )
             if not count:
                 raise DataError(
-                    f"{escape_unprintable(place)} has no image of its name beside it", "restore or remove it"
+                    f"{escape_unprintable(place)} has no image of this name next to it", "restore or delete it"
                 )
     every = [place for rows in images.values() for place in rows]
     parsed = dict(zip(every, parse_in_threads(every, parse_labelme_file), strict=True))
@@ -75,13 +75,13 @@ def open_labelme(root: Path, split_seed: int = 0) -> Data:
 
 
 def find_labelme_json(image: Path) -> Path:
-    """The file of an image, in the Unicode form that it has."""
+    """Return the JSON file of an image, in its actual Unicode form."""
     place = image.with_suffix(".json")
     return Path(resolve_unicode_path(place) or place)
 
 
 def parse_labelme_file(image: Path) -> ParsedObjects:
-    """The objects of an image with the names of their classes, and its size. Raises DataError."""
+    """Read the objects of an image with their class names, and its size. Raises DataError."""
     place = find_labelme_json(image)
     if not place.is_file():
         return [], None
@@ -89,9 +89,9 @@ def parse_labelme_file(image: Path) -> ParsedObjects:
     try:
         document = json.loads(read_text(place))
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or remove the file") from None
+        raise DataError(f"{origin} is not valid JSON ({str(error)[:80]})", "fix or delete the file") from None
     if not isinstance(document, dict) or not isinstance(document.get("shapes"), list):
-        raise DataError(f"{origin} is no file of LabelMe's", "it has a list shapes")
+        raise DataError(f"{origin} is not a LabelMe file", "add a list shapes")
     check_stated_image(document.get("imagePath"), image.parent, image.stem, origin)
     rows: list[tuple[str, Shape]] = []
     groups: dict[tuple[str, Any], int] = {}
@@ -116,16 +116,16 @@ def parse_labelme_file(image: Path) -> ParsedObjects:
 
 
 def parse_polygon(entry: dict[str, Any], where: str) -> np.ndarray:
-    """(n, 2) float32 corners of a shape. Raises DataError, naming `where`, for points that do not make one."""
+    """Parse the corners of a shape, (n, 2) float32. Raises DataError, with `where`, for invalid points."""
     kind, points = entry.get("shape_type") or "polygon", entry.get("points")
     if not isinstance(points, list) or not all(isinstance(point, list) and len(point) == 2 for point in points):
-        raise DataError(f"{where} has no points", "they are pairs of x and y")
+        raise DataError(f"{where} has no points", "add pairs of x and y")
     corners = np.array([parse_coordinates(point, where) for point in points], np.float32).reshape(-1, 2)
     needed = {"polygon": 3, "rectangle": 2, "circle": 2}.get(kind)
     if needed is None:
-        raise DataError(f"{where} is a {escape_unprintable(str(kind))}", "objects are polygons, rectangles and circles")
+        raise DataError(f"{where} is a {escape_unprintable(str(kind))}", "use polygons, rectangles and circles")
     if len(corners) < needed or (needed == 2 and len(corners) > 4):
-        raise DataError(f"{where}: a {kind} of {len(corners)} points", "mend or remove it")
+        raise DataError(f"{where}: a {kind} of {len(corners)} points", "fix or delete it")
     if kind == "rectangle":
         (left, top), (right, bottom) = corners.min(0), corners.max(0)
         return np.array([(left, top), (right, top), (right, bottom), (left, bottom)], np.float32)

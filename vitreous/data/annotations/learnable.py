@@ -1,7 +1,7 @@
-"""Count the objects and classes that training can learn, right after the annotations are read.
+"""Count the objects and classes that training can use, right after reading the annotations.
 
-Crowds, boxes without area and boxes outside their image are lost; coordinates in other units than pixels lose all of
-them. Training refuses data of which nothing is left, and `data check` fails for the same reason.
+Crowds, boxes without area and boxes outside their image are unusable; coordinates in other units than pixels make all
+of them unusable. Training rejects data without usable annotations, and `data check` fails for the same reason.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import DataError, escape_unprintable
 
 MEASURED_IMAGES = 2_000  # images of a split, evenly spread, whose size is compared with their boxes
-MIN_NOTED_CROWD_SHARE = 0.1  # share of crowds among the objects from which a note names them
-MIN_NOTED_OVERHANG_SHARE = 0.25  # share of boxes that reach over the edge of their image from which a note names them
-QUARTER_OBJECTS, QUARTER_IMAGES = 20, 10  # objects and images from which boxes in one quarter are no coincidence
-LOSS_FIXES = {  # reason for which objects are lost -> how to fix most of them
+MIN_NOTED_CROWD_SHARE = 0.1  # minimum share of crowds among the objects for a note
+MIN_NOTED_OVERHANG_SHARE = 0.25  # minimum share of boxes beyond the image edge for a note
+QUARTER_OBJECTS, QUARTER_IMAGES = 20, 10  # minimum objects and images for a note about boxes in one quarter
+LOSS_FIXES = {  # reason for unusable objects -> fix
     "crowds (iscrowd or difficult is 1)": "set iscrowd or difficult to 0 for single objects",
     "boxes without area": "fix the corners of the boxes",
     "boxes outside their image": "scale the boxes to the pixels of the images",
@@ -35,26 +35,27 @@ LearnableContent = Literal["objects", "classes"]
 
 @dataclass
 class ObjectTally:
-    """Counts over the scenes of one split: objects, those lost by reason, and boxes compared with `measured` images."""
+    """Counts over the scenes of one split: objects, unusable ones by reason, and boxes compared with `measured`
+    images."""
 
     objects: int = 0
     measured: int = 0
     measured_objects: int = 0
-    beyond: int = 0  # boxes that reach over the edge, but not those outside
+    beyond: int = 0  # boxes that extend beyond the edge, except those outside
     _: KW_ONLY
-    quarter: int = 0  # images whose boxes all end in the upper left quarter
-    largest: float = 0.0  # the largest right or lower edge
+    quarter: int = 0  # images whose boxes are all in the upper left quarter
+    largest: float = 0.0  # the maximum right or lower edge
     lost: Counter[str] = field(default_factory=Counter)
-    firsts: dict[str, str] = field(default_factory=dict)  # reason -> the first file
-    mismatches: list[str] = field(default_factory=list)  # images whose stated size is another one
+    firsts: dict[str, str] = field(default_factory=dict)  # reason -> its first file
+    mismatches: list[str] = field(default_factory=list)  # images with a different stated size
 
     def count_lost(self, reason: str, scene: Scene) -> None:
-        """Count a lost object."""
+        """Count an unusable object."""
         self.lost[reason] += 1
         self.firsts.setdefault(reason, escape_unprintable(scene.origin))
 
     def describe(self) -> str:
-        """Write the reasons with their counts."""
+        """Format the reasons with their counts."""
         return ", ".join(f"{count:,} {reason}" for reason, count in self.lost.most_common())
 
 
@@ -77,15 +78,15 @@ def tally_objects(scenes: Sequence[Scene]) -> ObjectTally:
 
 
 def read_scene_size(scene: Scene) -> tuple[int, int] | None:
-    """(height, width) of the image of a scene; (0, 0) where its header cannot be read, None where the file cannot."""
+    """Return the (height, width) of a scene's image; (0, 0) if its header is unreadable, None if the file is."""
     try:
         return read_image_size(scene.image)
-    except DataError:  # named when the images are decoded
+    except DataError:  # reported when the images are decoded
         return None
 
 
 def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
-    """The reason for which an object on an image of `size` (height, width) cannot be learned; None where it can."""
+    """Return why an object on an image of `size` (height, width) is unusable; None if it is usable."""
     box = shape.compute_bounding_box()
     if size is not None and min(size) < 1:
         return UNREADABLE_REASON
@@ -100,7 +101,8 @@ def find_loss_reason(shape: Shape, size: tuple[int, int] | None) -> str | None:
 
 
 def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes: Sequence[Box]) -> None:
-    """Count how the boxes and the stated size of a scene fit its image of `size` (height, width)."""
+    """Compare the boxes and the stated size of a scene with its image of `size` (height, width), and count
+    mismatches."""
     height, width = size
     tally.measured += 1
     tally.measured_objects += len(boxes)
@@ -115,11 +117,11 @@ def compare_sizes(tally: ObjectTally, scene: Scene, size: tuple[int, int], boxes
 
 
 def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -> DataError | None:
-    """Return why no object of the training split can be learned; None where one can."""
+    """Return why no object of the training split is usable; None if one is."""
     if tally.mismatches:
-        problem = f"{len(tally.mismatches):,} of {tally.measured:,} images have another size than their annotations"
+        problem = f"{len(tally.mismatches):,} of {tally.measured:,} images differ in size from their annotations"
         hint = "restore the images of the stated size, or correct the size and the coordinates"
-        return DataError(f"{problem} state; the first: {tally.mismatches[0]}", hint)
+        return DataError(f"{problem}; the first: {tally.mismatches[0]}", hint)
     if not tally.objects:
         missing = [scene for scene in scenes if not scene.origin.is_file()]
         problem = f"{name}: none of {len(scenes):,} training images has an annotated object"
@@ -130,46 +132,48 @@ def find_objects_error(name: str, scenes: Sequence[Scene], tally: ObjectTally) -
             )
         return DataError(problem, f"annotate objects in files such as {escape_unprintable(scenes[0].origin)}")
     if 0 < tally.largest <= 1:
-        problem = f"{name}: all {tally.objects:,} boxes end at 1 or less: they are shares of the image, not pixels"
+        problem = f"{name}: all {tally.objects:,} boxes end at 1 or less: they are relative coordinates, not pixels"
         return DataError(problem, "multiply the coordinates by the width and height of the images")
     if tally.lost.total() < tally.objects:
         return None
-    problem = f"{name}: none of {tally.objects:,} training objects can be learned: {tally.describe()}"
+    problem = f"{name}: none of {tally.objects:,} training objects are usable: {tally.describe()}"
     reason = tally.lost.most_common(1)[0][0]
     return DataError(f"{problem}; the first is in {tally.firsts[reason]}", LOSS_FIXES[reason])
 
 
 def describe_lost_objects(split: str, scenes: Sequence[Scene], tally: ObjectTally) -> list[str]:
-    """Return notes on the objects of a split that are lost, and on boxes that do not fit their images."""
+    """Return notes about the unusable objects of a split, and about boxes that do not fit their images."""
     notes = []
     lost = tally.lost.total() - tally.lost[CROWD_REASON]
     if lost or tally.lost[CROWD_REASON] > MIN_NOTED_CROWD_SHARE * tally.objects:
         share = f"{tally.lost.total():,} of {tally.objects:,} objects ({tally.lost.total() / tally.objects:.0%})"
         first = next(tally.firsts[reason] for reason in tally.lost)
-        notes.append(f"{split}: {share} cannot be learned: {tally.describe()}; the first is in {first}")
+        notes.append(f"{split}: {share} are unusable: {tally.describe()}; the first is in {first}")
     if tally.measured_objects >= QUARTER_OBJECTS and tally.measured >= QUARTER_IMAGES:
         boxes = f"{tally.measured_objects:,} boxes"
         if tally.quarter == sum(bool(scene.shapes) for scene in scenes):
             text = f"{split}: all {boxes} end in the upper left quarter of their images"
-            notes.append(f"{text}: check whether they are percentages, or made for smaller images")
+            notes.append(f"{text}: check whether they are percentages, or refer to smaller images")
         if tally.beyond > MIN_NOTED_OVERHANG_SHARE * tally.measured_objects:
             text = f"{split}: {tally.beyond:,} of {boxes} reach over the edge of their image"
-            notes.append(f"{text}: check whether they were made for larger images")
+            notes.append(f"{text}: check whether they refer to larger images")
     unlabelled = sum(not scene.shapes and not scene.origin.is_file() for scene in scenes)
     if len(scenes) > unlabelled >= len(scenes) / 2:
-        notes.append(f"{split}: {unlabelled:,} of {len(scenes):,} images have no label file, and count as empty")
+        notes.append(f"{split}: {unlabelled:,} of {len(scenes):,} images have no label file and count as empty")
     return notes
 
 
 def require_learnable(data: Data, content: LearnableContent) -> None:
-    """Raise DataError, with the reason, for data whose training images have nothing of the `content` to learn."""
+    """Raise DataError, with the reason, if the training images have nothing of the `content` to learn."""
     if (error := find_unlearnable(data, content)) is not None:
         raise error
 
 
 def find_unlearnable(data: Data, content: LearnableContent | None = None) -> DataError | None:
-    """Return why nothing on the training images can be learned: no object, or no two classes of pixels. None where
-    something can, and for data without annotations. Without `content` either will do."""
+    """Return why the training images have nothing to learn: no object, or fewer than two segmentation classes.
+
+    Returns None if there is something to learn, and for data without annotations. Without `content`, either suffices.
+    """
     split = data.whole or data.splits.get("train")
     if not isinstance(split, AnnotatedSplit):
         return None
@@ -178,7 +182,7 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
     target, error = find_learnable_target(split, content)
     if target is None:
         noun = "class map" if content == "classes" else "object"
-        problem = f"{data.name}: no {noun} on {len(split):,} training images can be learned"
+        problem = f"{data.name}: no {noun} on {len(split):,} training images is usable"
         return DataError(f"{problem}; the first: {error.message}" if error else problem, "annotate the images")
     if content == "objects" or target.classes is None or (content is None and has_learnable_objects(target)):
         return None
@@ -191,7 +195,7 @@ def find_unlearnable(data: Data, content: LearnableContent | None = None) -> Dat
 
 
 def find_learnable_target(split: Split, content: LearnableContent | None) -> tuple[Target | None, DataError | None]:
-    """Return the first target of a split that has something to learn, and the first error of those that were read."""
+    """Return the first usable target of a split, and the first error among those read before."""
     first = None
     assert isinstance(split, AnnotatedSplit)
     for sample in range(len(split)):
@@ -206,10 +210,10 @@ def find_learnable_target(split: Split, content: LearnableContent | None) -> tup
 
 
 def has_learnable_objects(target: Target) -> bool:
-    """Whether an image has an object that is not a crowd."""
+    """Return whether an image has an object that is not a crowd."""
     return bool((~target.crowd).any())
 
 
 def has_labelled_pixels(target: Target) -> bool:
-    """Whether an image has a class map with a known pixel."""
+    """Return whether an image has a class map with a labelled pixel."""
     return target.classes is not None and bool((target.classes != IGNORE_INDEX).any())

@@ -1,7 +1,7 @@
-"""Read the files of masks: class numbers or colours from images and .npy arrays, and what their values suggest.
+"""Read mask files: class indices or colours from images and .npy arrays, and warnings about their values.
 
-Numbers may be stored as integers of any width, as whole floating-point numbers, or as grey RGB images. NaN is a pixel
-without a class. Lossy compression (JPEG, lossy WebP) changes class numbers, which `describe_lossy_masks` warns about.
+Indices may be stored as integers of any width, as integral floating-point numbers, or as grey RGB images. NaN is an
+ignored pixel. Lossy compression (JPEG, lossy WebP) changes class indices, which `describe_lossy_masks` warns about.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ from vitreous.data.decoding.tiff import (
 )
 from vitreous.errors import DataError, escape_unprintable
 
-VOID_VALUE = 255  # in a class map of numbers: a pixel without a class
-NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # modes of Pillow whose values are numbers
+VOID_VALUE = 255  # ignored pixel in an index map
+NUMBER_MODES = ("1", "L", "P", "I", "I;16", "I;16B", "I;16L", "I;16N")  # Pillow modes with numeric values
 PILLOW_MASK_DTYPES = ("uint8", "uint16", "int16", "int32", "float32")  # dtypes of TIFF masks that Pillow reads
-CLASS_ROUNDING_TOLERANCE = 1e-3  # distance from a whole number up to which a floating-point value is taken for it
-LOSSY_WHITE_THRESHOLD = 127  # of a lossy mask in black and white: larger values are white
-MAX_COMPRESSION_ERROR = 40  # values by which lossy compression changes most of black and white
-MAX_SMEARED_SHARE = 0.05  # share of pixels that it changes more, at edges
-MAX_PROBED_LOSSY_MASKS = 50  # lossy masks that are looked through
-MAX_LISTED_CLASS_NUMBERS = 8  # class numbers that a message lists
-SAVE_MASK_HINT = "save it as a PNG file of class numbers"
+CLASS_ROUNDING_TOLERANCE = 1e-3  # maximum distance of a floating-point value from an integer
+LOSSY_WHITE_THRESHOLD = 127  # larger values of a lossy black-and-white mask are white
+MAX_COMPRESSION_ERROR = 40  # maximum change of most pixels by lossy compression
+MAX_SMEARED_SHARE = 0.05  # share of pixels, at edges, that may change more
+MAX_PROBED_LOSSY_MASKS = 50  # lossy masks to inspect
+MAX_LISTED_CLASS_NUMBERS = 8  # class indices listed in a message
+SAVE_MASK_HINT = "save it as a PNG file of class indices"
 
 
 def read_mask(place: Path) -> np.ndarray:
-    """(H, W) int32 numbers of a mask, of palettes their indices, or (H, W, C) uint8 colours. Raises DataError."""
+    """Read a mask as (H, W) int32 values (palette indices for palettes), or (H, W, C) uint8 colours. Raises
+    DataError."""
     content, name = read_input_file(place), escape_unprintable(place)
     if content.startswith(NPY_MAGIC):
         return read_npy_mask(content, name)
@@ -56,14 +57,14 @@ def read_mask(place: Path) -> np.ndarray:
             values = np.asarray(image if image.mode == "F" else image.convert("RGB"))
     except Exception as error:
         raise DataError(
-            f"{name} is not a readable mask ({describe_exception(error)})", "restore it, or remove it"
+            f"{name} is not a readable mask ({describe_exception(error)})", "restore or delete it"
         ) from None
     return to_whole_numbers(values, name) if values.dtype.kind == "f" else values
 
 
 def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
-    """(H, W) int32 numbers of a TIFF of one band that states a nodata value, or whose dtype Pillow does not read, as
-    GIS programs write them; None for other files. A nodata value that is no class number becomes `VOID_VALUE`. Raises
+    """Read (H, W) int32 values of a single-band TIFF that has a nodata value or a dtype that Pillow does not read, as
+    GIS programs write them; None for other files. A nodata value outside the class range becomes `VOID_VALUE`. Raises
     DataError."""
     try:
         tags = read_tiff_tags(content)
@@ -72,7 +73,7 @@ def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
             read_nodata_tag(tags),
             read_tiff_form(content, name).dtype,
         )
-    except Exception:  # the caller names what is damaged
+    except Exception:  # the caller reports damaged files
         return None
     is_grey = int(tags.get(SAMPLES_TAG, (1,))[0]) == 1 and photometric in GREY_PHOTOMETRIC
     if not is_grey or (nodata is None and dtype in ("", *PILLOW_MASK_DTYPES)):
@@ -87,12 +88,12 @@ def read_tiff_mask(content: bytes, name: str) -> np.ndarray | None:
 
 
 def read_npy_mask(content: bytes, name: str) -> np.ndarray:
-    """(H, W) int32 numbers or (H, W, 3) uint8 colours of a .npy file. Raises DataError, with `name`, for other shapes
-    and types, and for damaged files."""
+    """Read (H, W) int32 indices or (H, W, 3) uint8 colours of a .npy file. Raises DataError, with `name`, for other
+    shapes and types, and for damaged files."""
     file = io.BytesIO(content)
     shape, fortran, dtype = read_npy_header(file, name)
     if dtype.kind not in "buif":
-        raise DataError(f"{name}: values of type {dtype.str} are not class numbers", "save the mask as integers")
+        raise DataError(f"{name}: values of type {dtype.str} are not class indices", "save the mask as integers")
     if len(content) - file.tell() != math.prod(shape) * dtype.itemsize or not 0 < math.prod(shape) <= 3 * MAX_PIXELS:
         raise DataError(f"{name}: the .npy file is damaged or has the wrong size", "save it again with numpy.save")
     values = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
@@ -100,7 +101,7 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
     if len(shape) == 3 and 1 in (shape[0], shape[-1]):
         values = values[0] if shape[0] == 1 else values[..., 0]
     elif len(shape) != 2 and not colours:
-        hint = "save it as (H, W) class numbers; scores of each class (K, H, W) by argmax over the classes"
+        hint = "save it as (H, W) class indices; for class scores (K, H, W), save their argmax over classes"
         raise DataError(f"{name}: an array of {' x '.join(map(str, shape))} is not a mask", hint)
     if dtype.kind == "b":
         return values.astype(np.int32) * VOID_VALUE
@@ -109,20 +110,20 @@ def read_npy_mask(content: bytes, name: str) -> np.ndarray:
 
 def to_whole_numbers(values: np.ndarray, name: str) -> np.ndarray:
     """Convert (H, W) numbers of any type to int32 of the same shape; NaN becomes `VOID_VALUE`. Raises DataError, with
-    `name`, for values that are not whole and for those that are too large."""
+    `name`, for fractions and for values that are too large."""
     numbers = values.astype(np.float64)
     numbers[np.isnan(numbers)] = VOID_VALUE
     whole = np.round(np.nan_to_num(numbers, posinf=0.5, neginf=0.5))
     if (wrong := ~(np.abs(numbers - whole) <= CLASS_ROUNDING_TOLERANCE)).any():
-        problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class number"
+        problem = f"{name}: the floating-point value {numbers[wrong][0]:g} is not a class index"
         raise DataError(problem, SAVE_MASK_HINT)
     if np.abs(whole).max(initial=0) >= 1 << 31:
-        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class number", SAVE_MASK_HINT)
+        raise DataError(f"{name}: the value {np.abs(whole).max():g} is too large for a class index", SAVE_MASK_HINT)
     return whole.astype(np.int32)
 
 
 def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
-    """Take a grey (H, W, 3) image for (H, W) int32 numbers; return anything else as it is."""
+    """Convert a grey (H, W, 3) image to (H, W) int32 indices; return anything else unchanged."""
     if mask.ndim != 3 or mask.shape[-1] != 3 or mask.dtype != np.uint8:
         return mask
     grey = (mask[..., 0] == mask[..., 1]).all() and (mask[..., 0] == mask[..., 2]).all()
@@ -130,8 +131,8 @@ def to_numbers_if_grey(mask: np.ndarray) -> np.ndarray:
 
 
 def is_lossy(place: Path) -> bool:
-    """Whether a file is compressed with loss, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False where
-    it cannot be read."""
+    """Return whether a file has lossy compression, by its first bytes: JPEG, JPEG 2000, lossy WebP, AVIF, HEIC. False
+    if it cannot be read."""
     try:
         with open_input_file(place) as file:
             head = file.read(16)
@@ -142,8 +143,8 @@ def is_lossy(place: Path) -> bool:
 
 
 def are_lossy_binary(places: Sequence[Path]) -> bool:
-    """Whether lossy masks are black and white but for what the compression changed, by the first
-    `MAX_PROBED_LOSSY_MASKS` of them. Raises DataError for one that cannot be read."""
+    """Return whether lossy masks are black and white except for compression errors, by the first
+    `MAX_PROBED_LOSSY_MASKS` of them. Raises DataError for an unreadable mask."""
     darkest, brightest, between = VOID_VALUE, 0, []
     for place in places[:MAX_PROBED_LOSSY_MASKS]:
         values = to_numbers_if_grey(read_mask(place))
@@ -160,16 +161,17 @@ def are_lossy_binary(places: Sequence[Path]) -> bool:
 
 
 def describe_lossy_masks(places: Sequence[Path], count: int, binary: bool) -> str:
-    """Write a note on lossy masks with so many different values."""
+    """Return a note about lossy masks with `count` distinct values."""
     if binary:
         text = f"{len(places):,} masks are lossy files: values above {LOSSY_WHITE_THRESHOLD} are read as white"
     else:
-        text = f"{len(places):,} masks are lossy files, whose compression changes class numbers: {count} values"
+        text = f"{len(places):,} masks are lossy files, whose compression changes class indices: {count} values"
     return f"{text}; save masks as PNG; the first is {escape_unprintable(places[0])}"
 
 
 def describe_class_gaps(values: set[int]) -> str:
-    """Write a note on class numbers with gaps, with the number that probably marks pixels to ignore; empty without."""
+    """Return a note about gaps between class indices, with the value that probably marks ignored pixels; empty if there
+    are none."""
     numbers = sorted(values)
     gaps = [(low, high) for low, high in pairwise(numbers) if high > low + 1]
     if not gaps:
@@ -178,7 +180,7 @@ def describe_class_gaps(values: set[int]) -> str:
     listed = ", ".join(map(str, numbers[:MAX_LISTED_CLASS_NUMBERS])) + (
         ", …" if len(numbers) > MAX_LISTED_CLASS_NUMBERS else ""
     )
-    text = f"masks have the class numbers {listed}: {unused:,} numbers between them become classes without a pixel"
+    text = f"masks have the class indices {listed}: {unused:,} unused indices become classes without pixels"
     if len(gaps) == 1 and gaps[0][1] == numbers[-1]:
-        return f"{text}; if {numbers[-1]} marks pixels without a class, use --ignore-index {numbers[-1]}"
-    return f"{text}; number the classes from 0 on without gaps"
+        return f"{text}; if {numbers[-1]} marks ignored pixels, use --ignore-index {numbers[-1]}"
+    return f"{text}; number the classes from 0 without gaps"

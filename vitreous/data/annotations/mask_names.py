@@ -1,7 +1,7 @@
-"""Names of folders and files of images and their masks: which is which, and which belong together.
+"""Names of image and mask folders and files: detect roles, and match images with masks.
 
-A file's key is its name without the words that tell images and masks apart: `x_leftImg8bit.png` and
-`x_gtFine_labelIds.png` have the key `x`, as `mask_001.png` and `image001.jpg` have `001`.
+A file's key is its name without words for images or masks: `x_leftImg8bit.png` and `x_gtFine_labelIds.png` have the key
+`x`, and `mask_001.png` and `image001.jpg` have `001`.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ MASK_WORDS = frozenset(
     ["mask", "masks", "label", "labels", "annotation", "annotations", "annot", "annots", "gt", "groundtruth"]
     + ["gtfine", "gtcoarse", "seg", "segmentation", "segmentations", "segmentationclass", "labelids"]
 )
-#: words of file names that tell masks apart: of several files of an image the first of `MASK_VARIANTS` is read
+#: words in names of mask files; the first of `MASK_VARIANTS` is preferred if an image has several
 MASK_VARIANTS = ("labeltrainids", "trainids", "labelids")
 MASK_STEM_WORDS = MASK_WORDS | {*MASK_VARIANTS, "instanceids", "color", "colour", "colors", "truth", "ground", "l"}
 IMAGE_STEM_WORDS = IMAGE_WORDS | {"im", "sat", "photo"}
-CITYSCAPES_IMAGE_WORD = re.compile("leftimg8bit")  # Cityscapes' word for images, whose digit is no number
+CITYSCAPES_IMAGE_WORD = re.compile("leftimg8bit")  # Cityscapes' word for images, whose digit is not a separate number
 WORD_PATTERN = re.compile(r"[^\W\d_]+|\d+")
 
 
 class FolderRole(NamedTuple):
-    """The split in the name of a folder, and whether it contains images or masks; None where the name has none."""
+    """The split in the name of a folder, and whether it contains images or masks; None if the name has neither."""
 
     split: str | None
     role: FileRole | None
 
 
 def parse_folder_role(name: str) -> FolderRole:
-    """Return the split and the role in the name of a folder: `trainannot`, `train_masks` and `masks-train` are of
-    masks, `train` and `train_images` of images, and `post_fire` has no role."""
+    """Parse the split and the role in the name of a folder: `trainannot`, `train_masks` and `masks-train` contain
+    masks, `train` and `train_images` images, and `post_fire` has no role."""
     text = "".join(split_name_words(name, years=False))
     for word in sorted(SPLIT_OF_NAME, key=len, reverse=True):
         for rest in {text.removeprefix(word), text.removesuffix(word)} - {text}:
@@ -47,7 +47,7 @@ def parse_folder_role(name: str) -> FolderRole:
 
 
 def split_name_words(name: str, years: bool = True) -> list[str]:
-    """Return the words and numbers of a name in lower case, without the years of its end unless `years`."""
+    """Return the words and numbers of a name in lower case, without years at its end unless `years`."""
     words = WORD_PATTERN.findall(CITYSCAPES_IMAGE_WORD.sub("leftimgbit", normalise_name(name).casefold()))
     while not years and len(words) > 1 and re.fullmatch(r"(19|20)\d\d", words[-1]):
         words.pop()
@@ -55,20 +55,20 @@ def split_name_words(name: str, years: bool = True) -> list[str]:
 
 
 class FileKey(NamedTuple):
-    """The key of a file, and the words that its name has besides, in their order."""
+    """The key of a file, and the remaining words of its name, in order."""
 
     key: tuple[str, ...]
     words: tuple[str, ...]
 
     @property
     def variant(self) -> int:
-        """The position of the file's word in `MASK_VARIANTS`, behind all where it has none."""
+        """The index of the file's word in `MASK_VARIANTS`, after all others if it has none."""
         return next((rank for rank, word in enumerate(MASK_VARIANTS) if word in self.words), len(MASK_VARIANTS))
 
 
 def parse_file_key(stem: str, role: FileRole, folder: str = "") -> FileKey:
-    """Return the key of a file by its name without the ending; words at both ends that files of a `role` have, for
-    masks also those of images, and the name of the `folder`, are no part of it."""
+    """Return the key of a file by its stem, without role words at both ends (for masks also those of images) and
+    without the name of the `folder`."""
     names = IMAGE_STEM_WORDS | (MASK_STEM_WORDS if role == "masks" else frozenset())
     words, home, taken = split_name_words(stem), split_name_words(folder), list[str]()
     for length in (len(home),) if home else ():

@@ -1,4 +1,4 @@
-"""Match the images of a split with their masks, by their paths or by the keys of their names; never by order."""
+"""Match the images of a split with their masks, by paths or by keys of names, never by order."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ NAMING_HINT = "name the mask of a.jpg a.png, or a_mask.png"
 
 
 def pair_images_with_masks(place: MaskLocation, reader: ImageMaskReader) -> tuple[list[Path], list[Path]]:
-    """Return the images of a split and the mask of each, in the order of the images. Raises DataError for an image
-    without a mask, a mask without an image, and for names that match several files."""
-    assert place.masks is not None, "asked for class maps"
+    """Return the images of a split and the mask of each, in image order. Raises DataError for an image without a mask,
+    a mask without an image, and ambiguous names."""
+    assert place.masks is not None, "the caller requires class maps"
     if place.masks == place.images:
         every = list_files_by_stem(place.images, reader)
         images = {stem: path for stem, path in every.items() if not is_mask_stem(os.path.basename(stem))}
@@ -31,20 +31,21 @@ def pair_images_with_masks(place: MaskLocation, reader: ImageMaskReader) -> tupl
 
 
 def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], place: MaskLocation) -> list[Path]:
-    """Return the mask of each image, both by their paths without ending: the one of the same key in the folder whose
-    path ends like the image's; of several the first of `VARIANTS`. Raises DataError as `pair_images_with_masks`."""
-    assert place.masks is not None, "asked for class maps"
+    """Return the mask of each image, both given as paths without suffix: the mask with the same key in the folder with
+    the best-matching path; the first of `MASK_VARIANTS` if there are several. Raises DataError as
+    `pair_images_with_masks`."""
+    assert place.masks is not None, "the caller requires class maps"
     mixed = place.masks == place.images
     homes = ("", "") if mixed else (place.images.name, place.masks.name)
-    own = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
+    image_keys = {stem: parse_file_key(os.path.basename(stem), "images", homes[0]) for stem in images}
     keys = {stem: parse_file_key(os.path.basename(stem), "masks", homes[1]) for stem in masks}
-    check_unpaired_files(images, masks, lambda stem: (own.get(stem) or keys[stem]).key)
+    check_unpaired_files(images, masks, lambda stem: (image_keys.get(stem) or keys[stem]).key)
     by_key: dict[tuple[str, ...], list[str]] = {}
     for stem, key in keys.items():
         by_key.setdefault(key.key, []).append(stem)
     chosen: dict[Path, Path] = {}
     for stem, image in images.items():
-        best = select_best_masks(stem, by_key[own[stem].key], keys)
+        best = select_best_masks(stem, by_key[image_keys[stem].key], keys)
         if len(best) > 1:
             names = format_first_names([os.fspath(masks[one]) for one in best], 3)
             raise DataError(f"{escape_unprintable(image)} matches {len(best)} masks: {names}", NAMING_HINT)
@@ -60,8 +61,8 @@ def match_masks_by_key(images: dict[str, Path], masks: dict[str, Path], place: M
 
 
 def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]) -> list[str]:
-    """Return the masks of an image among those of its key: the longest shared end of their folders, then the first of
-    `VARIANTS`."""
+    """Select the masks of an image among those with its key: the longest common end of their folders, then the first of
+    `MASK_VARIANTS`."""
     folders = os.path.dirname(stem).split("/")
     shared = {one: count_shared_end_parts(tuple(os.path.dirname(one).split("/")), tuple(folders)) for one in candidates}
     best = [one for one in candidates if shared[one] == max(shared.values())]
@@ -72,7 +73,7 @@ def select_best_masks(stem: str, candidates: list[str], keys: dict[str, FileKey]
 def check_unused_masks(
     by_key: dict[tuple[str, ...], list[str]], masks: dict[str, Path], used: set[Path], keys: dict[str, FileKey]
 ) -> None:
-    """Raise DataError for a mask that no image has, unless it is another variant of one that an image has."""
+    """Raise DataError for a mask without an image, unless it is another variant of a used mask."""
     for stems in by_key.values():
         folders = {(os.path.dirname(stem)) for stem in stems if masks[stem] in used}
         unused = [stem for stem in stems if masks[stem] not in used and os.path.dirname(stem) not in folders]
@@ -81,7 +82,7 @@ def check_unused_masks(
 
 
 def check_unpaired_files(images: dict[str, Path], masks: dict[str, Path], key: Callable[[str], object]) -> None:
-    """Raise DataError for images without a mask and masks without an image, which have the same key."""
+    """Raise DataError for images without a mask and masks without an image, by key."""
     for files, others, lacks in ((images, masks, "mask"), (masks, images, "image")):
         known = {key(stem) for stem in others}
         if missing := [path for stem, path in files.items() if key(stem) not in known]:
@@ -90,15 +91,14 @@ def check_unpaired_files(images: dict[str, Path], masks: dict[str, Path], key: C
 
 
 def list_files_by_stem(folder: Path, reader: ImageMaskReader) -> dict[str, Path]:
-    """Path below a folder without the ending -> image file; none where there is no such folder. Raises
-    DataError for two files of one name."""
+    """Return {path below a folder without suffix: image file}; empty if there is no such folder. Raises DataError for
+    two files of one name."""
     files: dict[str, Path] = {}
     for place in reader.files(folder) if folder.is_dir() else ():
         other = files.setdefault(normalise_name(os.fspath(reader.stem(place).relative_to(folder))), place)
         if other != place:
             problem = (
-                f"{escape_unprintable(other)} and {escape_unprintable(place)} "
-                f"differ in their ending or Unicode form alone"
+                f"{escape_unprintable(other)} and {escape_unprintable(place)} differ only in suffix or Unicode form"
             )
-            raise DataError(problem, "remove one: images and masks go together by their names")
+            raise DataError(problem, "delete one: images and masks are matched by name")
     return files

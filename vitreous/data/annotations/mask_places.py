@@ -1,4 +1,4 @@
-"""Where the images and the masks of each split are: folders named by their role, or names inside one folder."""
+"""Locate the images and masks of each split: folders named by their role, or file names inside one folder."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from vitreous.data.layouts.folder import is_folder, iterate_images, list_entries
 from vitreous.data.layouts.split_names import find_split_folders, parse_split_name
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-MAX_PROBED_MASKS = 3  # files of which one decides whether they are masks
-MAX_MASK_VALUES = 64  # different values up to which a file without loss is taken for a mask
+MAX_PROBED_MASKS = 3  # files to inspect; one of them decides whether all are masks
+MAX_MASK_VALUES = 64  # maximum distinct values of a losslessly compressed mask
 MAX_PROBED_FILES, MAX_PROBED_FOLDERS = (
     2_000,
     5,
-)  # files of a folder, and folders, that are searched for masks beside images
+)  # files of a folder, and folders, that are searched for masks next to images
 
 
 class ImageMaskReader(NamedTuple):
-    """What finds and reads images of so many `axes` and their masks: the files below a folder, a path without its
-    ending, the size of an image, the numbers or colours of a mask, the classes of a mask on the grid of its image of
-    this size; `names` those of the folder of images and of the folder of masks."""
+    """Functions that find and read images with `axes` axes and their masks: the files below a folder, a path without
+    suffix, the size of an image, the indices or colours of a mask, the classes of a mask on the grid of its image of
+    this size; `names` are those of the image folder and of the mask folder."""
 
     axes: int
     names: tuple[tuple[str, ...], tuple[str, ...]]
@@ -41,22 +41,21 @@ class ImageMaskReader(NamedTuple):
 
 
 class MaskLocation(NamedTuple):
-    """The folder of the images of a split and that of their class maps, which may be the same; without the latter
-    `images` contains a folder for each image, or images without masks."""
+    """The image folder of a split and the folder of its class maps, which may be the same; without the latter, `images`
+    contains a folder for each image, or images without masks."""
 
     images: Path
     masks: Path | None
 
 
 def locate_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]:
-    """Split -> where its images and masks are; nothing where a folder has none. Raises DataError as
+    """Locate the images and masks of each split; empty if a folder has none. Raises DataError as
     `locate_sibling_masks`."""
     return locate_named_masks(root, reader) or (locate_sibling_masks(root) if reader.axes == 2 else {})
 
 
 def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLocation]:
-    """The places in folders that have the names of the reader, and those of a mask for each object; nothing without
-    such folders."""
+    """Locate folders with the names of the reader, and folders with a mask for each object; empty if there are none."""
     homes = find_split_folders(root)
     if any(
         find_mask_folder(home, reader) or (reader.axes == 2 and find_object_folders(home)) for home in homes.values()
@@ -73,27 +72,28 @@ def locate_named_masks(root: Path, reader: ImageMaskReader) -> dict[str, MaskLoc
 
 
 def locate_masks_by_split(images: Path, masks: Path) -> dict[str, MaskLocation]:
-    """The places of the splits inside a folder of images and one of masks; all are `train` without such folders."""
+    """Locate split folders inside an image folder and a mask folder; all samples are `train` if there are none."""
     inner, others = find_split_folders(images), find_split_folders(masks)
     places = {name: MaskLocation(home, others.get(name, masks / name)) for name, home in inner.items()}
     return places or {"train": MaskLocation(images, masks)}
 
 
 def find_image_folder(home: Path, reader: ImageMaskReader) -> Path:
-    """The folder of images below a folder; it need not be there."""
+    """Return the path of the image folder below a folder, which may not exist."""
     return next((home / name for name in reader.names[0] if (home / name).is_dir()), home / reader.names[0][0])
 
 
 def find_mask_folder(home: Path, reader: ImageMaskReader) -> Path | None:
-    """The folder of class maps beside `images`, None where there is none. YOLO's `labels`, of txt files, are not."""
+    """Return the folder of class maps next to `images`, None if there is none. YOLO's `labels`, with txt files, is
+    excluded."""
     if not find_image_folder(home, reader).is_dir():
         return None
     return next((home / name for name in reader.names[1] if (home / name).is_dir() and reader.files(home / name)), None)
 
 
 def find_object_folders(home: Path) -> list[Path]:
-    """The folders below that have `images` and `masks` of one image each; none as soon as a folder has no `masks`, nor
-    for one folder of several images, which is a data set itself."""
+    """List the subfolders with `images` and `masks` of one image each; empty if any folder has no `masks`, or for a
+    single folder with several images, which is a dataset itself."""
     folders = []
     for place in list_subfolders(home):
         if not (place / "masks").is_dir():
@@ -104,7 +104,7 @@ def find_object_folders(home: Path) -> list[Path]:
 
 
 def list_subfolders(home: Path) -> list[Path]:
-    """The folders directly below a folder, by name; none where it is no folder."""
+    """List the folders directly below a folder, by name; empty if it is not a folder."""
     if not home.is_dir():
         return []
     return [
@@ -115,9 +115,9 @@ def list_subfolders(home: Path) -> list[Path]:
 
 
 def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
-    """The places in folders that lie beside each other and are named by split and role: `train` and `trainannot`,
-    `leftImg8bit` and `gtFine`, or `masks` beside one other folder; else those of `locate_mixed_masks`. Raises DataError
-    where several folders may be meant, and for masks beside the images of class folders."""
+    """Locate sibling folders named by split and role: `train` and `trainannot`, `leftImg8bit` and `gtFine`, or `masks`
+    next to one other folder; else use `locate_mixed_masks`. Raises DataError if several folders match, and for masks
+    next to the images of class folders."""
     roles = {place: parse_folder_role(place.name) for place in list_subfolders(root)}
     maps = [place for place, role in roles.items() if role.role == "masks" and are_masks_below(place)]
     if not maps:
@@ -160,7 +160,7 @@ def locate_sibling_masks(root: Path) -> dict[str, MaskLocation]:
 
 
 def find_role_folder(root: Path, roles: dict[Path, FolderRole], wanted: FolderRole) -> Path | None:
-    """The folder of a split and role; None without one. Raises DataError where there are several."""
+    """Return the folder of a split and role; None if there is none. Raises DataError if there are several."""
     places = [place for place, role in roles.items() if role == wanted and next(iterate_images(place), None)]
     if len(places) > 1:
         problem = (
@@ -173,13 +173,13 @@ def find_role_folder(root: Path, roles: dict[Path, FolderRole], wanted: FolderRo
 
 
 def are_masks_below(home: Path) -> bool:
-    """Whether the first image files below a folder are masks."""
+    """Return whether the first image files below a folder are masks."""
     return are_mask_files([Path(entry.path) for entry in islice(iterate_images(home), MAX_PROBED_MASKS)])
 
 
 def are_mask_files(places: Sequence[Path]) -> bool:
-    """Whether files are masks: few different values, or black and white but for lossy compression. Files that cannot be
-    read do not count."""
+    """Return whether files are masks: few distinct values, or black and white except for lossy compression. Unreadable
+    files are skipped."""
     for place in places[:MAX_PROBED_MASKS]:
         try:
             if is_lossy(place):
@@ -192,8 +192,8 @@ def are_mask_files(places: Sequence[Path]) -> bool:
 
 
 def locate_mixed_masks(homes: dict[str, Path]) -> dict[str, MaskLocation]:
-    """The places of splits whose folders contain images and masks, such as `a.jpg` and `a_mask.png`. Raises DataError
-    where class folders do."""
+    """Locate splits whose folders contain images and masks, such as `a.jpg` and `a_mask.png`. Raises DataError for
+    class folders."""
     if any(map(find_masks_beside_images, homes.values())):
         return {name: MaskLocation(home, home) for name, home in homes.items()}
     for home in homes.values():
@@ -203,22 +203,23 @@ def locate_mixed_masks(homes: dict[str, Path]) -> dict[str, MaskLocation]:
         if len(class_folders) > 1 or (
             class_folders and not parse_split_name(class_folders[0].name) and len(list_subfolders(home)) > 1
         ):
-            problem = f"{escape_unprintable(class_folders[0])} is a class folder with masks beside its images"
+            problem = f"{escape_unprintable(class_folders[0])} is a class folder with masks next to its images"
             example = escape_unprintable(find_masks_beside_images(class_folders[0])[0].name)
-            hint = "put images into images/ and masks into masks/ to learn masks, or move the masks away to classify"
+            hint = "for segmentation, use folders images/ and masks/; for classification, move the masks away"
             raise DataError(f"{problem}, such as {example}", hint)
     return {}
 
 
 def find_masks_beside_images(home: Path) -> list[Path]:
-    """The masks among the first files directly in a folder whose image lies beside them; none where they are others."""
+    """List the masks among the first files directly in a folder that have an image next to them; empty if these are not
+    masks."""
     endings = tuple(IMAGE_FILE_SUFFIXES)
     try:
         with os.scandir(home) as listed:
             names = sorted(
                 entry.name for entry in islice(listed, MAX_PROBED_FILES) if entry.name.lower().endswith(endings)
             )
-    except OSError:  # named by the layout that reads the folder
+    except OSError:  # reported by the layout that reads the folder
         return []
     stems = [os.path.splitext(name)[0] for name in names]
     images = {parse_file_key(stem, "images").key for stem in stems if not is_mask_stem(stem)}
@@ -231,5 +232,5 @@ def find_masks_beside_images(home: Path) -> list[Path]:
 
 
 def is_mask_stem(stem: str) -> bool:
-    """Whether the name of a file, without its ending, has a word of masks: `a_mask`, `a_gt`, `mask_a`."""
+    """Return whether the stem of a file contains a mask word: `a_mask`, `a_gt`, `mask_a`."""
     return any(word in MASK_STEM_WORDS - {"l"} for word in parse_file_key(stem, "masks").words)

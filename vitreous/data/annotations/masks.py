@@ -1,12 +1,12 @@
-"""Masks beside images: class maps as PNG files, or a file for each object.
+"""Masks next to images: class maps as PNG files, or a file for each object.
 
-    DIR/images/a.jpg       DIR/masks/a.png          a class map: each pixel is the number, or the colour, of its class
+    DIR/images/a.jpg       DIR/masks/a.png          a class map: each pixel is the index, or the colour, of its class
     DIR/a/images/a.png     DIR/a/masks/*.png        a mask for each object, as in the 2018 Data Science Bowl
 
-Both may lie in folders of splits, `train`, `val` and `test`, above or below `images` and `open_masks`.
-`DIR/classes.txt` names the classes, a line each from number 0 on, with a colour where maps are in colours: `road 128 64
-128`. In a class map of numbers 255 is IGNORE, as in Pascal VOC, and so is `ignore_index`; a map in black and white (0
-and 255 alone) has two classes. Grey RGB images, whole floating-point numbers and .npy arrays are maps of numbers.
+Both may be in split folders, `train`, `val` and `test`, above or below `images` and `masks`. `DIR/classes.txt` has one
+class name per line from index 0, with a colour if maps are coloured: `road 128 64 128`. In index maps, 255 is IGNORE,
+as in Pascal VOC, and so is `ignore_index`; a black-and-white map (only 0 and 255) has two classes. Grey RGB images,
+integral floating-point numbers and .npy arrays are index maps.
 """
 
 from __future__ import annotations
@@ -66,18 +66,18 @@ from vitreous.data.layouts.folder import list_images
 from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ensure_val_split, strip_common_folder
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
-MASK_FOLDER_NAMES = ("masks", "labels", "annotations")  # names of the folder with class maps
-DEFAULT_OBJECT_CLASS = "object"  # the class of objects that nobody named
+MASK_FOLDER_NAMES = ("masks", "labels", "annotations")  # names of the class map folder
+DEFAULT_OBJECT_CLASS = "object"  # the class of objects if no name is defined
 
 
 @dataclass(frozen=True, eq=False)
 class MaskAnnotations:
-    """What lies beside each image: `files` (n) lists of mask files, of which each image of class maps has one.
+    """The masks of each image: `files` (n) lists of mask files, one file per image for class maps.
 
-    `images`: the image files. `palette`: colour -> class, for maps in colours; `binary`: values above
-    `threshold` are class 1. `ignore_index`: the number of pixels without a class, as 255 is. `maps`: files are class
-    maps, else each is one object. `count`: classes. `reader`: what reads images and masks, `IMAGE_MASK_READER` or that
-    of volumes, which have class maps alone.
+    `images`: the image files. `palette`: colour -> class, for coloured maps; `binary`: values above `threshold` are
+    class 1. `ignore_index`: an ignored index, in addition to 255. `maps`: files are class maps, else each is one
+    object. `count`: classes. `reader`: reads images and masks, `IMAGE_MASK_READER` or that of volumes, which have class
+    maps only.
     """
 
     root: Path
@@ -93,12 +93,12 @@ class MaskAnnotations:
 
     @property
     def axes(self) -> int:
-        """2 for pictures, 3 for volumes."""
+        """2 for images, 3 for volumes."""
         return self.reader.axes
 
     def read(self, row: int) -> Target:
-        """Read what is on an image. Raises DataError for a mask that cannot be read, of another size, and of values
-        that are no classes."""
+        """Read the annotations of an image. Raises DataError for a mask that cannot be read, has another size, or
+        contains invalid values."""
         size = self.reader.size(self.images[row])
         if self.maps:
             place = self.files[row][0]
@@ -118,8 +118,8 @@ class MaskAnnotations:
         return Target(size, none.astype(np.int64), masks_to_boxes(masks), none, layers=stack_masks(masks, size))
 
     def values_to_classes(self, values: np.ndarray, place: Path) -> np.ndarray:
-        """(*image) numbers or (H, W, 3) colours -> (*image) int32 classes, or IGNORE. Raises DataError for what is no
-        class."""
+        """Convert (*image) indices or (H, W, 3) colours to (*image) int32 classes, or IGNORE. Raises DataError for
+        invalid values."""
         if self.palette is None:
             values = to_numbers_if_grey(values)
         if values.ndim > self.reader.axes:
@@ -133,7 +133,7 @@ class MaskAnnotations:
         return classes
 
     def colours_to_classes(self, colours: np.ndarray, place: Path) -> np.ndarray:
-        """(H, W, 3) uint8 -> (H, W) int32 classes. Raises DataError for a colour that no class has."""
+        """Convert (H, W, 3) uint8 colours to (H, W) int32 classes. Raises DataError for a colour without a class."""
         known = self.palette or {}
         codes = encode_colours(colours)
         values, where = np.unique(codes, return_inverse=True)
@@ -152,12 +152,12 @@ class MaskAnnotations:
 
 
 def has_mask_folders(root: Path) -> bool:
-    """Whether a folder has masks beside its images, in folders named `images` and `open_masks`."""
+    """Return whether a folder has masks next to its images, in folders named `images` and `masks`."""
     return bool(locate_named_masks(root, IMAGE_MASK_READER))
 
 
 def has_sibling_masks(root: Path) -> bool:
-    """Whether a folder has masks in folders or files of other names that tell them from images. Raises DataError as
+    """Return whether a folder has masks in folders or files with other recognised names. Raises DataError as
     `locate_sibling_masks`."""
     return bool(locate_sibling_masks(root))
 
@@ -169,12 +169,13 @@ def open_masks(
     given: Sequence[str] = (),
     ignore_index: int | None = None,
 ) -> Data:
-    """Open images with masks beside them, pictures unless a `reader` is named. Without `val`, a tenth of `train` is
-    held out. `given`: names of the classes where there is no `classes.txt`. `ignore_index`: the number of pixels
-    without a class, beside 255. A held-out split whose masks have no pixel of a class has no labels.
+    """Open images with masks next to them; a `reader` selects volumes. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for splits without `train`, images without a mask, masks without an image, masks in which nothing
-    tells the classes, and files that cannot be read.
+    `given`: names of the classes if there is no `classes.txt`. `ignore_index`: an ignored index, in addition to 255. A
+    held-out split whose masks have no labelled pixel has no labels.
+
+    Raises DataError for splits without `train`, images without a mask, masks without an image, masks without defined
+    classes, and unreadable files.
     """
     reader = reader or IMAGE_MASK_READER
     names, palette = read_classes_file(root)
@@ -190,12 +191,12 @@ def open_masks(
     }
     if "train" not in listed:
         raise DataError(
-            f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "name one of them train"
+            f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
         )
     kinds = {kind for kind, *_ in listed.values()}
     if len(kinds) > 1:
-        problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
-        raise DataError(problem, "give all splits the same kind")
+        problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
+        raise DataError(problem, "use one kind of masks in all splits")
     maps = kinds == {True}
     if maps:
         places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
@@ -205,8 +206,8 @@ def open_masks(
         )
     else:
         if len(names) > 1:
-            hint = f"leave {CLASSES_FILE} out, or give class maps"
-            raise DataError(f"{escape_unprintable(root)} has a mask for each object, which do not tell classes", hint)
+            hint = f"delete {CLASSES_FILE}, or use class maps"
+            raise DataError(f"{escape_unprintable(root)} has object masks, which do not define classes", hint)
         present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
         classes = MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
     names, notes = classes.names, classes.notes
@@ -249,27 +250,29 @@ def open_masks(
 
 
 def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
-    """Whether masks are class maps, the images, and the masks of each. Raises DataError where they do not go
-    together."""
+    """Return whether masks are class maps, the images, and the masks of each. Raises DataError if images and masks do
+    not match."""
     if place.masks is not None:
         images, masks = pair_images_with_masks(place, reader)
         return True, images, [[mask] for mask in masks]
     images, files = [], []
-    for one in find_object_folders(place.images) if reader.axes == 2 else ():
-        own = list_images(one / "images")
-        if len(own) != 1:
-            raise DataError(f"{escape_unprintable(one / 'images')} has {len(own)} images, not one", "mend or remove it")
-        images.append(own[0])
-        files.append(list_images(one / "masks"))
+    for folder in find_object_folders(place.images) if reader.axes == 2 else ():
+        folder_images = list_images(folder / "images")
+        if len(folder_images) != 1:
+            raise DataError(
+                f"{escape_unprintable(folder / 'images')} has {len(folder_images)} images, not one", "fix or delete it"
+            )
+        images.append(folder_images[0])
+        files.append(list_images(folder / "masks"))
     if not images:
         raise DataError(
-            f"{escape_unprintable(place.images)} has no images with masks", "put them into images/ and masks/"
+            f"{escape_unprintable(place.images)} has no images with masks", "move them to images/ and masks/"
         )
     return False, images, files
 
 
 def list_unmasked_images(place: MaskLocation, reader: ImageMaskReader) -> list[Path] | None:
-    """The images of a split that has no masks at all; None where it has some."""
+    """Return the images of a split without any masks; None if it has masks."""
     if place.masks is None:
         return None if reader.axes == 2 and find_object_folders(place.images) else reader.files(place.images)
     if place.masks == place.images:
@@ -278,30 +281,30 @@ def list_unmasked_images(place: MaskLocation, reader: ImageMaskReader) -> list[P
 
 
 def read_mask_values(place: Path, palette: Palette | None, reader: ImageMaskReader) -> np.ndarray:
-    """(*image) numbers of a mask, or (H, W, C) uint8 colours; `palette`: the colours of the classes, with which that of
-    the file is compared. Raises DataError."""
+    """Read (*image) indices of a mask, or (H, W, C) uint8 colours; `palette` contains the class colours, which are
+    compared with the file's palette. Raises DataError."""
     values = reader.mask(place)
     return apply_class_palette(values, place, palette) if palette and values.ndim == 2 else values
 
 
-def check_mask_size(own: tuple[int, ...], image: tuple[int, ...], place: Path, of: Path) -> None:
-    """Raise DataError for a mask of another size than its image; sizes of pictures are told width first."""
-    if own != image:
-        sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (own, image)]
-        word = "pixels" if len(image) == 2 else "voxels"
+def check_mask_size(mask_size: tuple[int, ...], image_size: tuple[int, ...], place: Path, image_path: Path) -> None:
+    """Raise DataError if a mask differs in size from its image; sizes of images are printed as width x height."""
+    if mask_size != image_size:
+        sizes = [" x ".join(map(str, size[::-1] if len(size) == 2 else size)) for size in (mask_size, image_size)]
+        word = "pixels" if len(image_size) == 2 else "voxels"
         raise DataError(
-            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(of)} {sizes[1]}",
-            "mend either",
+            f"{escape_unprintable(place)} is {sizes[0]} {word}, its image {escape_unprintable(image_path)} {sizes[1]}",
+            "resize one of them",
         )
 
 
 def strip_image_suffix(place: Path) -> Path:
-    """The path of a picture without its ending, by which images and masks are matched."""
+    """Return the path of an image without its suffix, by which images and masks are matched."""
     return place.with_suffix("")
 
 
 def ignore_void_pixels(classes: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
-    """Return the classes (H, W) of the mask `place`, with IGNORE where its image has no data. Raises DataError."""
+    """Return the classes (H, W) of the mask `place`, with IGNORE at invalid pixels of the image. Raises DataError."""
     void = read_void_mask(image) if classes.shape == size else None
     return classes if void is None else np.where(void, np.int32(IGNORE_INDEX), classes)
 
@@ -318,9 +321,12 @@ IMAGE_MASK_READER = ImageMaskReader(
 
 
 def apply_class_palette(values: np.ndarray, place: Path, colours: dict[tuple[int, ...], int]) -> np.ndarray:
-    """Return the (H, W) numbers of a mask, or its (H, W, 3) uint8 colours where its palette has the colours of the
-    classes at other numbers; `colours`: colour -> class. Numbers of files without a palette, and of grey palettes, are
-    returned as they are. Raises DataError for a palette that contradicts the colours of the classes."""
+    """Convert mask values to colours if the palette of the file requires it.
+
+    Returns the (H, W) indices of a mask, or its (H, W, 3) uint8 colours if its palette has the class colours at other
+    indices; `colours`: colour -> class. Indices of files without a palette, and of grey palettes, are unchanged. Raises
+    DataError for a palette that contradicts the class colours.
+    """
     content = read_input_file(place)
     if content.startswith(NPY_MAGIC):
         return values
@@ -333,11 +339,11 @@ def apply_class_palette(values: np.ndarray, place: Path, colours: dict[tuple[int
     used = {number: tuple(table[number].tolist()) for number in np.unique(values).tolist()}
     stated = {number: colour for number, colour in used.items() if colour in colours}
     if all(colours[colour] == number for number, colour in stated.items()) and len(stated) >= len(used) - 1:
-        return values  # one number may be that of unknown pixels
+        return values  # one index may be that of ignored pixels
     if len(stated) == len(used):
         return table[values]
     if all(colour == (number,) * 3 for number, colour in used.items()):
         return values
     wrong = format_first_names((" ".join(map(str, colour)) for colour in used.values() if colour not in colours), 3)
     problem = f"{escape_unprintable(place)} has a palette with colours that classes.txt does not list: {wrong}"
-    raise DataError(problem, "list them in classes.txt, or leave all colours out of it to use the numbers")
+    raise DataError(problem, "add them to classes.txt, or delete all colours there to use the indices")

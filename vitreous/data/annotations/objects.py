@@ -1,4 +1,4 @@
-"""Images with objects from files of annotations: what COCO, Pascal VOC, YOLO, LabelMe and CSV have in common."""
+"""Images with object annotations: common code of COCO, Pascal VOC, YOLO, LabelMe and CSV."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from vitreous.system.cores import default_worker_count
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image file and what is on it. `origin`: the file that says so; `size`: (height, width) as it has it, if at
-    all; `verified`: what else is known of it, if not all."""
+    """An image file and its objects. `origin`: the annotation file; `size`: (height, width) stated there, if any;
+    `verified`: the verified classes, if annotations are not exhaustive."""
 
     image: Path
     shapes: tuple[Shape, ...]
@@ -36,21 +36,22 @@ class Scene:
 
 @dataclass(frozen=True, eq=False)
 class ObjectAnnotations:
-    """The scenes of a data set; a row is one."""
+    """The scenes of a dataset; a row is one scene."""
 
     scenes: Sequence[Scene]
 
     def read(self, row: int) -> Target:
-        """Read what is on an image. Raises DataError where its file cannot be read or has another size than told."""
+        """Read the annotations of an image. Raises DataError if its file cannot be read or differs from the stated
+        size."""
         scene = self.scenes[row]
         size = read_image_size(scene.image)
         if scene.size is not None and scene.size != size:
             sizes = [f"{width} x {height}" for height, width in (size, scene.size)]
             problem = (
                 f"{escape_unprintable(scene.image)} has {sizes[0]} pixels, "
-                f"{escape_unprintable(scene.origin)} says {sizes[1]}"
+                f"{escape_unprintable(scene.origin)} states {sizes[1]}"
             )
-            raise DataError(problem, "mend either, or remove both")
+            raise DataError(problem, "correct one of them, or delete both")
         return replace(shapes_to_target(scene.shapes, size, escape_unprintable(scene.origin)), verified=scene.verified)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
@@ -66,11 +67,11 @@ class ObjectAnnotations:
 
 
 def check_unique_classes(name: str, classes: Sequence[str]) -> None:
-    """Raise DataError for two classes of one name, in any Unicode form."""
+    """Raise DataError for two classes with the same name, in any Unicode form."""
     names = list(map(normalise_name, classes))
     if len(set(names)) < len(names):
         twice = next(one for number, one in enumerate(names) if one in names[:number])
-        raise DataError(f"{name} names two classes {escape_unprintable(twice)}", "rename or join them")
+        raise DataError(f"{name} has two classes {escape_unprintable(twice)}", "rename or merge them")
 
 
 def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
@@ -78,41 +79,40 @@ def check_train_split(name: str, splits: Mapping[str, Sized]) -> None:
     if "train" not in splits or not len(splits["train"]):
         others = ", ".join(split for split, rows in splits.items() if len(rows))
         problem = f"{name} has {others} but no train images" if others else f"no images in {name}"
-        raise DataError(problem, "name one of the splits train")
+        raise DataError(problem, "rename one of the splits to train")
 
 
 def is_empty_box(box: Box | None) -> bool:
-    """Whether a box has no area; None is no box."""
+    """Return whether a box has no area; False for None."""
     return box is not None and (box[2] <= box[0] or box[3] <= box[1])
 
 
 def parse_in_threads(places: Sequence[Path], parse: Callable[[Path], Any]) -> list[Any]:
-    """Parse files side by side, in order. Raises the first DataError."""
+    """Parse files in parallel threads, in order. Raises the first DataError."""
     with ThreadPoolExecutor(max(1, default_worker_count())) as pool:
         return list(pool.map(parse, places))
 
 
 def parse_coordinates(values: Sequence[Any], origin: str) -> list[float]:
-    """Numbers as floats. Raises DataError, naming `origin`, for what is no finite number."""
+    """Convert numbers to floats. Raises DataError, with `origin`, for anything but finite numbers."""
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError):
-        raise DataError(f"{origin}: {list(values)[:8]} are no coordinates", "they are numbers") from None
+        raise DataError(f"{origin}: {list(values)[:8]} are not coordinates", "use numbers") from None
     if not all(map(math.isfinite, numbers)):
-        raise DataError(f"{origin}: {numbers[:8]} are no coordinates", "they are finite numbers")
+        raise DataError(f"{origin}: {numbers[:8]} are not coordinates", "use finite numbers")
     return numbers
 
 
 def read_image_size(place: Path) -> tuple[int, int]:
-    """(height, width) of an image file. Raises DataError."""
+    """Return the (height, width) of an image file. Raises DataError."""
     width, height = read_upright_size(read_input_file(place), escape_unprintable(place))
     return height, width
 
 
 def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> None:
-    """Raise DataError, naming `origin`, where an annotation file pairs with the image `stem` in `folder`, named without
-    its ending, and states another image that is there. `stated`: a file name or path, or anything else where none is
-    stated."""
+    """Raise DataError, with `origin`, if an annotation file is matched by name with the image `stem` in `folder` but
+    states another existing image. `stated`: a file name or path, or any other value if none is stated."""
     name = re.split(r"[/\\]", stated.strip())[-1] if isinstance(stated, str) else ""
     other = resolve_unicode_path(folder / name) if name else None
     if other and normalise_name(Path(other).stem) != normalise_name(stem):
@@ -124,7 +124,7 @@ def check_stated_image(stated: Any, folder: Path, stem: str, origin: str) -> Non
 
 
 def check_unique_images(images: Sequence[Path], origin: str) -> None:
-    """Raise DataError, naming `origin`, for two samples of one image file."""
+    """Raise DataError, with `origin`, for two samples with one image file."""
     if twice := next((image for image, count in Counter(images).items() if count > 1), None):
-        problem = f"{origin}: {images.count(twice)} entries mean the image {escape_unprintable(twice)}"
-        raise DataError(problem, "keep one of them, in one annotation file, or write more of the path")
+        problem = f"{origin}: {images.count(twice)} entries refer to the image {escape_unprintable(twice)}"
+        raise DataError(problem, "keep one of them, in one annotation file, or use longer paths")

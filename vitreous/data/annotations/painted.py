@@ -1,4 +1,4 @@
-"""Targets as an objective takes them: class maps, painted where objects have masks alone, or objects alone."""
+"""Convert targets for an objective: class maps (drawn from object masks if needed), or objects only."""
 
 from __future__ import annotations
 
@@ -14,54 +14,55 @@ from vitreous.data.split import Data, Split
 from vitreous.errors import DataError
 
 BACKGROUND_CLASS = "background"
-BOXES_ONLY_HINT = "learn boxes alone: --objective.masks false"
+BOXES_ONLY_HINT = "train on boxes only: --objective.masks false"
 
 
 @dataclass(frozen=True, eq=False)
 class TargetSplitWrapper:
-    """A split whose targets are changed when they are read."""
+    """A split whose targets are converted on read."""
 
     split: AnnotatedSplit
 
     @property
     def labels(self) -> np.ndarray:
-        """(n, K) float32, 1 for each class that an image holds."""
+        """Labels (n, K) float32, 1 for each class on an image."""
         return self.split.labels
 
     def __len__(self) -> int:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """The bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
+        """Return the bytes of an image file, or pixels (H, W[, C]). Raises DataError."""
         return self.split.raw(sample)
 
     def name(self, sample: int) -> str:
         return self.split.name(sample)
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:
-        """The samples at these positions (m,), in this order."""
+        """Return the samples at these indices (m,), in this order."""
         return replace(self, split=self.split.take(rows))
 
     def update(self, digest: Any) -> None:
         self.split.update(digest)
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image. Raises DataError."""
+        """Read the annotations of an image. Raises DataError."""
         return self.split.target(sample)
 
 
 @dataclass(frozen=True, eq=False)
 class ClassMapSplit(TargetSplitWrapper):
-    """A split whose targets have class maps, painted from masks: class 0 is the background, then those of the data."""
+    """A split whose targets have class maps, drawn from masks: class 0 is the background, followed by those of the
+    data."""
 
     @property
     def labels(self) -> np.ndarray:
-        """(n, 1 + K) float32, 1 for each class that an image holds; the background is one."""
+        """Labels (n, 1 + K) float32, 1 for each class on an image, including the background."""
         own = self.split.labels
         return np.concatenate([np.ones((len(own), 1), np.float32), own], 1)
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image, with a class map. Raises DataError."""
+        """Read the annotations of an image, with a class map. Raises DataError."""
         own = self.split.target(sample)
         own = replace(own, labels=own.labels + 1)
         classes = own.class_map(background=0)
@@ -73,12 +74,12 @@ class ClassMapSplit(TargetSplitWrapper):
 
 @dataclass(frozen=True, eq=False)
 class ObjectSplit(TargetSplitWrapper):
-    """A split whose targets are objects alone, with masks or with boxes alone as `masks` says."""
+    """A split whose targets are objects only, with masks if `masks`, else with boxes only."""
 
     masks: bool
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image. Raises DataError, where masks are asked for, for an image that has boxes alone."""
+        """Read the annotations of an image. Raises DataError if masks are required but the image has only boxes."""
         own = replace(self.split.target(sample), classes=None)
         if not self.masks:
             return own.without_masks()
@@ -88,61 +89,60 @@ class ObjectSplit(TargetSplitWrapper):
 
 
 def paint_class_maps(data: Data) -> Data:
-    """Return the data with a class map for every image: as they are where the first image has one, else painted from
-    the masks of its objects, with a class for the background in front.
+    """Return the data with a class map for every image: unchanged if the first image has one, else drawn from object
+    masks, with a background class at index 0.
 
-    Raises DataError for data without annotations, and for objects that have boxes alone.
+    Raises DataError for data without annotations, and for objects that have only boxes.
     """
     require_annotations(data, "masks, such as a folder with images/ and masks/")
     first = find_first_target(data.splits.values())
     if first is None or first.classes is not None:
         return data
     if first.layers is None:
-        raise DataError(f"{data.name} has boxes, no masks", "learn the boxes: --recipe detect")
+        raise DataError(f"{data.name} has boxes but no masks", "train a detector: --recipe detect")
     return replace(wrap_splits(data, ClassMapSplit), classes=(BACKGROUND_CLASS, *data.classes))
 
 
 def keep_object_targets(data: Data) -> Data:
-    """Return the data with targets that are objects alone, with masks if the first image with objects has them.
+    """Return the data with object targets only, with masks if the first image with objects has them.
 
-    Raises DataError for data without annotations, and for those that have class maps and no objects.
+    Raises DataError for data without annotations, and for class maps without objects.
     """
     require_annotations(data, "boxes, such as COCO JSON, Pascal VOC or YOLO txt")
     first = find_first_target(data.splits.values())
     if first is not None and first.classes is not None and not len(first):
-        hint = "learn the classes of pixels: --recipe segment"
-        raise DataError(f"{data.name} has a class for every pixel, and no objects", hint)
+        hint = "train a segmentation model: --recipe segment"
+        raise DataError(f"{data.name} has class maps but no objects", hint)
     return wrap_splits(data, lambda split: ObjectSplit(split, first is not None and first.layers is not None))
 
 
 def with_object_masks(data: Data, masks: bool) -> Data:
-    """Return data of `keep_object_targets` with masks of objects, or without. Raises DataError for masks that are
-    missing."""
+    """Return data of `keep_object_targets` with or without object masks. Raises DataError for missing masks."""
     if masks and not has_object_masks(data):
-        raise DataError(f"{data.name} has boxes, no masks", BOXES_ONLY_HINT)
+        raise DataError(f"{data.name} has boxes but no masks", BOXES_ONLY_HINT)
     return wrap_splits(data, lambda split: replace(split, masks=masks))  # type: ignore[type-var]
 
 
 def has_object_masks(data: Data) -> bool:
-    """Whether the targets of data are objects with masks."""
+    """Return whether the targets of data are objects with masks."""
     return all(isinstance(split, ObjectSplit) and split.masks for split in data.splits.values())
 
 
 def wrap_splits(data: Data, change: Callable[[AnnotatedSplit], Split]) -> Data:
-    """Return the data with every split changed."""
+    """Return the data with `change` applied to every split."""
     splits: dict[str, Split] = {name: change(split) for name, split in data.splits.items()}  # type: ignore[arg-type]
     return replace(data, splits=splits, whole=None if data.whole is None else change(data.whole))  # type: ignore[arg-type]
 
 
 def require_annotations(data: Data, hint: str) -> None:
-    """Raise DataError for data without annotations; `hint`: what to name."""
+    """Raise DataError for data without annotations; `hint` describes suitable data."""
     if not all(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
-        raise DataError(f"{data.name} does not say what is where on its images", f"name data with {hint}")
+        raise DataError(f"{data.name} has no boxes, masks or class maps", f"use data with {hint}")
 
 
 def find_first_target(splits: Iterable[Split]) -> Target | None:
-    """Return the first target of splits with a class map or with objects; None where there is none.
-    Images whose target cannot be read are left to whoever reads them."""
+    """Return the first target with a class map or with objects in some splits; None if there is none. Images with
+    unreadable targets are skipped."""
     for split in splits:
         assert isinstance(split, AnnotatedSplit)
         for sample in range(len(split)):

@@ -1,11 +1,11 @@
 """COCO's panoptic format: one JSON file for the images of a split, and a PNG file for each image.
 
-    DIR/annotations/panoptic_train2017.json   DIR/annotations/panoptic_train2017/*.png   images as `coco` has them
-    FILE.json                                 FILE/*.png, or PNG files beside it
+    DIR/annotations/panoptic_train2017.json   DIR/annotations/panoptic_train2017/*.png   images as in `coco`
+    FILE.json                                 FILE/*.png, or PNG files next to it
 
-A pixel belongs to the segment whose id is red + 256 green + 65536 blue; 0 is a pixel that nobody knows. Every segment
-gives its pixels a class; those of things (`isthing`) are objects too, with masks, and boxes around these. Kirillov et
-al., Panoptic Segmentation, arXiv:1801.00868.
+A pixel belongs to the segment with id red + 256 green + 65536 blue; 0 is an unlabelled pixel. Every segment assigns a
+class to its pixels; segments of things (`isthing`) are also objects with masks and bounding boxes. Kirillov et al.,
+Panoptic Segmentation, arXiv:1801.00868.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ PANOPTIC_PATTERN, INSTANCES_PATTERN = "panoptic_*.json", "instances_*.json"  # i
 
 @dataclass(frozen=True)
 class PanopticSegment:
-    """A part of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
-    `crowd` many that nobody told apart."""
+    """A segment of an image. `number`: its id in the PNG file; `label`: its class; `thing`: it is one object, or with
+    `crowd` a group that is not divided into objects."""
 
     number: int
     label: int
@@ -58,8 +58,8 @@ class PanopticSegment:
 
 @dataclass(frozen=True, eq=False)
 class PanopticImage:
-    """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: (height, width) as
-    that file has it, if at all."""
+    """An image, the PNG file of its segments, and the JSON file `origin` that lists them. `size`: (height, width)
+    stated in that file, if any."""
 
     image: Path
     picture: Path
@@ -71,13 +71,13 @@ class PanopticImage:
 
 @dataclass(frozen=True, eq=False)
 class PanopticAnnotations:
-    """The images of a split; a row is one."""
+    """The panoptic images of a split; a row is one image."""
 
     rows: Sequence[PanopticImage]
 
     def read(self, row: int) -> Target:
-        """Read what is on an image. Raises DataError for a PNG file that cannot be read, has another size than its
-        image, or other segments than are listed."""
+        """Read the annotations of an image. Raises DataError for a PNG file that cannot be read, differs in size from
+        its image, or has segments that do not match the list."""
         one = self.rows[row]
         size = read_image_size(one.image)
         if one.size is not None:
@@ -85,7 +85,7 @@ class PanopticAnnotations:
         colours = read_mask(one.picture)
         if colours.ndim != 3:
             raise DataError(
-                f"{escape_unprintable(one.picture)} is not in colours", "ids are red + 256 green + 65536 blue"
+                f"{escape_unprintable(one.picture)} is not an RGB image", "encode ids as red + 256 green + 65536 blue"
             )
         check_mask_size(colours.shape[:2], size, one.picture, one.image)
         numbers, where = np.unique(encode_colours(colours[..., ::-1]), return_inverse=True)
@@ -100,7 +100,7 @@ class PanopticAnnotations:
                     f"{escape_unprintable(one.picture)} has a segment {wrong[0]} "
                     f"{problem} {escape_unprintable(one.origin)}"
                 )
-                raise DataError(text, "mend either, or remove both")
+                raise DataError(text, "correct one of them, or delete both")
         segments = [listed.get(number) for number in numbers.tolist()]
         things = [segment for segment in segments if segment is not None and segment.thing]
         labels = [IGNORE_INDEX if segment is None else segment.label for segment in segments]
@@ -124,8 +124,8 @@ class PanopticAnnotations:
 
 
 def find_thing_classes(split: Split, count: int) -> np.ndarray | None:
-    """(count,) bool: the classes of a split that are counted, by the files of this format, or as objects that class
-    maps are painted from; None where it has no segments."""
+    """Return (count,) bool: the thing classes of a split, from panoptic files or from the objects that class maps are
+    drawn from; None if it has no segments."""
     if isinstance(split, ClassMapSplit):
         return np.arange(count) > 0
     if not isinstance(split, AnnotatedFiles) or not isinstance(split.annotations, PanopticAnnotations):
@@ -135,7 +135,7 @@ def find_thing_classes(split: Split, count: int) -> np.ndarray | None:
 
 
 def is_panoptic(root: Path) -> bool:
-    """Whether a folder has such files and none of instances, or a JSON file is one of them."""
+    """Return whether a folder has panoptic files but no instance files, or a JSON file is a panoptic file."""
     if root.is_file():
         return root.suffix.lower() == ".json" and contains_word(root, '"segments_info"')
     home = root / "annotations"
@@ -143,10 +143,10 @@ def is_panoptic(root: Path) -> bool:
 
 
 def open_panoptic(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder or one JSON file. Without `val`, a tenth of `train` is held out. Classes are in the order of the
-    ids of their categories, things and others alike.
+    """Open a panoptic folder or one JSON file. Without `val`, a tenth of `train` is held out. Classes are ordered by
+    category id, things and stuff together.
 
-    Raises DataError for what is no such JSON, for ids that are missing or there twice, and for files that are missing.
+    Raises DataError for other JSON, for missing or repeated ids, and for missing files.
     """
     files = {"train": [root]} if root.is_file() else group_files_by_split(root / "annotations", (PANOPTIC_PATTERN,))
     documents = {place: read_coco_json(place) for places in files.values() for place in places}
@@ -154,8 +154,8 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
     for place, document in documents.items():
         for number, kind in read_panoptic_categories(document, escape_unprintable(place)).items():
             if kinds.setdefault(number, kind) != kind:
-                problem = f"{escape_unprintable(place)}: category {number} is another one in another file"
-                raise DataError(problem, "give all files the same")
+                problem = f"{escape_unprintable(place)}: category {number} differs in another file"
+                raise DataError(problem, "use the same categories in all files")
     order = sorted(kinds)
     names = [kinds[number][0] for number in order]
     check_unique_classes(escape_unprintable(root), names)
@@ -182,7 +182,7 @@ def open_panoptic(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int, tuple[str, bool]]:
-    """Id of a category -> its name, and whether it is one of things. Raises DataError where that is not said."""
+    """Read {category id: (name, whether it is a thing)}. Raises DataError if `isthing` is missing."""
     kinds = {}
     for number, name in read_categories(document, origin).items():
         where = f"{origin}: category {escape_unprintable(name)}"
@@ -196,7 +196,7 @@ def read_panoptic_categories(document: dict[str, Any], origin: str) -> dict[int,
 def read_panoptic_images(
     document: dict[str, Any], place: Path, kinds: dict[int, tuple[str, bool]]
 ) -> list[PanopticImage]:
-    """The images of a split with their segments, in the order of the file. Raises DataError."""
+    """Read the images of a split with their segments, in file order. Raises DataError."""
     origin, images = escape_unprintable(place), index_nearby_images(place)
     folder = place.with_suffix("") if place.with_suffix("").is_dir() else place.parent
     pictures = FileIndex(list_images(folder), folder)
@@ -205,9 +205,9 @@ def read_panoptic_images(
         where = f"{origin}, annotation {shorten_value(row)}"
         number = read_id(row, "image_id", where)
         if not isinstance(row.get("file_name"), str):
-            raise DataError(f"{where} has no file_name", "give it the name of its PNG file")
+            raise DataError(f"{where} has no file_name", "add the name of its PNG file")
         if number in known:
-            raise DataError(f"{origin}: image {number} has two annotations", "remove one")
+            raise DataError(f"{origin}: image {number} has two annotations", "delete one")
         known[number] = row
     labels = {number: label for label, number in enumerate(sorted(kinds))}
     rows, numbers = [], set()
@@ -215,33 +215,33 @@ def read_panoptic_images(
         where, name = f"{origin}, image {shorten_value(row)}", row.get("file_name")
         number = read_id(row, "id", where)
         if not isinstance(name, str):
-            raise DataError(f"{where} has no file_name", "give it the name of its image file")
+            raise DataError(f"{where} has no file_name", "add the name of its image file")
         if number in numbers or number not in known:
-            problem = "is there twice" if number in numbers else "has no annotation"
-            raise DataError(f"{origin}: image {number} {problem}", "give each image its id and one annotation")
+            problem = "is repeated" if number in numbers else "has no annotation"
+            raise DataError(f"{origin}: image {number} {problem}", "use a unique id and one annotation per image")
         numbers.add(number)
         segments = parse_segments(known[number], kinds, labels, f"{origin}, image {number}")
         picture = pictures.find(known[number]["file_name"], origin)
         rows.append(PanopticImage(images.find(name, origin), picture, segments, place, size=get_stated_size(row)))
     if lost := sorted(known.keys() - numbers):
-        raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or remove its annotation")
+        raise DataError(f"{origin}: there is no image {lost[0]}", "add the image, or delete its annotation")
     return rows
 
 
 def parse_segments(
     row: dict[str, Any], kinds: dict[int, tuple[str, bool]], labels: dict[int, int], where: str
 ) -> tuple[PanopticSegment, ...]:
-    """The segments of one annotation. Raises DataError, naming `where`, for ids that are missing, twice or unknown."""
+    """Parse the segments of one annotation. Raises DataError, with `where`, for missing, repeated or unknown ids."""
     segments: dict[int, PanopticSegment] = {}
     listed = row.get("segments_info")
     if not isinstance(listed, list) or not all(isinstance(entry, dict) for entry in listed):
-        raise DataError(f"{where} has no segments_info", "a list of id and category_id")
+        raise DataError(f"{where} has no segments_info", "add a list of id and category_id")
     for entry in listed:
         number, category = read_id(entry, "id", where), read_id(entry, "category_id", where)
         if not 0 < number < 1 << 24 or number in segments:
-            raise DataError(f"{where}: segment id {number}", "a number from 1 to 16777215, once an image")
+            raise DataError(f"{where}: invalid segment id {number}", "use unique ids from 1 to 16777215")
         if category not in kinds:
-            raise DataError(f"{where}: there is no category {category}", "name it in categories")
+            raise DataError(f"{where}: there is no category {category}", "add it to categories")
         crowd = read_flag(entry.get("iscrowd"), "iscrowd", f"{where}, segment {number}")
         segments[number] = PanopticSegment(number, labels[category], kinds[category][1], crowd)
     return tuple(segments.values())

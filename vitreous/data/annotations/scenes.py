@@ -1,4 +1,4 @@
-"""Assemble scenes into a data set: splits, labels, notes, and whether training can learn anything."""
+"""Assemble scenes into a dataset with splits, labels and notes, and check for usable training annotations."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vitreous.data.split import Data, Split, create_empty_labels, ensure_val_spl
 def build_scene_data(
     name: str, classes: Sequence[str], scenes: Mapping[str, Sequence[Scene]], split_seed: int, notes: list[str]
 ) -> Data:
-    """Return a data set of scenes by split; without `val`, a tenth of `train` is held out.
+    """Return a dataset of scenes by split; without `val`, a tenth of `train` is held out.
 
-    Boxes without area are left out. A held-out split without objects has no labels. Notes name the objects that cannot
-    be learned, and `Data.unlearnable` is set where `train` has no others. Raises DataError for splits without `train`
-    or images, and for two classes of one name.
+    Boxes without area are dropped. A held-out split without objects has no labels. Notes describe unusable objects, and
+    `Data.unlearnable` is set if `train` has no usable ones. Raises DataError for splits without `train` or images, and
+    for two classes of one name.
     """
     check_unique_classes(name, classes)
     check_train_split(name, scenes)

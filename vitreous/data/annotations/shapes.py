@@ -1,7 +1,7 @@
-"""Objects as files of annotations have them, boxes, polygons and run lengths, and the masks that these draw.
+"""Object shapes of annotation files (boxes, polygons and run lengths), and their conversion to masks.
 
-Coordinates are pixels: x from the left, y from the top; the image reaches from 0 to its width and height. H and W are
-the sides of an image.
+Coordinates are pixels: x from the left, y from the top; the image extends from 0 to its width and height. H and W are
+the height and width of an image.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """One object. `label`: its class. `box`, or where a format has none the smallest one around the mask.
+    """One object. `label`: its class. `box`: its box, or None in formats without boxes.
 
-    `polygons`: parts of the mask, (n, 2) float32 of x and y each; `runs`: the mask as `rle_to_mask` takes it.
+    `polygons`: components of the mask, each (n, 2) float32 of x and y; `runs`: the mask as in `rle_to_mask`.
     """
 
     label: int
@@ -47,7 +47,7 @@ class Shape:
         return mask
 
     def compute_bounding_box(self) -> Box | None:
-        """The box, or that of the corners of the polygons; None where only the mask tells it."""
+        """Return the box, or the bounding box of the polygons; None if only the mask defines it."""
         if self.box is not None or not self.polygons:
             return self.box
         corners = np.concatenate(self.polygons)
@@ -56,9 +56,10 @@ class Shape:
 
 
 def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str) -> Target:
-    """Return the target of an image of `size` (H, W): boxes end at its edges, objects that have no pixel are left out.
+    """Return the target of an image of `size` (H, W): boxes are clipped to the image, objects without pixels are
+    dropped.
 
-    Masks are kept where every object has one. Raises DataError, naming `origin`, for run lengths of another size.
+    Masks are kept if every object has one. Raises DataError, with `origin`, for run lengths of another size.
     """
     height, width = size
     edge = np.array([width, height, width, height], np.float32)
@@ -68,7 +69,7 @@ def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str
         try:
             mask = shape.mask(size) if with_masks or shape.compute_bounding_box() is None else None
         except ValueError as error:
-            raise DataError(f"{origin}, object {number + 1}: {error}", "mend the file, or remove the object") from None
+            raise DataError(f"{origin}, object {number + 1}: {error}", "fix the file, or delete the object") from None
         extent = shape.compute_bounding_box()
         box = (
             mask_to_box(mask) if extent is None and mask is not None else np.clip(np.array(extent, np.float32), 0, edge)
@@ -86,7 +87,7 @@ def shapes_to_target(shapes: Sequence[Shape], size: tuple[int, int], origin: str
 
 
 def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """(n, 2) corners -> (H, W) bool: the pixels whose centres are inside, by the even-odd rule."""
+    """Rasterise a polygon (n, 2) to (H, W) bool: the pixels whose centres are inside, by the even-odd rule."""
     height, width = size
     mask = np.zeros(size, bool)
     if len(corners) < 3:
@@ -98,7 +99,7 @@ def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
     middles = np.arange(width) + 0.5
     for row in range(first, last + 1):
         y = row + 0.5
-        crossed = (y0 <= y) != (y1 <= y)  # an edge has its upper end, not its lower one
+        crossed = (y0 <= y) != (y1 <= y)  # an edge includes its upper end, not its lower one
         if crossed.any():
             a, b, c, d = x0[crossed], y0[crossed], x1[crossed], y1[crossed]
             cuts = np.sort(a + (y - b) * (c - a) / (d - b))
@@ -107,9 +108,9 @@ def polygon_to_mask(corners: np.ndarray, size: tuple[int, int]) -> np.ndarray:
 
 
 def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
-    """Lengths of runs of 0 and 1 in turn, 0 first, down the columns as COCO has them -> (H, W) bool.
+    """Decode alternating run lengths of 0 and 1, 0 first, in COCO's column order, to (H, W) bool.
 
-    Raises ValueError where they do not cover the image, and for negative ones.
+    Raises ValueError for negative lengths, and if they do not cover the image.
     """
     lengths = np.asarray(runs, np.int64)
     if (lengths < 0).any() or lengths.sum() != size[0] * size[1]:
@@ -118,8 +119,8 @@ def rle_to_mask(runs: Sequence[int], size: tuple[int, int]) -> np.ndarray:
 
 
 def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple[int, int, int, int]) -> np.ndarray:
-    """The part (h, w) bool of a mask of `size` (H, W) in a window (left, top, right, bottom), from its run lengths:
-    `rle_to_mask(runs, size)[top:bottom, left:right]`, of which no other columns are made."""
+    """Decode a window (left, top, right, bottom) of a mask of `size` (H, W) from its run lengths, (h, w) bool:
+    `rle_to_mask(runs, size)[top:bottom, left:right]`, without decoding other columns."""
     left, top, right, bottom = window
     edges = np.clip(np.cumsum([0, *runs]), left * size[0], right * size[0])
     flat = np.repeat(np.arange(len(runs)) % 2 == 1, np.diff(edges))
@@ -127,7 +128,7 @@ def rle_to_mask_window(runs: Sequence[int], size: tuple[int, int], window: tuple
 
 
 def mask_to_rle(mask: np.ndarray) -> list[int]:
-    """(H, W) bool -> the lengths that `rle_to_mask` takes."""
+    """Encode (H, W) bool as run lengths for `rle_to_mask`."""
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths = np.diff([0, *edges.tolist(), flat.size]).tolist()
@@ -135,14 +136,14 @@ def mask_to_rle(mask: np.ndarray) -> list[int]:
 
 
 def decode_compressed_rle(text: str) -> list[int]:
-    """COCO's compressed run lengths as numbers: 5 bits a letter, the lowest first, bit 6 for more to come; from the
-    third on each is the difference to the one before the last. Raises ValueError for letters beyond these."""
+    """Decode COCO's compressed run lengths: 5 bits per character, lowest first, bit 6 for continuation; from the third
+    number on, each is the difference to the second last. Raises ValueError for other characters."""
     runs: list[int] = []
     value = shift = 0
     for letter in text:
         bits = ord(letter) - 48
         if not 0 <= bits < 64:
-            raise ValueError(f"{letter!r} is no letter of compressed run lengths")
+            raise ValueError(f"{letter!r} is not a character of compressed run lengths")
         value |= (bits & 31) << shift
         shift += 5
         if not bits & 32:
@@ -156,7 +157,7 @@ def decode_compressed_rle(text: str) -> list[int]:
 
 
 def encode_compressed_rle(runs: Sequence[int]) -> str:
-    """Run lengths as COCO compresses them, which `decode_compressed_rle` reads again."""
+    """Encode run lengths in COCO's compressed form, for `decode_compressed_rle`."""
     letters = []
     for number, run in enumerate(runs):
         value = run - runs[number - 2] if number > 2 else run
@@ -170,14 +171,14 @@ def encode_compressed_rle(runs: Sequence[int]) -> str:
 
 
 def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
-    """(H, W) bool with a pixel at least -> (n, 2) int64 corners, x and y: one closed polygon along the edges of the
-    pixels, of which `polygon_to_mask` makes the mask again.
+    """Convert (H, W) bool with at least one pixel to (n, 2) int64 corners, x and y: one closed polygon along pixel
+    edges, which `polygon_to_mask` converts back exactly.
 
-    Parts and holes are joined to the first outline by a path to each and back, along x, then along y: what is crossed
-    twice changes nothing inside. The edges of pixels are followed with the mask to the right:
+    Components and holes are connected to the first outline by a path to each and back, along x, then along y; a path
+    that is crossed twice does not change the interior. Pixel edges are followed with the mask to the right:
 
         while edges are left:
-            follow them from corner to corner until the first one; that is the outline of a part or of a hole
+            follow them from corner to corner until the first one; that is the outline of a component or of a hole
     """
     outlines = trace_outlines(mask)
     corners = [*outlines[0], outlines[0][0]]
@@ -189,13 +190,13 @@ def mask_to_polygon(mask: np.ndarray) -> np.ndarray:
 
 
 def box_to_corners(box: np.ndarray) -> np.ndarray:
-    """(4,) left, top, right, bottom -> (4, 2) corners, x and y, around."""
+    """Convert a box (4,) left, top, right, bottom to its (4, 2) corners, x and y, in order."""
     left, top, right, bottom = box
     return np.array([(left, top), (right, top), (right, bottom), (left, bottom)])
 
 
 def trace_outlines(mask: np.ndarray) -> list[list[tuple[int, int]]]:
-    """(H, W) bool -> the closed outlines of its parts and holes, x and y of the corners where they turn."""
+    """Trace the closed outlines of the components and holes of (H, W) bool, as x and y of their corners."""
     framed = np.pad(mask, 1).astype(np.int8)
     down, right = np.diff(framed, axis=0)[:, 1:-1], np.diff(framed, axis=1)[1:-1]
     follow: dict[tuple[int, int], list[tuple[int, int]]] = {}

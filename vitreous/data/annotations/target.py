@@ -1,4 +1,4 @@
-"""What is where on an image: the one form that every format of annotations is read into, and written from.
+"""Targets: the annotations of an image, in the common form of all readers and writers.
 
 n objects on an image of `size`: (height, width), or (depth, height, width) of a volume.
 """
@@ -14,33 +14,34 @@ import numpy as np
 from vitreous.data.split import FileSplit, Paths, Split
 from vitreous.errors import UsageError
 
-IGNORE_INDEX = -1  # in a class map: nobody said what this pixel is; it is neither learned from nor measured
+IGNORE_INDEX = -1  # in a class map: ignored in training and evaluation
 
 
 @dataclass(frozen=True, eq=False)
 class VerifiedClasses:
-    """What is known of an image of a federated data set, such as LVIS (arXiv:1908.03195), beside its objects: `absent`
-    (a,) int64, classes of which nothing is there, and `partial` (b,) int64, classes of which not every object is named.
-    Of other classes without an object nothing is known."""
+    """The verified classes of an image in a federated dataset, such as LVIS (arXiv:1908.03195): `absent` (a,) int64,
+    classes that are verified as absent, and `partial` (b,) int64, classes that are not exhaustively annotated. Other
+    classes without an object are unverified."""
 
     absent: np.ndarray
     partial: np.ndarray
 
     def take(self, order: np.ndarray) -> VerifiedClasses:
-        """The same where class k has the number `order[k]`, (K,) int64."""
+        """Return the same with class k as `order[k]`, (K,) int64."""
         return VerifiedClasses(order[self.absent], order[self.partial])
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """The objects on an image, and the class of each of its pixels.
+    """The objects on an image, and the class of each pixel.
 
-    `labels` (n,) int64: positions in the data set's class list. `boxes` (n, 4) float32: left, top, right, bottom in
-    pixels; the image reaches from 0 to its width and height, so a box of one pixel has sides of 1. `crowd` (n,) bool:
-    the object stands for many that nobody told apart. `layers` (L, *size) int32: 1 + the number of the object that a
-    pixel belongs to, 0 for none; objects that overlap are in different layers; None where objects have boxes alone.
-    `classes` (*size) int32: the class of each pixel, or IGNORE; None where there is no class map. `verified`: what else
-    is known, where it is not known of every class whether it is there.
+    `labels` (n,) int64: indices in the dataset's class list. `boxes` (n, 4) float32: left, top, right, bottom in
+    pixels; the image extends from 0 to its width and height, so a box of one pixel has width and height 1. `crowd` (n,)
+    bool: a group that is not divided into objects. `layers` (L, *size) int32: 1 + the index of a pixel's object, 0 for
+    none; overlapping objects are in different layers; None if objects have only boxes. `classes` (*size) int32: the
+    class of each pixel, or IGNORE; None without a class map. `verified`: the verified classes, if annotations are not
+    exhaustive.
+
     Raises ValueError for arrays of other shapes.
     """
 
@@ -66,13 +67,13 @@ class Target:
         return len(self.labels)
 
     def mask(self, number: int) -> np.ndarray:
-        """Return (*size) bool, the pixels of one object. Raises ValueError where objects have boxes alone."""
+        """Return (*size) bool, the pixels of one object. Raises ValueError if objects have only boxes."""
         if self.layers is None:
-            raise ValueError("the objects have boxes, no masks")
+            raise ValueError("the objects have boxes but no masks")
         return (self.layers == number + 1).any(0)
 
     def masks(self) -> np.ndarray:
-        """Return (n, *size) bool, the pixels of each object. Raises ValueError where objects have boxes alone."""
+        """Return (n, *size) bool, the pixels of each object. Raises ValueError if objects have only boxes."""
         return np.stack([self.mask(number) for number in range(len(self))]) if len(self) else self.create_empty_masks()
 
     def create_empty_masks(self) -> np.ndarray:
@@ -80,16 +81,15 @@ class Target:
         return np.zeros((0, *self.size), bool)
 
     def class_map(self, background: int | None = None) -> np.ndarray:
-        """Return (*size) int32, the class of each pixel: the map where there is one, else painted from the objects.
+        """Return (*size) int32, the class of each pixel: the class map, or else one drawn from the objects.
 
-        Painted maps have `background` where no object is, and IGNORE where a crowd is; where objects overlap, the
-        smaller one is on top. Raises ValueError where there is neither a map nor masks, or no `background` is given
-        for one that is painted.
+        Drawn maps have `background` outside objects, and IGNORE at crowds; the smaller of overlapping objects is on
+        top. Raises ValueError without a map and masks, or without a `background` for a drawn map.
         """
         if self.classes is not None:
             return self.classes
         if background is None or (self.layers is None and len(self)):
-            raise ValueError("no class map, no masks to paint one from, or no class for what is between them")
+            raise ValueError("no class map, no masks to draw one from, or no background class")
         painted = np.full(self.size, background, np.int32)
         if not len(self):
             return painted
@@ -99,7 +99,7 @@ class Target:
         return painted
 
     def take(self, rows: np.ndarray) -> Target:
-        """Return the objects at these positions (m,) int64, in this order; the class map stays as it is."""
+        """Return the objects at these indices (m,) int64, in this order; the class map is unchanged."""
         layers = self.layers
         if layers is not None:
             numbers = np.zeros(len(self) + 1, np.int32)
@@ -116,19 +116,19 @@ class Target:
         )
 
     def without_masks(self) -> Target:
-        """Return the same without the masks of objects."""
+        """Return the target without object masks."""
         return replace(self, layers=None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """The number of bytes of the arrays."""
         arrays = (self.labels, self.boxes, self.crowd, self.layers, self.classes)
         return sum(array.nbytes for array in arrays if array is not None)
 
 
 def stack_masks(masks: Iterable[np.ndarray], size: tuple[int, ...]) -> np.ndarray:
-    """Stack the masks of objects, each (*size) bool, in as few layers as they do not overlap in, first fit: (L, *size)
-    int32, at least one layer."""
+    """Stack object masks, each (*size) bool, in layers without overlap, first fit: (L, *size) int32, at least one
+    layer."""
     layers = [np.zeros(size, np.int32)]
     for number, mask in enumerate(masks):
         layer = next((layer for layer in layers if not layer[mask].any()), None)
@@ -139,7 +139,7 @@ def stack_masks(masks: Iterable[np.ndarray], size: tuple[int, ...]) -> np.ndarra
 
 
 def mask_to_box(mask: np.ndarray) -> np.ndarray:
-    """Return (4,) float32, the smallest box around the pixels of a mask (H, W) bool; zeros where it is empty."""
+    """Return (4,) float32, the bounding box of a mask (H, W) bool; zeros if it is empty."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     if not len(rows):
         return np.zeros(4, np.float32)
@@ -147,7 +147,7 @@ def mask_to_box(mask: np.ndarray) -> np.ndarray:
 
 
 def masks_to_boxes(masks: Iterable[np.ndarray]) -> np.ndarray:
-    """Return (n, 4) float32, the smallest box around each mask (H, W) bool."""
+    """Return (n, 4) float32, the bounding box of each mask (H, W) bool."""
     return np.stack([*(mask_to_box(mask) for mask in masks), np.zeros(4, np.float32)])[:-1]
 
 
@@ -158,56 +158,58 @@ def create_empty_target(size: tuple[int, ...], classes: np.ndarray | None = None
 
 
 class Annotations(Protocol):
-    """The annotations of images, in whatever files they are; a row is one image."""
+    """The annotations of images in any format; a row is one image."""
 
     def read(self, row: int) -> Target:
-        """Read what is on an image. Raises DataError, with the file and the place in it, where that cannot be told."""
+        """Read the annotations of an image. Raises DataError, with the file and the place in it, if they are
+        invalid."""
         ...
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Update a hashlib digest with what is said of the images at `rows` (n,)."""
+        """Update a hashlib digest with the annotations of the images at `rows` (n,)."""
         ...
 
 
 @runtime_checkable
 class AnnotatedSplit(Split, Protocol):
-    """Samples of which it is known what is where. `labels` (n, K) float32 has 1 for each class that an image holds."""
+    """Samples with annotations. `labels` (n, K) float32 has 1 for each class on an image."""
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image. Raises DataError."""
+        """Read the annotations of an image. Raises DataError."""
         ...
 
 
 def get_sample_axes(split: Split) -> int:
-    """The axes of the images of a split: 2, or 3 where they are volumes or clips."""
+    """Return the number of axes of a split's images: 2, or 3 for volumes or clips."""
     return getattr(split, "axes", 2)
 
 
 def get_sample_noun(split: Split) -> str:
-    """What the samples of a split are called, as `Preprocess.noun` has it: images, volumes, signals or clips."""
+    """Return the noun for the samples of a split, see `Preprocess.noun`: images, volumes, signals or clips."""
     return getattr(split, "kind", "volumes" if get_sample_axes(split) == 3 else "images")
 
 
 def check_image_samples(splits: Iterable[Split], rule: str) -> None:
-    """Raise UsageError for volumes and clips, with the `rule` that they break: that something takes pictures."""
+    """Raise UsageError for volumes and clips, with the `rule` that requires images."""
     for kind in {get_sample_noun(split) for split in splits} - {"images"}:
-        raise UsageError(f"the data are {kind}, and {rule}", f"leave them as they are: `train` reads {kind}")
+        raise UsageError(f"the data are {kind}, but {rule}", f"use the data unchanged: `train` reads {kind}")
 
 
 @dataclass(frozen=True)
 class AnnotatedFiles(FileSplit):
-    """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32 as above."""
+    """Image files with annotations: `rows` (n,) int64 of `annotations`, and `labels` (n, K) float32, see
+    `AnnotatedSplit`."""
 
     rows: np.ndarray
     annotations: Annotations
 
     @property
     def axes(self) -> int:
-        """2 for pictures, 3 for volumes."""
+        """2 for images, 3 for volumes."""
         return getattr(self.annotations, "axes", 2)
 
     def target(self, sample: int) -> Target:
-        """Read what is on an image. Raises DataError."""
+        """Read the annotations of an image. Raises DataError."""
         return self.annotations.read(int(self.rows[sample]))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> Self:

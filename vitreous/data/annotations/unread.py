@@ -1,4 +1,4 @@
-"""Find annotations beside class folders, which a data set of class folders does not use."""
+"""Find annotation files next to class folders, which the class folder layout ignores."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vitreous.data.layouts.split_names import is_system_name
 from vitreous.data.text_files import contains_word, read_lines
 from vitreous.errors import DataError
 
-MAX_FOLDERS_PER_LEVEL, MAX_FILES_PER_FOLDER = 10, 2_000  # folders of a level, and files of a folder, that are searched
+MAX_FOLDERS_PER_LEVEL, MAX_FILES_PER_FOLDER = 10, 2_000  # folders per level, and files per folder, to search
 YOLO_BOX_LINE = re.compile(r"\d+(\s+-?[\d.]+){4,}\s*")
 VOC_WORD, LABELME_WORD = "<bndbox>", '"shapes"'
 
 
 def find_unused_annotations(root: Path) -> Path | None:
-    """Return the first file of annotations in a folder and in two levels of folders below it; None without one: COCO
-    files of many images, and files of Pascal VOC, LabelMe and YOLO beside an image of their name."""
+    """Return the first annotation file in a folder and two levels below it; None if there is none. Covers COCO files of
+    many images, and files of Pascal VOC, LabelMe and YOLO next to an image of the same name."""
     for home in iterate_nearby_folders(root):
         try:
             with os.scandir(home) as listed:
@@ -35,7 +35,7 @@ def find_unused_annotations(root: Path) -> Path | None:
                 paired = (name for name in names if name.endswith(ending) and name.removesuffix(ending) in images)
                 if (name := next(paired, None)) and is_annotation_file(home / name):
                     return home / name
-        except (OSError, DataError):  # named by whoever reads the folder or the file
+        except (OSError, DataError):  # reported by the code that reads the folder or the file
             continue
     return None
 
@@ -50,7 +50,7 @@ def iterate_nearby_folders(root: Path) -> Iterator[Path]:
 
 
 def is_annotation_file(place: Path) -> bool:
-    """Whether a file beside an image contains boxes or shapes. Raises DataError for one that cannot be read."""
+    """Return whether a file next to an image contains boxes or shapes. Raises DataError for an unreadable file."""
     if place.suffix == ".txt":
         lines = read_lines(place)
         return bool(lines) and all(YOLO_BOX_LINE.fullmatch(line.strip()) for line in lines)

@@ -1,10 +1,10 @@
-"""Pascal VOC: an XML file of boxes for each image.
+"""Pascal VOC annotations: an XML file of boxes for each image.
 
-    DIR/Annotations/a.xml   DIR/JPEGImages/a.jpg   DIR/ImageSets/Main/{train,val,test}.txt, of names without ending
+    DIR/Annotations/a.xml   DIR/JPEGImages/a.jpg   DIR/ImageSets/Main/{train,val,test}.txt, of names without suffix
 
-Corners are pixels counted from 1, both of them inside the box; a box from 1 to 1 is the first pixel. Files that count
-from 0, as many tools write them, are known by a 0 among the left and upper edges of the data set: then nothing is taken
-off. Objects marked `difficult` are crowds: neither learned as objects nor judged.
+Corners are inclusive pixels counted from 1; a box from 1 to 1 is the first pixel. Many tools count from 0; this is
+detected by a 0 among the left and upper edges of the dataset, and then no offset is subtracted. Objects marked
+`difficult` are crowds, which are ignored in training and evaluation.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from vitreous.errors import DataError, escape_unprintable
 IMAGE_FOLDER_NAMES, IMAGE_SETS_FOLDER = ("JPEGImages", "images"), Path("ImageSets") / "Main"
 CORNER_TAGS = ("xmin", "ymin", "xmax", "ymax")
 PRESENCE_SUFFIX = re.compile(r"\s+-?[01]$")
-NamedShape = tuple[str, Shape]  # the name of a class, and an object
+NamedShape = tuple[str, Shape]  # class name and object
 
 
 def is_voc(root: Path) -> bool:
-    """Whether a folder is a data set of this kind."""
+    """Return whether a folder is a Pascal VOC dataset."""
     return any((root / "Annotations").glob("*.xml")) and find_voc_image_folder(root) is not None
 
 
 def find_voc_image_folder(root: Path) -> Path | None:
-    """The folder of the images, None where there is none."""
+    """Return the image folder, None if there is none."""
     return next((root / name for name in IMAGE_FOLDER_NAMES if (root / name).is_dir()), None)
 
 
 def open_voc(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder. Without `val`, a tenth of `train` is held out.
+    """Open a Pascal VOC folder. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for files that are no such XML, images or annotations that are missing, and lists without either.
+    Raises DataError for other XML, missing images or annotations, and listed names without either.
     """
     folder = find_voc_image_folder(root)
-    assert folder is not None, "asked by is_voc"
+    assert folder is not None, "is_voc was checked"
     index = FileIndex(list_images(folder), folder, stems=True)
     places = [place for place in sorted((root / "Annotations").glob("*.xml")) if not is_system_name(place.name)]
     files = {normalise_name(place.stem): place for place in places}
@@ -61,7 +61,7 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
             for table, kind, where in ((files, "annotations", root / "Annotations"), (images, "image", folder)):
                 if stem not in table and not (unlabelled and table is files):
                     problem = f"{escape_unprintable(stem)} of {split} has no {kind} in {escape_unprintable(where)}"
-                    raise DataError(problem, "restore the file, or remove the name from the list")
+                    raise DataError(problem, "restore the file, or delete the name from the list")
     wanted = sorted({stem for stems in names.values() for stem in stems if stem in files})
     parsed = dict(zip(wanted, parse_in_threads([files[stem] for stem in wanted], parse_voc_file), strict=True))
     classes = sorted({name for rows, _ in parsed.values() for name, _ in rows})
@@ -84,7 +84,7 @@ def open_voc(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
-    """Split -> names of its images, by the lists; all of them are `train` where there are no lists."""
+    """Read the image names of each split from the lists; all are `train` if there are no lists."""
     names = {}
     places = {place.stem: place for place in (root / IMAGE_SETS_FOLDER).glob("*.txt")}
     for split, stem in match_split_names(places, escape_unprintable(root / IMAGE_SETS_FOLDER)).items():
@@ -94,27 +94,26 @@ def read_image_sets(root: Path, files: dict[str, Path]) -> dict[str, list[str]]:
 
 
 def parse_listed_stem(line: str, files: dict[str, Path]) -> str:
-    """The name of an image in a line of a list, which may contain spaces; the lists of single classes have 1, 0 or -1
-    after it."""
+    """Return the image name in a line of a list, which may contain spaces; in lists of single classes, 1, 0 or -1
+    follows."""
     return line if line in files else PRESENCE_SUFFIX.sub("", line)
 
 
 def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | None]:
-    """The objects of an image with the names of their classes, corners as the file has them, and its size.
+    """Read the objects of an image with class names, corners as in the file, and the image size.
 
-    Raises DataError for what is no XML of this kind, for one that states another image, and for a document with
-    declarations of its own.
+    Raises DataError for other XML, for a file that states another image, and for a document that declares entities.
     """
     origin, content = escape_unprintable(place), read_input_file(place)
     if b"<!ENTITY" in content or b"<!DOCTYPE" in content:
-        raise DataError(f"{origin} declares entities", "annotations need none: remove the declaration")
+        raise DataError(f"{origin} declares entities", "delete the declaration, which annotations do not need")
     declared = b"encoding" in content[:200].partition(b"?>")[0]
     try:
         tree = ElementTree.fromstring(content if declared else decode_text(content, origin))
     except (ElementTree.ParseError, ValueError, LookupError) as error:
-        if declared:  # an encoding that the content does not have
+        if declared:  # the declared encoding does not match the content
             decode_text(content, origin)
-        raise DataError(f"{origin} is not valid XML ({error})", "fix or remove the file") from None
+        raise DataError(f"{origin} is not valid XML ({error})", "fix or delete the file") from None
     folder = find_voc_image_folder(place.parent.parent)
     if folder is not None:
         check_stated_image(tree.findtext("filename"), folder, place.stem, origin)
@@ -125,7 +124,7 @@ def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | Non
         corners = [element.findtext(f"bndbox/{key}") for key in CORNER_TAGS]
         left, top, right, bottom = parse_coordinates(corners, where)
         if right < left or bottom < top:
-            raise DataError(f"{where}: the box ends before it begins", "exchange its corners")
+            raise DataError(f"{where}: the box ends before it begins", "swap its corners")
         crowd = read_flag(element.findtext("difficult"), "difficult", where)
         rows.append((name, Shape(0, (left, top, right, bottom), crowd=crowd)))
     size = [tree.findtext(f"size/{key}") for key in ("height", "width")]
@@ -135,7 +134,7 @@ def parse_voc_file(place: Path) -> tuple[list[NamedShape], tuple[int, int] | Non
 
 
 def to_labelled_shapes(rows: list[NamedShape], classes: list[str], first: int) -> tuple[Shape, ...]:
-    """Objects with the positions of their classes; `first`: the number of the first pixel."""
+    """Convert objects to shapes with class indices; `first`: the index of the first pixel."""
     shapes = []
     for name, shape in rows:
         assert shape.box is not None, "every object of this format has one"

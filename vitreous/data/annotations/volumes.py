@@ -1,10 +1,10 @@
-"""Volumes with masks beside them: NIfTI, .npy, .npz or TIFF stacks.
+"""Volumes with masks next to them: NIfTI, .npy, .npz or TIFF stacks.
 
-    DIR/images/a.nii.gz    DIR/masks/a.nii.gz     each voxel is the number of its class; also DIR/labels, in any format
+    DIR/images/a.nii.gz    DIR/masks/a.nii.gz     each voxel is the index of its class; also DIR/labels, in any format
     DIR/imagesTr/a.nii.gz  DIR/labelsTr/a.nii.gz  DIR/dataset.json, as in the Medical Segmentation Decathlon
 
-Masks of NIfTI files are brought to the axis order and directions of their images, by the affines of both.
-Splits and `classes.txt` are as for pictures; without that file `labels` of `dataset.json` name the classes.
+Masks of NIfTI files are converted to the axis order and directions of their images, by the affines of both. Splits and
+`classes.txt` are as for images; without that file, `labels` of `dataset.json` define the class names.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from vitreous.data.split import Data
 from vitreous.data.text_files import read_text
 from vitreous.errors import DataError, escape_unprintable
 
-MAX_GRID_SHIFT = 0.5  # voxels that the corners of two equal grids may differ by
+MAX_GRID_SHIFT = 0.5  # maximum difference of the corners of equal grids, in voxels
 
 DECATHLON_FOLDERS = ("imagesTr", "labelsTr")
 DATASET_JSON = "dataset.json"
 
 
 def read_affine(place: Path) -> np.ndarray | None:
-    """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers that
-    do not state one. Raises DataError for a file that cannot be read."""
+    """Return the (4, 4) affine from voxels to millimetres in a NIfTI header; None for other files, and for headers
+    without one. Raises DataError for an unreadable file."""
     header = read_nifti_header(place)
     if header is None or not (int(header["sform_code"]) > 0 or int(header["qform_code"]) > 0):
         return None
@@ -49,9 +49,10 @@ def read_affine(place: Path) -> np.ndarray | None:
 
 def align_to_image_grid(labels: np.ndarray, place: Path, image: Path, size: tuple[int, ...]) -> np.ndarray:
     """Return the labels (D, H, W) of the file `place` in the axis order and directions of its image, which has this
-    size. Labels are returned as they are where a header states no affine, and where their size fits in no order.
+    size.
 
-    Raises DataError where both headers state affines and the mask does not lie on the grid of its image.
+    Labels are unchanged if a header has no affine, or if their size fits in no axis order. Raises DataError if both
+    headers have affines and the mask is not on the grid of its image.
     """
     source, target = (None, None) if labels.ndim != 3 else (read_affine(place), read_affine(image))
     if source is None or target is None:
@@ -62,11 +63,11 @@ def align_to_image_grid(labels: np.ndarray, place: Path, image: Path, size: tupl
     aligned = orientations.apply_orientation(labels, turn)
     if aligned.shape != size != labels.shape:
         return labels
-    hint = "resample the mask to its image; if the voxels match, give the mask the affine of its image"
+    hint = "resample the mask to its image; if the voxels match, copy the affine of the image to the mask"
     if aligned.shape != size:
         problem = (
-            f"{escape_unprintable(place)} has its axes in another order than its "
-            f"image {escape_unprintable(image)}, and its size"
+            f"{escape_unprintable(place)} has another axis order than its "
+            f"image {escape_unprintable(image)}, but the same size"
         )
         raise DataError(problem, hint)
     affine = source @ orientations.inv_ornt_aff(turn, labels.shape)
@@ -81,17 +82,17 @@ def align_to_image_grid(labels: np.ndarray, place: Path, image: Path, size: tupl
 
 
 def list_volumes(home: Path) -> list[Path]:
-    """Every file below a folder that may be a volume by its name, in natural order."""
+    """List all files below a folder that may be a volume by suffix, in natural order."""
     return [Path(path) for path in list_files_by_suffix(str(home), frozenset(VOLUME_SUFFIXES))]
 
 
 def read_volume_size(place: Path) -> tuple[int, ...]:
-    """(D, H, W) of a volume, from its header. Raises DataError."""
+    """Return the size (D, H, W) of a volume, from its header. Raises DataError."""
     return read_volume_form(place)[1]
 
 
 def read_mask_volume(place: Path) -> np.ndarray:
-    """(D, H, W) int32 numbers of a mask. Raises DataError."""
+    """Read the indices of a mask, (D, H, W) int32. Raises DataError."""
     return read_label_volume(place)
 
 
@@ -107,8 +108,8 @@ VOLUME_MASK_READER = ImageMaskReader(
 
 
 def has_volume_masks(root: Path) -> bool:
-    """Whether a folder has volumes with masks beside them: files of an ending that only volumes have, or a first mask
-    of three axes."""
+    """Return whether a folder has volumes with masks next to them: files with a volume-only suffix, or a first mask
+    with three axes."""
     for home in (root, *find_split_folders(root).values()):
         folder = find_mask_folder(home, VOLUME_MASK_READER)
         if folder is not None:
@@ -120,7 +121,7 @@ def has_volume_masks(root: Path) -> bool:
 
 
 def is_volume_file(place: Path) -> bool:
-    """Whether a file can be read as one volume of three axes."""
+    """Return whether a file can be read as one volume with three axes."""
     try:
         return len(open_volume(place, escape_unprintable(place)).shape) == 3
     except DataError:
@@ -128,16 +129,16 @@ def is_volume_file(place: Path) -> bool:
 
 
 def open_volume_masks(root: Path, split_seed: int = 0, ignore_index: int | None = None) -> Data:
-    """Open volumes with masks beside them. Raises DataError as `open_masks` does, and for a `dataset.json` that does
-    not number its classes from 0 on."""
+    """Open volumes with masks next to them. Raises DataError as `open_masks` does, and for a `dataset.json` with class
+    indices that are not consecutive from 0."""
     return open_masks(
         root, split_seed, VOLUME_MASK_READER, read_dataset_json_classes(root / DATASET_JSON), ignore_index
     )
 
 
 def read_dataset_json_classes(place: Path) -> list[str]:
-    """The class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or the names first,
-    as nnU-Net has it; none where there is no such file. Raises DataError for one that cannot be meant."""
+    """Read the class names in a `dataset.json`: `{"labels": {"0": "background", "1": "hippocampus"}}`, or with names as
+    keys, as in nnU-Net; empty if there is no such file. Raises DataError if it is invalid."""
     if not place.is_file():
         return []
     try:
@@ -146,9 +147,9 @@ def read_dataset_json_classes(place: Path) -> list[str]:
         numbered = {int(key if turned else name): str(name if turned else key) for key, name in labels.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         hint = 'expected {"labels": {"0": "background", "1": "…"}}, or a classes.txt'
-        raise DataError(f"{escape_unprintable(place)} does not name the classes", hint) from None
+        raise DataError(f"{escape_unprintable(place)} has no valid class names", hint) from None
     if sorted(numbered) != list(range(len(labels))):
         raise DataError(
-            f"{escape_unprintable(place)} numbers its classes {sorted(numbered)}", "count from 0, without gaps"
+            f"{escape_unprintable(place)} has the class indices {sorted(numbered)}", "count from 0, without gaps"
         )
     return [numbered[number] for number in range(len(numbered))]

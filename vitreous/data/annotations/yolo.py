@@ -1,13 +1,12 @@
-"""YOLO: a text file of boxes or polygons for each image, in shares of its sides.
+"""YOLO annotations: a text file of boxes or polygons for each image, in relative coordinates.
 
     DIR/data.yaml            names: [a, b] or {0: a, 1: b}; train, val, test: folders of images, or lists of them
     DIR/images/train/a.jpg
     DIR/labels/train/a.txt   lines of class, centre x, centre y, width, height; or of class, x, y, x, y, ...
 
-Label files may also lie beside their images. With `kpt_shape` in data.yaml the values after a box are keypoints, which
-are left out.
-Without `data.yaml` the splits are the folders below `images`, classes are named in `classes.txt` or by their numbers.
-An image without a file, or with an empty one, has no object.
+Label files may also be next to their images. With `kpt_shape` in data.yaml, the values after a box are keypoints, which
+are ignored. Without `data.yaml`, the splits are the folders below `images`, and classes are named by `classes.txt` or
+by their indices. An image with no label file, or an empty one, has no object.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 
 CONFIG_FILES = ("data.yaml", "data.yml", "dataset.yaml")
 YOLO_CLASSES_FILE = "classes.txt"
-LabelLine = tuple[int, tuple[float, ...]]  # a class, and coordinates in shares
+LabelLine = tuple[int, tuple[float, ...]]  # a class index, and relative coordinates
 
 
 def is_yolo(root: Path) -> bool:
-    """Whether a folder is a data set of this kind: it has data.yaml, or text files below `labels` beside `images`, or
-    classes.txt and text files beside the images."""
+    """Return whether a folder is a YOLO dataset: it has data.yaml, or text files below `labels` next to `images`, or
+    classes.txt and text files next to the images."""
     if has_config(root) or not (root / "images").is_dir():
         return has_config(root)
     labelled = any((root / "labels").rglob("*.txt"))
@@ -51,15 +50,15 @@ def is_yolo(root: Path) -> bool:
 
 
 def has_config(root: Path) -> bool:
-    """Whether a folder has data.yaml, which may name lists such as train.txt beside it."""
+    """Return whether a folder has data.yaml, which may refer to lists such as train.txt next to it."""
     return any((root / name).is_file() for name in CONFIG_FILES)
 
 
 def open_yolo(root: Path, split_seed: int = 0) -> Data:
-    """Open a folder. Without `val`, a tenth of `train` is held out.
+    """Open a YOLO folder. Without `val`, a tenth of `train` is held out.
 
-    Raises DataError for a data.yaml that cannot be meant, folders that are missing, text files whose image is missing,
-    classes without a name, and lines that are no boxes and no polygons.
+    Raises DataError for an invalid data.yaml, missing folders, text files without an image, classes without a name, and
+    lines that are neither boxes nor polygons.
     """
     place = next((root / name for name in CONFIG_FILES if (root / name).is_file()), None)
     names, listed, keypoints = (
@@ -72,7 +71,7 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
         check_unstated_keypoints(lines)
     numbers = {number for rows in lines.values() for number, _ in rows}
     notes = (
-        ["keypoints are left out: only the boxes of the label files are read"]
+        ["keypoints are ignored: only the boxes of the label files are read"]
         if count_keypoint_values(keypoints)
         else []
     )
@@ -81,8 +80,8 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
         notes.append(f"classes are numbered, as neither data.yaml nor {YOLO_CLASSES_FILE} names them")
     if unknown := sorted(numbers - names.keys()):
         image = next(one for one, rows in lines.items() if any(number == unknown[0] for number, _ in rows))
-        problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, and no name for it is known"
-        raise DataError(problem, f"name it in {escape_unprintable(place or root / YOLO_CLASSES_FILE)}")
+        problem = f"{escape_unprintable(find_label_file(image))} has class {unknown[0]}, which has no name"
+        raise DataError(problem, f"add it to {escape_unprintable(place or root / YOLO_CLASSES_FILE)}")
     classes = {number: position for position, number in enumerate(sorted(names))}
     scenes = {
         split: [parse_yolo_scene(image, lines[image], classes) for image in rows] for split, rows in listed.items()
@@ -92,7 +91,7 @@ def open_yolo(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_data_yaml(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], KeypointShape]:
-    """Class names by number, the images of each split, and the keypoints of each object. Raises DataError."""
+    """Read class names by index, the images of each split, and the keypoint shape. Raises DataError."""
     origin = escape_unprintable(place)
     try:
         config = read_yaml(read_text(place))
@@ -103,10 +102,10 @@ def read_data_yaml(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], 
     table: dict[int, str] = {}
     for number, name in names.items() if isinstance(names, dict) else ():
         if not str(number).isdecimal() or not isinstance(name, str | int) or isinstance(name, bool):
-            raise DataError(f"{origin}: names has {number}: {name}", "a number and a name each")
+            raise DataError(f"{origin}: names has {number}: {name}", "write an index and a name for each class")
         table[int(number)] = normalise_name(str(name).strip())
     if not table:
-        raise DataError(f"{origin} names no classes", "names: [cat, dog]")
+        raise DataError(f"{origin} has no class names", "add names: [cat, dog]")
     home = place.parent / str(config.get("path") or ".")
     home = home if home.is_dir() else place.parent
     listed = {}
@@ -118,7 +117,7 @@ def read_data_yaml(place: Path) -> tuple[dict[int, str], dict[str, list[Path]], 
 
 
 def list_split_images(word: str, home: Path, origin: str) -> list[Path]:
-    """The images of a split: those below a folder, or in a list. Raises DataError where there is neither."""
+    """List the images of a split: those below a folder, or in a list file. Raises DataError if neither exists."""
     for place in (home / word, home / word.removeprefix("../")):
         if place.is_dir():
             return list_images(place)
@@ -126,18 +125,18 @@ def list_split_images(word: str, home: Path, origin: str) -> list[Path]:
             paths = [home / line.strip() for line in read_lines(place) if line.strip()]
             return [Path(resolve_unicode_path(path) or path) for path in paths]
     raise DataError(
-        f"{origin}: {escape_unprintable(word)} is not there", "name a folder of images below the file's own"
+        f"{origin}: {escape_unprintable(word)} does not exist", "use a folder of images below the file's folder"
     )
 
 
 def list_images_by_split(root: Path) -> dict[str, list[Path]]:
-    """The images of each folder of a split below `images`; all are `train` where there are none."""
+    """List the images of each split folder below `images`; all are `train` if there are none."""
     homes = find_split_folders(root / "images")
     return {name: list_images(home) for name, home in homes.items()} or {"train": list_images(root / "images")}
 
 
 def read_yolo_classes(root: Path) -> dict[int, str]:
-    """The names in classes.txt by number; none where there is no such file."""
+    """Read the names in classes.txt by index; empty if there is no such file."""
     places = [root / YOLO_CLASSES_FILE, root / "labels" / YOLO_CLASSES_FILE]
     place = next((one for one in places if one.is_file()), None)
     lines = read_lines(place) if place else []
@@ -145,7 +144,8 @@ def read_yolo_classes(root: Path) -> dict[int, str]:
 
 
 def find_label_file(image: Path) -> Path:
-    """The text file of an image: `labels` in the place of the last `images` of its path, else beside the image."""
+    """Return the label file of an image: with `labels` in place of the last `images` of its path, else next to the
+    image."""
     beside = image.with_suffix(".txt")
     parts = list(image.parts)
     place = beside
@@ -158,14 +158,14 @@ def find_label_file(image: Path) -> Path:
 
 
 def check_listed_images(images: list[Path]) -> None:
-    """Raise DataError for an image of a list that is not there, for a text file of two images, and for one without an
-    image, in folders that hold nothing but these."""
+    """Raise DataError for a missing listed image, for a label file with two images, and for a label file without an
+    image in folders that contain only listed images."""
     if missing := next((image for image in images if not image.is_file()), None):
-        raise DataError(f"the image {escape_unprintable(missing)} is not there", "restore it, or take it from the list")
+        raise DataError(f"the image {escape_unprintable(missing)} does not exist", "restore or unlist it")
     for place, count in Counter(map(find_label_file, dict.fromkeys(images))).items():
         if count > 1 and place.is_file():
             raise DataError(
-                f"{escape_unprintable(place)} belongs to {count} images of its name", "rename or remove one"
+                f"{escape_unprintable(place)} belongs to {count} images of its name", "rename or delete one"
             )
     for labels, folder in sorted({(find_label_file(image).parent, image.parent) for image in images}):
         if labels != folder and labels.is_dir():
@@ -174,12 +174,11 @@ def check_listed_images(images: list[Path]) -> None:
                 known = normalise_name(place.stem) in stems or place.name == YOLO_CLASSES_FILE
                 if not known and not is_system_name(place.name):
                     problem = f"{escape_unprintable(place)} has no image of its name in {escape_unprintable(folder)}"
-                    raise DataError(problem, "restore the image, or remove the file")
+                    raise DataError(problem, "restore the image, or delete the file")
 
 
 def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS) -> list[LabelLine]:
-    """The lines of an image's file, without the values of its keypoints; none where there is no file. Raises
-    DataError."""
+    """Read the lines of an image's label file, without keypoint values; empty if there is no file. Raises DataError."""
     place = find_label_file(image)
     if not place.is_file() or not place.stat().st_size:
         return []
@@ -192,24 +191,24 @@ def parse_label_file(image: Path, keypoints: KeypointShape = UNSTATED_KEYPOINTS)
         label, *shares = parse_coordinates(words, where)
         if extra := count_keypoint_values(keypoints):
             if len(shares) not in (4, 4 + extra):
-                hint = f"class, box and {extra} values of keypoints, as kpt_shape {list(keypoints or ())} states"
+                hint = f"write class, box and {extra} keypoint values, for kpt_shape {list(keypoints or ())}"
                 raise DataError(f"{where} has {len(words)} numbers", hint)
             shares = shares[:4]
         if label < 0 or label != int(label):
-            raise DataError(f"{where}: {words[0]} is no number of a class", "classes are numbered from 0")
+            raise DataError(f"{where}: {words[0]} is not a class index", "use integers from 0")
         if len(shares) != 4 and (len(shares) < 6 or len(shares) % 2):
-            hint = "class, centre x, centre y, width, height; or class and at least three pairs of x and y"
+            hint = "write class, centre x, centre y, width, height; or class and at least three pairs of x and y"
             if len(shares) > 4 and (len(shares) - 4) % 3 == 0:
                 hint += f"; for keypoints add kpt_shape: [{(len(shares) - 4) // 3}, 3] to data.yaml"
             raise DataError(f"{where} has {len(words)} numbers", hint)
         if min(shares) < -1 or max(shares) > 2:
-            raise DataError(f"{where}: {max(shares, key=abs):g} is no share of a side", "divide by width and height")
+            raise DataError(f"{where}: {max(shares, key=abs):g} is not between 0 and 1", "divide by width and height")
         rows.append((int(label), tuple(shares)))
     return rows
 
 
 def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int]) -> Scene:
-    """An image with its objects in pixels. Raises DataError for an image that cannot be read."""
+    """Convert label lines to a scene with objects in pixels. Raises DataError for an unreadable image."""
     if not lines:
         return Scene(image, (), find_label_file(image))
     height, width = read_image_size(image)
@@ -225,11 +224,11 @@ def parse_yolo_scene(image: Path, lines: list[LabelLine], classes: dict[int, int
 
 
 def format_yolo_line(label: int, box: np.ndarray, size: tuple[int, int], mask: np.ndarray | None = None) -> str:
-    """An object on an image of `size` (H, W) as a line of a file, which `parse_label_file` reads again: its class and,
-    in shares of the sides, the corners of its mask (H, W) bool, or without a mask the centre and the sides of its box.
+    """Format an object on an image of `size` (H, W) as a line that `parse_label_file` reads.
 
-    A polygon gives the pixels of the mask again, and its box is the smallest around these. One without a pixel has the
-    corners of its box, since files of polygons have nothing else.
+    The line has the class and, in relative coordinates, the corners of its mask (H, W) bool, or without a mask the
+    centre, width and height of its box. A polygon reproduces the mask exactly, and its box is the bounding box of the
+    mask. An empty mask is written as the corners of the box, since files of polygons cannot contain boxes.
     """
     height, width = size
     left, top, right, bottom = (float(edge) for edge in box)

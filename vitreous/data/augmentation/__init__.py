@@ -1,1 +1,1 @@
-"""What chance does to a picture: crops, colours, holes, views, and the tokens that are hidden of it."""
+"""Random augmentation of images, clips, volumes and signals: crops, colours, erasing, multi-crop views, patch masks."""

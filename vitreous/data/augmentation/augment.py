@@ -1,4 +1,4 @@
-"""Augmentation of training images: files one at a time, images in memory as whole batches, each by its own key."""
+"""Augment training images: files one at a time, cached images as whole batches, each with a separate random key."""
 
 from __future__ import annotations
 
@@ -44,56 +44,57 @@ from vitreous.data.modalities.clips import ClipPreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-FULL_AREA = (1.0, 1.0)  # the area of a crop that takes the whole image
-FRAME_KEY = 0x7AE5  # what frames of a clip are drawn by, beside its key, so that they do not depend on where it is cut
+FULL_AREA = (1.0, 1.0)  # area range of a crop that covers the whole image
+FRAME_KEY = 0x7AE5  # key component for frames of a clip, so that frames and crops are drawn independently
 
 
 class ViewAugmentation(Protocol):
-    """The augmentation of a training image: one view (`Augment`) or several (`MultiCrop`), drawn from its key alone."""
+    """Augmentation of a training image: one view (`Augment`) or several (`MultiCrop`), determined by its key."""
 
-    takes_regions: ClassVar[bool]  # whether `picture` takes `LazyImage`, to decode only the part that it needs
+    takes_regions: ClassVar[bool]  # whether `picture` accepts a `LazyImage`, to decode only the required region
 
     def picture(self, picture: DecodedSample | LazyImage, preprocess: Any, sample_key: int) -> Tensor:
-        """Augment an image of any size to its row of a batch, a tensor of the same shape for every sample."""
+        """Augment an image of any size to its entry of a batch, a tensor of the same shape for every sample."""
         ...
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Augment (B, C, *image) images in memory by (B,) uint64 keys to B rows."""
+        """Augment cached (B, C, *image) images with (B,) uint64 keys to B batch entries."""
         ...
 
     def unpack(self, rows: Tensor, preprocess: Any) -> dict[str, Tensor]:
-        """Convert B rows, (B, ...), to the entries of a batch, samples first."""
+        """Convert B batch entries, (B, ...), to a batch, samples first."""
         ...
 
 
 @dataclass(frozen=True)
 class Augment:
-    """Random transforms of a training image; the defaults do nothing.
+    """Random transforms of a training image; the defaults change nothing.
 
     `crop` and `ratio`: area share and aspect ratio of a random crop, scaled to the model's size. `crop_style`:
-    torchvision's (log-uniform aspect, uniform area); `inception`, as TensorFlow draws it (arXiv:2010.11929 and
-    big_vision, with crop 0.05 1 and ratio 0.75 1.33); `simple` moves by up to four reflected pixels (DeiT III,
-    arXiv:2204.07118). `crop_filter`: `aliased` is bilinear without antialiasing, as big_vision has it, and goes with
-    the latter two styles; None is bicubic for files and bilinear in memory. `shift`: random translation by whole
-    pixels, at most that share of the side. `rotate` in degrees and `zoom` as a share are drawn from [-x, x]; `border`
-    says what comes in from outside. `flip` and `erase` are probabilities; with `erase_noise` the hole is noise of
-    ImageNet's mean and deviation, as DeiT's (arXiv:2012.12877), not grey.
+    torchvision's (log-uniform aspect, uniform area); `inception`, as in TensorFlow (arXiv:2010.11929 and big_vision,
+    with crop 0.05 1 and ratio 0.75 1.33); `simple` shifts by up to four reflected pixels (DeiT III, arXiv:2204.07118).
+    `crop_filter`: `aliased` is bilinear without antialiasing, as in big_vision, for the latter two styles; None is
+    bicubic for files and bilinear for cached images. `shift`: random translation by integer pixels, at most that share
+    of height and width. `rotate` in degrees and `zoom` as a share are drawn from [-x, x]; `border` selects the fill
+    outside the image. `flip` and `erase` are probabilities; with `erase_noise` the erased box is noise with ImageNet's
+    mean and std, as in DeiT (arXiv:2012.12877), not grey.
 
     `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
     operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
-    magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears
-    read with `crop_filter`. `apply_three_augment`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118).
-    `trivial`: one of 14 operations at any magnitude (TrivialAugment, arXiv:2103.10158, its wide space, by torchvision).
-    `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment,
-    whatever DeiT's options say.
+    magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), rotations and
+    shears resampled with `crop_filter`. `apply_three_augment`: one of grey, solarised, blurred (3-Augment,
+    arXiv:2204.07118). `trivial`: one of 14 operations at a random magnitude (TrivialAugment, arXiv:2103.10158, its wide
+    space, by torchvision). `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm omits it with
+    RandAugment, even if DeiT's options set it.
 
-    `mixup` and `cutmix` are the alphas of their Beta distributions, 0 switches off; if both are on, each batch draws
-    one. `mix_probability`: the share of the batches that are mixed.
+    `mixup` and `cutmix` are the alphas of their Beta distributions, 0 disables them; if both are on, each batch draws
+    one. `mix_probability`: the share of batches that are mixed.
 
-    Of images at their own aspect (`NativePreprocess`) `ratio` is the factor by which a crop's aspect differs from
-    the picture's own, and each is scaled to a number of tokens drawn from `fewest_tokens` (0: always the most) to
-    its `tokens` (NaViT, arXiv:2307.06304). Raises UsageError for values out of range and options that do not go
-    together.
+    For images at native aspect ratio (`NativePreprocess`), `ratio` is the factor between the aspect ratio of a crop and
+    of the image, and each crop is scaled to a number of tokens drawn from `fewest_tokens` (0: always the maximum) to
+    its `tokens` (NaViT, arXiv:2307.06304).
+
+    Raises UsageError for values out of range and incompatible options.
     """
 
     takes_regions: ClassVar[bool] = True
@@ -127,24 +128,24 @@ class Augment:
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name} is a probability, not {getattr(self, name)}")
         if not 0 < self.crop[0] <= self.crop[1] <= 1 or not 0 < self.ratio[0] <= self.ratio[1]:
-            problem = f"a crop of area {self.crop} and ratio {self.ratio} is none"
+            problem = f"invalid crop: area {self.crop}, ratio {self.ratio}"
             raise UsageError(problem, "areas are above 0 and at most 1, low before high")
         if self.crop_style == "simple" and self.crop != FULL_AREA:
             hint = "use crop 1 1, or crop_style torchvision or inception"
-            raise UsageError(f"a simple crop takes no area {self.crop}", hint)
+            raise UsageError(f"crop_style simple does not support the area {self.crop}", hint)
         if self.crop_filter == "aliased" and self.crop_style == "torchvision":
             hint = "use crop_filter bilinear, or crop_style inception"
             raise UsageError("torchvision's crop always antialiases", hint)
         if self.rand_spread and self.rand_style != "timm":
             hint = "use rand_style timm, or rand_spread 0"
-            raise UsageError(f"rand_spread is timm's, {self.rand_style} has none", hint)
+            raise UsageError(f"rand_spread is not supported by rand_style {self.rand_style}", hint)
         if self.rand_style == "torchvision" and self.rand_magnitude > 30:
             raise UsageError(f"torchvision's RandAugment has magnitudes up to 30, not {self.rand_magnitude}")
         if min(self.rand_layers, self.rand_magnitude, self.rand_spread, *self.jitter, self.fewest_tokens) < 0:
-            raise UsageError("layers, magnitude and spread of RandAugment, jitter and fewest_tokens are not below 0")
+            raise UsageError("layers, magnitude and spread of RandAugment, jitter and fewest_tokens must be at least 0")
 
     def without_colour_transforms(self) -> Augment:
-        """Remove what is made for colours, or fills with grey: for images that are read channel by channel."""
+        """Remove colour transforms and those that fill with grey, for images that are read by band."""
         return replace(
             self, rand_layers=0, three=False, trivial=False, jitter=(0.0, 0.0, 0.0), erase=0.0, erase_noise=False
         )
@@ -154,8 +155,8 @@ class Augment:
     ) -> Tensor:
         """Augment the image of a file to (C, *image) uint8, in the process that decodes it. Raises DataError.
 
-        Images of several Pillow channels get the same transform in each; of mode F they become float32. So do the
-        frames of a clip, which are drawn at random.
+        Images with several Pillow channels get the same transform in each; mode F becomes float32. Likewise for the
+        frames of a clip, which are sampled randomly.
         """
         if isinstance(picture, Clip):
             draws = draw_uniform(np.array([derive_key(sample_key, FRAME_KEY)], np.uint64), preprocess.image[0])[0]
@@ -170,10 +171,10 @@ class Augment:
             return compose_file_transform(self, preprocess)(picture)
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Augment images in memory by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
+        """Augment cached images by their (B,) keys: (B, C, H, W) uint8 -> (B, C, H, W) in 0..255.
 
-        Shifts by whole pixels stay uint8. Else one affine map per image, drawn from its key, is read bilinearly (or by
-        `crop_filter`) to float32. Then come the pixel operations, and random erasing.
+        Shifts by integer pixels stay uint8. Otherwise one affine map per image, drawn from its key, is sampled
+        bilinearly (or by `crop_filter`) to float32. Pixel operations and random erasing follow.
         """
         if not len(pixels):
             return pixels
@@ -202,15 +203,16 @@ class Augment:
         return {"images": rows}
 
     def shift_batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, as `maps` does where it only moves whole pixels."""
+        """Shift and mirror (B, C, H, W) uint8 by (B,) keys, like `maps` for integer shifts."""
         u = draw_uniform(keys, 9)
         x, y = (draw_pixel_shifts(u[:, 4 + axis], self.shift, pixels.shape[3 - axis]) for axis in (0, 1))
         return shift_and_mirror(pixels, x, y, u[:, 8] < self.flip, self.border)
 
     def maps(self, keys: np.ndarray, size: tuple[int, int]) -> Tensor:
-        """Affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1] (`F.affine_grid`).
+        """Draw affine maps by (B,) keys, (B, 2, 3) float32, from output to input coordinates in [-1, 1]
+        (`F.affine_grid`).
 
-        For one image: a crop of random area, ratio and place, then a turn, a zoom, a shift by whole pixels, a mirror.
+        For each image: a crop of random area, ratio and position, then rotation, zoom, integer shift, mirroring.
         """
         u = draw_uniform(keys, 9)
         height, width = size
@@ -229,7 +231,7 @@ class Augment:
         return torch.from_numpy(np.stack([np.stack(row, -1) for row in rows], 1)).float()
 
     def shares(self, u: np.ndarray, v: np.ndarray, upright: float) -> tuple[np.ndarray, np.ndarray]:
-        """A crop's (B,) shares of width and height, from (B,) draws of area and aspect, and the height / width."""
+        """Return a crop's (B,) shares of width and height, from (B,) draws of area and aspect, and height / width."""
         if self.crop == FULL_AREA:
             return np.ones_like(u), np.ones_like(u)
         if self.crop_style == "inception":
@@ -247,12 +249,13 @@ class Augment:
     def mix(
         self, images: Tensor, labels: Tensor, classes: int, seed: int, batch: int, apart: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them.
+        """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them
+        unchanged.
 
-        Each image is mixed with the one `split_tensors` places before it, which must be the number of repeats where
-        images are repeated in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of one
-        into the other; labels are mixed by the same share. big_vision takes the larger of the two shares for the image
-        itself: with the roles in all pairs exchanged, that is the same set of mixtures.
+        Each image is mixed with the one `apart` positions before it, which must be the number of repeats if images are
+        repeated consecutively. MixUp (arXiv:1710.09412) adds them, CutMix (arXiv:1905.04899) inserts a box of one into
+        the other; labels are mixed by the same share. big_vision uses the larger of the two shares for the image; with
+        roles exchanged in all pairs, that is the same set of mixtures.
         """
         if not (self.mixup or self.cutmix) or len(images) < 2:
             return images, labels
@@ -269,7 +272,8 @@ class Augment:
 
 
 def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice, slice], float]:
-    """Draw CutMix's box, 1 - share of the image before it is cut at the sides, and return the share that is left."""
+    """Draw CutMix's box, 1 - share of the image before clipping to the image, and return the actual share outside
+    it."""
     column, row = int(torch.randint(width, (1,))), int(torch.randint(height, (1,)))
     half = 0.5 * (1 - share) ** 0.5
     rows = slice(max(row - int(half * height), 0), min(row + int(half * height), height))
@@ -278,8 +282,7 @@ def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice,
 
 
 def mix_with_roll(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """Mix `share` of each of (B, ...) values with the one `split_tensors` before it; or replace its box, if one is
-    given."""
+    """Mix `share` of each of (B, ...) values with the one `apart` positions before it, or replace `box`, if passed."""
     others = values.roll(apart, 0)
     if box is None:
         return others.mul_(1 - share).add_(values.mul(share))
@@ -289,13 +292,13 @@ def mix_with_roll(values: Tensor, share: float, apart: int, box: tuple[slice, sl
 
 
 def draw_pixel_shifts(u: np.ndarray, share: float, length: int) -> np.ndarray:
-    """Convert (B,) draws in [0, 1) to shifts by whole pixels, (B,) int64, at most `share` of the side."""
+    """Convert (B,) draws in [0, 1) to integer shifts, (B,) int64, at most `share` of the length."""
     reach = round(share * length)
     return np.floor(u * (2 * reach + 1)).astype(np.int64) - reach
 
 
 def import_transforms_v2():
-    """Import torchvision.transforms.v2 when first needed: it takes seconds."""
+    """Import torchvision.transforms.v2 on first use, which takes seconds."""
     from torchvision.transforms import v2 as module
 
     return module
@@ -308,7 +311,7 @@ def compose_file_transform(
     """Compose the transform of a file's image to (C, *image) uint8. Crops become Pillow images only if needed."""
     crop: Callable[[Any], Any] | None = create_random_crop(augment, preprocess.plane)
     if not preprocess.stacks:
-        crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # no simple one: Run
+        crop = NativeAspectCrop(crop, preprocess, augment.fewest_tokens)  # type: ignore[arg-type]  # Run rejects simple crops here
     operations: list[Callable[[Any], Any]] = [crop or partial(fit_to_model_size, preprocess)]
     between, late = create_affine_transforms(augment), create_colour_transforms(augment)
     if between or late:
@@ -321,7 +324,7 @@ def compose_file_transform(
 
 
 def create_random_crop(augment: Augment, image: tuple[int, int]) -> AreaCrop | InceptionCrop | SimpleCrop | None:
-    """The random crop of a file to (height, width) `image`, if it is on."""
+    """Create the random crop of a file to (height, width) `image`, if enabled."""
     filter = augment.crop_filter or "bicubic"
     if augment.crop_style == "simple":
         return SimpleCrop(image, filter)
@@ -337,7 +340,7 @@ def tensor_to_pillow(image: Image.Image | Tensor) -> Image.Image:
 
 
 def image_to_uint8_tensor(image: Image.Image | Tensor) -> Tensor:
-    """Convert an image to (C, H, W) uint8, contiguous: in numpy, in half the time of torch."""
+    """Convert an image to contiguous (C, H, W) uint8 with numpy, in half the time of torch."""
     return (
         image_to_tensor(image)
         if isinstance(image, Image.Image)
@@ -353,7 +356,7 @@ def flip_horizontally_at_random(image: Image.Image | Tensor, probability: float)
 
 
 def create_affine_transforms(augment: Augment) -> list:
-    """Turn, shift and zoom of a file's image, if any is on."""
+    """Create rotation, shift and zoom of a file's image, if any is enabled."""
     if not (augment.rotate or augment.shift or augment.zoom):
         return []
     shift = (augment.shift, augment.shift) if augment.shift else None
@@ -363,7 +366,7 @@ def create_affine_transforms(augment: Augment) -> list:
 
 
 def create_colour_transforms(augment: Augment) -> list:
-    """RandAugment, 3-Augment, TrivialAugment and jitter, if they are on, for Pillow images and (C, H, W) uint8."""
+    """Create RandAugment, 3-Augment, TrivialAugment and jitter, if enabled, for Pillow images and (C, H, W) uint8."""
     steps, layers, magnitude = [], augment.rand_layers, augment.rand_magnitude
     if layers and augment.rand_style == "torchvision":
         steps.append(import_transforms_v2().RandAugment(layers, magnitude, fill=128))
@@ -400,7 +403,7 @@ def create_colour_transforms(augment: Augment) -> list:
 
 
 def create_erasing_transforms(augment: Augment) -> list:
-    """Random erasing of (C, H, W) uint8, if it is on."""
+    """Create random erasing of (C, H, W) uint8, if enabled."""
     if not augment.erase:
         return []
     if not augment.erase_noise:
@@ -414,7 +417,7 @@ def create_erasing_transforms(augment: Augment) -> list:
 
 
 def erase_with_noise(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tensor:
-    """Put normal noise into (C, H, W) uint8 where `eraser` would set 0."""
+    """Fill the box of (C, H, W) uint8 that `eraser` sets to 0 with normal noise."""
     keep = eraser(torch.ones(1, *image.shape[1:], dtype=torch.bool))
     return image if keep.all() else torch.where(keep, image, draw_imagenet_noise(image.shape).to(torch.uint8))
 
@@ -422,7 +425,7 @@ def erase_with_noise(eraser: Callable[[Tensor], Tensor], image: Tensor) -> Tenso
 def apply_to_image_or_tensor(
     operation: Callable[[Image.Image], Image.Image], image: Image.Image | Tensor
 ) -> Image.Image | Tensor:
-    """Apply an operation on Pillow images to a (C, H, W) uint8 as well: 1 channel is grey, 3 are RGB."""
+    """Apply an operation on Pillow images to a (C, H, W) uint8 tensor too: 1 channel is grey, 3 are RGB."""
     if isinstance(image, Image.Image):
         return operation(image)
     return image_to_tensor(operation(tensor_to_pillow(image)))

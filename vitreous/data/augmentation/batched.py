@@ -1,7 +1,8 @@
-"""Multi-crop views of whole batches of images in memory: what `MultiCrop` draws of files, in float32 and all at once.
+"""Multi-crop views of batches of cached images: the distributions of `MultiCrop` for files, in float32 for all views
+together.
 
-n rows, each a view of an image; images are laid out (n, H, C, W), so that a crop, a mirror, a change of size and a blur
-are two products with matrices (n, out, in) whose rows add up to one.
+n rows, each a view of an image; images are stored as (n, H, C, W), so that crop, mirror, resize and blur are two matrix
+products with (n, out, in) whose rows sum to one.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ AREA_CROP_ATTEMPTS = MAX_CROP_ATTEMPTS["torchvision"]
 CROP_DRAWS_START, COLOUR_DRAWS_START = (
     2 * AREA_CROP_ATTEMPTS,
     2 * AREA_CROP_ATTEMPTS + 3,
-)  # where the draws of a row's place and mirror begin, and those of its colours
+)  # offsets of the draws for a row's position and mirroring, and for its colours
 DRAWS_PER_VIEW = COLOUR_DRAWS_START + 13
-BICUBIC_COEFFICIENT = -0.5  # of Pillow's bicubic filter
-GAUSSIAN_CUTOFF = 4.0  # deviations of a Gaussian that are kept
-LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # of red, green and blue (ITU-R BT.601)
-SOLARISE_THRESHOLD = 128  # solarising inverts values from here on
+BICUBIC_COEFFICIENT = -0.5  # Pillow's bicubic filter
+GAUSSIAN_CUTOFF = 4.0  # truncation of a Gaussian, in std
+LUMA_WEIGHTS = (0.299, 0.587, 0.114)  # red, green and blue (ITU-R BT.601)
+SOLARISE_THRESHOLD = 128  # solarising inverts values from this threshold
 BRIGHTNESS, CONTRAST, SATURATION, HUE = range(4)
 
 
@@ -35,7 +36,8 @@ def crop_and_resize_batch(
     ratio: tuple[float, float],
     flip: float,
 ) -> Tensor:
-    """Cut a box out of each (n, H, C, W) row, by (n, DRAWS) numbers, scale it to `size` and mirror some: (n, h, C, w).
+    """Crop a box from each (n, H, C, W) row, by (n, DRAWS_PER_VIEW) numbers, resize it to `size` and mirror some: (n,
+    h, C, w).
 
     Boxes are those of torchvision's RandomResizedCrop (`AreaCrop`).
     """
@@ -52,8 +54,8 @@ def crop_and_resize_batch(
 def draw_box_sizes(
     u: np.ndarray, height: int, width: int, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(n, 2 TRIES) or more numbers in 0 .. 1 -> (n,) heights and (n,) widths of boxes, whole numbers in float64: the
-    first try that fits, else the largest box that keeps the aspect."""
+    """Draw (n,) heights and (n,) widths of boxes, integers in float64, from (n, 2 AREA_CROP_ATTEMPTS) or more numbers
+    in 0 .. 1: the first attempt that fits, else the largest box with that aspect."""
     areas = height * width * (area[0] + (area[1] - area[0]) * u[:, :AREA_CROP_ATTEMPTS])
     low, high = np.log(ratio)
     aspects = np.exp(low + (high - low) * u[:, AREA_CROP_ATTEMPTS : 2 * AREA_CROP_ATTEMPTS])
@@ -66,8 +68,8 @@ def draw_box_sizes(
 
 
 def create_bicubic_matrices(start: np.ndarray, length: np.ndarray, side: int, out: int) -> Tensor:
-    """Matrices (n, out, side) float32 that read `out` pixels from (n,) lengths of a side, from (n,) starts on, with
-    Pillow's antialiased bicubic filter."""
+    """Create matrices (n, out, side) float32 that resample (n,) lengths of an axis, from (n,) starts, to `out` pixels
+    with Pillow's antialiased bicubic filter."""
     scale = (length / out)[:, None, None]
     support = np.maximum(scale, 1.0)
     centres = (np.arange(out) + 0.5)[None, :, None] * scale
@@ -81,8 +83,8 @@ def create_bicubic_matrices(start: np.ndarray, length: np.ndarray, side: int, ou
 
 
 def create_gaussian_matrices(radius: np.ndarray, side: int) -> Tensor:
-    """Matrices (n, side, side) float32 that blur a side by Gaussians of (n,) deviations in pixels; the outermost pixels
-    go on outside."""
+    """Create matrices (n, side, side) float32 that blur an axis by Gaussians of (n,) std in pixels; edge pixels are
+    repeated outside."""
     reach = math.ceil(GAUSSIAN_CUTOFF * float(radius.max()))
     places = np.arange(-reach, side + reach)[None, None]
     apart = (places - np.arange(side)[None, :, None]) / np.maximum(radius, 1e-6)[:, None, None]
@@ -94,7 +96,7 @@ def create_gaussian_matrices(radius: np.ndarray, side: int) -> Tensor:
 
 
 def apply_axis_matrices(rows: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    """(n, H, C, W) by (n, h, H) and (n, w, W) -> (n, h, C, w)."""
+    """Apply matrices along both axes: (n, H, C, W) by (n, h, H) and (n, w, W) -> (n, h, C, w)."""
     count, height, channels, _ = rows.shape
     wide = torch.bmm(rows.reshape(count, height * channels, -1), across.transpose(1, 2))
     return torch.bmm(down, wide.view(count, height, -1)).view(count, down.shape[1], channels, -1)
@@ -107,10 +109,10 @@ def augment_batch_colours(
     jitter: tuple[float, float, float, float],
     radius: tuple[float, float],
 ) -> Tensor:
-    """Change colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS) numbers in 0 .. 1.
+    """Augment colours of (n, h, C, w) rows in 0 .. 255, C 1 or 3, by (n, DRAWS_PER_VIEW) numbers in 0 .. 1.
 
-    `chances` (n, 4): the probabilities of jitter, grey, blur and solarising, which come in this order; `radius` in
-    pixels of the blur, uniform.
+    `chances` (n, 4): the probabilities of jitter, grey, blur and solarising, applied in this order; `radius` of the
+    blur in pixels, uniform.
     """
     u = u[:, COLOUR_DRAWS_START:]
     happens = u[:, [0, 9, 10, 12]] < chances
@@ -155,7 +157,7 @@ def jitter_batch_colours(
 
 
 def rgb_to_grey(rows: Tensor) -> Tensor:
-    """The grey images (n, h, 1, w) of (n, h, C, w) rows, C 1 or 3."""
+    """Convert (n, h, C, w) rows, C 1 or 3, to grey (n, h, 1, w)."""
     if rows.shape[2] == 1:
         return rows
     red, green, blue = rows.split(1, 2)
@@ -163,7 +165,7 @@ def rgb_to_grey(rows: Tensor) -> Tensor:
 
 
 def rotate_hue(rows: Tensor, turn: Tensor) -> Tensor:
-    """Turn the hue of (n, h, 3, w) colours by (n,) shares of the circle, value and saturation (HSV) as they are."""
+    """Rotate the hue of (n, h, 3, w) colours by (n,) shares of the circle, with constant value and saturation (HSV)."""
     red, green, blue = rows.unbind(2)
     value = rows.amax(2)
     chroma = value - rows.amin(2)

@@ -1,7 +1,7 @@
-"""Random crops of files: torchvision's, Inception's as TensorFlow draws it, and DeiT III's simple crop.
+"""Random crops of files: torchvision's, Inception's as in TensorFlow, and DeiT III's simple crop.
 
-A crop is drawn from the size of an image alone, before its pixels are decoded, so that only the crop has to be. Pixels
-stay at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
+A crop is drawn from the size of an image before its pixels are decoded, so that only the crop is decoded. Pixels stay
+at 8 bits; torch's antialiased filter for bytes takes a quarter of the time of Pillow's.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vitreous.data.decoding.regions import LazyImage, PixelBox
 from vitreous.data.modalities.native import NativePreprocess
 from vitreous.data.modalities.planar import PlanarPreprocess
 
-MAX_CROP_ATTEMPTS = {"torchvision": 10, "inception": 100}  # of drawing a box that fits
-SIMPLE_CROP_PADDING = 4  # pixels that a simple crop reflects at every side
+MAX_CROP_ATTEMPTS = {"torchvision": 10, "inception": 100}  # attempts to draw a box that fits
+SIMPLE_CROP_PADDING = 4  # pixels that a simple crop reflects at each edge
 BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
 RESAMPLING_FILTERS = {"bicubic": BICUBIC, "bilinear": BILINEAR, "aliased": BILINEAR}
 
 
 @dataclass(frozen=True)
 class AreaCrop:
-    """torchvision's box of random area, aspect and place, scaled to `image` (height, width) (arXiv:1409.4842).
+    """torchvision's box of random area, aspect and position, resized to `image` (height, width) (arXiv:1409.4842).
 
-    The area is uniform in `area` (shares of the image), the aspect ratio, width / height, log-uniform in `ratio`. Draws
-    from torch's generator what torchvision's RandomResizedCrop draws.
+    The area is uniform in `area` (shares of the image), the aspect ratio, width / height, log-uniform in `ratio`. Uses
+    the same draws from torch's generator as torchvision's RandomResizedCrop.
     """
 
     image: tuple[int, int]
@@ -45,11 +45,11 @@ class AreaCrop:
 
     @cached_property
     def log_ratio(self) -> list[float]:
-        """Logarithms of `ratio`, as torchvision rounds them."""
+        """Logarithms of `ratio`, rounded as in torchvision."""
         return torch.log(torch.tensor(self.ratio)).tolist()
 
     def box(self, width: int, height: int) -> PixelBox:
-        """Draw a box; where none fits, the largest in the middle that keeps the aspect."""
+        """Draw a box; if none fits, return the largest central one with a valid aspect."""
         for _ in range(MAX_CROP_ATTEMPTS["torchvision"]):
             area = width * height * torch.empty(1).uniform_(*self.area).item()
             ratio = torch.exp(torch.empty(1).uniform_(*self.log_ratio)).item()
@@ -67,14 +67,14 @@ class AreaCrop:
 
 
 class InceptionCrop(AreaCrop):
-    """TensorFlow's distorted bounding box, scaled to `image` (arXiv:1409.4842).
+    """TensorFlow's distorted bounding box, resized to `image` (arXiv:1409.4842).
 
-    The aspect ratio is uniform in `ratio`; then the height among those that keep the area in `area` and the box inside:
-    small areas are likelier than in torchvision's crop. Draws from torch's generator.
+    The aspect ratio is uniform in `ratio`; then the height is uniform among those with the area in `area` and the box
+    inside. Small areas are more likely than in torchvision's crop. Draws from torch's generator.
     """
 
     def box(self, width: int, height: int) -> PixelBox:
-        """Draw a box; where none fits, the whole image."""
+        """Draw a box; if none fits, return the whole image."""
         low, high = (share * width * height for share in self.area)
         for _ in range(MAX_CROP_ATTEMPTS["inception"]):
             ratio = self.ratio[0] + (self.ratio[1] - self.ratio[0]) * float(torch.rand(()))
@@ -90,8 +90,7 @@ class InceptionCrop(AreaCrop):
 
 @dataclass(frozen=True)
 class SimpleCrop:
-    """The image scaled to cover `image`, four pixels reflected at each side, and a window of `image` cut out
-    (arXiv:2204.07118)."""
+    """Resize to cover `image`, reflect four pixels at each edge, and crop a window of `image` (arXiv:2204.07118)."""
 
     image: tuple[int, int]
     filter: str
@@ -111,11 +110,11 @@ class SimpleCrop:
 
 @dataclass(frozen=True)
 class NativeAspectCrop:
-    """A crop that keeps about the aspect ratio of an image, scaled to a random number of patches (NaViT,
-    arXiv:2307.06304): of area and place as `crop` draws them, None for all of the image.
+    """A crop that keeps approximately the aspect ratio of an image, resized to a random number of patches (NaViT,
+    arXiv:2307.06304): area and position as drawn by `crop`, None for the whole image.
 
-    The box is drawn on a square as long as the image's longer side, which is then squeezed to the image: the crop's
-    `ratio` is a factor of the image's own. Patches are drawn evenly from `fewest` to `preprocess.tokens`.
+    The box is drawn on a square with the image's longer side, which is then compressed to the image; the crop's `ratio`
+    is relative to the image's. The number of patches is uniform from `fewest` to `preprocess.tokens`.
     """
 
     crop: AreaCrop | None
@@ -123,8 +122,7 @@ class NativeAspectCrop:
     fewest: int = 0
 
     def __call__(self, picture: Image.Image | LazyImage) -> Image.Image | Tensor:
-        """Crop an image to (C, height, width) uint8, or to a Pillow image where there is nothing to cut off. Raises
-        DataError."""
+        """Crop an image to (C, height, width) uint8, or to a Pillow image if no crop is needed. Raises DataError."""
         most = self.preprocess.tokens
         tokens = int(torch.randint(self.fewest, most + 1, ())) if 0 < self.fewest < most else most
         preprocess = replace(self.preprocess, tokens=tokens)
@@ -136,8 +134,8 @@ class NativeAspectCrop:
 
 
 def map_square_box_to_image(box: PixelBox, size: tuple[int, int]) -> PixelBox:
-    """A box on a square as long as the longer side of an image of (width, height) -> on the image, of whole pixels, at
-    least one along each side."""
+    """Map a box on a square with the longer side of an image of (width, height) to integer pixels of the image, at
+    least one along each axis."""
     starts, ends = (
         [round(edge * side / max(size)) for edge, side in zip(edges, size, strict=True)] for edges in (box[:2], box[2:])
     )
@@ -146,13 +144,13 @@ def map_square_box_to_image(box: PixelBox, size: tuple[int, int]) -> PixelBox:
 
 
 def fit_to_model_size(preprocess: PlanarPreprocess, picture: Image.Image | LazyImage) -> Image.Image:
-    """Scale an image to the model's size."""
+    """Resize an image to the model's size."""
     return preprocess.fit_image(picture if isinstance(picture, Image.Image) else picture.whole())
 
 
 def crop_and_resize(picture: Image.Image | LazyImage, box: PixelBox, size: tuple[int, int], filter: str) -> Tensor:
-    """Scale a box of an image to (C, *size) uint8. `aliased` reads four neighbours however much it shrinks, as
-    `tf.image.resize` does. Raises DataError."""
+    """Resize a box of an image to (C, *size) uint8. `aliased` samples four neighbours regardless of the scale, like
+    `tf.image.resize`. Raises DataError."""
     aliased = filter == "aliased"
     if isinstance(picture, Image.Image):
         pixels = np.array(picture.crop(box))
@@ -166,7 +164,7 @@ def crop_and_resize(picture: Image.Image | LazyImage, box: PixelBox, size: tuple
 
 
 def resize_with_pillow(picture: Image.Image, size: tuple[int, int], filter: str) -> Image.Image:
-    """Scale an image to (height, width) with Pillow."""
+    """Resize an image to (height, width) with Pillow."""
     height, width = size
     if filter == "aliased":
         whole = (0, 0, picture.width, picture.height)
@@ -180,7 +178,7 @@ def array_to_pillow(pixels: np.ndarray) -> Image.Image:
 
 
 def simple_crop_indices(target: int, side: int, u: float | np.ndarray) -> np.ndarray:
-    """The positions along a side that a simple crop shows, (..., target), from draws in [0, 1) of shape (...)."""
+    """Return the source indices along an axis of a simple crop, (..., target), from draws in [0, 1) of shape (...)."""
     reflected = np.pad(np.arange(side), SIMPLE_CROP_PADDING, "reflect")
     start = np.floor(np.asarray(u) * (side + 2 * SIMPLE_CROP_PADDING - target + 1)).astype(np.int64)
     return reflected[start[..., None] + np.arange(target)]

@@ -1,7 +1,7 @@
 """Patch masks for self-supervised training: MAE, VideoMAE, ViT's masked patch prediction, BEiT, iBOT and DINOv2.
 
-Each image's mask is a function of its key, (seed, epoch, sample, view), alone: not of its batch, nor of what
-augmentation draws from the same key. Integers decide, so a mask is the same on every machine.
+Each image's mask is a function of its key, (seed, epoch, sample, view), alone: independent of its batch and of the
+augmentation draws from the same key. It is computed with integers, so it is identical on every machine.
 
 B images; `grid` is the number of patches per axis, (h, w) or (t, h, w), N in all; True is masked.
 """
@@ -16,23 +16,24 @@ import numpy as np
 from vitreous.data.keys import derive_keys, draw_uniform
 from vitreous.errors import UsageError
 
-MASK_VECTOR = -1  # in `Corruption.source`: the learned mask vector
+MASK_VECTOR = -1  # `PatchCorruption.source`: the learned mask vector
 BLOCK_ASPECT_RATIO = (0.3, 1 / 0.3)  # height / width of a block
-MAX_FAILED_BLOCKS = 10  # blocks in a row that may not fit before a mask is left as it is
+MAX_FAILED_BLOCKS = 10  # consecutive failed blocks after which a mask is accepted as it is
 
-_ORDER, _KIND, _BLOCK, _SHARE = (0x6D61736B + i for i in range(4))  # far from the numbers of augmentation's draws
+_ORDER, _KIND, _BLOCK, _SHARE = (0x6D61736B + i for i in range(4))  # distinct from the key components of augmentation
 
 
 class PatchMask(NamedTuple):
-    """A random mask: `keep` (B, k) int64, the visible patches in input order, and `mask` (B, *grid), the others."""
+    """A random mask: `keep` (B, k) int64, the visible patches in input order, and `mask` (B, *grid), the masked
+    ones."""
 
     keep: np.ndarray
     mask: np.ndarray
 
 
 class PatchCorruption(NamedTuple):
-    """Patches to predict: `predicted` (B, *grid) bool, and `source` (B, *grid) int64, the patch whose value each one is
-    given, or MASK."""
+    """Patches to predict: `predicted` (B, *grid) bool, and `source` (B, *grid) int64, the patch whose value replaces
+    each one, or MASK_VECTOR."""
 
     predicted: np.ndarray
     source: np.ndarray
@@ -48,7 +49,7 @@ def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.
     order = shuffle_patches(keys, length)
     visible = int(length * (1 - mask_ratio))
     if not 0 < visible < length:
-        problem = f"hiding {mask_ratio} of {length} tokens leaves {max(visible, 0)} to see"
+        problem = f"masking {mask_ratio} of {length} tokens leaves {max(visible, 0)} visible"
         raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
     mask = np.ones((len(keys), length), dtype=bool)
     np.put_along_axis(mask, order[:, :visible], False, 1)
@@ -56,16 +57,16 @@ def random_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.
 
 
 def tube_masks(keys: np.ndarray, grid: tuple[int, ...], mask_ratio: float = 0.9) -> PatchMask:
-    """Mask the same int(h w mask_ratio) places in each of t time slots, uniformly without replacement (VideoMAE,
-    arXiv:2203.12602, section 3.3, rounded as its code does).
+    """Mask the same int(h w mask_ratio) positions in each of t time slots, uniformly without replacement (VideoMAE,
+    arXiv:2203.12602, section 3.3, rounded as in its code).
 
     Takes (B,) keys and the grid (t, h, w); `keep` is (B, k), `mask` (B, t, h, w). Raises UsageError for a ratio that
-    leaves no visible or no masked place.
+    leaves no visible or no masked position.
     """
     slots, places = grid[0], math.prod(grid[1:])
     masked = int(places * mask_ratio)
     if not 0 < masked < places:
-        problem = f"hiding {mask_ratio} of {places} places leaves {max(places - masked, 0)} to see"
+        problem = f"masking {mask_ratio} of {places} positions leaves {max(places - masked, 0)} visible"
         raise UsageError(problem, "use a share between 0 and 1, or smaller patches")
     mask = np.zeros((len(keys), places), dtype=bool)
     np.put_along_axis(mask, shuffle_patches(keys, places)[:, :masked], True, 1)
@@ -78,14 +79,14 @@ def corrupt_patches(
 ) -> PatchCorruption:
     """Corrupt int(ratio N) patches of each image for masked patch prediction (ViT, arXiv:2010.11929, appendix B.1.2).
 
-    Takes (B,) keys; both results are (B, *grid). Of the predicted patches, each drawn for itself, a share `masked`
-    becomes the mask vector, `swapped` another patch of the same image (the paper leaves open which), the rest stay.
+    Takes (B,) keys; both results are (B, *grid). Each predicted patch is drawn independently: a share `masked` becomes
+    the mask vector, `swapped` another patch of the same image (the paper does not define which), the rest is unchanged.
     Raises UsageError for an image of one patch, and for shares outside [0, 1].
     """
     length = math.prod(grid)
     if min(ratio, masked, swapped) < 0 or ratio > 1 or masked + swapped > 1 or length < 2:
-        problem = f"shares of {ratio}, {masked} and {swapped} of {length} tokens cannot be"
-        raise UsageError(problem, "each is from 0 to 1, the last two together")
+        problem = f"invalid shares {ratio}, {masked} and {swapped} of {length} tokens"
+        raise UsageError(problem, "use values from 0 to 1, also for the sum of the last two")
     tokens = np.arange(length)
     predicted = np.zeros((len(keys), length), dtype=bool)
     np.put_along_axis(predicted, shuffle_patches(keys, length)[:, : int(ratio * length)], True, 1)
@@ -102,14 +103,14 @@ def block_masks(
     """Mask blocks until int(mask_ratio N) patches are masked (blockwise masking, BEiT, arXiv:2106.08254, algorithm 1).
 
     Takes (B,) keys and one ratio or (B,) ratios; the result is (B, *grid) bool. A block of at least `min_patches` lies
-    in the last two axes and extends over the others; it may overlap others, but masks no more than is left to mask. As
-    in BEiT's, iBOT's and DINOv2's code, a block is smaller than the grid along both axes, and a mask that ten blocks in
-    a row do not fit is left a little short. For one image:
+    in the last two axes and extends over the others; it may overlap others, but masks no more patches than remain. As
+    in the code of BEiT, iBOT and DINOv2, a block is smaller than the grid along both axes, and a mask is accepted with
+    fewer patches after ten consecutive blocks that do not fit. For one image:
 
-    while room > 0 and fewer than 10 blocks in a row did not fit:
-        area, aspect = uniform in min_patches .. room, log-uniform in 0.3 .. 1 / 0.3
-        tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
-        if tall < height and wide < width and the block masks 1 to room more: mask them; room -= as many
+        while room > 0 and fewer than 10 consecutive blocks did not fit:
+            area, aspect = uniform in min_patches .. room, log-uniform in 0.3 .. 1 / 0.3
+            tall, wide = round(sqrt(area aspect)), round(sqrt(area / aspect)); top, left = uniform over the grid
+            if tall < height and wide < width and the block masks 1 to room more: mask them; room -= as many
     """
     height, width = grid[-2:]
     room = np.broadcast_to(np.floor(np.asarray(mask_ratio) * (height * width)).astype(np.int64), len(keys)).copy()
@@ -141,8 +142,8 @@ def ibot_masks(
     section 4.1).
 
     Takes (B,) keys; the result is (B, *grid) bool. Blocks have at least 4 patches and ratios are one range, as in
-    DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of as many
-    equal parts of `mask_ratios`; here each image draws for itself, so that its mask does not depend on its batch.
+    DINOv2's code (arXiv:2304.07193). DINOv2 masks exactly half of each batch, and draws one ratio from each of equal
+    intervals of `mask_ratios`; here each image is drawn independently, so that its mask does not depend on its batch.
     """
     happens, u = draw_uniform(derive_keys(keys, _SHARE), 2).T
     low, high = mask_ratios
@@ -152,7 +153,7 @@ def ibot_masks(
 def propose_blocks(
     u: np.ndarray, room: np.ndarray, min_patches: int, grid: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) patches left to mask."""
+    """Draw top, left, height and width of a block, (B,) int64 each, from (B, 4) draws and (B,) remaining patches."""
     area = min_patches + (room - min_patches) * u[:, 0]
     low, high = np.log(BLOCK_ASPECT_RATIO)
     aspect = np.exp(low + (high - low) * u[:, 1])
@@ -165,7 +166,7 @@ def propose_blocks(
 
 
 def mark_intervals(start: np.ndarray, length: np.ndarray, side: int) -> np.ndarray:
-    """Which places along a side (B,) starts and lengths cover, (B, side) bool."""
+    """Mark the positions along an axis that (B,) starts and lengths cover, (B, side) bool."""
     places = np.arange(side) - start[:, None]
     return (places >= 0) & (places < length[:, None])
 

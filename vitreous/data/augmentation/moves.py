@@ -1,6 +1,6 @@
-"""Augmentation of batches of images in memory without interpolation: shifts, windows, mirroring, random erasing.
+"""Augmentation of batches of cached images without interpolation: shifts, windows, mirroring, random erasing.
 
-Pixels are moved in numpy, which copies whole rows of an image where torch copies pixel by pixel.
+Pixels are moved in numpy, which copies whole image rows where torch copies single pixels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from vitreous.data.modalities.base import IMAGENET_MOMENTS
 WINDOW_DRAWS_START, ERASE_DRAWS_START = (
     9,
     11,
-)  # the first draws of a key for simple crops and for erasing; `Augment.maps` uses those before
-MAX_ERASE_ATTEMPTS = 10  # of drawing a hole that fits
-NOISE_SEED = 2**32  # separates the seed of a hole's noise from other uses of a key
+)  # first draws of a key for simple crops and for erasing, after those of `Augment.maps`
+MAX_ERASE_ATTEMPTS = 10  # attempts to draw a box that fits
+NOISE_SEED = 2**32  # separates the noise seed from other uses of a key
 ERASE_VALUE = 128
-#: with or without the outermost pixels themselves
+#: with or without repeating the edge pixels
 NUMPY_PAD_MODES: dict[str, Literal["symmetric", "reflect"]] = {
     "reflection": "symmetric",
     "reflection inside": "reflect",
@@ -32,9 +32,10 @@ NUMPY_PAD_MODES: dict[str, Literal["symmetric", "reflect"]] = {
 
 
 def shift_and_mirror(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.ndarray, border: str) -> Tensor:
-    """Shift (B, C, H, W) uint8 or float32 by (B,) whole pixels and mirror those in (B,) `mirror`.
+    """Shift (B, C, H, W) uint8 or float32 by (B,) integer pixels and mirror those in (B,) `mirror`.
 
-    Row i and column j (W - 1 - j if mirrored) of an image get image[:, i + y, j + x]; `border` fills from outside.
+    Row i and column j (W - 1 - j if mirrored) of an image get image[:, i + y, j + x]; `border` selects the fill
+    outside.
     """
     pixels = images.numpy()
     height, width = pixels.shape[-2:]
@@ -46,7 +47,7 @@ def shift_and_mirror(images: Tensor, x: np.ndarray, y: np.ndarray, mirror: np.nd
     else:
         pixels = pixels.copy()
     if mirror.any():
-        word = math.gcd(width, 8)  # bytes are turned round in words: eight times fewer steps
+        word = math.gcd(width, 8)  # bytes are reversed in words: eight times fewer steps
         words = pixels.view(f"u{word}")
         words[mirror] = words[mirror][..., ::-1].byteswap()
     return torch.from_numpy(pixels)
@@ -69,7 +70,7 @@ def pad_images(pixels: np.ndarray, reach: int, border: str) -> np.ndarray:
 
 
 def apply_simple_crops(images: Tensor, keys: np.ndarray) -> Tensor:
-    """Simple crops of (B, C, H, W) images of the model's size by (B,) keys: as `SimpleCrop`, drawn from the keys."""
+    """Apply simple crops to (B, C, H, W) images of the model's size by (B,) keys: `SimpleCrop`, drawn from the keys."""
     u = draw_uniform(keys, WINDOW_DRAWS_START + 2)
     y, x = (
         np.floor(u[:, WINDOW_DRAWS_START + axis] * (2 * SIMPLE_CROP_PADDING + 1)).astype(np.int64) - SIMPLE_CROP_PADDING
@@ -79,10 +80,10 @@ def apply_simple_crops(images: Tensor, keys: np.ndarray) -> Tensor:
 
 
 def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noise: bool) -> Tensor:
-    """Random erasing (arXiv:1708.04896) of (B, C, H, W) uint8 or float32 in 0..255 by (B,) keys, in place.
+    """Erase random boxes (arXiv:1708.04896) of (B, C, H, W) uint8 or float32 in 0..255 by (B,) keys, in place.
 
-    A hole has a share of 0.02 to 1/3 of the image, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey,
-    or noise of ImageNet's mean and deviation.
+    A box has a share of 0.02 to 1/3 of the image, uniform, and an aspect of 0.3 to 1 / 0.3, log-uniform; it is grey, or
+    noise with ImageNet's mean and std.
     """
     height, width = images.shape[-2:]
     u = draw_uniform(keys, ERASE_DRAWS_START + 3 + 2 * MAX_ERASE_ATTEMPTS)[:, ERASE_DRAWS_START:]
@@ -107,13 +108,13 @@ def erase_random_boxes(images: Tensor, keys: np.ndarray, probability: float, noi
 
 
 def draw_imagenet_noise(shape: torch.Size, generator: torch.Generator | None = None) -> Tensor:
-    """Draw noise like ImageNet's pixels, (C, h, w) float32, in whole numbers from 0 to 255."""
+    """Draw noise with ImageNet's statistics, (C, h, w) float32, as integers from 0 to 255."""
     mean, std = get_imagenet_moments(shape[0])
     return ((mean + std * torch.randn(shape, generator=generator)) * 255).round_().clamp_(0, 255)
 
 
 @cache
 def get_imagenet_moments(channels: int) -> tuple[Tensor, Tensor]:
-    """ImageNet's mean and deviation, (3, 1, 1) each; scalars over all colours for other numbers of channels."""
+    """Return ImageNet's mean and std, (3, 1, 1) each; scalars over all colours for other numbers of channels."""
     mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET_MOMENTS)
     return (mean, std) if channels == len(mean) else (mean.mean(), std.mean())

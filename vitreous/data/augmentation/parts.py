@@ -1,4 +1,4 @@
-"""A part of an image, and what is in it: pixels, class maps, boxes and masks, scaled and moved alike."""
+"""Crop a region of an image with its annotations: pixels, class maps, boxes and masks get the same transform."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from vitreous.data.annotations.target import IGNORE_INDEX, Target, mask_to_box
 from vitreous.data.modalities.base import Preprocess
 
 PIXEL_TOLERANCE = 1e-6  # pixels
-MIN_OBJECT_SIDE = 1.0  # pixels along the sides of an object
+MIN_OBJECT_SIDE = 1.0  # minimum width and height of an object, in pixels
 
 
 @dataclass(frozen=True)
 class CropRegion:
-    """A rectangle of an image in its own pixels, `top`, `left`, `height`, `width`, which may reach outside; and the
-    size (rows, columns) that it is scaled to."""
+    """A rectangle of an image in source pixels, `top`, `left`, `height`, `width`, which may extend outside; and the
+    size (rows, columns) that it is resized to."""
 
     top: float
     left: float
@@ -29,7 +29,7 @@ class CropRegion:
     size: tuple[int, int]
 
     def inside(self, image: tuple[int, ...]) -> tuple[int, int, int, int]:
-        """Return left, top, right and bottom of the pixels of the view that lie whole in an image of (height,
+        """Return left, top, right and bottom of the view's pixels that are completely inside an image of (height,
         width)."""
         ends = []
         for length, begin, side, pixels in zip(
@@ -45,7 +45,7 @@ class CropRegion:
 def crop_image(
     band: Image.Image, part: CropRegion, preprocess: Preprocess, colour: tuple[float, ...] = ()
 ) -> Image.Image:
-    """Resample a part of an image; of `colour` where it reaches outside, by default black."""
+    """Resample a region of an image; outside the image, fill with `colour`, by default black."""
     left, top, right, bottom = part.inside((band.height, band.width))
     numbers = tuple(colour) if band.mode == "F" else tuple(map(round, colour))
     fill = 0 if not numbers else numbers[0] if len(numbers) == 1 else numbers
@@ -59,8 +59,7 @@ def crop_image(
 
 
 def crop_class_map(classes: np.ndarray, part: CropRegion, outside: int = IGNORE_INDEX) -> np.ndarray:
-    """(H, W) int32 map -> (rows, columns) int32: that of the part, each pixel that of the nearest one; `outside` where
-    it reaches outside."""
+    """Crop an (H, W) int32 class map to (rows, columns) int32 by nearest neighbours; `outside` beyond the image."""
     rows, columns = part.size
     left, top, right, bottom = part.inside(classes.shape)
     y = np.floor(part.top + (np.arange(top, bottom) + 0.5) * part.height / rows).astype(np.int64)
@@ -71,12 +70,12 @@ def crop_class_map(classes: np.ndarray, part: CropRegion, outside: int = IGNORE_
 
 
 def crop_objects(target: Target, part: CropRegion, visible: float) -> dict[str, np.ndarray]:
-    """What is left of the objects in a part: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and
-    `masks` (n, rows, columns) bool where every object of the target has one.
+    """Return the remaining objects in a region: `boxes` (n, 4) float32, `labels` (n,) int64, `crowd` (n,) bool, and
+    `masks` (n, rows, columns) bool if every object of the target has one.
 
-    A box is cut off at the edges of the view; one that an edge cuts is that of what is left of the mask, where there
-    are masks. An object goes where less than the share `visible` of its box is left, or less than a pixel along a side.
-    One that no pixel of the view shows, since it is so small, has the pixel in the middle of its box for a mask.
+    A box is clipped to the view; if masks exist, a clipped box is the bounding box of the remaining mask. An object is
+    dropped if less than the share `visible` of its box remains, or less than a pixel in width or height. An object too
+    small to cover a pixel of the view gets the pixel at the centre of its box as mask.
     """
     scale = np.array([part.size[1] / part.width, part.size[0] / part.height] * 2)
     whole = (target.boxes.astype(np.float64) - [part.left, part.top] * 2) * scale
@@ -103,8 +102,8 @@ def crop_objects(target: Target, part: CropRegion, visible: float) -> dict[str, 
 
 
 def rotate_and_flip(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
-    """(..., h, w) -> the same turned by a quarter and flipped along each axis, as `turns` says; turning is left out
-    where sides differ."""
+    """Rotate (..., h, w) by 90 degrees and flip it along each axis, as set in `turns`; without rotation if h and w
+    differ."""
     quarter, flip, vertical = turns
     if quarter and values.shape[-1] == values.shape[-2]:
         values = values.rot90(1, (-2, -1))
@@ -113,8 +112,7 @@ def rotate_and_flip(values: Tensor, turns: tuple[bool, ...]) -> Tensor:
 
 
 def rotate_and_flip_boxes(boxes: Tensor, size: tuple[int, int], turns: tuple[bool, ...]) -> Tensor:
-    """(n, 4) boxes on a view of (rows, columns) -> (n, 4), where they are when it is moved as `rotate_and_flip`
-    does."""
+    """Transform (n, 4) boxes on a view of (rows, columns) in the same way as `rotate_and_flip`."""
     (height, width), (quarter, flip, vertical) = size, turns
     left, top, right, bottom = boxes.unbind(-1)
     if quarter and height == width:

@@ -1,4 +1,4 @@
-"""Colour distortion as published for semantic segmentation: brightness, contrast, saturation and hue, one by one.
+"""Photometric distortion for semantic segmentation: brightness, contrast, saturation and hue, drawn independently.
 
 From SSD (arXiv:1512.02325, section 3.6) by way of mmsegmentation's `PhotoMetricDistortion`, which ADE20K's recipes use.
 """
@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-DISTORTION_DRAWS = 9  # numbers that one distortion takes
-CHANNEL_LEVELS = 256  # of a channel; hue is a circle of as many
+DISTORTION_DRAWS = 9  # random numbers per distortion
+CHANNEL_LEVELS = 256  # levels of a channel, and of the hue circle
 
 
 def distort_colours(
@@ -28,7 +28,7 @@ def distort_colours(
             1 +- `jitter[1]` and 1 +- `jitter[2]`.
         hue: the largest rotation of the hue, as a share of the full circle.
         probability: of each operation.
-        draws: (DRAWS,) float64 in [0, 1).
+        draws: (DISTORTION_DRAWS,) float64 in [0, 1).
 
     Returns:
         (C, H, W) uint8.
@@ -48,7 +48,7 @@ def distort_colours(
         if applied[3]:
             hsv[..., 0] += np.uint8(
                 round(CHANNEL_LEVELS * hue * values[3]) % CHANNEL_LEVELS
-            )  # bytes wrap around as the circle
+            )  # bytes wrap around like the circle
         distorted = Image.frombytes("HSV", (hsv.shape[1], hsv.shape[0]), hsv.tobytes())
         x = np.asarray(distorted.convert("RGB")).transpose(2, 0, 1)
     if applied[1] and not before:
@@ -57,7 +57,7 @@ def distort_colours(
 
 
 def truncate_to_uint8(values: np.ndarray) -> np.ndarray:
-    """Cut values to 0 .. 255 and drop their fractions, (C, H, W) float32 -> (C, H, W) uint8."""
+    """Clip values to 0 .. 255 and truncate fractions, (C, H, W) float32 -> (C, H, W) uint8."""
     return values.clip(0, 255).astype(np.uint8)
 
 

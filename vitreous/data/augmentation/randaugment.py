@@ -1,7 +1,7 @@
-"""RandAugment (arXiv:1909.13719) as big_vision and timm do it, and 3-Augment, on Pillow images.
+"""RandAugment (arXiv:1909.13719) as in big_vision and timm, and 3-Augment, on Pillow images.
 
-An operation takes an image, a level and the filter for turns and shears. Levels are magnitude / 10; the sign is the
-direction, where there is one. Areas from outside are filled with the grey 128.
+An operation takes an image, a level and the filter for rotations and shears. Levels are magnitude / 10; the sign is the
+direction, if there is one. Areas outside the image are filled with the grey 128.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 
 FILL_VALUE = 128
-BIG_VISION_SIDE = 224  # pixels of a side for which big_vision gives counts of pixels
+BIG_VISION_SIDE = 224  # image size to which big_vision's pixel counts refer
 
 Operation = Callable[[Image.Image, float, Image.Resampling], Image.Image]
 
 
 def apply_affine(picture: Image.Image, matrix: tuple[float, ...], filter: Image.Resampling) -> Image.Image:
-    """Read an image at matrix @ (x, y, 1)."""
+    """Resample an image at matrix @ (x, y, 1)."""
     return picture.transform(
         picture.size, Image.Transform.AFFINE, matrix, resample=filter, fillcolor=get_fill_colour(picture)
     )
 
 
 def get_fill_colour(picture: Image.Image) -> int | tuple[int, ...]:
-    """The fill colour in the image's mode."""
+    """Return the fill colour in the image's mode."""
     return (FILL_VALUE,) * len(picture.getbands()) if len(picture.getbands()) > 1 else FILL_VALUE
 
 
@@ -39,7 +39,7 @@ def solarize_add(picture: Image.Image, amount: int) -> Image.Image:
 
 
 def posterize(picture: Image.Image, bits: int) -> Image.Image:
-    """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 refuses and timm's recipes draw."""
+    """Keep the highest `bits` of every value, 0 to 8; 0 is black, which Pillow 13 rejects but timm's recipes draw."""
     mask = 256 - 2 ** (8 - bits)
     return picture.point([value & mask for value in range(256)] * len(picture.getbands()))
 
@@ -55,7 +55,7 @@ def cutout(picture: Image.Image, half: int) -> Image.Image:
 
 
 def create_enhancer_operation(kind: type, factor: Callable[[float], float]) -> Operation:
-    """Make an operation of a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
+    """Create an operation from a Pillow enhancer, by `factor` of the level; 1 changes nothing."""
     return lambda picture, level, filter: kind(picture).enhance(factor(level))
 
 
@@ -77,10 +77,10 @@ def create_operations(
     threshold: LevelMapping,
     amount: LevelMapping,
 ) -> dict[str, Operation]:
-    """The 15 operations that timm and big_vision share, from what they make of a level.
+    """Create the 15 operations that timm and big_vision share, from functions of the level.
 
-    `factor` of the enhancers; `translation`, the share of a side at level 1; `bits` that posterize keeps; `threshold`
-    of solarize; `amount` of SolarizeAdd.
+    `factor` of the enhancers; `translation`, the share of width or height at level 1; `bits` that posterize keeps;
+    `threshold` of solarize; `amount` of SolarizeAdd.
     """
     enhancers = (ImageEnhance.Color, ImageEnhance.Contrast, ImageEnhance.Brightness, ImageEnhance.Sharpness)
     return {
@@ -99,7 +99,7 @@ def create_operations(
     }
 
 
-#: timm's 15 "increasing" operations: the higher the level, the further from the original, enhancers never below 0.1
+#: timm's 15 "increasing" operations: the higher the level, the further from the original, enhancers at least 0.1
 TIMM_OPERATIONS = create_operations(
     factor=lambda level: max(0.1, 1.0 + level * 0.9),
     translation=0.45,
@@ -108,9 +108,9 @@ TIMM_OPERATIONS = create_operations(
     amount=lambda level: min(128, int(level * 110)),
 )
 
-#: big_vision's 16. Contrast turns about the mean grey of the image; big_vision's own takes one value for all images of
-#: a size, by mistake. Its 100 pixels of translation and 40 of cutout hold at 224 pixels, and here the same share at any
-#: side. Posterize keeps at least one bit, as TensorFlow's shift does.
+#: big_vision's 16. Contrast is relative to the mean grey of the image; big_vision uses one value for all images of a
+#: size, by mistake. Its 100 pixels of translation and 40 of cutout refer to 224 pixels; here, the same share is used at
+#: any size. Posterize keeps at least one bit, as TensorFlow's shift does.
 BIG_VISION_OPERATIONS = create_operations(
     factor=lambda level: abs(level) * 1.8 + 0.1,
     translation=100 / BIG_VISION_SIDE,
@@ -125,9 +125,9 @@ BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: cutout(
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations in a row, each drawn from `create_operations`, in either direction, by torch's generator.
+    """`layers` operations in sequence, each drawn from `create_operations`, in either direction, by torch's generator.
 
-    An operation happens with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
+    An operation is applied with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
     """
 
     operations: dict[str, Operation]

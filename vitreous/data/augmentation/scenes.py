@@ -1,4 +1,4 @@
-"""Augmentation that moves an image together with what is known of its places: class maps, masks, boxes."""
+"""Augment an image together with its annotations: class maps, masks, boxes."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from vitreous.data.modalities.base import Preprocess, image_to_array
 from vitreous.data.modalities.images import ImagePreprocess
 from vitreous.errors import UsageError
 
-STACKED_ENTRIES = ("images", "classes")  # entries of a view that are of one size for all images
-BASE_DRAWS = 7  # random numbers of every view
+STACKED_ENTRIES = ("images", "classes")  # entries of a view that have one size for all images
+BASE_DRAWS = 7  # random numbers per view
 CROP_ATTEMPTS = 10  # with `max_class_share` below 1
 
 
 @dataclass(frozen=True)
 class SceneViews:
-    """One view of an image and of its class map or its objects: scaled, cut out, flipped, recoloured.
+    """One view of an image and of its class map or its objects: scaled, cropped, flipped, colour-jittered.
 
     `scale`: the range of the factor that the image is scaled by before a crop of the model's size is taken at a
-    uniformly drawn position; `scale_spacing`: whether the factor or its logarithm is uniform. Factor 1 is the image at
-    its own resolution (`fit="native"`), as large as it fits into the model's size (`whole`, large-scale jittering of
-    arXiv:2012.07177), or with its short side as long as the model's (`short`, mmsegmentation). Outside the image the
-    crop is black, or of the model's mean (`fill`), and IGNORE in the class map. Objects of which less than the share
-    `visible` is left are dropped.
+    uniformly drawn position; `scale_spacing`: whether the factor or its logarithm is uniform. At factor 1, the image
+    has native resolution (`fit="native"`), fits into the model's size (`whole`, large-scale jittering of
+    arXiv:2012.07177), or its short side has the model's size (`short`, mmsegmentation). Outside the image, the crop is
+    black or the model's mean (`fill`), and IGNORE in the class map. Objects with less than the share `visible` of their
+    box in the crop are dropped.
 
     `max_class_share` below 1: a crop is drawn again, up to ten times, while one class has at least this share of its
     labelled pixels (mmsegmentation's `cat_max_ratio`).
@@ -52,7 +52,8 @@ class SceneViews:
     `flip` and `flip_vertical` are probabilities; `turn` rotates by 90 degrees with probability 0.5. `jitter` changes
     brightness, contrast and saturation by factors within 1 +- x, and `hue` rotates the hue by up to +- that share of
     the circle: all of them with `jitter_probability` (`jitter_style="torchvision"`), or each with that probability,
-    with brightness added (`mmsegmentation`, `photometric.distort_colours`). Raises UsageError for values out of range.
+    with additive brightness (`mmsegmentation`, `photometric.distort_colours`). Raises UsageError for values out of
+    range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -74,9 +75,9 @@ class SceneViews:
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise UsageError(f"a scale of {self.scale} is none", "factors are above 0, the low one before the high one")
+            raise UsageError(f"invalid scale {self.scale}", "use factors above 0, the lower one first")
         if not all(0 <= p <= 1 for p in (self.flip, self.flip_vertical, self.jitter_probability, self.visible)):
-            raise UsageError("flip, flip_vertical, jitter_probability and visible are shares from 0 to 1")
+            raise UsageError("flip, flip_vertical, jitter_probability and visible must be from 0 to 1")
         if min(self.jitter) < 0 or not 0 <= self.hue <= 0.5:
             raise UsageError(
                 f"jitter {self.jitter} and hue {self.hue} are out of range", "use 0 or more; hue up to 0.5"
@@ -87,9 +88,9 @@ class SceneViews:
     def augment_scene(
         self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
     ) -> dict[str, Tensor]:
-        """Draw a view: `images` (C, *image) as `Preprocess.pixels` gives it, and where `target` has a class map
-        `classes` (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64,
-        `crowd` (n,) bool, and `masks` (n, *image) bool where objects have them."""
+        """Draw a view: `images` (C, *image) as from `Preprocess.pixels`, and if `target` has a class map, `classes`
+        (*image) int32, the class of each pixel or IGNORE; else `boxes` (n, 4) float32, `labels` (n,) int64, `crowd`
+        (n,) bool, and `masks` (n, *image) bool if objects have them."""
         bands = list_bands(picture)
         size = bands[0].height, bands[0].width
         draws = draw_uniform(np.array([sample_key], np.uint64), BASE_DRAWS + 2 * CROP_ATTEMPTS + DISTORTION_DRAWS)[0]
@@ -110,8 +111,8 @@ class SceneViews:
         return view | objects | {"boxes": rotate_and_flip_boxes(objects["boxes"], part.size, turns)}
 
     def colours(self, preprocess: Preprocess, bands: int) -> list[tuple[float, ...]]:
-        """What lies outside the image, of each of the Pillow images that it is decoded to: values of its channels;
-        empty for black."""
+        """Return the fill colour outside the image for each of its Pillow images: values of its channels; empty for
+        black."""
         if self.fill == "black":
             return [()] * bands
         mean = tuple(value * preprocess.peak for value in preprocess.mean)
@@ -120,8 +121,8 @@ class SceneViews:
     def jitter_colours(
         self, pixels: Tensor, inside: tuple[int, int, int, int], draws: np.ndarray, sample_key: int
     ) -> Tensor:
-        """Jitter the colours of a view (C, h, w) by its draws; in the style of mmsegmentation `inside` alone, the
-        (left, top, right, bottom) of the image in the view."""
+        """Jitter the colours of a view (C, h, w) by its draws; in mmsegmentation's style only in `inside`, the (left,
+        top, right, bottom) of the image in the view."""
         if self.jitter_style == "mmsegmentation":
             left, top, right, bottom = inside
             if right > left and bottom > top:
@@ -137,8 +138,8 @@ class SceneViews:
     def choose_crop_region(
         self, size: tuple[int, int], image: tuple[int, int], classes: np.ndarray | None, draws: np.ndarray
     ) -> CropRegion:
-        """Return the part of an image of (height, width) `size` that a view of `image` shows; drawn again while one
-        class of the map `classes` (H, W) has too large a share of it."""
+        """Choose the region of an image of (height, width) `size` for a view of `image`; drawn again while one class of
+        the map `classes` (H, W) has too large a share of it."""
         part = self.part(size, image, draws[:3])
         if classes is None or self.max_class_share >= 1:
             return part
@@ -149,9 +150,9 @@ class SceneViews:
         return part
 
     def part(self, size: tuple[int, int], image: tuple[int, int], draws: np.ndarray) -> CropRegion:
-        """Return the part of an image of (height, width) `size` that a view of `image` shows, for (3,) float64 numbers
-        in [0, 1)."""
-        ratios = [wanted / own for wanted, own in zip(image, size, strict=True)]
+        """Return the region of an image of (height, width) `size` for a view of `image`, from (3,) float64 numbers in
+        [0, 1)."""
+        ratios = [wanted / length for wanted, length in zip(image, size, strict=True)]
         unit = {"native": 1.0, "whole": min(ratios), "short": max(ratios)}[self.fit]
         low, high = self.scale
         if self.scale_spacing == "linear":
@@ -159,13 +160,13 @@ class SceneViews:
         else:
             factor = unit * math.exp(math.log(low) + (math.log(high) - math.log(low)) * draws[0])
         sides = image[0] / factor, image[1] / factor
-        rooms = [own - side for own, side in zip(size, sides, strict=True)]
+        rooms = [length - side for length, side in zip(size, sides, strict=True)]
         top, left = (min(0.0, room) + abs(room) * draw for room, draw in zip(rooms, draws[1:], strict=True))
         return CropRegion(top, left, *sides, image)
 
     def collate(self, scenes: list[dict[str, Tensor]], preprocess: Preprocess) -> Batch:
-        """Join B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked, what is
-        known of objects is a list of B; B may be 0."""
+        """Collate B views of `augment_scene`: `images` (B, C, *image) and `classes` (B, *image) int32 are stacked,
+        object entries are lists of B; B may be 0."""
         if scenes:
             columns = {name: [scene[name] for scene in scenes] for name in scenes[0]}
             return {
@@ -175,8 +176,8 @@ class SceneViews:
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
     def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """Raise UsageError: these views, (C, *image), need to know what is where."""
-        raise UsageError("views of scenes need annotations", "use other views for images without any")
+        """Raise UsageError: these views, (C, *image), need annotations."""
+        raise UsageError("scene views need annotations", "use other views for images without annotations")
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
         """Raise UsageError for (B, C, *image) images by (B,) keys, as `picture` does."""

@@ -1,6 +1,6 @@
 """Multi-crop: several views of one image, large and small (SwAV, arXiv:2006.09882; DINO, arXiv:2104.14294).
 
-The views of an image are one row of numbers until they are unpacked.
+The views of an image are one flat tensor until they are unpacked.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from vitreous.data.modalities.base import image_to_tensor
 from vitreous.data.modalities.planar import PlanarPreprocess
 from vitreous.errors import UsageError
 
-NUM_GLOBAL_VIEWS = 2  # global views, which a teacher sees too
-VIEW_CHUNK_SIZE = 64  # views of images in memory that are computed together: they stay in the processor's cache
+NUM_GLOBAL_VIEWS = 2  # global views, which the teacher sees too
+VIEW_CHUNK_SIZE = 64  # views of cached images per chunk, to fit into the processor's cache
 
 
 @dataclass(frozen=True)
 class MultiCrop:
     """Two global views of the model's size and `locals` local ones of `local_image` (height, width); DINO's by default.
 
-    `global_area` and `local_area` are shares of the image, `ratio` the aspect ratios of the crops, log-uniform, read
-    with bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast, saturation and hue,
-    with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view, the second, and each
-    local one; `radius` in pixels of the Gaussian blur, uniform. Images that are read channel by channel
+    `global_area` and `local_area` are shares of the image, `ratio` the aspect ratios of the crops, log-uniform,
+    resampled with a bicubic filter. `flip` and `grey` are probabilities; `jitter` changes brightness, contrast,
+    saturation and hue, with `jitter_probability`. `blur` and `solarise`: the probabilities of the first global view,
+    the second, and each local one; `radius` of the Gaussian blur in pixels, uniform. Images that are read by band
     (`BandPreprocess`) get no colour augmentation. Raises UsageError for values out of range.
     """
 
@@ -66,17 +66,17 @@ class MultiCrop:
 
     def __post_init__(self) -> None:
         if not all(0 <= p <= 1 for p in (self.flip, self.jitter_probability, self.grey, *self.blur, *self.solarise)):
-            raise UsageError("probabilities of views are from 0 to 1")
+            raise UsageError("probabilities of views must be from 0 to 1")
         for area in (self.global_area, self.local_area):
             if not 0 < area[0] <= area[1] <= 1:
-                raise UsageError(f"a view of area {area} is none", "areas are above 0 and at most 1, low before high")
+                raise UsageError(f"invalid view area {area}", "use areas above 0 and at most 1, the lower one first")
         if self.locals < 0 or min(self.local_image) < 1:
-            raise UsageError(f"{self.locals} local views of {self.local_image} pixels cannot be")
+            raise UsageError(f"{self.locals} local views of {self.local_image} pixels are not valid")
 
     def views(self, picture: DecodedSample | LazyImage, image: tuple[int, int], sample_key: int) -> list[Tensor]:
         """Draw 2 + locals views, (C, h, w) each, the global ones first and of (height, width) `image`.
 
-        View v is drawn from key(sample_key, v), so that more views change none of the others.
+        View v is drawn from key(sample_key, v), so that additional views do not change the others.
         """
         picture = picture if isinstance(picture, (Image.Image, tuple, np.ndarray)) else picture.whole()
         bands, colours = list_bands(picture), not isinstance(picture, tuple)
@@ -92,10 +92,10 @@ class MultiCrop:
         return torch.cat([view.flatten() for view in self.views(picture, preprocess.plane, sample_key)])
 
     def batch(self, pixels: Tensor, keys: np.ndarray) -> Tensor:
-        """Draw the views of (B, C, H, W) images in memory, of the model's size, by (B,) keys: (B, n) rows.
+        """Draw the views of cached (B, C, H, W) images of the model's size by (B,) keys: (B, n) rows.
 
-        Whole batches at once, in float32 up to the last step, where files go through Pillow: the same distributions,
-        other numbers.
+        Batches are processed in float32 until the last step, whereas files use Pillow: the distributions are the same,
+        the random numbers differ.
         """
         kinds = (np.arange(NUM_GLOBAL_VIEWS), NUM_GLOBAL_VIEWS + np.arange(self.locals))
         return torch.cat([self.drawn(pixels, keys, views).flatten(1) for views in kinds if len(views)], 1)
@@ -136,7 +136,7 @@ class MultiCrop:
         return {"images": large, "local": small}
 
 
-#: the `name` in a run's config -> the config's class
+#: `name` in a run's config -> config class
 VIEW_CLASSES: dict[str, type[Augment | MultiCrop | SceneViews | VolumeViews]] = {
     "augment": Augment,
     "multicrop": MultiCrop,
@@ -146,14 +146,14 @@ VIEW_CLASSES: dict[str, type[Augment | MultiCrop | SceneViews | VolumeViews]] = 
 
 DINO_VIEWS = MultiCrop()
 
-#: DINOv2's (arXiv:2304.07193). Its code uses the probabilities of blur as those of leaving it out, 1 and 0.1 in the two
-#: global views: these are what its models saw. Local views of 98 pixels go with patches of 14.
+#: DINOv2's (arXiv:2304.07193). Its code uses the blur probabilities as probabilities of no blur, 1 and 0.1 for the two
+#: global views; these are the effective ones. Local views of 98 pixels match patches of 14.
 DINOV2_VIEWS = MultiCrop(global_area=(0.32, 1.0), local_area=(0.05, 0.32), blur=(0.0, 0.9, 0.5))
 
 
 @cache
 def compose_view_transform(crops: MultiCrop, kind: int, image: tuple[int, int], colours: bool):
-    """Compose the transform of a view, 0 and 1 the global ones, 2 a local one, drawn as torchvision does."""
+    """Compose the transform of a view (0 and 1 are global, 2 is local) with torchvision's draws."""
     from torchvision.transforms import v2
 
     size, area = (crops.local_image, crops.local_area) if kind == NUM_GLOBAL_VIEWS else (image, crops.global_area)
@@ -173,7 +173,7 @@ def compose_view_transform(crops: MultiCrop, kind: int, image: tuple[int, int], 
 
 
 def blur_at_random(picture: Image.Image, probability: float, radius: Sequence[float]) -> Image.Image:
-    """Blur an image with a probability, by a Gaussian of a uniform radius. Draws from torch's generator."""
+    """Blur an image with a probability, by a Gaussian with a uniform random radius. Draws from torch's generator."""
     happens, share = torch.rand(2).tolist()
     if happens >= probability:
         return picture

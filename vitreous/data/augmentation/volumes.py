@@ -1,4 +1,4 @@
-"""Augmentation of volumes and signals, of volumes together with the class of each voxel, too."""
+"""Augment volumes and signals, and volumes together with their class maps."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from vitreous.data.keys import draw_uniform, fork_torch_rng
 from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import UsageError
 
-VOLUME_VIEW_DRAWS = 19  # numbers that a view is drawn by
-ROTATION_PLANES = ((1, 2), (0, 2), (0, 1))  # the axes in whose plane each angle turns
+VOLUME_VIEW_DRAWS = 19  # random numbers per view
+ROTATION_PLANES = ((1, 2), (0, 2), (0, 1))  # the axes of the plane in which each angle rotates
 
 
 @dataclass(frozen=True)
 class VolumeViews:
-    """One view of a volume and of its class map, or of a signal: scaled, turned, cut out, flipped, with other
+    """One view of a volume and of its class map, or of a signal: scaled, rotated, cropped, flipped, with changed
     intensities.
 
-    `scale`: the range of the factor of each axis, log-uniform. `rotate`: degrees; the volume is turned about each axis
-    by an angle from [-rotate, rotate]. Then a part of the model's size is cut out at a place drawn evenly, which is
-    moved by up to `translate` of each side. What lies outside the volume is its mirror image, or 0, as `border` says,
-    and IGNORE in the class map. `flip`: the probability for each axis, 0 since scans lie alike and where a voxel is
-    tells much; a signal is turned round by the last one. Values, standardised by `Preprocess`, are
-    multiplied by a factor within 1 +- `contrast`, moved within +- `shift`, and raised to a power within 1 / (1 +
-    `gamma`) and 1 + `gamma` between the least and the greatest of the view; Gaussian noise has a deviation from
-    [0, `noise`]. Raises UsageError for values out of range.
+    `scale`: the range of the factor of each axis, log-uniform. `rotate`: degrees; the volume is rotated about each axis
+    by an angle from [-rotate, rotate]. Then a crop of the model's size is taken at a uniform random position, shifted
+    by up to `translate` of each length. Outside the volume, `border` selects its mirror image or 0; the class map is
+    IGNORE. `flip`: the probability for each axis, 0 by default since scans share an orientation and positions are
+    informative; a signal is reversed by the last one. Values, standardised by `Preprocess`, are multiplied by a factor
+    within 1 +- `contrast`, shifted within +- `shift`, and raised to a power within 1 / (1 + `gamma`) and 1 + `gamma`
+    between the minimum and maximum of the view; Gaussian noise has a std from [0, `noise`]. Raises UsageError for
+    values out of range.
     """
 
     takes_regions: ClassVar[bool] = False
@@ -52,19 +52,19 @@ class VolumeViews:
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise UsageError(f"a scale of {self.scale} is none", "factors are above 0, the low one before the high one")
+            raise UsageError(f"invalid scale {self.scale}", "use factors above 0, the lower one first")
         if not all(0 <= p <= 1 for p in self.flip) or not 0 <= self.contrast < 1:
-            raise UsageError("flip is a probability for each axis, contrast from 0 to below 1")
+            raise UsageError("flip must be a probability for each axis, and contrast from 0 to below 1")
         if min(self.rotate, self.shift, self.gamma, self.noise, self.translate) < 0:
-            raise UsageError("rotate, shift, gamma, noise and translate are not below 0")
+            raise UsageError("rotate, shift, gamma, noise and translate must be at least 0")
 
     def augment_scene(
         self, picture: DecodedSample, target: Target, preprocess: Preprocess, sample_key: int
     ) -> dict[str, Tensor]:
         """Draw a view: `images` (C, *image) float32 and `classes` (*image) int32, the class of each voxel or IGNORE.
-        `target` has a class map. Raises UsageError for an image that is no volume."""
+        `target` has a class map. Raises UsageError for an image that is not a volume."""
         if not isinstance(picture, np.ndarray):
-            raise UsageError("views of volumes are for volumes", "leave --views.name out")
+            raise UsageError("volume views need volumes", "omit --views.name")
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         places = self.places(picture.shape[1:], preprocess.image, draws)
         flips = self.choose_flip_axes(draws)
@@ -73,19 +73,21 @@ class VolumeViews:
         return {"images": values.flip(flips).contiguous(), "classes": classes.flip(flips).contiguous()}
 
     def choose_flip_axes(self, draws: np.ndarray) -> list[int]:
-        """The axes, from the last, that a view is mirrored along, by a sample's (DRAWS,) numbers."""
+        """Return the axes, from the last, along which a view is mirrored, from (19,) random
+        numbers."""
         return [axis - 3 for axis in range(3) if draws[9 + axis] < self.flip[axis]]
 
-    def places(self, own: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
-        """Return (3, *image) float64: for each voxel of a view of `image`, its place in a volume of (D, H, W) `own`, in
-        voxels; the volume reaches from 0 to its sides. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0, 1).
+    def places(self, volume_size: tuple[int, ...], image: tuple[int, ...], draws: np.ndarray) -> np.ndarray:
+        """Return (3, *image) float64: for each voxel of a view of `image`, its position in a volume of (D, H, W)
+        `volume_size`, in voxels; the volume extends from 0 to its lengths. `draws`: `VOLUME_VIEW_DRAWS` numbers in [0,
+        1).
 
             place of voxel i = centre + R ((i + 1/2 - image / 2) / factor), for each axis
         """
         low, high = map(math.log, self.scale)
         factors = np.exp(low + (high - low) * draws[:3])
         sides = np.array(image) / factors
-        centre = self.centre(own, sides, draws)
+        centre = self.centre(volume_size, sides, draws)
         axes = [(np.arange(n) + 0.5 - n / 2) / factor for n, factor in zip(image, factors, strict=True)]
         offsets = np.stack(np.meshgrid(*axes, indexing="ij"))
         for angle, (first, second) in zip(
@@ -97,15 +99,15 @@ class VolumeViews:
                 offsets[second] = math.sin(angle) * a + math.cos(angle) * b
         return offsets + centre[:, None, None, None]
 
-    def centre(self, own: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
-        """Return (3,) float64, the place of the middle of a part of `sides` (3,) in a volume of (D, H, W) `own`."""
-        rooms = np.array(own) - sides
+    def centre(self, volume_size: tuple[int, ...], sides: np.ndarray, draws: np.ndarray) -> np.ndarray:
+        """Return (3,) float64, the centre of a crop of `sides` (3,) in a volume of (D, H, W) `volume_size`."""
+        rooms = np.array(volume_size) - sides
         even = np.minimum(0.0, rooms) + np.abs(rooms) * draws[3:6] + sides / 2
         return even + self.translate * sides * (2 * draws[16:] - 1)
 
     def jitter_intensities(self, values: Tensor, draws: np.ndarray, sample_key: int) -> Tensor:
-        """(C, *image) float32 -> the same with other contrast, level and gamma, and with noise; `draws` are four
-        numbers in [0, 1)."""
+        """Jitter contrast, level and gamma of (C, *image) float32, and add noise; `draws` are four numbers in [0,
+        1)."""
         signed = 2 * draws - 1
         low, high = values.min(), values.max()
         if self.gamma and high > low:
@@ -125,15 +127,15 @@ class VolumeViews:
         return {"images": images, "classes": torch.empty(0, *preprocess.image, dtype=torch.int32)}
 
     def picture(self, picture: DecodedSample | LazyImage, preprocess: Preprocess, sample_key: int) -> Tensor:
-        """Draw a view of a volume (C, D, H, W) or a signal (C, L) alone, of any size: (C, *image) float32. Without
-        scale and turns it is cut out at whole voxels. Raises UsageError for an image that is neither."""
+        """Draw a view of a volume (C, D, H, W) or a signal (C, L) without annotations, of any size: (C, *image)
+        float32. Without scale and rotation, it is cropped at integer voxels. Raises UsageError for other images."""
         if not isinstance(picture, np.ndarray):
-            raise UsageError("views of volumes are for volumes and signals", "leave --views.name out")
+            raise UsageError("volume views need volumes or signals", "omit --views.name")
         return self.draw(picture, preprocess.image, sample_key)
 
     def draw(self, values: np.ndarray, size: tuple[int, ...], sample_key: int) -> Tensor:
         """Draw a view of a volume (C, D, H, W) or a signal (C, L): (C, *size) float32."""
-        lift = (1,) * (3 - len(size))  # a signal is a volume of one row
+        lift = (1,) * (3 - len(size))  # a signal is a volume with one row
         volume, image = values.reshape(len(values), *lift, *values.shape[1:]), lift + size
         draws = draw_uniform(np.array([sample_key], np.uint64), VOLUME_VIEW_DRAWS)[0]
         if self.scale == (1.0, 1.0) and not self.rotate:
@@ -157,24 +159,24 @@ class VolumeViews:
 
 
 def crop_volume(volume: np.ndarray, start: np.ndarray, image: tuple[int, ...], border: str) -> Tensor:
-    """The part of (C, D, H, W) float32 that is (C, *image) from voxel `start` (3,) on; what lies outside is its mirror
-    image, or 0 where the `border` is `zeros`."""
+    """Crop (C, D, H, W) float32 to (C, *image) from voxel `start` (3,); outside the volume is its mirror image, or 0 if
+    `border` is `zeros`."""
     for axis, (first, side) in enumerate(zip(start.tolist(), image, strict=True), 1):
-        own = volume.shape[axis]
+        length = volume.shape[axis]
         numbers = np.arange(first, first + side)
         if border == "reflection":
-            back = numbers % (2 * own)
-            volume = volume.take(np.minimum(back, 2 * own - 1 - back), axis)
+            back = numbers % (2 * length)
+            volume = volume.take(np.minimum(back, 2 * length - 1 - back), axis)
             continue
-        volume = volume.take(np.clip(numbers, 0, own - 1), axis)
-        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= own),)
+        volume = volume.take(np.clip(numbers, 0, length - 1), axis)
+        outside = (slice(None),) * axis + ((numbers < 0) | (numbers >= length),)
         volume[outside] = 0
     return torch.from_numpy(np.ascontiguousarray(volume))
 
 
 def sample_volume_linear(volume: np.ndarray, places: np.ndarray, border: str = "reflection") -> Tensor:
-    """(C, D, H, W) float32 at places (3, *image) -> (C, *image) float32, linear between voxels; outside it is mirrored,
-    or 0 where the `border` is `zeros`."""
+    """Sample (C, D, H, W) float32 at positions (3, *image) by linear interpolation -> (C, *image) float32; mirrored
+    outside, or 0 if `border` is `zeros`."""
     sides = np.array(volume.shape[1:], np.float64)[:, None, None, None]
     grid = torch.from_numpy(np.moveaxis(2 * places / sides - 1, 0, -1)[..., ::-1].astype(np.float32))
     source = torch.from_numpy(volume)[None]
@@ -182,7 +184,8 @@ def sample_volume_linear(volume: np.ndarray, places: np.ndarray, border: str = "
 
 
 def sample_classes_nearest(classes: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """(D, H, W) int32 class map at places (3, *image) -> (*image) int32, IGNORE outside."""
+    """Sample a (D, H, W) int32 class map at positions (3, *image) by nearest neighbour -> (*image) int32, IGNORE
+    outside."""
     voxels = np.floor(places).astype(np.int64)
     sides = np.array(classes.shape)[:, None, None, None]
     inside = ((voxels >= 0) & (voxels < sides)).all(0)

@@ -1,1 +1,1 @@
-"""From a file to pixels: what it tells before it is decoded, and the decoders of each format."""
+"""Decode files to pixels: header checks before decoding, and the decoders of each format."""

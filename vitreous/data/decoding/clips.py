@@ -1,4 +1,4 @@
-"""Open a clip: a video file, an animated GIF, a folder of pictures or an array. A GIF needs Pillow alone."""
+"""Open clips: video files, animated GIFs, folders of images, or arrays. A GIF needs only Pillow."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from vitreous.data.layouts.classes import natural_sort_key
 from vitreous.errors import DataError, escape_unprintable
 
 VIDEO_SUFFIXES = frozenset([".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".mpg", ".mpeg"])
-GIF_SUFFIX = ".gif"  # a clip where it is animated, or where all other files are clips
-KNOWN_FORMATS_HINT = "known are mp4, mov, webm, mkv, avi, mpeg and animated GIF"
+GIF_SUFFIX = ".gif"  # a clip if it is animated, or if all other files are clips
+KNOWN_FORMATS_HINT = "use mp4, mov, webm, mkv, avi, mpeg or animated GIF"
 
 
 class ArrayClip(Clip):
-    """Pixels (T, H, W, 1 or 3) uint8 in memory. Raises DataError for others."""
+    """Pixels (T, H, W, 1 or 3) uint8 in memory. Raises DataError for other arrays."""
 
     def __init__(self, pixels: np.ndarray, name: str) -> None:
         if pixels.ndim != 4 or pixels.shape[3] not in (1, 3) or pixels.dtype != np.uint8 or not pixels.size:
             problem = f"pixels of {pixels.dtype}, {' x '.join(map(str, pixels.shape))}"
-            raise DataError(f"{name}: {problem}, are no clip", "uint8 of frames x height x width x 3 is")
+            raise DataError(f"{name}: {problem}, are not a clip", "use uint8 of frames x height x width x 3")
         self.name, self.pixels = name, pixels
         self.size = (pixels.shape[1], pixels.shape[2])
 
@@ -43,16 +43,16 @@ class ArrayClip(Clip):
         return len(self.pixels)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """(H, W, 1 or 3) uint8 each."""
+        """Yield (H, W, 1 or 3) uint8 frames."""
         return (self.pixels[number] for number in numbers)
 
 
 class ImageFilesClip(Clip):
-    """The pictures of a folder, in natural order of their names. Raises DataError where there are none."""
+    """The images of a folder, in natural order of their names. Raises DataError if there are none."""
 
     def __init__(self, paths: Sequence[str], name: str) -> None:
         if not paths:
-            raise DataError(f"{name}: a folder without pictures is no clip", "put its frames in, as 0001.jpg and on")
+            raise DataError(f"{name}: a folder without images is not a clip", "add its frames as 0001.jpg, 0002.jpg, …")
         self.name, self.paths = name, paths
         content = read_input_file(paths[0])
         width, height = read_upright_size(content, escape_unprintable(paths[0]), MAX_FRAME_PIXELS)
@@ -64,18 +64,18 @@ class ImageFilesClip(Clip):
         return len(self.paths)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """(H, W, 3) uint8 each. Raises DataError for one that cannot be read."""
+        """Yield (H, W, 3) uint8 frames. Raises DataError for an unreadable one."""
         return (np.asarray(decode_to_pillow(self.paths[number])) for number in numbers)
 
 
 class GifClip(Clip):
-    """An animated GIF, or one of a single frame. Raises DataError for one that is damaged or cut short."""
+    """A GIF with one or more frames. Raises DataError for a damaged or truncated file."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.name, self.content = name, content
         durations, whole = parse_gif_durations(content)
         if not whole:
-            raise DataError(f"{name}: cut short: {len(durations)} frames, and no end", "mend or remove the file")
+            raise DataError(f"{name}: cut short after {len(durations)} frames", "fix or delete the file")
         width, height = (int.from_bytes(content[at : at + 2], "little") for at in (6, 8))
         self.size = (height, width)
         check_clip_limits(self.size, len(durations), name)
@@ -85,7 +85,7 @@ class GifClip(Clip):
         return len(self.times)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """(H, W, 3) uint8 each, transparency over white. Raises DataError."""
+        """Yield (H, W, 3) uint8 frames, with transparency over white. Raises DataError."""
         try:
             with suppress_warnings(), Image.open(io.BytesIO(self.content), formats=("GIF",)) as image:
                 for number in numbers:
@@ -93,17 +93,17 @@ class GifClip(Clip):
                     yield np.asarray(convert_to_8bit(image.copy(), "RGB", self.name))
         except (DataError, MemoryError):
             raise
-        except Exception as error:  # what Pillow raises for broken files is not listed
+        except Exception as error:  # Pillow's exceptions for broken files are undocumented
             problem = f"{self.name}: cannot be read as a clip ({describe_exception(error)})"
-            raise DataError(problem, "mend or remove the file") from None
+            raise DataError(problem, "fix or delete the file") from None
 
 
 def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str | None = None) -> Clip:
-    """Open a video file or its bytes, a folder of pictures, or pixels (T, H, W, 3) uint8. The content decides the
+    """Open a video file or its bytes, a folder of images, or pixels (T, H, W, 3) uint8. The content determines the
     format, not the name.
 
-    Raises DataError, with `name` or the path, for anything else, for files that are damaged or cut short, and where
-    PyAV is missing.
+    Raises DataError, with `name` or the path, for anything else, for damaged or truncated files, and if PyAV is
+    missing.
     """
     if isinstance(raw, Clip):
         return raw
@@ -115,24 +115,24 @@ def open_clip(raw: bytes | np.ndarray | str | os.PathLike[str] | Clip, name: str
             return ImageFilesClip(list_frame_images(os.fspath(raw)), name)
         raw = read_input_file(raw)
     if not raw:
-        raise DataError(f"{name}: empty file", "remove it")
+        raise DataError(f"{name}: empty file", "delete it")
     if raw.startswith(b"GIF8"):
         return GifClip(raw, name)
     if not detect_demuxer(raw):
-        own = f", but {identify_file_format(raw)}" if identify_file_format(raw) else ""
-        raise DataError(f"{name}: not a clip of a known format{own}", KNOWN_FORMATS_HINT)
+        detected = f", but {identify_file_format(raw)}" if identify_file_format(raw) else ""
+        raise DataError(f"{name}: not a clip of a known format{detected}", KNOWN_FORMATS_HINT)
     return VideoClip(raw, name)
 
 
 def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
-    """Walk the blocks of a GIF (GIF89a, section 17) -> hundredths of a second that each frame is shown, and whether it
-    has an end. Not a pixel is decoded."""
+    """Parse the blocks of a GIF (GIF89a, section 17): hundredths of a second of each frame, and whether the end marker
+    exists. No pixels are decoded."""
     durations, delay, place = list[int](), 0, 13 + count_palette_bytes(content[10:11])
     while place < len(content) and len(durations) <= MAX_FRAMES:
         block = content[place]
         if block == 0x3B:
             return durations, True
-        if block == 0x2C:  # an image: its place, its palette, the least size of its codes
+        if block == 0x2C:  # an image: position, palette, minimum code size
             durations.append(delay)
             place += 11 + count_palette_bytes(content[place + 9 : place + 10])
         elif block == 0x21:
@@ -148,22 +148,22 @@ def parse_gif_durations(content: bytes) -> tuple[list[int], bool]:
 
 
 def count_palette_bytes(flags: bytes) -> int:
-    """Bytes of the palette that follows a GIF's screen or image, by the flags in it."""
+    """Return the bytes of the palette after a GIF's screen or image header, from its flags."""
     return 3 << (1 + (flags[0] & 7)) if flags and flags[0] & 0x80 else 0
 
 
 def is_animated_gif(content: bytes) -> bool:
-    """Whether a file's bytes are a GIF of several frames."""
+    """Return whether bytes are a GIF with several frames."""
     return content.startswith(b"GIF8") and len(parse_gif_durations(content)[0]) > 1
 
 
 def list_frame_images(folder: str) -> list[str]:
-    """The picture files of a folder, in natural order: 2 before 10. Raises DataError where it cannot be read."""
+    """List the image files of a folder, in natural order (2 before 10). Raises DataError if it cannot be read."""
     try:
         names = [entry.name for entry in os.scandir(folder) if not entry.name.startswith(".")]
     except OSError as error:
         raise DataError(
-            f"{escape_unprintable(folder)}: cannot be read ({describe_exception(error)})", "mend its permissions"
+            f"{escape_unprintable(folder)}: cannot be read ({describe_exception(error)})", "fix its permissions"
         ) from None
     pictures = [name for name in names if os.path.splitext(name)[1].lower() in IMAGE_FILE_SUFFIXES]
     return [os.path.join(folder, name) for name in sorted(pictures, key=natural_sort_key)]

@@ -1,7 +1,7 @@
 """Decode image files for training, evaluation and prediction.
 
-Before a pixel is decoded, a file must be a regular file of a known format whose header gives at most `MAX_PIXELS`. The
-result is upright (EXIF), at 8 bits, composited over white.
+A file must be a regular file of a supported format whose header states at most `MAX_PIXELS`; this is checked before
+decoding. The result is upright (EXIF), has 8 bits, and is composited over white.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ IMAGE_FORMATS = (
     "GIF",
     "BMP",
     "TIFF",
-)  # read everywhere; AVIF and HEIF where `heif.is_format_readable`
+)  # readable everywhere; AVIF and HEIF depend on `heif.is_format_readable`
 IMAGE_FILE_SUFFIXES = frozenset(
     [".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".npy"]
     + [".avif", ".heic", ".heif", ".hif"]
 )
 MAX_FILE_BYTES = 512 * 2**20
-TRANSPARENCY_FILL = 255  # white: shows where an image is transparent
+TRANSPARENCY_FILL = 255  # white background of transparent images
 PILLOW_MODES = {1: "L", 3: "RGB"}  # channels of the model -> mode of the decoded image
 
 
@@ -60,21 +60,21 @@ def decode_to_pillow(
 ) -> Image.Image:
     """Decode a path, a file's bytes, a Pillow image, or pixels (H, W[, C]) uint8 to an upright 8-bit Pillow image.
 
-    Its mode is `RGB_PHOTOMETRIC` for 3 channels and `L` for 1. EXIF orientation is applied; 16-bit greys are scaled by
-    1/257; palette and alpha are composited over white; CMYK becomes RGB; of an animation the first frame is taken. The
-    content decides the format, not the name. Raises DataError, with `name` or the path and the reason, for anything
-    else: not a regular file, not an image, a format outside `IMAGE_FORMATS`, AVIF and HEIF (HEIF with the extra
+    Its mode is `RGB` for 3 channels and `L` for 1. EXIF orientation is applied; 16-bit greys are scaled by 1/257;
+    palette and alpha are composited over white; CMYK is converted to RGB; the first frame of an animation is used. The
+    content determines the format, not the name. Raises DataError, with `name` or the path and the reason, for anything
+    else: not a regular file, not an image, a format outside `IMAGE_FORMATS`, AVIF and HEIF (HEIF needs the extra
     `heif`), truncated or corrupt data, more than `MAX_PIXELS`, floating-point pixels, LAB.
     """
     if channels not in PILLOW_MODES:
-        raise DataError(f"files decode to 1 or 3 channels, the model takes {channels}")
+        raise DataError(f"files decode to 1 or 3 channels, but the model expects {channels}")
     if isinstance(raw, np.ndarray):
         name = name or "pixels"
         return convert_to_8bit(pixels_to_image(raw, name), PILLOW_MODES[channels], name)
     name = name or ("image" if isinstance(raw, (bytes, Image.Image)) else escape_unprintable(raw))
     content = b""
     try:
-        if isinstance(raw, Image.Image):  # perhaps of a file that is not read yet
+        if isinstance(raw, Image.Image):  # its file may not be read yet
             return convert_to_8bit(apply_exif_orientation(raw), PILLOW_MODES[channels], name)
         content = raw if isinstance(raw, bytes) else read_input_file(raw)
         check_decoding_cost(content, name)
@@ -94,7 +94,7 @@ def decode_to_pillow(
         raise
     except Image.DecompressionBombError:
         raise DataError(f"{name}: more than {MAX_PIXELS:,} pixels", "scale it down") from None
-    except Exception as error:  # what Pillow raises for broken files is not listed
+    except Exception as error:  # Pillow's exceptions for broken files are undocumented
         if not isinstance(error, UnidentifiedImageError):
             problem = describe_exception(error)
         elif detect_heif_format(content):
@@ -102,20 +102,20 @@ def decode_to_pillow(
         else:
             problem = f", but {identify_file_format(content)}" if identify_file_format(content) else ""
             known = ", ".join((*IMAGE_FORMATS, *list_readable_formats()))
-            raise DataError(f"{name}: not an image of a known format{problem}", f"known are {known}") from None
-        raise DataError(f"{name}: cannot be read as an image ({problem})", "mend or remove the file") from None
+            raise DataError(f"{name}: not an image of a known format{problem}", f"use one of {known}") from None
+        raise DataError(f"{name}: cannot be read as an image ({problem})", "fix or delete the file") from None
 
 
 def pixels_to_image(pixels: np.ndarray, name: str) -> Image.Image:
     """Convert pixels (H, W[, C]) uint8 to a Pillow image. Raises DataError for other shapes and dtypes."""
     if pixels.ndim not in (2, 3):
-        problem = f"pixels of {pixels.ndim} axes are no picture, perhaps a clip"
-        raise DataError(f"{name}: {problem}", "use a model that takes clips")
+        problem = f"pixels of {pixels.ndim} axes are not an image, but perhaps a clip"
+        raise DataError(f"{name}: {problem}", "use a model for clips")
     try:
         return Image.fromarray(pixels)
     except (TypeError, ValueError):
         problem = f"pixels of {pixels.dtype}, {' x '.join(map(str, pixels.shape))}"
-        raise DataError(f"{name}: {problem}, are no picture", "uint8 of 1, 3 or 4 channels is") from None
+        raise DataError(f"{name}: {problem}, are not an image", "use uint8 with 1, 3 or 4 channels") from None
 
 
 def npy_to_image(content: bytes, name: str, channels: int) -> Image.Image:
@@ -127,8 +127,8 @@ def npy_to_image(content: bytes, name: str, channels: int) -> Image.Image:
 
 
 def reject_tiff_bands(content: bytes, name: str, channels: int) -> None:
-    """Raise DataError for a TIFF whose samples are bands, not colours. A fourth band beside 8-bit RGB passes: Pillow
-    leaves it out. Raises what Pillow raises for a damaged header."""
+    """Raise DataError for a TIFF whose samples are bands, not colours. A fourth band of 8-bit RGB is accepted, since
+    Pillow ignores it. Raises Pillow's exceptions for a damaged header."""
     tags = read_tiff_tags(content)
     bands = count_tiff_bands(tags)
     dtype = get_tiff_dtype(tags, name) if bands else ""
@@ -137,21 +137,21 @@ def reject_tiff_bands(content: bytes, name: str, channels: int) -> None:
 
 
 def band_mismatch_error(name: str, bands: int, dtype: str, channels: int) -> DataError:
-    """The error for a file of bands where a model takes colours of so many `channels`."""
-    taken = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
-    problem = f"{name}: {describe_bands(bands, dtype)}, the model takes {taken}"
-    return DataError(problem, "train a model on such files, or save the bands that this one takes")
+    """Return the error for a file of bands if a model expects colours with `channels` channels."""
+    expected = f"{channels} of uint8 ({'grey' if channels == 1 else 'RGB'})"
+    problem = f"{name}: {describe_bands(bands, dtype)}, but the model expects {expected}"
+    return DataError(problem, "train a model on such files, or save the bands that this model expects")
 
 
 def describe_bands(bands: int, dtype: str) -> str:
-    """`5 bands of uint16`."""
+    """Format a band count and dtype: `5 bands of uint16`."""
     return f"{bands} band{'' if bands == 1 else 's'} of {dtype}"
 
 
 def read_upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tuple[int, int]:
-    """Read the upright (width, height) of an image from its header; (0, 0) where it cannot be read.
+    """Read the upright (width, height) of an image from its header; (0, 0) if it cannot be read.
 
-    Raises DataError for more than `most` pixels: a server accepts fewer than training does.
+    Raises DataError for more than `most` pixels; a server accepts fewer than training does.
     """
     check_decoding_cost(content, name, most)
     (height, width), turned = read_band_image_size(content, name), False
@@ -171,21 +171,20 @@ def read_upright_size(content: bytes, name: str, most: int = MAX_PIXELS) -> tupl
 
 
 def read_band_image_size(content: bytes, name: str) -> tuple[int, int]:
-    """The upright (height, width) of a TIFF or .npy file from its header, however many bands it has; (0, 0) for other
-    files, and where it cannot be read."""
+    """Return the upright (height, width) of a TIFF or .npy file from its header, for any number of bands; (0, 0) for
+    other files, and if it cannot be read."""
     try:
         if content.startswith(NPY_MAGIC):
             return read_npy_size(content, name)
         return get_tiff_size(read_tiff_tags(content)) if content.startswith(TIFF_SIGNATURES) else (0, 0)
-    except Exception:  # what Pillow raises for a damaged header is not listed
+    except Exception:  # Pillow's exceptions for a damaged header are undocumented
         return 0, 0
 
 
 def decode_jpeg_reduced(content: bytes, channels: int, name: str, most: int) -> Image.Image:
-    """Decode a JPEG at 1/2, 1/4 or 1/8, whichever has at most `most` pixels; the image is otherwise that of
-    `decode_to_pillow`.
+    """Decode a JPEG at the largest of 1/2, 1/4 or 1/8 with at most `most` pixels, otherwise as `decode_to_pillow`.
 
-    Raises DataError where 1/8 still has more, and as `decode_to_pillow` does.
+    Raises DataError if 1/8 has more pixels, and as `decode_to_pillow` does.
     """
     try:
         with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
@@ -198,9 +197,9 @@ def decode_jpeg_reduced(content: bytes, channels: int, name: str, most: int) -> 
             return convert_to_8bit(apply_exif_orientation(image), PILLOW_MODES[channels], name)
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # what Pillow raises for broken files is not listed
+    except Exception as error:  # Pillow's exceptions for broken files are undocumented
         raise DataError(
-            f"{name}: cannot be read as an image ({describe_exception(error)})", "mend or remove the file"
+            f"{name}: cannot be read as an image ({describe_exception(error)})", "fix or delete the file"
         ) from None
 
 
@@ -229,17 +228,17 @@ def read_input_file(path: str | os.PathLike[str]) -> bytes:
     """Read the bytes of a regular file. Raises DataError, with the path and the reason."""
     try:
         with open_input_file(path) as file:
-            return file.read(os.fstat(file.fileno()).st_size)  # a file that grows meanwhile has no end
+            return file.read(os.fstat(file.fileno()).st_size)  # a growing file would have no end
     except OSError as error:
         raise DataError(
-            f"{escape_unprintable(path)}: cannot be read ({describe_exception(error)})", "mend or remove the file"
+            f"{escape_unprintable(path)}: cannot be read ({describe_exception(error)})", "fix or delete the file"
         ) from None
 
 
 def open_input_file(path: str | os.PathLike[str]):
-    """Open a regular file for reading, never waiting for a pipe or a device.
+    """Open a regular file for reading, without blocking on a pipe or a device.
 
-    Raises OSError, and DataError for other kinds of files, empty files, and more than MAX_BYTES.
+    Raises OSError, and DataError for other kinds of files, empty files, and more than MAX_FILE_BYTES.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(descriptor)
@@ -264,7 +263,7 @@ def load_complete_image(image: ImageFile.ImageFile, content: bytes) -> None:
         last = image.crop((0, image.height - 1, image.width, image.height)).tobytes()
         if (content[28] or not any(last)) and has_missing_png_rows(
             content
-        ):  # unpacked again only where there is reason to
+        ):  # unpacked again only if rows may be missing
             raise ValueError("rows are missing")
 
 
@@ -275,7 +274,7 @@ def apply_exif_orientation(image: Image.Image) -> Image.Image:
 
 
 def read_exif_orientation(image: Image.Image) -> int:
-    """Read the EXIF orientation, 1 to 8; 1 where it cannot be read."""
+    """Read the EXIF orientation, 1 to 8; 1 if it cannot be read."""
     try:
         orientation = image.getexif().get(0x0112, 1)
         return orientation if orientation in _ORIENTATION_TRANSPOSES else 1
@@ -283,7 +282,7 @@ def read_exif_orientation(image: Image.Image) -> int:
         return 1
 
 
-#: EXIF's orientation -> what undoes it
+#: EXIF orientation -> operation that reverses it
 _ORIENTATION_TRANSPOSES = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -296,10 +295,10 @@ _ORIENTATION_TRANSPOSES = {
 
 
 def convert_to_8bit(image: Image.Image, mode: str, name: str) -> Image.Image:
-    """Convert a decoded frame to 8-bit `RGB_PHOTOMETRIC` or `L`. Raises DataError for pixels without a stated range."""
+    """Convert a decoded frame to 8-bit `RGB` or `L`. Raises DataError for pixels without a defined range."""
     if image.mode in ("F", "LAB"):
         raise DataError(f"{name}: pixels of mode {image.mode} have no stated range", "convert it to 8 or 16 bits")
-    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion would clip at 255
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's conversion would clip at 255
         values = np.asarray(image)
         if values.min() < 0 or values.max() > 65535:
             raise DataError(f"{name}: 32-bit pixels have no stated range", "convert it to 8 or 16 bits")
@@ -312,12 +311,12 @@ def convert_to_8bit(image: Image.Image, mode: str, name: str) -> Image.Image:
 
 def describe_exception(error: Exception) -> str:
     """Shorten an exception of Pillow or of the system to one line."""
-    if isinstance(error, UnidentifiedImageError):  # its text names an object in memory
+    if isinstance(error, UnidentifiedImageError):  # its text contains an object's address
         return "not an image of a known format"
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return text.splitlines()[0][:120] if text else type(error).__name__
 
 
 def is_image_file(path: Path) -> bool:
-    """Whether a file name has an image suffix and is not hidden."""
+    """Return whether a file name has an image suffix and is not hidden."""
     return path.suffix.lower() in IMAGE_FILE_SUFFIXES and not path.name.startswith(".")

@@ -1,8 +1,8 @@
-"""Checks before a pixel is decoded: refuse files that would cost far more than their size, and name other formats.
+"""Checks before decoding: reject files whose decoding cost far exceeds their size, and identify other formats.
 
 Pillow limits headers, tags and text. It does not limit the size of a WebP canvas, which it allocates to open the file,
-the scans of a progressive JPEG, each of which visits every pixel, and run lengths in a BMP, which it unpacks a byte at
-a time; nor does it notice missing rows of a PNG.
+the scans of a progressive JPEG, each of which visits every pixel, or run lengths in a BMP, which it unpacks bytewise.
+It also does not detect missing rows of a PNG.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import zlib
 from vitreous.errors import DataError
 
 MAX_PIXELS = 64_000_000
-MAX_JPEG_PIXELS = 178_000_000  # of a JPEG that is decoded at 1/2 to 1/8: Pillow refuses more
+MAX_JPEG_PIXELS = 178_000_000  # maximum pixels of a JPEG decoded at 1/2 to 1/8: Pillow's limit
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-# left, top, and steps of each pass
+# left, top, and steps of each interlacing pass
 ADAM7_PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-MAX_DEFLATE_RATIO = 1040  # what a byte may unpack to is 1032 (RFC 1951: 258 bytes for two bits)
-MAX_JPEG_SCANS = 64  # of a JPEG; encoders write about ten
-MAX_BMP_RUN_PIXELS = 4_000_000  # pixels of a BMP in run lengths, and bytes of the file: half a second
-SAVE_IMAGE_HINT = "save it as an ordinary JPEG or PNG"
-#: offset and first bytes of files often found in place of an image, and their names
+MAX_DEFLATE_RATIO = 1040  # a byte can expand to at most 1032 (RFC 1951: 258 bytes for two bits)
+MAX_JPEG_SCANS = 64  # maximum scans of a JPEG; encoders write about ten
+MAX_BMP_RUN_PIXELS = 4_000_000  # maximum pixels of a run-length encoded BMP, and bytes of the file: half a second
+SAVE_IMAGE_HINT = "save it as a standard JPEG or PNG"
+#: offset, first bytes and name of file formats often found instead of images
 FILE_SIGNATURES = (
     (0, b"%PDF-", "a PDF document"),
     (0, b"%!PS", "a PostScript document"),
@@ -37,12 +37,12 @@ FILE_SIGNATURES = (
     (4, b"ftyp", "a video"),
     (0, b"PK\3\4", "a ZIP archive"),
     (0, b"\x1f\x8b", "a gzip archive"),
-    (0, b"version https://git-lfs", "a pointer of Git LFS (git lfs pull fetches the file)"),
+    (0, b"version https://git-lfs", "a Git LFS pointer (git lfs pull downloads the file)"),
 )
 
 
 def identify_file_format(content: bytes) -> str:
-    """Name the format of a file that is not an image, with its article; an empty string if it is unknown."""
+    """Return the format of a non-image file, with its article; an empty string if it is unknown."""
     text = content[:1024].removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if text.startswith((b"<svg", b"<?xml", b"<!doctype svg", b"<!--")) and b"<svg" in text:
         return "an SVG drawing"
@@ -52,11 +52,11 @@ def identify_file_format(content: bytes) -> str:
 
 
 def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> None:
-    """Raise DataError for no content, and for images that cost far more than their size or that decoders disagree on.
+    """Raise DataError for an empty file, and for images with excessive decoding cost or ambiguous decoding.
 
-    Those are a PNG or a WebP canvas of more than `most` pixels; a PNG too small for its rows; a JPEG of more than
-    MAX_SCANS scans, or of any but 8-bit Huffman coding (ITU-T T.81, Table B.1); and a BMP in run lengths of more than
-    MAX_RUNS.
+    These are a PNG or a WebP canvas with more than `most` pixels; a PNG too small for its rows; a JPEG with more than
+    MAX_JPEG_SCANS scans, or with coding other than 8-bit Huffman (ITU-T T.81, Table B.1); and a run-length encoded BMP
+    with more than MAX_BMP_RUN_PIXELS.
     """
     if not content:
         raise DataError(f"{name}: empty file")
@@ -68,7 +68,7 @@ def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> No
         if width * height > most and content[12:16] == b"IHDR":
             raise too_large_error(name, width, height, most)
         if count_png_row_bytes(content) > MAX_DEFLATE_RATIO * len(content):
-            raise DataError(f"{name}: cannot be read as an image (rows are missing)", "mend or remove the file")
+            raise DataError(f"{name}: cannot be read as an image (rows are missing)", "fix or delete the file")
     elif content.startswith(b"RIFF") and content[8:12] == b"WEBP":
         width, height = read_webp_size(content)
         if width * height > most:
@@ -76,16 +76,16 @@ def check_decoding_cost(content: bytes, name: str, most: int = MAX_PIXELS) -> No
     elif content.startswith(b"BM") and len(content) >= 34:
         width, height, coding = struct.unpack_from("<ii4xI", content, 18)
         if coding in (1, 2) and max(abs(width * height), len(content)) > MAX_BMP_RUN_PIXELS:
-            raise DataError(f"{name}: a BMP in run lengths of {abs(width)} x {abs(height)} pixels", SAVE_IMAGE_HINT)
+            raise DataError(f"{name}: a run-length encoded BMP of {abs(width)} x {abs(height)} pixels", SAVE_IMAGE_HINT)
 
 
 def too_large_error(name: str, width: int, height: int, most: int = MAX_PIXELS) -> DataError:
-    """The error for an image of too many pixels."""
+    """Return the error for an image with too many pixels."""
     return DataError(f"{name}: {width} x {height} pixels, more than {most:,}", "scale it down")
 
 
 def read_webp_size(content: bytes) -> tuple[int, int]:
-    """Read width and height from the first chunk of a WebP file; (0, 0) where there are none."""
+    """Read width and height from the first chunk of a WebP file; (0, 0) if there are none."""
     head = content[12:30].ljust(18, b"\0")
     if head.startswith(b"VP8X"):
         return int.from_bytes(head[12:15], "little") + 1, int.from_bytes(head[15:18], "little") + 1
@@ -99,7 +99,8 @@ def read_webp_size(content: bytes) -> tuple[int, int]:
 
 
 def count_png_row_bytes(content: bytes) -> int:
-    """Bytes of a PNG's unpacked rows, with one per row for its filter (W3C PNG, 7.2 and 8.1); 0 without a header."""
+    """Return the bytes of a PNG's unpacked rows, with a filter byte per row (W3C PNG, 7.2 and 8.1); 0 without a
+    header."""
     if content[12:16] != b"IHDR" or len(content) < 29 or content[25] not in _PNG_SAMPLES:
         return 0
     width, height, depth, colour = struct.unpack_from(">IIBB", content, 16)
@@ -111,7 +112,7 @@ def count_png_row_bytes(content: bytes) -> int:
 
 
 def has_missing_png_rows(content: bytes) -> bool:
-    """Whether rows are missing at the end of a PNG: Pillow leaves them black without an error."""
+    """Return whether rows are missing at the end of a PNG; Pillow leaves them black without an error."""
     unpacker, at, left = zlib.decompressobj(), 8, count_png_row_bytes(content)
     while left > 0 and at + 8 <= len(content):
         length, kind = struct.unpack_from(">I4s", content, at)
@@ -124,7 +125,7 @@ def has_missing_png_rows(content: bytes) -> bool:
 
 
 def find_jpeg_problem(content: bytes) -> str:
-    """Why a JPEG is refused by its markers; an empty string if it is not, or is too damaged to parse."""
+    """Return why a JPEG is rejected by its markers; an empty string if it is not, or is too damaged to parse."""
     crowded, at, scans = content.count(b"\xff\xda") > MAX_JPEG_SCANS, 2, 0
     while match := _JPEG_MARKER.search(content, at):
         marker, at = match[1][0], match.end()
@@ -135,22 +136,22 @@ def find_jpeg_problem(content: bytes) -> str:
         length = int.from_bytes(content[at : at + 2], "big")
         if marker in _JPEG_CODINGS:
             if marker not in (0xC0, 0xC1, 0xC2):
-                return f"of {_JPEG_CODINGS[marker]} coding"
+                return f"with {_JPEG_CODINGS[marker]} coding"
             if content[at + 2 : at + 3] not in (b"\x08", b""):
-                return f"of {content[at + 2]} bits"
+                return f"with {content[at + 2]} bits"
         if marker == 0xDA:
             scans += 1
             if scans > MAX_JPEG_SCANS:
-                return f"of more than {MAX_JPEG_SCANS} scans"
+                return f"with more than {MAX_JPEG_SCANS} scans"
             if not crowded:
                 break
         at += length
     return ""
 
 
-#: a marker: 0xFF, perhaps more of them, and a byte that is neither a stuffed zero nor a restart
+#: a marker: one or more 0xFF, and a byte that is neither a stuffed zero nor a restart
 _JPEG_MARKER = re.compile(rb"\xff+([^\x00\xff])", re.DOTALL)
-_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # a pixel of each colour type of PNG
+_PNG_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # samples per pixel of each PNG colour type
 _JPEG_CODINGS = {
     **{0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive", 0xC3: "lossless"},
     **dict.fromkeys((0xC5, 0xC6, 0xC7), "hierarchical"),

@@ -1,6 +1,6 @@
-"""HEIC, HEIF and AVIF: which of them can be read, and Pillow's readers of them.
+"""HEIC, HEIF and AVIF: detection, availability, and Pillow's readers.
 
-All three are ISO base media files (ISO/IEC 14496-12), whose first box, `ftyp`, names their brands. Pillow's wheels read
+All three are ISO base media files (ISO/IEC 14496-12), whose first box, `ftyp`, lists their brands. Pillow's wheels read
 AVIF; pillow-heif, the extra `heif`, reads HEIC and HEIF and is imported for the first such file.
 """
 
@@ -14,37 +14,37 @@ from PIL import Image, features
 from vitreous.errors import DataError, install_hint
 
 UNREADABLE_FORMATS = {
-    "AVIF": "an AVIF image, which cannot be read here: Pillow was built without AVIF (pip install --upgrade pillow)",
-    "HEIF": f"a HEIC image, which cannot be read here without pillow-heif ({install_hint('heif')})",
+    "AVIF": "an AVIF image, but Pillow was built without AVIF support (pip install --upgrade pillow)",
+    "HEIF": f"a HEIC image, which needs pillow-heif ({install_hint('heif')})",
 }
 _BRANDS = {
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), "HEIF"),
 }
-_CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that do not determine the coding of the pixels
+_CONTAINERS = (b"mif1", b"msf1", b"mif2")  # brands that do not determine the pixel coding
 
 
 def detect_heif_format(content: bytes) -> str:
-    """Pillow's name of the format, `AVIF` or `HEIF`, from the brands in the first box; else an empty string."""
+    """Return Pillow's name of the format, `AVIF` or `HEIF`, from the brands in the first box; else an empty string."""
     if content[4:8] != b"ftyp":
         return ""
     end = min(int.from_bytes(content[:4], "big"), 512)
     brands = [content[8:12], *(content[at : at + 4] for at in range(16, end, 4))]
     if brands[0] not in (*_BRANDS, *_CONTAINERS):
-        return ""  # a video may be compatible with anything
+        return ""  # a video may have any compatible brand
     return next((_BRANDS[brand] for brand in brands if brand in _BRANDS), "HEIF")
 
 
 @cache
 def is_format_readable(kind: str) -> bool:
-    """Whether `AVIF` or `HEIF` can be read here."""
+    """Return whether `AVIF` or `HEIF` can be read with the installed libraries."""
     return bool(features.check("avif")) if kind == "AVIF" else find_spec("pillow_heif") is not None
 
 
 def select_pillow_formats(content: bytes, name: str, others: tuple[str, ...]) -> tuple[str, ...]:
-    """The formats that Pillow may open a file as, registered: that of its brands, else the `others`.
+    """Select and register the formats that Pillow may open a file as: that of its brands, else the `others`.
 
-    Raises DataError, with `name` and what to install, for AVIF or HEIF that cannot be read here.
+    Raises DataError, with `name` and the package to install, for unreadable AVIF or HEIF.
     """
     kind = detect_heif_format(content)
     if not kind:
@@ -57,7 +57,7 @@ def select_pillow_formats(content: bytes, name: str, others: tuple[str, ...]) ->
 
 @cache
 def register_pillow_reader(kind: str) -> None:
-    """Register the reader of `AVIF` or `HEIF` with Pillow, single-threaded: images are decoded in parallel."""
+    """Register Pillow's reader of `AVIF` or `HEIF`, single-threaded, since images are decoded in parallel."""
     if kind == "AVIF":
         from PIL import AvifImagePlugin
 
@@ -70,5 +70,5 @@ def register_pillow_reader(kind: str) -> None:
 
 
 def list_readable_formats() -> tuple[str, ...]:
-    """List those of `AVIF` and `HEIF` that can be read here."""
+    """List the readable formats among `AVIF` and `HEIF`."""
     return tuple(kind for kind in ("AVIF", "HEIF") if is_format_readable(kind))

@@ -1,4 +1,5 @@
-"""Images stored as .npy files: numpy parses the header, which is checked before the numbers are read; no objects."""
+"""Read images in .npy files: numpy parses the header, which is checked before the array is read; objects are
+rejected."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from vitreous.data.decoding.gate import MAX_PIXELS
 from vitreous.errors import DataError
 
 NPY_MAGIC = b"\x93NUMPY"
-MAX_NPY_HEADER_SIZE = 2048  # bytes of text, which numpy parses as Python; an array of numbers needs about 100
+MAX_NPY_HEADER_SIZE = 2048  # bytes of text, which numpy parses as Python; numeric arrays need about 100
 MAX_BANDS = 1024
 NPY_DTYPES = (
     *("uint8", "uint16", "int16", "float32"),
-    *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # read as float32
+    *("int8", "uint32", "int32", "uint64", "int64", "float16", "float64"),  # converted to float32
 )
 NPY_SHAPES_HINT = "store it as (H, W), (H, W, C) or (C, H, W), with fewer channels than rows and columns"
 NPY_HEADER_READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_format.read_array_header_2_0}
@@ -26,37 +27,37 @@ NPY_HEADER_READERS = {(1, 0): numpy_format.read_array_header_1_0, (2, 0): numpy_
 def read_npy(content: bytes, name: str) -> np.ndarray:
     """Read the bytes of a .npy file as (C, H, W) of its dtype, without a copy.
 
-    Raises DataError for a damaged header, a dtype outside `NPY_DTYPES`, a file longer or shorter than its header says,
-    and a shape that is no image.
+    Raises DataError for a damaged header, a dtype outside `NPY_DTYPES`, a file whose length differs from its header,
+    and a shape that is not an image.
     """
     file = io.BytesIO(content)
     shape, fortran, dtype = read_npy_header(file, name)
     if dtype.name not in NPY_DTYPES:
-        raise DataError(f"{name}: numbers of type {dtype.str}", f"known are {', '.join(NPY_DTYPES)}")
+        raise DataError(f"{name}: the dtype {dtype.str} is not supported", f"use {', '.join(NPY_DTYPES)}")
     stored, expected = len(content) - file.tell(), math.prod(shape) * dtype.itemsize
     if stored != expected:
-        raise DataError(f"{name}: {stored:,} bytes of numbers where {expected:,} were announced", "save it again")
+        raise DataError(f"{name}: {stored:,} bytes of data, but the header states {expected:,}", "save it again")
     axes = infer_image_axes(shape, name)
     array = np.frombuffer(content, dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
     return array[None] if axes[0] < 0 else array.transpose(axes)
 
 
 def read_npy_size(content: bytes, name: str) -> tuple[int, int]:
-    """(height, width) of the image in a .npy file, from its header. Raises DataError."""
+    """Return the (height, width) of the image in a .npy file, from its header. Raises DataError."""
     shape = read_npy_header(io.BytesIO(content), name)[0]
     _, down, across = infer_image_axes(shape, name)
     return shape[down], shape[across]
 
 
 def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether the first axis varies fastest, and dtype of a .npy file, which is left where its numbers begin.
-    Raises DataError for a damaged header."""
+    """Read shape, Fortran order and dtype of a .npy file, leaving the position at the data. Raises DataError for a
+    damaged header."""
     damaged = DataError(f"{name}: a damaged .npy header", "save it again with numpy.save")
     try:
         shape, fortran, dtype = NPY_HEADER_READERS[numpy_format.read_magic(file)](
             file, max_header_size=MAX_NPY_HEADER_SIZE
         )
-    except Exception:  # for text that is not Python, whatever Python's parser raises
+    except Exception:  # whatever Python's parser raises for other text
         raise damaged from None
     if any(side < 0 for side in shape):
         raise damaged
@@ -64,20 +65,20 @@ def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dty
 
 
 def infer_image_axes(shape: tuple[int, ...], name: str) -> tuple[int, int, int]:
-    """Axes (channels, height, width) of an image of that shape; -1 where it has no axis of channels.
+    """Infer the axes (channels, height, width) of an image shape; -1 if it has no channel axis.
 
-    Of three axes the smaller outer one is the channels. Raises DataError where both outer axes could be, and for a side
-    of 0 or too many numbers.
+    The smaller outer one of three axes is the channel axis. Raises DataError if both outer axes could be, and for an
+    empty axis or too many values.
     """
     if len(shape) == 2:
         axes = (-1, 0, 1)
     elif len(shape) == 3 and shape[0] != shape[2] and min(shape[0], shape[2]) < shape[1]:
         axes = (0, 1, 2) if shape[0] < shape[2] else (2, 0, 1)
     else:
-        raise DataError(f"{name}: which axis of {shape} is channels cannot be told", NPY_SHAPES_HINT)
+        raise DataError(f"{name}: the channel axis of {shape} is ambiguous", NPY_SHAPES_HINT)
     if not 0 < math.prod(shape) <= MAX_PIXELS or (len(shape) == 3 and shape[axes[0]] > MAX_BANDS):
         raise DataError(
-            f"{name}: a picture of {' x '.join(map(str, shape))}",
-            f"at most {MAX_PIXELS:,} numbers in {MAX_BANDS} channels",
+            f"{name}: unsupported image shape {' x '.join(map(str, shape))}",
+            f"use at most {MAX_PIXELS:,} values in {MAX_BANDS} channels",
         )
     return axes

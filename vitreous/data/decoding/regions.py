@@ -1,10 +1,10 @@
-"""Images of which a crop decodes only the part that it needs: plain JPEG files and stored pixels.
+"""Lazy images that decode only the region of a crop: plain JPEG files and stored pixels.
 
-A plain JPEG, as nearly every photograph is, has one scan of 8-bit baseline coding, 1 or 3 components, and nothing after
-it. Rows below a crop are not decoded, and a crop that is to be shrunk is decoded at 1/2 to 1/8. All other files, and
-all that the decoder rejects, go through `decode_to_pillow`, which raises a precise error. Pixels are the same with
-simplejpeg (extra `data`, faster) and with Pillow. Whole files decoded by simplejpeg give 0.90 of the images a second in
-training, by Pillow 0.71 (500 x 375 photographs, crops of 224 pixels).
+A plain JPEG, which most photos are, has one scan of 8-bit baseline coding, 1 or 3 components, and nothing after it.
+Rows below a crop are not decoded, and a crop that is downscaled is decoded at 1/2 to 1/8. All other files, and those
+that the decoder rejects, go through `decode_to_pillow`, which raises a precise error. Pixels are identical with
+simplejpeg (extra `data`, faster) and with Pillow. Relative to this, decoding complete files gives 0.90 of the training
+throughput with simplejpeg and 0.71 with Pillow (500 x 375 photos, crops of 224 pixels).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from vitreous.data.decoding.decode import PILLOW_MODES, decode_to_pillow, read_e
 from vitreous.data.decoding.gate import MAX_PIXELS
 
 PixelBox = tuple[int, int, int, int]  # left, top, right, bottom
-JPEG_BLOCK_SIZE = 8  # rows and columns that are coded together, times the subsampling factor
+JPEG_BLOCK_SIZE = 8  # rows and columns per coded block, times the subsampling factor
 MAX_CACHED_HEADER_BYTES = (
-    4096  # bytes of a header whose check is cached: headers of one encoder differ only in sizes and metadata
+    4096  # maximum bytes of cached headers; headers of one encoder differ only in sizes and metadata
 )
-REDUCTION_FACTORS = (8, 4, 2)  # reductions that the decoder does at no cost
+REDUCTION_FACTORS = (8, 4, 2)  # reductions without extra cost
 MIN_OVERSAMPLING = (
-    2  # reduction left to the resampling filter: costs 35 dB, as moving a crop's edge by a pixel does; 1 costs 31 dB
+    2  # reduction left to the resampling filter: costs 35 dB, as moving a crop edge by a pixel; 1 costs 31 dB
 )
-JPEG_FRAME_MARKERS = (0xC0, 0xC1)  # baseline and extended, of Huffman coding
+JPEG_FRAME_MARKERS = (0xC0, 0xC1)  # baseline and extended, with Huffman coding
 JPEG_TABLE_MARKERS = (
     0xC4,
     0xDB,
@@ -39,21 +39,21 @@ JPEG_TABLE_MARKERS = (
     *range(0xE0, 0xF0),
     0xFE,
 )  # other markers before the pixels (ITU-T T.81, Table B.1)
-# EXIF orientations that swap left and right, top and bottom; from TURNED on, rows and columns
+# EXIF orientations that swap left and right, top and bottom; from the first transposed one on, rows and columns
 MIRRORED_ORIENTATIONS, FLIPPED_ORIENTATIONS, FIRST_TRANSPOSED_ORIENTATION = (2, 3, 6, 7), (3, 4, 7, 8), 5
-#: a marker other than a restart among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
+#: a non-restart marker among coded pixels: 0xFF before neither a stuffed zero nor 0xD0 to 0xD7
 _SCAN_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7]")
 
 
 @dataclass(frozen=True, eq=False)
 class LazyPixels:
-    """A stored image, (H, W, C) uint8; of a memory-mapped file only the requested box is read."""
+    """A stored image, (H, W, C) uint8; only the requested box of a memory-mapped file is read."""
 
     pixels: np.ndarray
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height, as Pillow has it."""
+        """Width and height, in Pillow's order."""
         return self.pixels.shape[1], self.pixels.shape[0]
 
     def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
@@ -61,7 +61,7 @@ class LazyPixels:
         return np.array(self.pixels[box[1] : box[3], box[0] : box[2]], order="C")
 
     def whole(self) -> Image.Image:
-        """The image, as `decode_to_pillow` returns it."""
+        """Return the complete image in the form of `decode_to_pillow`."""
         return Image.fromarray(self.pixels[..., 0] if self.pixels.shape[-1] == 1 else self.pixels)
 
 
@@ -78,7 +78,7 @@ class JpegLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class LazyJpeg:
-    """A plain JPEG whose header has been read; unless `exact`, a region that is to be shrunk is decoded reduced."""
+    """A plain JPEG with a parsed header; unless `exact`, a downscaled region is decoded at reduced size."""
 
     content: bytes
     name: str
@@ -89,26 +89,26 @@ class LazyJpeg:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height of the upright image, as Pillow has it."""
+        """Width and height of the upright image, in Pillow's order."""
         width, height = self.layout.size
         return (width, height) if self.orientation < FIRST_TRANSPOSED_ORIENTATION else (height, width)
 
     def whole(self) -> Image.Image:
-        """Decode the image with `decode_to_pillow`. Raises DataError."""
+        """Decode the complete image with `decode_to_pillow`. Raises DataError."""
         return decode_to_pillow(self.content, self.channels, self.name)
 
     def decode_region(self, box: PixelBox, target: tuple[int, int] | None = None) -> np.ndarray:
         """Decode a box of the upright image, (h, w, channels) uint8, contiguous and writable.
 
-        At full size the pixels are those of `whole().crop(box)`. Unless `exact`, a box to be shrunk to `target`
-        (height, width) comes at the smallest of 1/8, 1/4, 1/2 that is at least GAP times the target, its edges rounded
-        to the nearest pixels. Raises DataError.
+        At full size, the pixels are those of `whole().crop(box)`. Unless `exact`, a box that is downscaled to `target`
+        (height, width) is decoded at the smallest of 1/8, 1/4, 1/2 that is at least MIN_OVERSAMPLING times the target,
+        with its edges rounded to the nearest pixels. Raises DataError.
         """
         factor = (
             1 if self.exact or target is None else choose_reduction_factor((box[3] - box[1], box[2] - box[0]), target)
         )
         stored, tall = self.map_box_to_stored(box), self.layout.tall
-        # the filter that enlarges subsampled colours reads the row below
+        # chroma upsampling reads the row below
         rows = -(-stored[3] // tall) * tall + (tall if tall > JPEG_BLOCK_SIZE else 0)
         pixels = self.read(min(rows, self.layout.size[1]), factor)
         if pixels is None:
@@ -130,7 +130,7 @@ class LazyJpeg:
         return across[0], down[0], across[1], down[1]
 
     def rotate_upright(self, pixels: np.ndarray) -> np.ndarray:
-        """Turn pixels as stored, (H, W, C), upright."""
+        """Rotate stored pixels, (H, W, C), upright."""
         pixels = pixels.transpose(1, 0, 2) if self.orientation >= FIRST_TRANSPOSED_ORIENTATION else pixels
         pixels = pixels[:, ::-1] if self.orientation in MIRRORED_ORIENTATIONS else pixels
         return pixels[::-1] if self.orientation in FLIPPED_ORIENTATIONS else pixels
@@ -144,9 +144,11 @@ class LazyJpeg:
         return np.array(Image.fromarray(pixels).convert("L"))[..., None]
 
     def read(self, rows: int, factor: int) -> np.ndarray | None:
-        """Decode the first `rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), w alike.
+        """Decode the first `rows` rows at 1 / factor, (h, w, components) uint8 with h = ceil(rows / factor), and w
+        accordingly.
 
-        None if the decoder refuses. The height in the header is changed to `rows`, so the decoder stops there.
+        None if the decoder rejects the file. The height in the header is changed to `rows`, so that the decoder stops
+        there.
         """
         frame, components = self.layout.frame, self.layout.components
         shape = (-(-rows // factor), -(-self.layout.size[0] // factor), components)
@@ -158,13 +160,13 @@ class LazyJpeg:
         return pixels if pixels.shape == shape else None
 
 
-LazyImage = LazyJpeg | LazyPixels  # an image whose size is known and whose pixels are still to be read
+LazyImage = LazyJpeg | LazyPixels  # an image of known size with undecoded pixels
 
 
 def open_lazy_image(raw: bytes | np.ndarray, channels: int, name: str, exact: bool = True) -> Image.Image | LazyImage:
-    """Open a file's bytes or pixels (H, W[, C]), decoding later where possible. Raises DataError.
+    """Open a file's bytes or pixels (H, W[, C]), with lazy decoding if possible. Raises DataError.
 
-    `exact` False lets a crop of a plain JPEG that is to be shrunk be decoded at 1/2, 1/4 or 1/8.
+    If `exact` is False, a downscaled crop of a plain JPEG may be decoded at 1/2, 1/4 or 1/8.
     """
     if isinstance(raw, np.ndarray):
         grey = raw[..., None] if raw.ndim == 2 else raw
@@ -186,8 +188,8 @@ def open_lazy_image(raw: bytes | np.ndarray, channels: int, name: str, exact: bo
 def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> LazyJpeg | None:
     """Parse the header of a plain JPEG; None for any other file.
 
-    Pillow decodes a corner from the header's tables, without the coded pixels: tables that Pillow rejects make the
-    whole file be refused, also where another decoder would accept them.
+    Pillow decodes a corner from the header's tables, without the coded pixels. If Pillow rejects the tables, the file
+    is rejected, even if another decoder would accept it.
     """
     if (parsed := parse_jpeg_layout(content)) is None:
         return None
@@ -203,7 +205,7 @@ def parse_plain_jpeg(content: bytes, channels: int, name: str, exact: bool) -> L
 
 
 def read_jpeg_orientation(head: bytes, mode: str) -> int | None:
-    """EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other."""
+    """Return the EXIF orientation of a JPEG that Pillow decodes to that mode; None for any other file."""
     try:
         with suppress_warnings(), Image.open(io.BytesIO(head), formats=("JPEG",)) as image:
             if image.format != "JPEG" or image.mode != mode:
@@ -219,10 +221,10 @@ read_jpeg_orientation_cached = lru_cache(maxsize=256)(read_jpeg_orientation)
 
 
 def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
-    """Find the frame and the scan of a plain JPEG; None for any other file.
+    """Locate the frame and the scan of a plain JPEG; None for any other file.
 
-    One frame, one scan of all components, and after that nothing but the end marker: so nothing can be wrong with the
-    rows that are left out but their coded pixels, which decoders forgive.
+    There is one frame, one scan of all components, and only the end marker after it. The undecoded rows can therefore
+    only contain damaged coded pixels, which decoders tolerate.
     """
     at, frame = 2, 0
     while content[at : at + 1] == b"\xff" and at + 10 <= len(content):
@@ -245,7 +247,8 @@ def parse_jpeg_layout(content: bytes) -> JpegLayout | None:
 
 
 def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> int:
-    """The largest of 8, 4, 2 that leaves a box of (height, width) `size` at least GAP times its target, else 1."""
+    """Return the largest of 8, 4, 2 that leaves a box of (height, width) `size` at least MIN_OVERSAMPLING times its
+    target, else 1."""
     fits = (
         f
         for f in REDUCTION_FACTORS
@@ -256,7 +259,7 @@ def choose_reduction_factor(size: tuple[int, int], target: tuple[int, int]) -> i
 
 @cache
 def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarray]:
-    """The fastest decoder installed: (content, shape of the result, factor) -> (height, width, C) uint8."""
+    """Return the fastest installed decoder: (content, shape of the result, factor) -> (height, width, C) uint8."""
     try:
         import simplejpeg
     except ImportError:
@@ -270,7 +273,7 @@ def get_jpeg_decoder() -> Callable[[bytes, tuple[int, int, int], int], np.ndarra
 
 
 def decode_jpeg_with_pillow(content: bytes, shape: tuple[int, int, int], factor: int) -> np.ndarray:
-    """Decode to (height, width, C) `shape` at 1 / factor without simplejpeg."""
+    """Decode a JPEG to (height, width, C) `shape` at 1 / factor without simplejpeg."""
     with suppress_warnings(), Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
         if factor > 1:
             image.draft(image.mode, (image.width // factor, image.height // factor))

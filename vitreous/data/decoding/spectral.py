@@ -1,10 +1,10 @@
-"""Images of any number of bands, and of more than 8 bits: multispectral TIFF and GeoTIFF, .npy, 16-bit greys.
+"""Images with any number of bands or more than 8 bits: multispectral TIFF and GeoTIFF, .npy, 16-bit greys.
 
-Such an image is a tuple of Pillow images, one per band, of mode L (8 bits) or F (any other): crops, resampling and
-mirroring are applied to each of them by the code for photographs; colour augmentation is not applied.
+Such an image is a tuple of Pillow images, one per band, of mode L (8 bits) or F (any other). Cropping, resampling and
+mirroring are applied to each band by the code for photos; colour augmentation is not applied.
 
-A pixel is without data where any band is NaN, infinite, or equal to the nodata value of a GeoTIFF; where that value is
-0, where all bands are 0. Pixels without data are void in class maps, and filled with the mean of their band.
+A pixel is void if any band is NaN, infinite, or equal to the nodata value of a GeoTIFF; if that value is 0, all bands
+must be 0. Void pixels are ignored in class maps, and filled with the mean of their band.
 """
 
 from __future__ import annotations
@@ -45,27 +45,26 @@ from vitreous.data.decoding.tiff import (
 from vitreous.errors import DataError, EmptyImageError, UsageError, escape_unprintable, install_hint
 
 COLOUR_FORMS = ((1, "uint8"), (3, "uint8"))  # bands and dtype of arrays that are ordinary images
-MODEL_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes that models take; values of any other become float32
+MODEL_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes of model inputs; others are converted to float32
 
 
-BAND_SUFFIXES = (".tif", ".tiff", ".npy")  # of files that may be read band by band
+BAND_SUFFIXES = (".tif", ".tiff", ".npy")  # suffixes of files that may be read by band
 NO_DATA_REASON = "no pixel has data"
 
 
 class Bands(tuple[Image.Image, ...]):
-    """The bands of an image, one Pillow image each. `void` (H, W) bool: pixels without data, None where all have
-    data."""
+    """The bands of an image, one Pillow image each. `void` (H, W) bool: pixels without data, None if all have data."""
 
     void: np.ndarray | None
 
     def __new__(cls, bands: Iterable[Image.Image], void: np.ndarray | None = None) -> Bands:
-        """Join bands of one size."""
+        """Combine bands of equal size."""
         own = super().__new__(cls, bands)
         own.void = void
         return own
 
     def __getnewargs__(self) -> tuple[Any, ...]:
-        """The arguments of `__new__` for pickle."""
+        """Return the arguments of `__new__` for pickle."""
         return tuple(self), self.void
 
 
@@ -74,24 +73,24 @@ DecodedSample = Image.Image | tuple[Image.Image, ...] | np.ndarray
 
 
 def list_bands(picture: DecodedSample) -> tuple[Image.Image, ...]:
-    """The Pillow images of a picture, one or one for each band. Raises UsageError for a volume, which has none."""
+    """Return the Pillow images of a sample, one or one for each band. Raises UsageError for a volume."""
     if isinstance(picture, np.ndarray):
-        raise UsageError("a volume has no views of pictures", "use --recipe segment, whose views are of volumes")
+        raise UsageError("image augmentations do not apply to volumes", "use --recipe segment, which supports volumes")
     return picture if isinstance(picture, tuple) else (picture,)
 
 
 def get_void_mask(picture: DecodedSample) -> np.ndarray | None:
-    """The pixels without data of a picture, (H, W) bool; None where all have data."""
+    """Return the void pixels of an image, (H, W) bool; None if all have data."""
     return picture.void if isinstance(picture, Bands) else None
 
 
 def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] | None:
-    """Bands and dtype, one of `MODEL_DTYPES`, of an image that must be read band by band; None for grey, RGB and all
-    else that Pillow reads at 8 bits, 16-bit greys among them.
+    """Return bands and dtype, one of `MODEL_DTYPES`, of an image that must be read by band; None for images that Pillow
+    reads at 8 bits (grey, RGB), including 16-bit greys.
 
     Read by band are pixels (H, W[, C]) of other dtypes or band counts, TIFF files whose samples are not colours, TIFF
-    files of several grey pages of one size, and grey TIFF files of signed or floating-point values. Raises DataError
-    for a damaged or unsupported file.
+    files with several grey pages of one size, and grey TIFF files with signed or floating-point values. Raises
+    DataError for a damaged or unsupported file.
     """
     if isinstance(raw, bytes) and raw.startswith(TIFF_SIGNATURES):
         own = call_reader(read_tiff_form, raw, name)
@@ -107,7 +106,7 @@ def detect_channel_form(raw: bytes | np.ndarray, name: str) -> tuple[int, str] |
 
 
 def choose_model_dtype(dtype: str) -> str:
-    """The dtype, one of `MODEL_DTYPES`, that values of a stored dtype are read as."""
+    """Return the dtype, one of `MODEL_DTYPES`, that values of a stored dtype are converted to."""
     return dtype if dtype in MODEL_DTYPES else "float32"
 
 
@@ -120,18 +119,17 @@ def read_bands(
 ) -> Bands:
     """Read a path, a file's bytes, or pixels (H, W[, C]) as one Pillow image per band, mode L for uint8, else F.
 
-    Pixels without data have the values `fill` (C,), by default the mean of the other pixels of each band.
-    Raises DataError for unreadable files and for another number of bands or dtype than `numbers`, and EmptyImageError
-    where no pixel has data.
+    Void pixels get the values `fill` (C,), by default the mean of the other pixels of each band. Raises DataError for
+    unreadable files and for band counts or dtypes that differ from `numbers`, and EmptyImageError if no pixel has data.
     """
     name = name or (escape_unprintable(raw) if isinstance(raw, (str, os.PathLike)) else "image")
     array, void = read_band_values(raw if isinstance(raw, (bytes, np.ndarray)) else read_input_file(raw), name)
     if array.dtype.name != numbers or len(array) != channels:
-        taken = describe_bands(channels, numbers)
-        problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, the model takes {taken}"
-        raise DataError(problem, f"use files of {taken}; to learn others, train a model on them")
+        expected = describe_bands(channels, numbers)
+        problem = f"{name}: {describe_bands(len(array), array.dtype.name)}, but the model expects {expected}"
+        raise DataError(problem, f"use files of {expected}, or train a model on these files")
     if void is not None and void.all():
-        raise EmptyImageError(f"{name}: {NO_DATA_REASON}", "remove the file")
+        raise EmptyImageError(f"{name}: {NO_DATA_REASON}", "delete the file")
     dtype = np.uint8 if numbers == "uint8" else np.float32
     values = [np.ascontiguousarray(band, dtype=dtype) for band in array]
     if void is not None:
@@ -140,39 +138,39 @@ def read_bands(
 
 
 def fill_void(band: np.ndarray, void: np.ndarray, value: float | None) -> np.ndarray:
-    """Copy a band (H, W) with a value at the pixels `void` (H, W) bool; None is the mean of the others."""
+    """Copy a band (H, W) with `value` at the pixels `void` (H, W) bool; None uses the mean of the others."""
     if value is None:
         value = float(band[~void].mean(dtype=np.float64))
     return np.where(void, np.asarray(round(value) if band.dtype == np.uint8 else value, band.dtype), band)
 
 
 def read_void_mask(place: Path) -> np.ndarray | None:
-    """The pixels without data of an image file, (H, W) bool; None where all have data. Raises DataError."""
+    """Read the void pixels of an image file, (H, W) bool; None if all have data. Raises DataError."""
     if not place.name.lower().endswith(BAND_SUFFIXES):
         return None
     return decode_void_mask(read_input_file(place), escape_unprintable(place))
 
 
 def decode_void_mask(raw: bytes | np.ndarray, name: str) -> np.ndarray | None:
-    """The pixels without data of a file's bytes or pixels (H, W[, C]), (H, W) bool; None where all have data, or the
-    image is not read band by band. Raises DataError."""
+    """Decode the void pixels of a file's bytes or pixels (H, W[, C]), (H, W) bool; None if all have data, or if the
+    image is not read by band. Raises DataError."""
     form = detect_channel_form(raw, name)
     if form is None or (form[1] != "float32" and find_nodata_value(raw, name) is None):
-        return None  # without the values: none of them can mark such pixels
+        return None  # decided without the values: none of them can be void
     return read_band_values(raw, name)[1]
 
 
 def read_band_values(raw: bytes | np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `MODEL_DTYPES`, and the pixels without data
-    (H, W) bool, None where all have data. Raises DataError."""
+    """Read a file's bytes or pixels (H, W[, C]) as (C, H, W) of a dtype in `MODEL_DTYPES`, and the void pixels (H, W)
+    bool, None if all have data. Raises DataError."""
     array = read_channels(raw, name)
-    with np.errstate(over="ignore"):  # values beyond float32 become infinite: pixels without data
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite: void pixels
         values = array.astype(choose_model_dtype(array.dtype.name), copy=False)
     return values, compute_void_mask(array, values, find_nodata_value(raw, name))
 
 
 def find_nodata_value(raw: bytes | np.ndarray, name: str) -> float | None:
-    """The nodata value of the bytes of a TIFF; None for other files, for pixels (H, W[, C]), and where there is none.
+    """Return the nodata value of a TIFF's bytes; None for other files, for pixels (H, W[, C]), and if there is none.
     Raises DataError."""
     if isinstance(raw, np.ndarray) or not raw.startswith(TIFF_SIGNATURES):
         return None
@@ -180,11 +178,11 @@ def find_nodata_value(raw: bytes | np.ndarray, name: str) -> float | None:
 
 
 def compute_void_mask(stored: np.ndarray, values: np.ndarray, nodata: float | None) -> np.ndarray | None:
-    """Find the pixels without data (H, W) bool of an image (C, H, W) as it is stored, whose `values` a model takes;
-    None where all have data."""
+    """Compute the void pixels (H, W) bool of a stored image (C, H, W) with the converted `values`; None if all have
+    data."""
     void = np.zeros(stored.shape[1:], bool)
     if values.dtype.kind == "f":
-        for band in values:  # band by band: reductions over the first axis take five times as long
+        for band in values:  # by band: reductions over the first axis take five times as long
             void |= ~np.isfinite(band)
     if nodata is not None and (value := cast_nodata(nodata, stored.dtype)) is not None:
         if nodata == 0:
@@ -196,8 +194,8 @@ def compute_void_mask(stored: np.ndarray, values: np.ndarray, nodata: float | No
 
 
 def cast_nodata(nodata: float, dtype: np.dtype) -> Any:
-    """A nodata value as a number of a dtype; None where none of its numbers equals it, and for values that are not
-    finite, which are pixels without data in any case."""
+    """Convert a nodata value to a dtype; None if it is not representable, and for non-finite values, which are void in
+    any case."""
     if not np.isfinite(nodata):
         return None
     if dtype.kind == "f":
@@ -221,8 +219,8 @@ def read_channels(raw: bytes | np.ndarray, name: str) -> np.ndarray:
 
 
 def needs_tifffile(raw: bytes, name: str) -> bool:
-    """Whether the values of a TIFF are read with tifffile: several samples that Pillow cannot read or would truncate,
-    and greys of a dtype that it does not have."""
+    """Return whether a TIFF must be read with tifffile: several samples that Pillow cannot read or would truncate, or
+    greys of a dtype that Pillow lacks."""
     tags, form = read_tiff_tags(raw), read_tiff_form(raw, name)
     has_samples = int(tags.get(SAMPLES_TAG, (1,))[0]) > 1
     return (
@@ -233,7 +231,7 @@ def needs_tifffile(raw: bytes, name: str) -> bool:
 
 
 def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any:
-    """Call `read(raw, name)`. Raises DataError for any exception, as readers do not list what they raise."""
+    """Call `read(raw, name)`, and raise DataError for any exception, since readers' exceptions are undocumented."""
     try:
         check_decoding_cost(raw, name)
         with suppress_warnings():
@@ -243,16 +241,16 @@ def call_reader(read: Callable[[bytes, str], Any], raw: bytes, name: str) -> Any
     except UnidentifiedImageError:
         raise DataError(f"{name}: not an image of a known format", SAVE_TIFF_HINT) from None
     except ImportError:
-        problem = "a TIFF like this needs tifffile, which is not installed"
+        problem = "this TIFF needs tifffile, which is not installed"
         raise DataError(f"{name}: {problem}", install_hint("data")) from None
     except Exception as error:
         raise DataError(
-            f"{name}: cannot be read as an image ({describe_exception(error)})", "mend or remove the file"
+            f"{name}: cannot be read as an image ({describe_exception(error)})", "fix or delete the file"
         ) from None
 
 
 def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
-    """Read with Pillow, upright, as (C, H, W): pages of one size, or the channels of one. Raises DataError."""
+    """Read with Pillow, upright, as (C, H, W): pages of one size, or the channels of one page. Raises DataError."""
     tiff = raw.startswith(TIFF_SIGNATURES)
     count, parts = count_tiff_pages(raw) if tiff else 1, []
     with Image.open(io.BytesIO(raw), formats=select_pillow_formats(raw, name, IMAGE_FORMATS)) as image:
@@ -262,6 +260,6 @@ def read_pillow_pages(raw: bytes, name: str) -> np.ndarray:
             image.seek(page)
             image.load()
             parts.append(np.asarray(ImageOps.exif_transpose(image)))
-    if tiff and parts[0].dtype == np.int32:  # Pillow's only mode for signed numbers
+    if tiff and parts[0].dtype == np.int32:  # Pillow's only mode for signed integers
         parts = [part.astype(get_tiff_dtype(read_tiff_tags(raw), name)) for part in parts]
     return np.stack(parts) if parts[0].ndim == 2 else np.moveaxis(parts[0], -1, 0)

@@ -1,7 +1,7 @@
 """Headers and samples of TIFF and GeoTIFF files: bands, dtype, size, nodata value, georeference.
 
 Bands are the samples of a pixel that are not colours. Reading their values needs tifffile (extra `data`), and for LZW,
-Zstandard and other compressions imagecodecs too (extra `geotiff`).
+Zstandard and other compressions also imagecodecs (extra `geotiff`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from vitreous.data.decoding.npy import MAX_BANDS
 from vitreous.errors import DataError, install_hint
 
 TIFF_SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
-#: (bits, sample format) of a TIFF -> dtype of its values
+#: (bits, sample format) of a TIFF -> dtype
 TIFF_DTYPES = {
     **{(8, 1): "uint8", (16, 1): "uint16", (32, 1): "uint32", (64, 1): "uint64"},
     **{(8, 2): "int8", (16, 2): "int16", (32, 2): "int32", (64, 2): "int64"},
     **{(16, 3): "float16", (32, 3): "float32", (64, 3): "float64"},
 }
-PILLOW_DTYPES = ("uint8", "uint16", "int16", "float32")  # of grey pages that Pillow reads
+PILLOW_DTYPES = ("uint8", "uint16", "int16", "float32")  # dtypes of grey pages that Pillow reads
 # tags of TIFF 6.0
 WIDTH_TAG, HEIGHT_TAG, BITS_TAG, PHOTOMETRIC_TAG, ORIENTATION_TAG, SAMPLES_TAG, EXTRA_SAMPLES_TAG, SAMPLE_FORMAT_TAG = (
     256,
@@ -41,15 +41,15 @@ WIDTH_TAG, HEIGHT_TAG, BITS_TAG, PHOTOMETRIC_TAG, ORIENTATION_TAG, SAMPLES_TAG, 
     338,
     339,
 )
-#: tags of GeoTIFF 1.1: pixel scale, tie points, transformation, and the directory of keys with its numbers and texts
+#: tags of GeoTIFF 1.1: pixel scale, tie points, transformation, and the key directory with its numeric and text values
 GEO_TAGS = (33550, 33922, 34264, 34735, 34736, 34737)
 SHORT_TYPE, ASCII_TYPE, DOUBLE_TYPE = 3, 2, 12  # types of tags
 TAG_TYPES = {34735: SHORT_TYPE, 34737: ASCII_TYPE}  # of GEO_TAGS; the others are DOUBLE
-NODATA_TAG = 42113  # GDAL's tag of the value that marks pixels without data, as text
+NODATA_TAG = 42113  # GDAL's tag of the nodata value, as text
 GREY_PHOTOMETRIC = (0, 1)  # PhotometricInterpretation: white is 0, black is 0
 RGB_PHOTOMETRIC = 2  # PhotometricInterpretation
 NO_COMPRESSION, DEFLATE_COMPRESSIONS = 1, (8, 32946)  # Compression
-#: Compression -> its name, where imagecodecs reads it without loss
+#: Compression -> name, for those that imagecodecs decodes losslessly
 TIFF_CODECS = {5: "LZW", 32773: "PackBits", 34887: "LERC", 34925: "LZMA", 50000: "Zstandard"}
 FLOATING_PREDICTOR = 3
 SAVE_TIFF_HINT = "save it as .npy, or as a TIFF without compression or with deflate"
@@ -59,8 +59,7 @@ TiffTags = dict[int, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class TiffForm:
-    """What the header of a TIFF states: (height, width) `size` upright, `bands`, 0 where samples are colours, and the
-    `dtype` of its values."""
+    """The header of a TIFF: upright (height, width) `size`, `bands`, 0 for colours, and the `dtype` of its values."""
 
     size: tuple[int, int]
     bands: int
@@ -68,7 +67,7 @@ class TiffForm:
 
 
 def read_tiff_tags(raw: bytes) -> TiffTags:
-    """Read the tags of the first page, each as a tuple. Raises what Pillow raises for a damaged file."""
+    """Read the tags of the first page, each as a tuple. Raises Pillow's exceptions for a damaged file."""
     ifd = TiffImagePlugin.ImageFileDirectory_v2(raw[:16] if raw[2] == 43 else raw[:8])
     file = io.BytesIO(raw)
     file.seek(ifd.next)
@@ -90,29 +89,29 @@ def read_tiff_tags(raw: bytes) -> TiffTags:
 
 
 def get_tiff_size(tags: TiffTags) -> tuple[int, int]:
-    """The upright (height, width) that tags state; (0, 0) without them."""
+    """Return the upright (height, width) from tags; (0, 0) without them."""
     height, width = int(tags.get(HEIGHT_TAG, (0,))[0]), int(tags.get(WIDTH_TAG, (0,))[0])
     return (width, height) if int(tags.get(ORIENTATION_TAG, (1,))[0]) >= 5 else (height, width)
 
 
 def get_tiff_dtype(tags: TiffTags, name: str) -> str:
-    """The dtype that tags describe. Raises DataError for one that is not in `TIFF_DTYPES`."""
+    """Return the dtype from tags. Raises DataError if it is not in `TIFF_DTYPES`."""
     pairs = {(int(bits), int(kind)) for bits in tags.get(BITS_TAG, (1,)) for kind in tags.get(SAMPLE_FORMAT_TAG, (1,))}
     return check_tiff_dtype(TIFF_DTYPES.get(pairs.pop(), "") if len(pairs) == 1 else "", name)
 
 
 def check_tiff_dtype(dtype: str, name: str) -> str:
-    """Return a dtype. Raises DataError for one that is not in `TIFF_DTYPES`."""
+    """Return a dtype. Raises DataError if it is not in `TIFF_DTYPES`."""
     if dtype not in TIFF_DTYPES.values():
-        problem = f"a TIFF of numbers that are not {', '.join(TIFF_DTYPES.values())}"
+        problem = f"a TIFF with values that are not {', '.join(TIFF_DTYPES.values())}"
         raise DataError(f"{name}: {problem}", "convert it to one of those")
     return dtype
 
 
 def count_tiff_bands(tags: TiffTags) -> int:
-    """The samples per pixel of a TIFF with these tags if they are bands; 0 if they are colours.
+    """Return the samples per pixel of a TIFF with these tags if they are bands; 0 if they are colours.
 
-    A sample besides the colours makes all of them bands, unless it is transparency.
+    An extra sample makes all of them bands, unless it is transparency.
     """
     count, extra = int(tags.get(SAMPLES_TAG, (1,))[0]), tags.get(EXTRA_SAMPLES_TAG, ())
     greys = count > 1 and tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0] in GREY_PHOTOMETRIC
@@ -120,14 +119,16 @@ def count_tiff_bands(tags: TiffTags) -> int:
 
 
 def has_wide_samples(tags: TiffTags) -> bool:
-    """Whether a pixel has several samples of more than 8 bits, which Pillow would truncate."""
+    """Return whether a pixel has several samples of more than 8 bits, which Pillow would truncate."""
     return int(tags.get(SAMPLES_TAG, (1,))[0]) > 1 and max(tags.get(BITS_TAG, (1,))) > 8
 
 
 def read_tiff_form(raw: bytes, name: str) -> TiffForm:
-    """Read the form of a TIFF from its headers. Grey pages of one size are bands, and so is a single grey page whose
-    values are not 8-bit or 16-bit unsigned integers. Raises DataError for bands of an unknown dtype, and what Pillow
-    raises for a damaged file."""
+    """Read the form of a TIFF from its headers.
+
+    Grey pages of one size are bands, and so is a single grey page whose values are not 8-bit or 16-bit unsigned
+    integers. Raises DataError for bands of an unsupported dtype, and Pillow's exceptions for a damaged file.
+    """
     tags = read_tiff_tags(raw)
     size, bands = get_tiff_size(tags), count_tiff_bands(tags)
     bits, photometric = tags.get(BITS_TAG, (1,)), tags.get(PHOTOMETRIC_TAG, GREY_PHOTOMETRIC)[0]
@@ -147,7 +148,7 @@ def read_tiff_form(raw: bytes, name: str) -> TiffForm:
 
 
 def count_tiff_pages(raw: bytes) -> int:
-    """Count the pages of a TIFF if all have one size and mode, else 1. Reads MAX_CHANNELS headers at most."""
+    """Count the pages of a TIFF if all have one size and mode, else 1. Reads at most MAX_BANDS headers."""
     with Image.open(io.BytesIO(raw), formats=("TIFF",)) as image:
         first = (image.size, image.mode)
         for count in range(1, MAX_BANDS + 1):
@@ -161,7 +162,7 @@ def count_tiff_pages(raw: bytes) -> int:
 
 
 def read_nodata_tag(tags: TiffTags) -> float | None:
-    """The value that marks pixels without data, by GDAL's tag; None where there is none, or no number."""
+    """Return the nodata value of GDAL's tag; None if there is none, or if it is not a number."""
     text = tags.get(NODATA_TAG, ("",))[0]
     try:
         return float(text.decode("ascii") if isinstance(text, bytes) else text.strip("\0 "))
@@ -170,7 +171,7 @@ def read_nodata_tag(tags: TiffTags) -> float | None:
 
 
 def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
-    """The tags of a GeoTIFF, a path or a file's bytes, that state where it lies; None for other files."""
+    """Return the georeferencing tags of a GeoTIFF, a path or a file's bytes; None for other files."""
     try:
         if not isinstance(raw, bytes):
             with open(raw, "rb") as file:
@@ -178,14 +179,14 @@ def read_georeference(raw: bytes | str | os.PathLike[str]) -> TiffTags | None:
                     return None
             raw = Path(raw).read_bytes()
         tags = read_tiff_tags(raw) if raw.startswith(TIFF_SIGNATURES) else {}
-    except Exception:  # what Pillow raises for a damaged header is not listed
+    except Exception:  # Pillow's exceptions for a damaged header are undocumented
         return None
-    own = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
-    return own or None
+    geo_tags = {tag: tags[tag] for tag in GEO_TAGS if tag in tags}
+    return geo_tags or None
 
 
 def encode_geotiff(picture: Image.Image, georeference: TiffTags) -> bytes:
-    """A class map as the bytes of a GeoTIFF with deflate compression, whose pixels without a class are nodata."""
+    """Encode a class map as a GeoTIFF with deflate compression, with ignored pixels as nodata."""
     tags = TiffImagePlugin.ImageFileDirectory_v2()
     for tag, values in georeference.items():
         tags.tagtype[tag] = TAG_TYPES.get(tag, DOUBLE_TYPE)
@@ -210,25 +211,25 @@ def read_tiff_samples(raw: bytes, name: str) -> np.ndarray:
             raise too_large_error(name, page.imagewidth, page.imagelength)
         check_tiff_dtype(page.dtype.name if page.dtype else "", name)
         if page.tags.valueof(ORIENTATION_TAG, 1) != 1:
-            raise DataError(f"{name}: a TIFF of {page.samplesperpixel} samples that does not stand upright", "turn it")
+            raise DataError(f"{name}: a TIFF of {page.samplesperpixel} samples that is not upright", "rotate it")
         check_tiff_complete(page, raw, name)
         array = page.asarray(maxworkers=1)
     return array[None] if page.axes == "YX" else np.moveaxis(array, -1, 0) if page.axes == "YXS" else array
 
 
 def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
-    """Raise DataError for a page with missing, truncated or surplus strips or tiles, and for a compression that cannot
-    be read here."""
+    """Raise DataError for a page with missing, truncated or surplus strips or tiles, and for an unsupported
+    compression."""
     size, count = math.prod(page.chunks), math.prod(page.chunked)
     check_tiff_codec(page, name)
     places = list(zip(page.dataoffsets, page.databytecounts, strict=True))
     # GDAL writes 0 for a strip or tile without data (SPARSE_OK), which tifffile fills with the nodata value
     inside = all(start == length == 0 or 0 < length <= len(raw) - start for start, length in places)
     if size > MAX_PIXELS or len(places) != count or not inside or not any(length for _, length in places):
-        raise DataError(f"{name}: a TIFF whose strips are not all there", "mend or remove the file")
+        raise DataError(f"{name}: a TIFF with missing strips", "fix or delete the file")
     sparse = sum(not length for _, length in places)
     if page.compression in TIFF_CODECS:
-        return  # tifffile refuses a strip or tile that decodes to too few values
+        return  # tifffile rejects a strip or tile that decodes to too few values
     if page.compression == NO_COMPRESSION:
         stored = sum(length for _, length in places)
     else:
@@ -236,12 +237,12 @@ def check_tiff_complete(page: Any, raw: bytes, name: str) -> None:
         stored = sum(count_inflated_bytes(raw[start : start + length], most) for start, length in places if length)
     stored += sparse * size * page.dtype.itemsize
     if stored < page.nbytes:
-        problem = f"{stored:,} bytes of numbers where {page.nbytes:,} were announced"
-        raise DataError(f"{name}: {problem}", "mend or remove the file")
+        problem = f"{stored:,} bytes of data, but the header states {page.nbytes:,}"
+        raise DataError(f"{name}: {problem}", "fix or delete the file")
 
 
 def check_tiff_codec(page: Any, name: str) -> None:
-    """Raise DataError for a compression or predictor that is not read, or not without imagecodecs."""
+    """Raise DataError for an unsupported compression or predictor, or one that needs the missing imagecodecs."""
     compression, predictor = int(page.keyframe.compression), int(page.keyframe.predictor)
     if compression not in (NO_COMPRESSION, *DEFLATE_COMPRESSIONS, *TIFF_CODECS):
         raise DataError(f"{name}: a TIFF compressed by method {compression}", SAVE_TIFF_HINT)
@@ -254,7 +255,7 @@ def check_tiff_codec(page: Any, name: str) -> None:
 
 
 def has_imagecodecs() -> bool:
-    """Whether imagecodecs is installed."""
+    """Return whether imagecodecs is installed."""
     try:
         import imagecodecs  # noqa: F401
     except ImportError:
@@ -263,7 +264,7 @@ def has_imagecodecs() -> bool:
 
 
 def preload_tiff_codecs() -> None:
-    """Load the decoders that imagecodecs otherwise loads when it first needs them, for a process that may open no file
+    """Preload imagecodecs' decoders, which are otherwise loaded on first use, for a process that may not open files
     later."""
     if has_imagecodecs():
         import imagecodecs
@@ -280,5 +281,5 @@ def count_inflated_bytes(segment: bytes, most: int) -> int:
     except zlib.error as error:
         raise ValueError(f"deflate: {error}") from None
     if length > most or not stream.eof:
-        raise ValueError("deflate: a strip that is cut short, or longer than the picture has it")
+        raise ValueError("deflate: a strip is cut short or too long")
     return length

@@ -1,8 +1,7 @@
-"""Video files, by PyAV (extra `video`), which brings FFmpeg along.
+"""Decode video files with PyAV (extra `video`), which includes FFmpeg.
 
-The format is chosen by the first bytes, and FFmpeg is given its name: others of its formats are lists of files and
-addresses, and it would open them. A file is decoded once to count its frames, and again where they are more than fit
-in memory.
+The format is determined from the first bytes and passed to FFmpeg, since some of FFmpeg's formats are lists of files
+and URLs that it would open. A file is decoded once to count its frames, and again if they exceed the memory limit.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from vitreous.data.decoding.clip import MAX_FRAME_PIXELS, Clip, check_clip_limit
 from vitreous.data.decoding.decode import describe_exception
 from vitreous.errors import DataError, install_hint
 
-MAX_BUFFERED_BYTES = 2**28  # bytes of decoded frames that stay in memory between counting and reading
-DURATION_TOLERANCE = 0.5  # seconds that a file may announce beyond its last frame
-#: offset and first bytes of a file, and FFmpeg's name of the format
+MAX_BUFFERED_BYTES = 2**28  # maximum bytes of decoded frames kept between counting and reading
+DURATION_TOLERANCE = 0.5  # seconds by which the stated duration may exceed the last frame
+#: offset, first bytes, and FFmpeg's name of the format
 CONTAINER_SIGNATURES = (
     (4, b"ftyp", "mov"),
     (4, b"moov", "mov"),
@@ -35,16 +34,16 @@ CONTAINER_SIGNATURES = (
 
 
 def detect_demuxer(content: bytes) -> str:
-    """FFmpeg's name of the format of a video file; an empty string for anything else."""
+    """Return FFmpeg's name of a video file's format; an empty string for anything else."""
     if content.startswith(b"RIFF") and content[8:12] == b"AVI ":
         return "avi"
     return next((name for offset, mark, name in CONTAINER_SIGNATURES if content.startswith(mark, offset)), "")
 
 
 class VideoClip(Clip):
-    """A video file, decoded once to count its frames; they turn upright as the file says.
+    """A video file, decoded once to count its frames, which are rotated upright according to its metadata.
 
-    Raises DataError for one that is damaged, cut short or has no pictures, and where PyAV is missing.
+    Raises DataError for a damaged or truncated file or one without a video stream, and if PyAV is missing.
     """
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -72,10 +71,10 @@ class VideoClip(Clip):
         return self.count
 
     def frames(self, numbers: Sequence[int]) -> Iterator[np.ndarray]:
-        """(H, W, 3) uint8 each. Raises DataError."""
+        """Yield (H, W, 3) uint8 frames. Raises DataError."""
         from av.video.reformatter import VideoReformatter
 
-        reformatter = VideoReformatter()  # one for all frames: to prepare it takes longer than a small frame
+        reformatter = VideoReformatter()  # shared by all frames: its creation takes longer than a small frame
         if self.held is not None:
             yield from (frame_to_rgb(self.held[number], reformatter) for number in numbers)
             return
@@ -90,13 +89,13 @@ class VideoClip(Clip):
 
 
 def frame_to_rgb(frame: Any, reformatter: Any) -> np.ndarray:
-    """PyAV's frame -> (H, W, 3) uint8, upright."""
+    """Convert a PyAV frame to (H, W, 3) uint8, upright."""
     pixels = reformatter.reformat(frame, format="rgb24").to_ndarray()
     return np.rot90(pixels, round(frame.rotation / 90) % 4)
 
 
 def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
-    """Every frame of a video file, in the order in which they are shown, as PyAV has them. Raises DataError."""
+    """Yield all frames of a video file in display order, as PyAV frames. Raises DataError."""
     import av
     from av.error import FFmpegError
 
@@ -105,21 +104,21 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
         with av.open(io.BytesIO(content), format=detect_demuxer(content), metadata_errors="replace") as container:
             shown = [stream for stream in container.streams.video if not is_cover_art(stream)]
             if not shown:
-                problem = "no pictures, audio alone" if container.streams.audio else "no pictures"
-                raise DataError(f"{name}: a file with {problem}", "remove it")
+                problem = "only audio" if container.streams.audio else "no video stream"
+                raise DataError(f"{name}: a file with {problem}", "delete it")
             stream, context = shown[0], shown[0].codec_context
             check_clip_limits((context.height or 1, context.width or 1), 1, name)
             context.thread_count = 1
             context.options = {"max_pixels": str(MAX_FRAME_PIXELS)}
             for frame in container.decode(stream):
                 if frame.is_corrupt:
-                    raise DataError(f"{name}: frame {count} is damaged, or the file cut short", "mend or remove it")
+                    raise DataError(f"{name}: frame {count} is damaged, or the file is truncated", "fix or delete it")
                 count, last = count + 1, frame.time if frame.time is not None else last
                 shown_for = float((frame.duration or 0) * (frame.time_base or 0))
                 yield frame
             begin = float((stream.start_time or 0) * (stream.time_base or 0))
             length = 0.0 if container.streams.audio else (container.duration or 0) / av.time_base
-            ends = length and container.format.name.startswith("matroska")  # others round, or guess
+            ends = length and container.format.name.startswith("matroska")  # other formats round or estimate it
             if stream.frames > count + 1 and count < 0.9 * stream.frames:
                 announced = f"{count} frames of {stream.frames}"
             elif ends and is_cut_short(length, last - begin, count, shown_for):
@@ -128,26 +127,26 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
                 announced = "" if count else "no frame"
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # what PyAV raises for broken files is not listed
+    except Exception as error:  # PyAV's exceptions for broken files are undocumented
         problem = (
             (getattr(error, "strerror", "") or describe_exception(error))
             if isinstance(error, FFmpegError)
-            else "no whole header"
+            else "incomplete header"
         )
-        raise DataError(f"{name}: cannot be read as a video ({problem})", "mend or remove it") from None
+        raise DataError(f"{name}: cannot be read as a video ({problem})", "fix or delete it") from None
     if announced:
-        raise DataError(f"{name}: cut short, {announced}", "mend or remove the file")
+        raise DataError(f"{name}: cut short, {announced}", "fix or delete the file")
 
 
 def is_cut_short(length: float, last: float, count: int, shown_for: float) -> bool:
-    """Whether a file of so many seconds ends long before: its last of `count` frames begins at `last` seconds, and is
-    said to be shown for `shown_for`, 0 where nothing says so."""
+    """Return whether a file ends long before its stated duration `length` in seconds: the last of `count` frames begins
+    at `last` seconds, and is stated to last `shown_for`, 0 if unknown."""
     usual = last / (count - 1) if count > 1 else shown_for or length
     return length - last - usual > max(0.1 * length, min(DURATION_TOLERANCE, 2 * usual))
 
 
 def is_cover_art(stream: Any) -> bool:
-    """Whether a stream of pictures is the cover of a piece of music."""
+    """Return whether a video stream is the cover art of an audio file."""
     from av.stream import Disposition
 
     return bool(stream.disposition & Disposition.attached_pic)

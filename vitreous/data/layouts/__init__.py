@@ -1,1 +1,1 @@
-"""The layouts that data are read from: one a file, each a function that returns a `Data`."""
+"""Dataset layouts: one per module, each with a function that returns a `Data`."""

@@ -1,10 +1,10 @@
-"""Parquet files, and the data sets of the Hugging Face Hub.
+"""Parquet files and datasets of the Hugging Face Hub.
 
     x.parquet   DIR/{train,validation,test}-*.parquet   DIR/{train,val,test}/*.parquet   hf:org/name
                 hf:org/name@config
 
-The columns of image and label are recognised by type, or named after a #: `hf:org/name#image=img,label=fine_label`.
-Without a column of labels the images have none.
+Image and label columns are detected by type, or set after a #: `hf:org/name#image=img,label=fine_label`. Without a
+label column, the images are unlabelled.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ PARQUET_LAYOUT_HINT = (
     "expected x.parquet, or DIR with train-*.parquet and, if you like, validation-*.parquet and test-*.parquet"
 )
 LABEL_COLUMN_NAMES = ("label", "labels", "class", "target", "category")
-# how files of the known formats begin
+# magic bytes of the supported formats
 IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"RIFF", b"II*\0", b"MM\0*")
 HUB_NAME_PATTERN = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 def parse_column_source(source: str) -> tuple[str, dict[str, str]]:
-    """A source -> the part before the #, and the columns after it by role. Raises UsageError for other roles than image
-    and label."""
+    """Split a source into the part before the # and the columns after it by role. Raises UsageError for roles other
+    than image and label."""
     base, _, words = source.partition("#")
     columns: dict[str, str] = {}
     for word in filter(None, words.split(",")):
         role, _, columns[role] = word.partition("=")
         if role not in ("image", "label") or not columns[role]:
             raise UsageError(
-                f"{source}: cannot read {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
+                f"{source}: unknown role {escape_unprintable(role)}", f"write {base}#image=COLUMN,label=COLUMN"
             )
     return base, columns
 
 
 def is_parquet_source(name: str) -> bool:
-    """Whether a source is a Parquet file, or a folder that has some, itself or one level deeper."""
+    """Return whether a source is a Parquet file, or a folder with Parquet files at most one level deep."""
     path = Path(name if os.path.lexists(name) else parse_column_source(name)[0])
     if path.suffix.lower() == ".parquet" and not path.is_dir():
         return os.path.lexists(path)
@@ -65,7 +65,7 @@ def is_parquet_source(name: str) -> bool:
 
 
 def list_parquet_files(root: Path) -> Iterator[Path]:
-    """The Parquet files of a folder, and of the folders in it."""
+    """Yield the Parquet files of a folder and of its subfolders."""
     for pattern in ("*.parquet", "*/*.parquet"):
         for path in root.glob(pattern):
             if not any(part.startswith(".") for part in path.relative_to(root).parts):
@@ -73,11 +73,11 @@ def list_parquet_files(root: Path) -> Iterator[Path]:
 
 
 def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
-    """Open the data set of a Parquet file or a folder of them.
+    """Open the dataset of a Parquet file or a folder of them.
 
-    `targets`: the columns whose values are the labels. The split is in a file's name, or else that of its folder; where
-    none says any, all are for training. Raises DataError for files of no split beside others, of other columns, or that
-    cannot be read; UsageError for columns that have to be named.
+    `targets`: the columns whose values are the labels. The split comes from a file's name, or else from its folder; if
+    no file has a split, all are training data. Raises DataError for files without a split among files with one,
+    different columns, or unreadable files; UsageError if columns must be selected.
     """
     base, columns = (source, {}) if os.path.lexists(source) else parse_column_source(source)
     root = Path(base)
@@ -91,7 +91,7 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
     for file in files:
         parts.setdefault(infer_file_split(file, root) if root.is_dir() else "", []).append(file)
     if len(parts) > 1 and "" in parts:
-        raise DataError(f"{escape_unprintable(parts[''][0])} belongs to no split, others do", PARQUET_LAYOUT_HINT)
+        raise DataError(f"{escape_unprintable(parts[''][0])} has no split, but others do", PARQUET_LAYOUT_HINT)
     folders = {
         file.parent
         for file in files
@@ -99,9 +99,9 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
     }
     if len(folders) > 1:
         problem = (
-            f"{escape_unprintable(root)} holds several data sets: {', '.join(map(escape_unprintable, sorted(folders)))}"
+            f"{escape_unprintable(root)} has several datasets: {', '.join(map(escape_unprintable, sorted(folders)))}"
         )
-        raise UsageError(problem, "name one of them")
+        raise UsageError(problem, "choose one of them")
     unsplit = list(parts) == [""]
     tables: dict[str, ArrowStreams] = {split or "train": ParquetFiles(tuple(group)) for split, group in parts.items()}
     metadata = tables.get("train", next(iter(tables.values()))).schema.metadata or {}
@@ -119,23 +119,23 @@ def open_parquet_data(source: str, split_seed: int = 0, targets: tuple[str, ...]
 
 
 def infer_file_split(file: Path, root: Path) -> str:
-    """The split in the name of a file, or else in that of its folder; or an empty string."""
+    """Return the split in a file's name, or else in its folder's name; or an empty string."""
     return find_split_word(file.stem) or (parse_split_name(file.parent.name) if file.parent != root else None) or ""
 
 
 def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = ()) -> Data:
-    """Open a data set of the Hugging Face Hub, fetched into HF_HOME where it is missing. Nothing of it is executed.
-    `targets` as `open_parquet_data` has them.
+    """Open a dataset of the Hugging Face Hub, downloaded to HF_HOME if missing. No code of the dataset is executed.
+    `targets` as in `open_parquet_data`.
 
-    Raises UsageError for a name that is none, or without the `datasets` library; DataError where the set cannot be had.
+    Raises UsageError for an invalid name, or without the `datasets` library; DataError if the dataset cannot be loaded.
     """
     base, columns = parse_column_source(source)
     name, _, config = base.removeprefix("hf:").partition("@")
     if not HUB_NAME_PATTERN.fullmatch(name):
-        raise UsageError(f"{base} names no repository", "write hf:org/name, hf:org/name@config")
+        raise UsageError(f"{base} is not a repository of the Hub", "write hf:org/name, hf:org/name@config")
     if os.path.exists(name):
-        hint = f"write {name} for what is here, or go to another folder"
-        raise UsageError(f"{base} would read {name} here, not the Hub's", hint)
+        hint = f"write {name} for the local folder, or change to another directory"
+        raise UsageError(f"{base} is ambiguous: the local {name} would be read instead of the Hub's", hint)
     try:
         import datasets
     except ImportError:
@@ -143,7 +143,7 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
         raise UsageError(problem, install_hint("datasets")) from None
     try:
         dataset = datasets.load_dataset(name, config or None)
-    except Exception as error:  # what it raises is not listed anywhere
+    except Exception as error:  # the library's exceptions are undocumented
         raise hub_download_error(base, error) from None
     tables: dict[str, ArrowStreams] = {}
     notes = []
@@ -153,7 +153,7 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
         if str(name) in named and files:
             tables[named[str(name)]] = ArrowStreams(files)
         else:
-            notes.append(f"the split {name} is left out")
+            notes.append(f"the split {name} is ignored")
     features = dict(next(iter(dataset.values())).features.to_dict())
     data = open_split_tables(
         base, tables, features=features, columns=columns, home="", split_seed=split_seed, targets=targets
@@ -162,7 +162,7 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
 
 
 def hub_download_error(base: str, error: Exception) -> DataError:
-    """The error for a data set that the `datasets` library could not load."""
+    """Return the error for a dataset that the `datasets` library could not load."""
     import datasets
 
     text = " ".join(str(error).split())[:300]
@@ -171,13 +171,13 @@ def hub_download_error(base: str, error: Exception) -> DataError:
     if "Config name is missing" in text or "BuilderConfig" in text:
         problem, hint = f"{base}: {text}", f"choose one: {base.partition('@')[0]}@CONFIG"
     elif "script" in text.lower() and "support" in text.lower():
-        problem = f"{base} is made by a script, and scripts are not run"
-        hint = "look for a copy of it in Parquet files"
+        problem = f"{base} needs a loading script, which is not supported"
+        hint = "use a copy in Parquet files"
     elif os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        problem = f"{base} is not in the cache, and HF_HUB_OFFLINE forbids to download it"
-        hint = "unset HF_HUB_OFFLINE once"
+        problem = f"{base} is not in the cache, and HF_HUB_OFFLINE disables downloads"
+        hint = "unset HF_HUB_OFFLINE for the download"
     elif isinstance(error, datasets.exceptions.DatasetNotFoundError):
-        problem = f"{base}: there is no such data set on the Hub, or no access to it"
+        problem = f"{base}: the Hub has no such dataset, or denies access"
         hint = "check the name; for a private or gated one, set HF_TOKEN to a token of an account that has access"
     return DataError(problem, hint)
 
@@ -191,16 +191,15 @@ def open_split_tables(
     split_seed: int,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """The data set of a table for each split. `features` are the columns' types as the Hub's data sets note them,
-    `targets` the columns whose values are the labels; a column of labels with fractions is one.
+    """Open the dataset of one table per split.
 
-    Without a column that can be a label, and where all labels of `train` are one, the data have no labels. Raises
-    DataError for labels that are missing or that training does not have; UsageError for columns that have to be named.
+    `features` are the column types in the metadata of Hub datasets. `targets` are the columns whose values are the
+    labels; a single label column with fractions is a target too. Without a label column, or with a single class in
+    `train`, the data have no labels. Raises DataError for missing labels or labels that training does not have;
+    UsageError if columns must be selected.
     """
     if "train" not in tables:
-        raise DataError(
-            f"{name} has {', '.join(tables) or 'no split that is known'} but no split train", PARQUET_LAYOUT_HINT
-        )
+        raise DataError(f"{name} has {', '.join(tables) or 'no known split'} but no split train", PARQUET_LAYOUT_HINT)
     chosen = columns | {"label": targets[0]} if targets else columns
     image, label = choose_columns(name, tables["train"], features, chosen)
     if label is not None and not targets and has_fractional_labels(tables["train"], label):
@@ -211,7 +210,7 @@ def open_split_tables(
     if targets:
         labels = {split: read_target_columns(f"{name}, {split}", table, targets) for split, table in tables.items()}
     elif label is None:
-        unlabelled = DataError(f"{name} has no column of labels", "name one: #label=COLUMN")
+        unlabelled = DataError(f"{name} has no label column", "select one: #label=COLUMN")
         for split, table in tables.items():
             labels[split] = create_empty_labels(
                 sum(map_arrow_stream(stream).num_rows for stream in table.streams(image))
@@ -244,7 +243,7 @@ def open_split_tables(
 
 
 def has_fractional_labels(table: ArrowStreams, column: str) -> bool:
-    """Whether a column of labels is floating-point numbers, one a row, of which one is no integer."""
+    """Return whether a label column is floating-point, with one number per row and at least one fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -256,8 +255,8 @@ def has_fractional_labels(table: ArrowStreams, column: str) -> bool:
 
 
 def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]) -> np.ndarray:
-    """Columns of values -> (n, T) float64, NaN where there is none; (n, 0) where there is none at all. Raises DataError
-    for a column that is missing, or not of numbers, and for an infinite value."""
+    """Read target columns as (n, T) float64, NaN if missing; (n, 0) if all are missing. Raises DataError for a missing
+    or non-numeric column, and for an infinite value."""
     import pyarrow as pa
 
     types, values = {field.name: field.type for field in table.schema}, list[np.ndarray]()
@@ -267,8 +266,8 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
                 f"{name} has no column {escape_unprintable(column)}", suggest_nearest(column, types) or ", ".join(types)
             )
         if not (pa.types.is_integer(types[column]) or pa.types.is_floating(types[column])):
-            problem = f"{name}: the column {escape_unprintable(column)} holds {types[column]}, not numbers"
-            raise DataError(problem, "name columns of numbers: --targets COLUMN")
+            problem = f"{name}: the column {escape_unprintable(column)} has type {types[column]}, not numbers"
+            raise DataError(problem, "choose numeric columns: --targets COLUMN")
         own = np.asarray(table.values(column).cast(pa.float64()).to_numpy(), np.float64)
         if np.isinf(own).any():
             raise DataError(f"{name}: {escape_unprintable(column)} is infinite in row {int(np.argmax(np.isinf(own)))}")
@@ -279,10 +278,10 @@ def read_target_columns(name: str, table: ArrowStreams, targets: tuple[str, ...]
 def read_label_column(
     name: str, tables: dict[str, ArrowStreams], column: str, features: dict[str, Any]
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """The labels (n,) or (n, K) of each split, `train` first, and the classes; `create_empty_labels` of a held-out
-    split of which no row has one.
+    """Read the labels (n,) or (n, K) of each split, `train` first, and the classes.
 
-    Raises DataError for labels that are missing or that training does not have.
+    A held-out split without any label gets `create_empty_labels`. Raises DataError for missing labels or labels that
+    training does not have.
     """
     names, labels = get_class_label_names(features.get(column)), dict[str, np.ndarray]()
     classes = names
@@ -313,13 +312,13 @@ def read_label_column(
 def choose_columns(
     name: str, table: ArrowStreams, features: dict[str, Any], columns: dict[str, str]
 ) -> tuple[str, str | None]:
-    """The columns of image and label: as named in `columns`, or the only ones that can be; None where no column can be
-    a label. Raises UsageError, with the columns that there are, for any other."""
+    """Choose the image and label columns: those in `columns`, or the only candidates; None if no column can be a label.
+    Raises UsageError, with the available columns, otherwise."""
     types = {field.name: field.type for field in table.schema}
     for column in columns.values():
         if column not in types:
             raise UsageError(
-                f"{name} has no column {column}", suggest_nearest(column, types) or f"it has {', '.join(types)}"
+                f"{name} has no column {column}", suggest_nearest(column, types) or f"columns: {', '.join(types)}"
             )
     can_label = [column for column, kind in types.items() if is_label_type(kind)]
     named = {columns.get("label"), *(column for column in types if column.lower() in LABEL_COLUMN_NAMES)}
@@ -338,19 +337,19 @@ def choose_columns(
         if role == "label" and not fitting:
             return chosen[0], None
         if len(fitting) != 1 or fitting[0] not in possible:
-            problem = f"{len(fitting)} columns may be the {role}: {', '.join(fitting)}"
-            problem = problem if fitting else f"no column is the {role}"
+            problem = f"{len(fitting)} columns can be the {role}: {', '.join(fitting)}"
+            problem = problem if fitting else f"no column can be the {role}"
             if role in columns:
-                problem = f"the column {columns[role]} ({types[columns[role]]}) holds no {role}s"
+                problem = f"the column {columns[role]} ({types[columns[role]]}) contains no {role}s"
             listing = ", ".join(f"{column} ({kind})" for column, kind in types.items())
-            hint = f"say which: {name}#{role}={(fitting or ['COLUMN'])[0]}"
-            raise UsageError(f"{name}: {problem}; there are {listing}", hint)
+            hint = f"select one: {name}#{role}={(fitting or ['COLUMN'])[0]}"
+            raise UsageError(f"{name}: {problem}; the columns are {listing}", hint)
         chosen += fitting
     return chosen[0], chosen[1]
 
 
 def is_label_type(kind: Any) -> bool:
-    """Whether a type is text, integers or booleans, or lists of those."""
+    """Return whether a type is text, integers or booleans, or lists of those."""
     import pyarrow.types as pt
 
     item = kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_dictionary(kind) else kind
@@ -358,14 +357,14 @@ def is_label_type(kind: Any) -> bool:
 
 
 def is_float_type(kind: Any) -> bool:
-    """Whether a type is floating-point numbers, as pandas stores integers where one is missing, or lists of those."""
+    """Return whether a type is floating-point (pandas stores integers with missing values so), or lists of it."""
     import pyarrow.types as pt
 
     return pt.is_floating(kind.value_type if pt.is_list(kind) or pt.is_large_list(kind) else kind)
 
 
 def labels_to_integers(values: Any, name: str, column: str) -> Any:
-    """A column of labels with floats as integers, NaN as missing. Raises DataError for a fraction."""
+    """Convert a label column with floats to integers, NaN to missing. Raises DataError for a fraction."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -380,13 +379,13 @@ def labels_to_integers(values: Any, name: str, column: str) -> Any:
     whole = pc.equal(values, pc.floor(values))
     if pc.all(whole).as_py() is False:
         row = pc.index(whole, False).as_py()
-        problem = f"{name}: {column} is {values[row].as_py():g} in row {row}, which is no class number"
-        raise DataError(problem, "name another column: #label=COLUMN")
+        problem = f"{name}: {column} is {values[row].as_py():g} in row {row}, which is not a class index"
+        raise DataError(problem, "select another column: #label=COLUMN")
     return values.cast(pa.int64())
 
 
 def is_image_type(kind: Any) -> bool:
-    """Whether a type is bytes of any number, or a struct that has `bytes`."""
+    """Return whether a type is binary, or a struct with `bytes`."""
     import pyarrow.types as pt
 
     has_bytes = pt.is_struct(kind) and kind.get_field_index("bytes") >= 0
@@ -394,7 +393,7 @@ def is_image_type(kind: Any) -> bool:
 
 
 def get_class_label_names(feature: Any) -> list[str]:
-    """The names of a ClassLabel, or of a list of them; none for any other type of the Hub's."""
+    """Return the names of a ClassLabel feature, or of a list of them; empty for other types."""
     if isinstance(feature, list):
         feature = feature[0] if feature else None
     if isinstance(feature, dict) and feature.get("_type") in ("List", "LargeList", "Sequence"):
@@ -404,10 +403,10 @@ def get_class_label_names(feature: Any) -> list[str]:
 
 
 def encode_labels(values: Any, names: list[str]) -> tuple[list[str], np.ndarray, np.ndarray | None]:
-    """A column of labels -> its distinct words, the position of each label among them (n,) int64 (-1: missing), and the
-    number of labels of each row, None where the column's type has one a row.
+    """Encode a label column: distinct labels as text, the index of each label among them (n,) int64 (-1: missing), and
+    the number of labels per row, None for a single-label type.
 
-    Numbers become words too; those of a ClassLabel, which has `names`, are positions already.
+    Numbers are converted to text; values of a ClassLabel, which has `names`, are indices already.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

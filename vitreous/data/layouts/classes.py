@@ -1,4 +1,4 @@
-"""Class names in order, and labels as arrays, for all layouts."""
+"""Order class names and build label arrays, for all layouts."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ INVALID_NAME_CATEGORIES = (
     "Cs",
     "Zl",
     "Zp",
-)  # of Unicode's categories: control, half of a pair or no UTF-8, ends of lines
-MAX_LABEL_ARRAY_BYTES = 2**33  # bytes of the labels of all images, (n, K) float32
+)  # Unicode categories: control, surrogate, line and paragraph separators
+MAX_LABEL_ARRAY_BYTES = 2**33  # maximum bytes of the labels of all images, (n, K) float32
 
 
 def natural_sort_key(name: str) -> tuple[list[tuple[int, int, str]], str]:
-    """A sort key in which 2 comes before 10; equal keys fall back to the name itself."""
+    """Return a sort key in which 2 comes before 10; ties are broken by the name."""
     runs = re.findall(r"\d+|\D+", name)
     return [(0, int(run), "") if run.isdecimal() else (1, 0, run) for run in runs], name
 
 
 def sort_class_names(names: Iterable[str]) -> list[str]:
-    """Class names in natural order. Raises DataError for names that differ only in case or Unicode form, or are no line
-    of text."""
+    """Sort class names in natural order. Raises DataError for names that differ only in case or Unicode form, or are
+    not one line of text."""
     folded: dict[str, str] = {}
     for name in sorted(names, key=natural_sort_key):
         if any(unicodedata.category(letter) in INVALID_NAME_CATEGORIES for letter in name):
             raise DataError(
-                f"class {escape_unprintable(name)} has a name that is no line of text in UTF-8", "rename it"
+                f"class {escape_unprintable(name)} has a name that is not one line of UTF-8 text", "rename it"
             )
         other = folded.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
@@ -43,23 +43,23 @@ def sort_class_names(names: Iterable[str]) -> list[str]:
 
 
 def too_few_classes_error(where: str, classes: Sequence[str], hint: str = "") -> DataError:
-    """The refusal of data of one class or none: why there are no labels."""
+    """Return the error for data with fewer than two classes: the reason for missing labels."""
     problem = f"one class only ({escape_unprintable(classes[0])}); a classifier needs two" if classes else "no labels"
     return DataError(f"{where} has {problem}", hint)
 
 
 def one_class_note(classes: Sequence[str]) -> list[str]:
-    """The note on images that are all of one class; none where there are no classes."""
-    return [f"all images are of one class, {escape_unprintable(classes[0])}: there are no labels"] if classes else []
+    """Return the note for images of a single class; empty if there are no classes."""
+    return [f"all images have one class, {escape_unprintable(classes[0])}: no labels"] if classes else []
 
 
 def unknown_classes_error(
     where: str, unknown: Iterable[str], classes: Iterable[str], listed: bool = False
 ) -> DataError:
-    """The refusal of classes that training, or if `listed` a list of classes, does not have."""
+    """Return the error for classes that are missing from training or, if `listed`, from a list of classes."""
     names = list(dict.fromkeys(unknown))
     lacking = "are not in the list of classes" if listed else "train lacks"
-    hint = suggest_nearest(names[0], classes) or "rename or remove them"
+    hint = suggest_nearest(names[0], classes) or "rename or delete them"
     return DataError(f"{where} has classes that {lacking}: {format_first_names(names)}", hint)
 
 
@@ -71,12 +71,12 @@ def build_label_array(
     multilabel: bool,
     listed: bool = False,
 ) -> np.ndarray:
-    """The labels of n images, (n,) int64, or (n, K) float32 if `multilabel`.
+    """Build the labels of n images, (n,) int64, or (n, K) float32 if `multilabel`.
 
-    `own`: their positions (n,) in `words`, the distinct labels, of one class or several each; `listed` as in
+    `own`: the indices (n,) in `words`, the distinct labels, which have one class or several each; `listed` as in
     `unknown_classes_error`.
 
-    Raises DataError for other classes than `classes`, and for labels that would not fit into memory.
+    Raises DataError for classes that are not in `classes`, and for labels that would exceed memory.
     """
     place = {normalise_name(name): number for number, name in enumerate(classes)}
     words = [tuple(map(normalise_name, label)) for label in words]
@@ -86,8 +86,8 @@ def build_label_array(
     if not multilabel:
         return np.array([place.get(label[0], -1) for label in words], dtype=np.int64)[own]
     if 4 * len(own) * len(classes) > MAX_LABEL_ARRAY_BYTES:
-        problem = f"{len(own):,} images times {len(classes):,} classes are more than memory holds"
-        raise DataError(f"{where}: {problem}", "are these class names?")
+        problem = f"{len(own):,} images x {len(classes):,} classes exceed the limit of a label array"
+        raise DataError(f"{where}: {problem}", "check that these are class names")
     table = np.zeros((len(words), len(classes)), dtype=np.float32)
     for row, label in enumerate(words):
         table[row, [place[name] for name in label if name in place]] = 1

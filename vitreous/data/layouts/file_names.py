@@ -1,6 +1,6 @@
-"""Find files by the names that annotations give them, in any Unicode form and below any folder.
+"""Find files by the names in annotations, regardless of Unicode form and parent folder.
 
-A name is compared in Unicode's form NFC, since file systems and tools store accents in different forms.
+Names are compared in Unicode form NFC, since file systems and tools store accents in different forms.
 `resolve_unicode_path` resolves a path, `FileIndex` the end of a path.
 """
 
@@ -16,13 +16,13 @@ from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 
 def normalise_name(name: str) -> str:
-    """Return a name in Unicode's form NFC, in which names are compared."""
+    """Return a name in Unicode form NFC, in which names are compared."""
     return unicodedata.normalize("NFC", name)
 
 
 def resolve_unicode_path(path: str | os.PathLike[str]) -> str | None:
-    """Return a path that exists, with the letters as the file system has them: the path itself, or the only one that
-    differs in Unicode form alone; None without one."""
+    """Return a path that exists, spelled as in the file system: the path itself, or the only one that differs in
+    Unicode form alone; None if there is none."""
     text = os.fspath(path)
     if os.path.lexists(text):
         return text
@@ -36,7 +36,7 @@ def resolve_unicode_path(path: str | os.PathLike[str]) -> str | None:
 
 @lru_cache(maxsize=64)
 def index_normalised_names(folder: str, changed: int) -> dict[str, str]:
-    """Return {name in NFC: name} of a folder, without names that share a form; `changed` is its modification time."""
+    """Return {name in NFC: name} of a folder, without ambiguous names; `changed` is the folder's modification time."""
     names: dict[str, str] = {}
     for name in os.listdir(folder):
         key = normalise_name(name)
@@ -45,8 +45,8 @@ def index_normalised_names(folder: str, changed: int) -> dict[str, str]:
 
 
 class FileIndex:
-    """The files of a folder, found by the longest end of a path that one file alone has. With `stems` the names that
-    are looked up have no ending."""
+    """Index of the files of a folder by the longest unique end of their paths. With `stems`, files are looked up
+    without suffix."""
 
     def __init__(self, paths: Iterable[Path], home: Path, stems: bool = False) -> None:
         self.home, self.stems = home, stems
@@ -58,12 +58,12 @@ class FileIndex:
 
     @staticmethod
     def split_path(name: str) -> tuple[str, ...]:
-        """Return the parts of a path of any system, in NFC."""
+        """Return the components of a path of any system, in NFC."""
         return tuple(part for part in normalise_name(name).replace("\\", "/").split("/") if part not in ("", "."))
 
     def match(self, name: str, origin: str) -> Path | None:
-        """Return the file of this name; None without one. Raises DataError, naming `origin`, for a name that several
-        files match."""
+        """Return the file of this name; None if there is none. Raises DataError, with `origin`, if several files
+        match."""
         wanted = self.split_path(name)
         candidates = self.paths.get(wanted[-1], []) if wanted else []
         lengths = [count_shared_end_parts(parts, wanted) for parts, _ in candidates]
@@ -75,20 +75,19 @@ class FileIndex:
         if len(best) > 1:
             listed = format_first_names((os.fspath(path) for _, path in best), 3)
             problem = f"{origin}: {escape_unprintable(name)} matches {len(best)} files: {listed}"
-            raise DataError(problem, "write more of the path, or rename the files")
+            raise DataError(problem, "use a longer path, or rename the files")
         return best[0][1] if best else None
 
     def find(self, name: str, origin: str) -> Path:
-        """Return the file of this name. Raises DataError, naming `origin`, for a name that no file or several files
-        match."""
+        """Return the file of this name. Raises DataError, with `origin`, unless exactly one file matches."""
         path = self.match(name, origin)
         if path is None:
-            problem = f"{origin}: the image {escape_unprintable(name)} is not there"
-            raise DataError(problem, "restore it, or remove what is said of it")
+            problem = f"{origin}: the image {escape_unprintable(name)} does not exist"
+            raise DataError(problem, "restore it, or delete its annotations")
         return path
 
 
 def count_shared_end_parts(parts: tuple[str, ...], others: tuple[str, ...]) -> int:
-    """Return how many parts two paths share at their ends."""
+    """Return the number of components that two paths share at their ends."""
     pairs = zip(reversed(parts), reversed(others), strict=False)
     return next((count for count, (one, other) in enumerate(pairs) if one != other), min(len(parts), len(others)))

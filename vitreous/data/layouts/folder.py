@@ -1,4 +1,4 @@
-"""Folders of classes, with or without folders of splits around them."""
+"""Class folders, with or without split folders around them."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from vitreous.data.split import Data, FileSplit, Paths, Split, create_empty_labe
 from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 FOLDER_LAYOUT_HINT = (
-    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ beside it, or a CSV file with columns "
+    "expected DIR/CLASS/*.jpg, or DIR/train/CLASS/*.jpg with val/ and test/ next to it, or a CSV file with columns "
     "path,label"
 )
-#: endings of image files that Pillow may read and this package does not
+#: suffixes of image files that Pillow may read but this package does not
 UNSUPPORTED_SUFFIXES = (
     ".dib",
     ".ppm",
@@ -55,15 +55,15 @@ UNSUPPORTED_SUFFIXES = (
 )
 FLAT_FOLDER_HINT = (
     "put each image into a folder of its class, or write a CSV file with columns path,label; predict, embed and "
-    "dedup take it as it is"
+    "dedup accept it unchanged"
 )
 
 
 def open_image_folder(root: Path, split_seed: int = 0) -> Data:
     """Open `{train,val|valid|validation,test}/CLASS/*`, or `CLASS/*` with a tenth held out for validation.
 
-    With one class, or none, all images below each folder, at any depth, are data without labels. Without `val`, a tenth
-    of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
+    With fewer than two classes, all images below each folder, at any depth, are data without labels. Without `val`, a
+    tenth of `train` is held out, never `test`. Class order is natural (2 before 10), the same on every file system.
     """
     homes, skipped = resolve_split_folders(root), Counter[str]()
     lister = partial(list_files_by_suffix, skipped=skipped)
@@ -75,8 +75,8 @@ def open_image_folder(root: Path, split_seed: int = 0) -> Data:
 
 @dataclass(frozen=True)
 class SampleFiles(FileSplit):
-    """Files that are called `kind` (`Preprocess.noun`), whose samples have so many `axes`, with labels (n,) int64 or
-    (n, K) float32."""
+    """Files with the noun `kind` (`Preprocess.noun`) and samples with `axes` axes, with labels (n,) int64 or (n, K)
+    float32."""
 
     kind: str = "images"
     axes: int = 2
@@ -92,9 +92,12 @@ class SampleFiles(FileSplit):
 def open_class_folders(
     root: Path, split_seed: int, suffixes: frozenset[str], convert: Callable[[FileSplit], Split]
 ) -> Data:
-    """Open a folder of classes of files with these `suffixes`, with or without folders of splits around them, as
-    `open_image_folder` opens images; a tenth is `val` where there is none. `convert` makes the files the split that
-    they are. Raises DataError as `open_image_folder`."""
+    """Open class folders of files with these `suffixes`, with or without split folders, as `open_image_folder` opens
+    images.
+
+    A tenth is `val` if there is none. `convert` turns the files into the layout's split. Raises DataError as
+    `open_image_folder`.
+    """
     homes, list_files = resolve_split_folders(root), partial(list_files_by_suffix, suffixes=suffixes)
     listed = {name: list_class_files(home, list_files) for name, home in homes.items()}
     data = build_classification_data(root, homes, listed, split_seed, list_files)
@@ -103,8 +106,8 @@ def open_class_folders(
 
 
 def resolve_split_folders(root: Path) -> dict[str, Path]:
-    """The folders of the splits, or `root` as `train` where it has none, or where `train` is a class as in `bus`,
-    `car`, `train`. Raises DataError for splits without `train`."""
+    """Return the split folders, or `root` as `train` if it has none, or if `train` is a class as in `bus`, `car`,
+    `train`. Raises DataError for splits without `train`."""
     homes = find_split_folders(root)
     if homes and "train" not in homes:
         raise DataError(f"{escape_unprintable(root)} has {', '.join(homes)} but no train folder", FOLDER_LAYOUT_HINT)
@@ -118,7 +121,7 @@ def resolve_split_folders(root: Path) -> dict[str, Path]:
 
 
 def list_sibling_folders(home: Path) -> list[Path]:
-    """The folders beside a folder that are not named like splits, images or annotations, in natural order."""
+    """List the sibling folders that are not named like splits, images or annotations, in natural order."""
     names = [
         entry.name for entry in list_entries(os.fspath(home.parent)) if is_folder(entry) and entry.name != home.name
     ]
@@ -126,7 +129,7 @@ def list_sibling_folders(home: Path) -> list[Path]:
 
 
 def contains_images(home: Path) -> bool:
-    """Whether a folder directly contains image files."""
+    """Return whether a folder directly contains image files."""
     return any(entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES)) for entry in list_entries(os.fspath(home)))
 
 
@@ -137,9 +140,10 @@ def build_classification_data(
     split_seed: int,
     lister: Callable[[str], list[str]] | None = None,
 ) -> Data:
-    """The data set of the files of each class in each split; images without labels where there are fewer than two
-    classes. `lister` gives the files below a folder, else `list_files_by_suffix`. Raises DataError where there are no
-    images."""
+    """Build the dataset from the files of each class in each split; without labels if there are fewer than two classes.
+
+    `lister` lists the files below a folder, by default `list_files_by_suffix`. Raises DataError if there are no images.
+    """
     lister = lister or list_files_by_suffix
     classes = sort_class_names(listed["train"])
     notes: list[str] = []
@@ -176,14 +180,15 @@ def build_classification_data(
 
 
 def lacks_class_folders(tree: dict[str, Paths], classes: Sequence[str]) -> bool:
-    """Whether a split has no class folders: none at all, or a single one that is no class and is named like a split,
-    as in `test/unknown` and `test/test1` of competitions."""
+    """Return whether a split has no class folders: none, or a single one named like a split, as in `test/unknown` and
+    `test/test1` of competitions."""
     other = next(iter(tree), "")
     return not tree or (len(tree) == 1 and other not in classes and has_role_name(other, NO_CLASS_WORDS))
 
 
 def no_classes_error(home: Path, lister: Callable[[str], list[str]]) -> DataError:
-    """Why a folder of images without class folders has no labels. Raises DataError where there are no images."""
+    """Return the error that explains why a folder without class folders has no labels. Raises DataError if there are no
+    images."""
     if count := len(lister(os.fspath(home))):
         images = f"{count:,} image" + ("" if count == 1 else "s")
         problem = f"is a flat folder: {images} and no class folders, so there are no labels"
@@ -191,15 +196,15 @@ def no_classes_error(home: Path, lister: Callable[[str], list[str]]) -> DataErro
     if volumes := list_files_by_suffix(os.fspath(home), VOLUMES):
         problem = f"{len(volumes)} volumes without masks; the first is {escape_unprintable(volumes[0])}"
         hint = (
-            "put each into a folder of its class; or all into images/ and their masks, of the same names, into "
-            "masks/; predict takes them as they are"
+            "move each into a folder of its class; or all into images/ and masks of the same names into "
+            "masks/; predict accepts them unchanged"
         )
-        raise DataError(f"no pictures in {escape_unprintable(home)} but {problem}", hint)
+        raise DataError(f"no images in {escape_unprintable(home)} but {problem}", hint)
     raise DataError(f"no images in {escape_unprintable(home)}", FOLDER_LAYOUT_HINT)
 
 
 def label_class_files(name: str, tree: dict[str, Paths], classes: list[str]) -> FileSplit:
-    """One split's files, labelled by class name. Raises DataError for a class that training does not have."""
+    """Label the files of one split by class name. Raises DataError for a class that training does not have."""
     forms = {normalise_name(label): label for label in classes}
     tree = {forms.get(normalise_name(label), label): paths for label, paths in tree.items()}
     known = set(classes)
@@ -211,7 +216,7 @@ def label_class_files(name: str, tree: dict[str, Paths], classes: list[str]) -> 
 
 
 def list_class_files(home: Path, list_files: Callable[[str], list[str]] | None = None) -> dict[str, Paths]:
-    """Class name -> its image files at any depth, sorted, or what `list_files` finds below a folder; hidden folders and
+    """List the image files of each class at any depth, sorted, or the results of `list_files`; hidden folders and
     folders without such files are left out."""
     folders = sorted(
         (entry for entry in list_entries(os.fspath(home)) if is_folder(entry)), key=lambda entry: entry.name
@@ -222,15 +227,15 @@ def list_class_files(home: Path, list_files: Callable[[str], list[str]] | None =
 
 
 def list_images(home: Path) -> list[Path]:
-    """Every image file below a folder, in natural order of its path. A folder linked twice is visited once."""
+    """List all image files below a folder, in natural order. A folder linked twice is visited once."""
     return [Path(path) for path in list_files_by_suffix(os.fspath(home))]
 
 
 def list_files_by_suffix(
     home: str, suffixes: frozenset[str] = IMAGE_FILE_SUFFIXES, skipped: Counter[str] | None = None
 ) -> list[str]:
-    """The same as text, of files whose names end in one of `suffixes`; `skipped` counts the endings of other files that
-    are images."""
+    """List file paths as text whose names end in one of `suffixes`; `skipped` counts the suffixes of other image
+    files."""
     endings, paths = tuple(suffixes), []
     for entry in iterate_files(home):
         name = entry.name.lower()
@@ -242,7 +247,7 @@ def list_files_by_suffix(
 
 
 def skipped_notes(skipped: Counter[str]) -> list[str]:
-    """The note on image files in formats that are not read, by their endings; no note without such files."""
+    """Return the note about image files in unsupported formats, by suffix; empty if there are none."""
     if not skipped:
         return []
     listed = ", ".join(f"{count:,} {ending}" for ending, count in sorted(skipped.items()))
@@ -250,22 +255,22 @@ def skipped_notes(skipped: Counter[str]) -> list[str]:
 
 
 def siblings_note(root: Path, homes: dict[str, Path]) -> list[str]:
-    """The note on folders of images beside those of the splits, which are not read; no note without such folders."""
+    """Return the note about image folders next to the split folders, which are ignored; empty if there are none."""
     if homes["train"] == root:
         return []
     unread = [place.name for place in list_sibling_folders(homes["train"]) if next(iterate_images(place), None)]
-    return [f"folders beside the splits are not read: {format_first_names(unread, 5)}"] if unread else []
+    return [f"folders next to the splits are ignored: {format_first_names(unread, 5)}"] if unread else []
 
 
 def iterate_images(home: Path) -> Iterator[os.DirEntry[str]]:
-    """Every image file below a folder, in the order of the file system."""
+    """Yield all image files below a folder, in file system order."""
     return (
         entry for entry in iterate_files(os.fspath(home)) if entry.name.lower().endswith(tuple(IMAGE_FILE_SUFFIXES))
     )
 
 
 def iterate_files(home: str) -> Iterator[os.DirEntry[str]]:
-    """Every file below a folder that is not hidden. A folder linked twice is visited once."""
+    """Yield all files below a folder that are not hidden. A folder linked twice is visited once."""
     seen, waiting = set[str](), [home]
     while waiting:
         place = waiting.pop()
@@ -281,16 +286,16 @@ def iterate_files(home: str) -> Iterator[os.DirEntry[str]]:
 
 
 def list_entries(place: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder that are neither hidden nor a system's. Raises DataError where it cannot be read."""
+    """List the entries of a folder that are neither hidden nor system files. Raises DataError if it cannot be read."""
     try:
         return [entry for entry in os.scandir(place) if not is_system_name(entry.name)]
     except OSError as error:
         problem = f"{escape_unprintable(place)}: cannot be read ({describe_exception(error)})"
-        raise DataError(problem, "mend its permissions, or remove it") from None
+        raise DataError(problem, "fix its permissions, or delete it") from None
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether an entry is a folder, or leads to one; a link that leads to itself does not."""
+    """Return whether an entry is a folder or a link to one; a link to itself is not."""
     try:
         return entry.is_dir()
     except OSError:

@@ -1,7 +1,7 @@
-"""ImageNet's folders: classes named by synset (n01440764), as they are unpacked from ILSVRC2012, Kaggle's archive or
+"""ImageNet's folders: classes named by synset (n01440764), as unpacked from ILSVRC2012, Kaggle's archive or
 ImageNet-21k.
 
-A class keeps the name of its folder. What people call it is its title, from a list beside the data.
+A class is named by its folder. Its human-readable title comes from a list next to the data.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ SYNSET_PATTERN = re.compile(r"n\d{8}")
 KAGGLE_FOLDER = "ILSVRC/Data/CLS-LOC"
 TITLE_FILES = ("LOC_synset_mapping.txt", "words.txt", "synset_words.txt")  # n01440764 tench, Tinca tinca
 SOLUTION_FILE = "LOC_val_solution.csv"  # ILSVRC2012_val_00048981,n03995372 85 1 499 272
-GROUND_TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"  # a number in each line, in the order of the images
+GROUND_TRUTH_FILE = "ILSVRC2012_validation_ground_truth.txt"  # one synset index per line, in the order of the images
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
-# SHA-256 of its 1,000 synsets, sorted, a line each
+# SHA-256 of its 1,000 synsets, sorted, one per line
 ILSVRC2012_SHA256 = "385e0240499426c022b773be1ae4da780f057b89c9694c7f47199f62746b6edd"
 
 
 def is_imagenet(root: Path) -> bool:
-    """Whether the classes of a folder, or of its training images, are synsets, all of them."""
+    """Return whether all classes of a folder, or of its training images, are synsets."""
     home = find_image_root(root)
     train = find_split_folders(home).get("train", home)
     names = [entry.name for entry in list_entries(os.fspath(train)) if is_folder(entry)]
@@ -47,15 +47,15 @@ def is_imagenet(root: Path) -> bool:
 
 
 def find_image_root(root: Path) -> Path:
-    """Where the images are: the folder itself, or within it as Kaggle's archive has them."""
+    """Return the folder of the images: the folder itself, or the subfolder of Kaggle's archive."""
     return next((root / inner for inner in (KAGGLE_FOLDER, "Data/CLS-LOC") if (root / inner).is_dir()), root)
 
 
 def open_imagenet(root: Path, split_seed: int = 0) -> Data:
-    """A folder of synsets, or of `train`, `val` (by synset, or flat beside its ground truth) and `test` (if it has
-    labels).
+    """Open a folder of synsets, or of `train`, `val` (by synset, or flat next to its ground truth) and `test` (if it
+    has labels).
 
-    Raises DataError as a folder does, and for images to validate on without ground truth.
+    Raises DataError as an image folder does, and for validation images without ground truth.
     """
     home = find_image_root(root)
     homes = resolve_split_folders(home)
@@ -72,11 +72,11 @@ def open_imagenet(root: Path, split_seed: int = 0) -> Data:
 
 
 def group_by_synset(files: list[str], places: list[Path]) -> dict[str, Paths]:
-    """Flat images to validate on -> those of each synset. Raises DataError where their ground truth is lacking."""
+    """Group flat validation images by synset. Raises DataError if ground truth is missing."""
     truth = read_kaggle_solution(places) or read_devkit_labels(places)
     if not truth:
-        problem = f"{len(files)} images without classes and no ground truth"
-        hint = f"put {SOLUTION_FILE}, or {GROUND_TRUTH_FILE} and meta.mat of the development kit, beside them"
+        problem = f"{len(files)} images without class folders and without ground truth"
+        hint = f"put {SOLUTION_FILE}, or {GROUND_TRUTH_FILE} and meta.mat of the development kit, next to them"
         raise DataError(f"{escape_unprintable(os.path.dirname(files[0]))} has {problem}", hint)
     stems = [os.path.splitext(os.path.basename(path))[0] for path in files]
     if unknown := [path for path, stem in zip(files, stems, strict=True) if stem not in truth]:
@@ -89,7 +89,7 @@ def group_by_synset(files: list[str], places: list[Path]) -> dict[str, Paths]:
 
 
 def read_kaggle_solution(places: list[Path]) -> dict[str, str]:
-    """Image -> synset, from Kaggle's list; empty where there is none. Raises DataError for a damaged one."""
+    """Read {image: synset} from Kaggle's list; empty if there is none. Raises DataError for a damaged one."""
     file = find_first_file(places, (SOLUTION_FILE,))
     if not file:
         return {}
@@ -97,12 +97,12 @@ def read_kaggle_solution(places: list[Path]) -> dict[str, str]:
     truth = {row[0]: row[1].split(" ", 1)[0] for row in rows[1:] if len(row) == 2}
     if not truth or not all(SYNSET_PATTERN.fullmatch(synset) for synset in truth.values()):
         problem = f"{escape_unprintable(file)}: expected ImageId,PredictionString and a synset in every row"
-        raise DataError(problem, "fetch it again")
+        raise DataError(problem, "download it again")
     return truth
 
 
 def read_devkit_labels(places: list[Path]) -> dict[str, str]:
-    """Image -> synset, from the development kit; empty where there is none. Raises DataError for a damaged one."""
+    """Read {image: synset} from the development kit; empty if there is none. Raises DataError for a damaged one."""
     file, meta = find_devkit_file(places, GROUND_TRUTH_FILE), find_devkit_file(places, "meta.mat")
     if not file or not meta:
         return {}
@@ -111,13 +111,13 @@ def read_devkit_labels(places: list[Path]) -> dict[str, str]:
     try:
         return {f"ILSVRC2012_val_{index:08d}": synsets[int(line)] for index, line in enumerate(lines, 1)}
     except (ValueError, KeyError) as error:
-        problem = f"{escape_unprintable(file)}: {error} is not the number of a synset in {escape_unprintable(meta)}"
-        raise DataError(problem, "fetch it again") from None
+        problem = f"{escape_unprintable(file)}: {error} is not a synset index in {escape_unprintable(meta)}"
+        raise DataError(problem, "download it again") from None
 
 
 def read_devkit_synsets(meta: Path) -> list[tuple[int, str, str]]:
-    """Number, synset and words of every class in a development kit's `meta.mat`. Raises DataError."""
-    from scipy.io import loadmat  # comes with scikit-learn
+    """Read index, synset and words of every class in a development kit's `meta.mat`. Raises DataError."""
+    from scipy.io import loadmat  # a dependency of scikit-learn
 
     try:
         rows = loadmat(io.BytesIO(read_input_file(meta)), squeeze_me=True)["synsets"]
@@ -125,13 +125,12 @@ def read_devkit_synsets(meta: Path) -> list[tuple[int, str, str]]:
         return [(int(row["ILSVRC2012_ID"]), str(row["WNID"]), str(row["words"])) for row in rows]
     except (KeyError, ValueError, TypeError, IndexError, NotImplementedError) as error:
         raise DataError(
-            f"{escape_unprintable(meta)} is not the meta.mat of ILSVRC2012 ({error})", "fetch it again"
+            f"{escape_unprintable(meta)} is not the meta.mat of ILSVRC2012 ({error})", "download it again"
         ) from None
 
 
 def read_class_titles(classes: tuple[str, ...], places: list[Path]) -> dict[str, str]:
-    """The usual names of the classes, where they are known: from a list beside the data, or torchvision's for
-    ILSVRC2012's 1,000."""
+    """Return the known titles of classes: from a list next to the data, or torchvision's for ILSVRC2012's 1,000."""
     file, titles = find_first_file(places, TITLE_FILES), {}
     if file:
         for line in read_lines(file):
@@ -145,23 +144,22 @@ def read_class_titles(classes: tuple[str, ...], places: list[Path]) -> dict[str,
 
 
 def get_torchvision_names() -> list[str]:
-    """The 1,000 names that torchvision's weights come with, in ImageNet's order."""
+    """Return the 1,000 class names of torchvision's weights, in ImageNet's order."""
     from torchvision.models import ResNet18_Weights
 
     return list(ResNet18_Weights.DEFAULT.meta["categories"])
 
 
 def is_ilsvrc2012(classes: tuple[str, ...]) -> bool:
-    """Whether classes are the 1,000 synsets of ILSVRC2012 in their order, which is that of every usual head of 1,000
-    numbers."""
+    """Return whether classes are the 1,000 synsets of ILSVRC2012 in the order of the usual 1,000-class heads."""
     return hashlib.sha256("\n".join(classes).encode("utf-8", "surrogateescape")).hexdigest() == ILSVRC2012_SHA256
 
 
 def find_first_file(places: list[Path], names: tuple[str, ...]) -> Path | None:
-    """The first of some files that is in one of some folders."""
+    """Return the first of some file names that exists in one of some folders."""
     return next((place / name for name in names for place in places if (place / name).is_file()), None)
 
 
 def find_devkit_file(places: list[Path], name: str) -> Path | None:
-    """A file of a development kit in one of some folders."""
+    """Return a development kit's file in one of some folders."""
     return find_first_file([place / part for place in places for part in ("", DEVKIT_FOLDER, "data")], (name,))

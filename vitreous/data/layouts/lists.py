@@ -1,8 +1,8 @@
-"""Folders with lists of images: the copies of VTAB-1k's tasks (arXiv:1910.04867), and any other with such lists.
+"""Folders with image lists: VTAB-1k's tasks (arXiv:1910.04867), and other data with such lists.
 
     DIR/train800.txt   images/train/000001.jpg 5
 
-A line has a path below DIR and the number of a class.
+A line has a path below DIR and a class index.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from vitreous.data.split import Data, FileSplit, Split, create_empty_labels, ens
 from vitreous.data.text_files import read_lines
 from vitreous.errors import DataError, escape_unprintable, format_first_lines
 
-FULL_TRAIN_LIST = "train800val200"  # the 1,000 images that the last training of a task is allowed
-VTAB_LISTS = {"train": "train800", "val": "val200"}  # lists that VTAB-1k has for a split, preferred to others
+FULL_TRAIN_LIST = "train800val200"  # the 1,000 images for a task's final training
+VTAB_LISTS = {"train": "train800", "val": "val200"}  # VTAB-1k's lists of a split, preferred to others
 NO_LABEL = -1
-LIST_FORMAT_HINT = "expected a path below the folder and the number of a class in every line: images/train/000001.jpg 5"
+LIST_FORMAT_HINT = "expected a path below the folder and a class index in every line: images/train/000001.jpg 5"
 
 
 class ListedImage(NamedTuple):
-    """One image: its path as the list has it, the number of its class, where it is listed."""
+    """One image: its listed path, its class index, and the place of the line for messages."""
 
     path: str
     label: int
@@ -36,13 +36,13 @@ class ListedImage(NamedTuple):
 
 
 def has_image_lists(root: Path) -> bool:
-    """Whether a folder has a list of training images, and no folder of them by classes."""
+    """Return whether a folder has a list of training images but no class folders for them."""
     return "train" in find_image_lists(root) and "train" not in find_split_folders(root)
 
 
 def find_image_lists(root: Path) -> dict[str, str]:
-    """{split: name of its list without the ending}, in the order train, val, test. Raises DataError where two lists
-    are of one split."""
+    """Return {split: name of its list without suffix}, in the order train, val, test. Raises DataError if two lists
+    belong to one split."""
     names = [place.stem for place in root.glob("*.txt") if place.is_file()]
     listed = match_split_names(names, escape_unprintable(root)) | {
         split: name for split, name in VTAB_LISTS.items() if name in names
@@ -51,12 +51,12 @@ def find_image_lists(root: Path) -> dict[str, str]:
 
 
 def open_image_lists(root: Path, split_seed: int = 0) -> Data:
-    """The data set that `train800.txt`, `val200.txt` and `test.txt` describe, or `train.txt` and the files beside it.
+    """Open the dataset of `train800.txt`, `val200.txt` and `test.txt`, or of `train.txt` and the other lists.
 
-    `Data.whole` is `train800val200.txt` where there is one. Classes are the numbers in the lists, in order, named by
-    the lines of `classes.txt` if there is one; a note tells how many have no training image. Without a list for
-    validation, a tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and
-    classes, one image with two classes, missing files.
+    `Data.whole` is `train800val200.txt` if it exists. Classes are the indices in the lists, in order, named by the
+    lines of `classes.txt` if it exists; a note counts classes without training images. Without a validation list, a
+    tenth of the training images is held out. Raises DataError, with file and line, for invalid lines and classes, one
+    image with two classes, and missing files.
     """
     names = find_image_lists(root)
     parts = {split: read_image_list(root, name, split != "train") for split, name in names.items()}
@@ -72,12 +72,12 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
         listing = format_first_lines(
             (f"{line.where}: {escape_unprintable(line.path)}" for line in missing), len(missing)
         )
-        raise DataError(f"{len(missing)} listed files are not there:{listing}", f"looked in {escape_unprintable(root)}")
+        raise DataError(f"{len(missing)} listed files are missing:{listing}", f"looked in {escape_unprintable(root)}")
     numbers = sorted({line.label for line in lines} - {NO_LABEL})
     classes = read_listed_classes(root, numbers, lines)
     splits: dict[str, Split] = {split: build_listed_split(root, part, numbers) for split, part in parts.items()}
     unseen = len(numbers) - len(np.unique(splits["train"].labels))
-    notes = [f"{unseen} of {len(numbers)} classes have no image to train on"] if unseen else []
+    notes = [f"{unseen} of {len(numbers)} classes have no training image"] if unseen else []
     splits, undrawn = ensure_val_split(splits, split_seed, notes)
     if undrawn is None and whole:
         undrawn = build_listed_split(root, whole, numbers)
@@ -85,8 +85,8 @@ def open_image_lists(root: Path, split_seed: int = 0) -> Data:
 
 
 def read_image_list(root: Path, name: str, held_out: bool = False) -> list[ListedImage]:
-    """The lines of a list; one that repeats another is left out. The list of a `held_out` split may be empty, or have
-    paths alone, of the label NO_LABEL. Raises DataError, with the line."""
+    """Read the lines of a list without duplicates. The list of a `held_out` split may be empty, or have paths only,
+    with the label NO_LABEL. Raises DataError, with the line."""
     source = escape_unprintable(root / f"{name}.txt")
     listed = read_lines(root / f"{name}.txt")
     lines: dict[str, ListedImage] = {}
@@ -99,7 +99,7 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
         where = f"{source}, line {number}"
         if not path or not (label.isascii() and label.isdecimal()) or len(label) > 9:
             raise DataError(
-                f"{where}: {escape_unprintable(words[:80])} is not an image and its class", LIST_FORMAT_HINT
+                f"{where}: {escape_unprintable(words[:80])} is not a path and a class index", LIST_FORMAT_HINT
             )
         path = os.path.normpath(path.strip())
         if os.path.isabs(path) or path.startswith(".."):
@@ -110,39 +110,36 @@ def read_image_list(root: Path, name: str, held_out: bool = False) -> list[Liste
             path = os.path.relpath(place, root)
         line = lines.setdefault(path, ListedImage(path, int(label), where))
         if line.label != int(label):
-            stated = f"of class {label}, but of {line.label} in {line.where}"
-            raise DataError(f"{where}: {escape_unprintable(path)} is {stated}", "keep one of them")
+            stated = f"of class {label}, but of class {line.label} in {line.where}"
+            raise DataError(f"{where}: {escape_unprintable(path)} is {stated}", "keep only one of them")
     if not lines and not held_out:
-        raise DataError(f"{source} lists no image", LIST_FORMAT_HINT)
+        raise DataError(f"{source} lists no images", LIST_FORMAT_HINT)
     return list(lines.values())
 
 
 def read_unlabelled_paths(root: Path, lines: list[str]) -> list[str]:
-    """The distinct lines of a list of which every line is the path of a file; none for any other list."""
+    """Return the distinct lines of a list if each is the path of a file; empty for any other list."""
     paths = [os.path.normpath(line.strip()) for line in lines if line.strip()]
     inside = all(not os.path.isabs(path) and not path.startswith("..") for path in paths)
     return list(dict.fromkeys(paths)) if inside and all(map(os.path.isfile, map(root.joinpath, paths))) else []
 
 
 def check_lists_agree(parts: dict[str, list[ListedImage]], whole: list[ListedImage]) -> None:
-    """Raise DataError where the list of all training images is not what the lists of its parts are together."""
+    """Raise DataError if the list of all training images differs from the union of its sublists."""
     together = {line.path: line for split in ("train", "val") for line in parts.get(split, [])}
     known = {line.path: line for line in whole}
     for line in chain(whole, together.values()):
         other = (together if known.get(line.path) is line else known).get(line.path)
         if other is None or other.label != line.label:
             stated = f"of class {other.label} in {other.where}" if other else "not in the others"
-            hint = (
-                f"{FULL_TRAIN_LIST}.txt lists the images of train800.txt and val200.txt; "
-                f"without it, they are read by themselves"
-            )
+            hint = f"make {FULL_TRAIN_LIST}.txt the union of train800.txt and val200.txt, or delete it"
             raise DataError(
                 f"{line.where}: {escape_unprintable(line.path)} is of class {line.label}, but {stated}", hint
             )
 
 
 def read_listed_classes(root: Path, numbers: list[int], lines: list[ListedImage]) -> tuple[str, ...]:
-    """The names of the classes: their lines in `classes.txt`, counted from 0, or their numbers. Raises DataError, with
+    """Return the class names: the lines of `classes.txt`, counted from 0, or the class indices. Raises DataError, with
     the line."""
     if len(numbers) < 2:
         raise too_few_classes_error(escape_unprintable(root), list(map(str, numbers)), LIST_FORMAT_HINT)
@@ -151,18 +148,16 @@ def read_listed_classes(root: Path, numbers: list[int], lines: list[ListedImage]
         return tuple(map(str, numbers))
     names = [name.strip() for name in read_lines(file)]
     if strange := next((line for line in lines if line.label >= len(names)), None):
-        hint = "a class is the number of its line there, counted from 0"
+        hint = "add the missing names: line 1 of classes.txt is class 0"
         raise DataError(f"{strange.where}: class {strange.label}, but classes.txt has {len(names)} names", hint)
     classes = tuple(names[number] for number in numbers)
     if not all(classes) or len(set(classes)) < len(classes):
-        raise DataError(
-            f"{escape_unprintable(file)}: a name is empty or there twice", "give every class a name of its own"
-        )
+        raise DataError(f"{escape_unprintable(file)}: a name is empty or repeated", "give every class a unique name")
     return classes
 
 
 def build_listed_split(root: Path, lines: list[ListedImage], numbers: list[int]) -> FileSplit:
-    """The images of a list, in its order; without labels if it has paths alone."""
+    """Build the split of a list, in its order; without labels if it has paths only."""
     if not lines or lines[0].label == NO_LABEL:
         return FileSplit([os.path.join(root, line.path) for line in lines], create_empty_labels(len(lines)))
     labels = np.searchsorted(numbers, [line.label for line in lines]).astype(np.int64)

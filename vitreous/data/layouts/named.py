@@ -1,8 +1,7 @@
-"""torchvision's classification data sets by their names: `torchvision:CIFAR10`,
-`torchvision:EMNIST?split=letters&root=DIR`.
+"""Named datasets: torchvision's (`torchvision:CIFAR10`, `torchvision:EMNIST?split=letters&root=DIR`) and `digits`.
 
-torchvision knows where the files come from and how they lie; here is how to ask each set for its splits. Images that
-are files are read by this package's own decoder, so that they are judged as any others.
+torchvision provides the download locations and file layouts; this module defines how to construct each dataset's
+splits. Image files are decoded by this package, so results are comparable with other sources.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ SplitReader = Callable[[Any], Split]
 
 @dataclass(frozen=True)
 class TorchvisionSpec:
-    """How to ask for the splits of a set, how to read one, its class names where torchvision has none (or others than
-    people use), and the words that its class takes besides, each with the values there are, the usual one first."""
+    """How to construct and read the splits of a torchvision dataset, its class names if they differ from torchvision's,
+    and its extra constructor arguments with their valid values, the default first."""
 
     splits: dict[str, dict[str, Any]]
     read: SplitReader
@@ -47,17 +46,17 @@ class TorchvisionSpec:
 
 @dataclass(frozen=True)
 class PpmFiles(FileSplit):
-    """Files of 8-bit colours as plain pixels (PPM, P6), which is no format of photographs."""
+    """Binary PPM files (P6) with 8-bit colours, stored as raw pixels."""
 
     def raw(self, sample: int) -> np.ndarray:
-        """(H, W, 3) uint8. Raises DataError for anything but such a file, whole."""
+        """Return (H, W, 3) uint8. Raises DataError for anything but a complete file of this format."""
         try:
             with Image.open(io.BytesIO(read_input_file(self.path(sample))), formats=("PPM",)) as image:
                 if image.mode != "RGB" or image.width * image.height > MAX_PIXELS:
-                    raise ValueError("other pixels, or too many")
+                    raise ValueError("unexpected pixel data")
                 return np.asarray(image)
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-            raise DataError(f"{self.name(sample)}: not a whole PPM file of 8-bit colours", "fetch it again") from None
+            raise DataError(f"{self.name(sample)}: not a complete 8-bit PPM file", "download it again") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,13 +65,13 @@ class Hdf5Images:
 
     path: str
     key: str
-    _open: dict[int, Any] = field(default_factory=dict)  # process -> its own handle: HDF5's do not survive a fork
+    _open: dict[int, Any] = field(default_factory=dict)  # process -> its handle: HDF5's do not survive a fork
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": {}}
 
     def pixels(self) -> Any:
-        """The array, opened once in each process. Raises DataError."""
+        """Return the array, opened once per process. Raises DataError."""
         import h5py
 
         if os.getpid() not in self._open:
@@ -80,100 +79,100 @@ class Hdf5Images:
                 self._open[os.getpid()] = h5py.File(self.path, "r")[self.key]
             except (OSError, KeyError) as error:
                 raise DataError(
-                    f"{self.path}: cannot be read as HDF5 ({describe_exception(error)})", "fetch it again"
+                    f"{self.path}: cannot be read as HDF5 ({describe_exception(error)})", "download it again"
                 ) from None
         return self._open[os.getpid()]
 
     def read(self, row: int) -> np.ndarray:
-        """(H, W, C) uint8. Raises DataError where it cannot be read."""
+        """Return (H, W, C) uint8. Raises DataError if it cannot be read."""
         try:
             return np.asarray(self.pixels()[row])
         except (OSError, ValueError, IndexError) as error:
             raise DataError(
-                f"{self.name(row)}: cannot be read ({describe_exception(error)})", "fetch the file again"
+                f"{self.name(row)}: cannot be read ({describe_exception(error)})", "download the file again"
             ) from None
 
     def name(self, row: int) -> str:
         return f"{self.path}, row {row}"
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Feed name, shape and rows (n,): the pixels of hundreds of thousands are not read for this."""
+        """Update a hashlib digest with name, shape and rows (n,), without reading pixels."""
         digest.update(f"{os.path.basename(self.path)} {self.pixels().shape}\n".encode())
         digest.update(rows.astype(np.int64).tobytes())
 
 
 def labels_to_int64(labels: Any) -> np.ndarray:
-    """Labels of any kind as (n,) int64; -1 for None."""
+    """Convert labels to (n,) int64; -1 for None."""
     return np.array([-1 if label is None else int(label) for label in labels], dtype=np.int64)
 
 
 def build_file_split(samples: Iterable[tuple[Any, Any]], kind: type[FileSplit] = FileSplit) -> Split:
-    """Pairs of a path and a label as a split."""
+    """Build a split from pairs of a path and a label."""
     samples = list(samples)
     return kind([path for path, _ in samples], labels_to_int64(label for _, label in samples))
 
 
 def read_array_split(dataset: Any) -> Split:
-    """Pixels (n, H, W[, C]) in memory."""
+    """Read pixels (n, H, W[, C]) that are in memory."""
     return ArraySplit(
         np.asarray(dataset.data), labels_to_int64(dataset.targets if hasattr(dataset, "targets") else dataset.labels)
     )
 
 
 def read_channels_first_split(dataset: Any) -> Split:
-    """Pixels (n, C, H, W) in memory."""
+    """Read pixels (n, C, H, W) that are in memory."""
     return ArraySplit(np.asarray(dataset.data).transpose(0, 2, 3, 1), labels_to_int64(dataset.labels))
 
 
 def read_qmnist_split(dataset: Any) -> Split:
-    """QMNIST: the class is the first number in the row of a digit."""
+    """Read QMNIST, where the class is the first number in a digit's row."""
     return ArraySplit(np.asarray(dataset.data), labels_to_int64(dataset.targets[:, 0]))
 
 
 def read_fer2013_split(dataset: Any) -> Split:
-    """FER2013: pairs of an image and a label."""
+    """Read FER2013: pairs of an image and a label."""
     images, labels = zip(*dataset._samples, strict=True)
     return ArraySplit(np.stack(list(map(np.asarray, images))), labels_to_int64(labels))
 
 
 def read_path_lists(dataset: Any) -> Split:
-    """Paths and labels in two lists."""
+    """Read paths and labels from two lists."""
     paths = dataset._images if hasattr(dataset, "_images") else dataset._image_files
     return build_file_split(zip(paths, dataset._labels, strict=True))
 
 
 def read_path_pairs(dataset: Any, kind: type[FileSplit] = FileSplit) -> Split:
-    """Pairs of a path and a label in one list."""
+    """Read pairs of a path and a label from one list."""
     return build_file_split(
         next(getattr(dataset, n) for n in ("_samples", "samples", "imgs") if hasattr(dataset, n)), kind
     )
 
 
 def read_ppm_pairs(dataset: Any) -> Split:
-    """The same, of files that are plain pixels behind a header."""
+    """Read pairs of a path and a label, where files are PPM."""
     return read_path_pairs(dataset, PpmFiles)
 
 
 def read_sun397_split(dataset: Any) -> Split:
-    """SUN397: lists in the order of the file system, which is no order."""
+    """Read SUN397, sorted, as its lists are in file system order."""
     return build_file_split(sorted(zip(map(os.fspath, dataset._image_files), dataset._labels, strict=True)))
 
 
 def read_caltech_split(dataset: Any, home: str, name: str) -> Split:
-    """Names made of the numbers of the category and of an image in it."""
+    """Read Caltech's file names, which consist of category and image numbers."""
     home, names = os.path.join(dataset.root, home), dataset.categories
     rows = zip(dataset.y, dataset.index, strict=True)
     return build_file_split((os.path.join(home, names[y], name.format(y + 1, index)), y) for y, index in rows)
 
 
 def read_inaturalist_split(dataset: Any) -> Split:
-    """Pairs of a category and a file name, in the order of the file system, which is no order."""
+    """Read iNaturalist's pairs of a category and a file name, sorted, as they are in file system order."""
     names = dataset.all_categories
     return build_file_split((os.path.join(dataset.root, names[y], name), y) for y, name in sorted(dataset.index))
 
 
 def read_pcam_split(dataset: Any) -> Split:
-    """PCAM: pixels and labels in HDF5 files."""
+    """Read PCAM: pixels and labels in HDF5 files."""
     parts = dataset._FILES[dataset._split]
     images, labels = (os.fspath(dataset._base_folder / parts[kind][0]) for kind in ("images", "targets"))
     with dataset.h5py.File(labels) as file:
@@ -240,15 +239,15 @@ TORCHVISION_SPECS = {
     "SVHN": TorchvisionSpec(TRAIN_TEST_SPLITS, read_channels_first_split, DIGIT_CLASSES),
     "USPS": TorchvisionSpec(TRAIN_FLAG_SPLITS, read_array_split, DIGIT_CLASSES),
 }
-MANUAL_DOWNLOADS = ("FER2013", "ImageNet", "StanfordCars")  # sets that torchvision cannot fetch
+MANUAL_DOWNLOADS = ("FER2013", "ImageNet", "StanfordCars")  # datasets that torchvision cannot download
 
 
 def open_torchvision(source: str, split_seed: int = 0) -> Data:
-    """Open a data set of torchvision, fetched where it is missing. Its own order of classes and images is kept.
+    """Open a torchvision dataset, downloaded if missing, with its order of classes and images.
 
-    A set's own `val` is that; without one, a tenth of its training images is held out. `root` is
-    `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown set or word, DataError where a
-    set cannot be fetched or read.
+    A predefined `val` is kept; without one, a tenth of the training images is held out. `root` is
+    `$XDG_CACHE_HOME/vitreous/torchvision` by default. Raises UsageError for an unknown dataset or argument, DataError
+    if the dataset cannot be downloaded or read.
     """
     name, known, root, words = parse_torchvision_source(source)
     parts: dict[str, Split] = {}
@@ -257,7 +256,7 @@ def open_torchvision(source: str, split_seed: int = 0) -> Data:
     titles: dict[str, str] = {}
     for split, part in known.splits.items():
         if split != "train" and words.get("version", "").isdigit():
-            continue  # INaturalist before 2021 has one part only
+            continue  # INaturalist before 2021 has a single part
         dataset = load_torchvision_dataset(name, root, {**words, **part})
         part = known.read(dataset)
         if split == "train":
@@ -265,19 +264,20 @@ def open_torchvision(source: str, split_seed: int = 0) -> Data:
         if len(part) and (part.labels < 0).all():
             part = part.take(np.arange(len(part)), create_empty_labels(len(part)))
         parts[split] = part
-    if "N/A" in classes[:1]:  # its letters count from 1
+    if "N/A" in classes[:1]:  # its letters are numbered from 1
         classes = classes[1:]
         parts = {split: part.take(np.arange(len(part)), part.labels - 1) for split, part in parts.items()}
     fits = all(0 <= label < len(classes) for part in parts.values() for label in np.unique(part.labels))
     if not fits or len(set(classes)) < len(classes):
-        problem = f"{source}: labels and class names of {name} do not fit each other"
-        raise DataError(problem, f"fetch it again: remove it from {root}")
+        problem = f"{source}: labels and class names of {name} do not match"
+        raise DataError(problem, f"delete it from {root}, and it is downloaded again")
     parts, whole = ensure_val_split(parts, split_seed, notes)
     return Data(source, classes, splits=parts, notes=notes, unsplit=len(known.splits) == 1, whole=whole, titles=titles)
 
 
 def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, dict[str, Any]]:
-    """A source -> the set's name, how to ask for it, its root, and the words for its class. Raises UsageError."""
+    """Parse a source into the dataset's name, its specification, its root, and its constructor arguments. Raises
+    UsageError."""
     name, _, query = source.removeprefix("torchvision:").partition("?")
     same = {known.lower(): known for known in TORCHVISION_SPECS}
     if name.lower() not in same:
@@ -292,10 +292,10 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
         if word == "root" and value:
             root = Path(value).expanduser()
         elif word not in words:
-            hint = f"it takes {', '.join(['root', *words])}"
-            raise UsageError(f"torchvision:{name} takes no {escape_unprintable(word)}", hint)
+            hint = f"valid names: {', '.join(['root', *words])}"
+            raise UsageError(f"torchvision:{name} has no parameter {escape_unprintable(word)}", hint)
         elif value not in known.words[word]:
-            hint = f"there are {', '.join(known.words[word])}"
+            hint = f"valid values: {', '.join(known.words[word])}"
             raise UsageError(f"torchvision:{name} has no {word} {escape_unprintable(value)}", hint)
         else:
             words[word] = value
@@ -304,8 +304,8 @@ def parse_torchvision_source(source: str) -> tuple[str, TorchvisionSpec, Path, d
 
 
 def load_torchvision_dataset(name: str, root: Path, words: dict[str, Any]) -> Any:
-    """torchvision's own object of one part of a set, fetched if need be. Raises DataError where it cannot be fetched or
-    read, UsageError where a library is missing."""
+    """Construct a torchvision dataset split, downloaded if necessary. Raises DataError if it cannot be downloaded or
+    read, UsageError if a library is missing."""
     import torchvision.datasets
 
     make = getattr(torchvision.datasets, name)
@@ -313,55 +313,55 @@ def load_torchvision_dataset(name: str, root: Path, words: dict[str, Any]) -> An
     try:
         return make(os.fspath(root), **words, **({"download": False} if name == "SEMEION" else {}))
     except ImportError as error:
-        raise UsageError(f"torchvision:{name} needs another library ({error})", "install it") from None
+        raise UsageError(f"torchvision:{name} needs a missing library ({error})", "install it") from None
     except (RuntimeError, OSError) as error:
         if "h5py" in str(error):
             raise UsageError(f"torchvision:{name} needs h5py, which is not installed", "pip install h5py") from None
         problem = str(error)
-    except Exception as error:  # what damaged files raise depends on the set
+    except Exception as error:  # exceptions for damaged files depend on the dataset
         raise damaged_files_error(name, root, error) from None
-    lacking = f"torchvision:{name} is not whole in {escape_unprintable(root)}"
+    lacking = f"torchvision:{name} is incomplete in {escape_unprintable(root)}"
     if name in MANUAL_DOWNLOADS:
-        hint = f"fetch it by hand, and say where: torchvision:{name}?root=DIR"
+        hint = f"download it manually, and set its folder: torchvision:{name}?root=DIR"
         raise DataError(f"{lacking} ({shorten_to_one_line(problem)})", hint)
     try:
         os.makedirs(root, exist_ok=True)
-        with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is for its document
+        with contextlib.redirect_stdout(sys.stderr):  # a command's stdout is reserved for its document
             return make(os.fspath(root), **words, download=True)
     except (RuntimeError, OSError, ValueError, EOFError) as error:
-        if str(error) == problem:  # nothing was lacking, so nothing was fetched
+        if str(error) == problem:  # no files are missing, so nothing was downloaded
             raise damaged_files_error(name, root, error) from None
-        hint = f"check the network and the disk, or fetch it elsewhere and say where it is: torchvision:{name}?root=DIR"
+        hint = f"check the network and the disk, or set the folder of a copy: torchvision:{name}?root=DIR"
         raise DataError(f"{lacking} and could not be downloaded ({shorten_to_one_line(str(error))})", hint) from None
     except Exception as error:
         raise damaged_files_error(name, root, error) from None
 
 
 def damaged_files_error(name: str, root: Path, error: Exception) -> DataError:
-    """The refusal of files that cannot be read."""
+    """Return the error for files that cannot be read."""
     problem = shorten_to_one_line(f"{type(error).__name__}: {error}")
-    message = f"torchvision:{name}: its files in {escape_unprintable(root)} cannot be read ({problem})"
-    return DataError(message, "remove them, and they are fetched again")
+    message = f"torchvision:{name}: the files in {escape_unprintable(root)} cannot be read ({problem})"
+    return DataError(message, "delete them, and they are downloaded again")
 
 
 def shorten_to_one_line(text: str) -> str:
-    """The beginning of a text on one line."""
+    """Return the first 200 characters of a text on one line."""
     return re.sub(r"\s+", " ", text)[:200]
 
 
-def get_torchvision_classes(
-    known: TorchvisionSpec, dataset: Any, part: Split
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The classes of a set in the order of its labels, and their titles where the classes are synsets."""
+def get_torchvision_classes(spec: TorchvisionSpec, dataset: Any, part: Split) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the classes of a dataset in label order, and their titles if the classes are synsets."""
     if hasattr(dataset, "wnids"):
         return tuple(dataset.wnids), dict(zip(dataset.wnids, map(", ".join, dataset.classes), strict=True))
     attributes = ("classes", "categories", "all_categories")
-    own = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
-    return known.classes or tuple(map(str, own)) or tuple(map(str, range(int(part.labels.max(initial=-1)) + 1))), {}
+    class_names = next((getattr(dataset, name) for name in attributes if hasattr(dataset, name)), ())
+    return spec.classes or tuple(map(str, class_names)) or tuple(
+        map(str, range(int(part.labels.max(initial=-1)) + 1))
+    ), {}
 
 
 def open_digits(split_seed: int = 0) -> Data:
-    """scikit-learn's handwritten digits (1,797 greys of 8 x 8), split 80/10/10 within each class."""
+    """Open scikit-learn's handwritten digits (1,797 grey images of 8 x 8), split 80/10/10 within each class."""
     table = load_digits_table()
     pixels = np.rint(table[:, :-1].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     labels = table[:, -1].astype(np.int64)
@@ -372,8 +372,11 @@ def open_digits(split_seed: int = 0) -> Data:
 
 
 def load_digits_table() -> np.ndarray:
-    """(1797, 65) float64: 64 pixels from 0 to 16, then the label. Read from scikit-learn's own file, since importing
-    its data sets takes longer than an epoch; through its function where the file is not found."""
+    """Load (1797, 65) float64: 64 pixels from 0 to 16, then the label.
+
+    The table is read from scikit-learn's file, since importing `sklearn.datasets` takes longer than an epoch;
+    `load_digits` is used if the file is not found.
+    """
     spec = find_spec("sklearn")
     for place in (spec.submodule_search_locations or ()) if spec else ():
         file = Path(place) / "datasets" / "data" / "digits.csv.gz"

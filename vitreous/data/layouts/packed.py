@@ -1,8 +1,7 @@
-"""Packs: what `vitreous data pack` has made of a data set. `pack.json` names its classes and files, and says how to
-read them.
+"""Packs written by `vitreous data pack`. `pack.json` lists the classes, files and preprocessing.
 
-Archives (`tar`) are read as any others are. Pixels (`uint8`) and `latents` (float16) are in .npy files, mapped into
-memory, beside an index of (shard, offset, height, width, channels, label).
+Archives (`tar`) are read like any other archives. Pixels (`uint8`) and `latents` (float16) are memory-mapped .npy files
+with an index of (shard, offset, height, width, channels, label).
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 
 PACK_VERSION = 1
 PACK_DOCUMENT, UNFINISHED_FOLDER = "pack.json", ".unfinished"
-MAX_MAPPED_FILES = 64  # files that a process has mapped
+MAX_MAPPED_FILES = 64  # maximum memory-mapped files per process
 PACK_INDEX_DTYPE = np.dtype([(name, "<i8") for name in ("shard", "offset", "height", "width", "channels", "label")])
-REPACK_HINT = "pack it anew into another folder"
-#: form of a pack of arrays -> the type of their numbers, and how many channels an image may have
+REPACK_HINT = "pack the data again into another folder"
+#: format of an array pack -> dtype, and valid numbers of channels
 ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
     "uint8": (np.dtype(np.uint8), (1, 3)),
     "latents": (np.dtype(np.float16), tuple(range(1, 129))),
@@ -37,8 +36,8 @@ ARRAY_PACK_FORMS: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
 
 @dataclass(frozen=True, eq=False)
 class PackedImages:
-    """The images of a split of a pack: its shards, of one type of numbers, and `table`, (n,) of ROW. `ids`: the text of
-    all names, a line each, uint8; `ends`, (n,) int64: where the lines end."""
+    """The images of a split of a pack: its shards, of one dtype, and `table`, (n,) of PACK_INDEX_DTYPE. `ids`: the text
+    of all names, one per line, uint8; `ends`, (n,) int64: the line ends."""
 
     shards: tuple[str, ...]
     table: np.ndarray
@@ -48,12 +47,12 @@ class PackedImages:
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009
 
     def read(self, row: int) -> np.ndarray:
-        """A view of the pixels, (H, W) or (H, W, 3) uint8, read as they are touched, or latents (h, w, C) float32.
-        Raises DataError."""
+        """Return a memory-mapped view of the pixels, (H, W) or (H, W, 3) uint8, or latents (h, w, C) float32. Raises
+        DataError."""
         shard, offset, height, width, channels, _ = self.table[row].tolist()
         flat = map_npy_file(self.shards[shard], self.dtype)
         if offset + height * width * channels > len(flat):
-            raise DataError(f"{escape_unprintable(self.shards[shard])}: has changed since it was packed", REPACK_HINT)
+            raise DataError(f"{escape_unprintable(self.shards[shard])}: changed since it was packed", REPACK_HINT)
         shape = (height, width) if channels == 1 else (height, width, channels)
         numbers = flat[offset : offset + height * width * channels].reshape(shape)
         return numbers if self.dtype == np.uint8 else numbers.astype(np.float32)
@@ -63,7 +62,7 @@ class PackedImages:
         return line.tobytes().decode("utf-8", "replace")
 
     def joined(self, other: PackedImages) -> PackedImages:
-        """These images, and then those of another split."""
+        """Return these images followed by those of another split."""
         table = np.concatenate([self.table, other.table])
         table["shard"][len(self.table) :] += len(self.shards)
         ends = np.concatenate([self.ends, other.ends + len(self.ids)])
@@ -72,7 +71,7 @@ class PackedImages:
         )
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Feed the names and sizes of rows (n,)."""
+        """Update a hashlib digest with the names and sizes of rows (n,)."""
         for row in rows.tolist():
             digest.update(self.name(row).encode() + b"\n")
         digest.update(self.table[rows][["height", "width", "channels"]].tobytes())
@@ -80,18 +79,18 @@ class PackedImages:
 
 @lru_cache(maxsize=MAX_MAPPED_FILES)
 def map_npy_file(path: str, dtype: np.dtype[Any]) -> np.ndarray:
-    """All numbers of a .npy file of this type, (n,), mapped into memory. Raises DataError where they cannot be."""
+    """Memory-map all numbers of a .npy file of this dtype, (n,). Raises DataError if this fails."""
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{escape_unprintable(path)}: cannot be mapped ({error})", REPACK_HINT) from None
+        raise DataError(f"{escape_unprintable(path)}: cannot be memory-mapped ({error})", REPACK_HINT) from None
     if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        raise DataError(f"{escape_unprintable(path)}: not numbers of {dtype.name}", REPACK_HINT)
+        raise DataError(f"{escape_unprintable(path)}: the dtype is not {dtype.name}", REPACK_HINT)
     return array.reshape(-1)
 
 
 def is_pack(folder: Path) -> bool:
-    """Whether a folder is a pack, finished or not."""
+    """Return whether a folder is a pack, finished or not."""
     file = folder / PACK_DOCUMENT
     if (folder / UNFINISHED_FOLDER).is_dir() and not file.exists():
         return True
@@ -99,9 +98,9 @@ def is_pack(folder: Path) -> bool:
 
 
 def read_pack_document(folder: Path) -> dict[str, Any]:
-    """A pack's document. Raises DataError for an unfinished pack, a damaged document, and one of a later version."""
+    """Read a pack's document. Raises DataError for an unfinished pack, a damaged document, or a newer version."""
     if not (folder / PACK_DOCUMENT).exists():
-        hint = "give the same `vitreous data pack` again: it continues"
+        hint = "run the same `vitreous data pack` command again to finish it"
         raise DataError(f"{escape_unprintable(folder)} is an unfinished pack", hint)
     file = folder / PACK_DOCUMENT
     try:
@@ -111,8 +110,8 @@ def read_pack_document(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{escape_unprintable(file)} is damaged", REPACK_HINT) from None
     if not isinstance(version, int) or version > PACK_VERSION:
-        problem = f"was written by a later vitreous (format {version}, this one reads {PACK_VERSION})"
-        raise DataError(f"{escape_unprintable(file)} {problem}", "update")
+        problem = f"was written by a newer vitreous (format {version}, this one reads {PACK_VERSION})"
+        raise DataError(f"{escape_unprintable(file)} {problem}", "update vitreous")
     plain = all(isinstance(name, str) and name == os.path.basename(name) and name.strip(".") for name in names)
     known = (
         form in ("tar", *ARRAY_PACK_FORMS)
@@ -125,15 +124,15 @@ def read_pack_document(folder: Path) -> dict[str, Any]:
 
 
 def open_pack(folder: Path, split_seed: int = 0) -> Data:
-    """Open the data set in a pack. A pack without `val` gives a tenth of `train` to it. Raises DataError for one that
-    is not whole."""
+    """Open the dataset in a pack; without `val`, a tenth of `train` is held out. Raises DataError for an incomplete
+    pack."""
     document = read_pack_document(folder)
     for split in document["splits"].values():
         for record in (*split["shards"], *split["files"].values()):
             path = folder / record["file"]
             if not path.is_file() or path.stat().st_size != record["bytes"]:
                 raise DataError(
-                    f"{escape_unprintable(path)}: not there as it was written ({record['bytes']:,} bytes)", REPACK_HINT
+                    f"{escape_unprintable(path)}: missing or changed (expected {record['bytes']:,} bytes)", REPACK_HINT
                 )
     if document["form"] == "tar":
         data = open_webdataset(folder, split_seed)
@@ -141,13 +140,13 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
         classes, parts = tuple(document["classes"]), document["splits"]
         splits: dict[str, Split] = {n: read_pack_split(folder, document, n) for n in SPLIT_NAMES if n in parts}
         if "train" not in splits:
-            problem = f"{escape_unprintable(folder)} has {', '.join(splits)} but no images to train on"
+            problem = f"{escape_unprintable(folder)} has {', '.join(splits)} but no training images"
             raise DataError(problem, "pack data with a train split")
         notes: list[str] = []
         splits, whole = ensure_val_split(splits, split_seed, notes)
         data = Data(escape_unprintable(folder), classes, splits, notes, whole=whole)
     train, val = data.splits["train"], data.splits.get("val")
-    if document.get("mirror"):  # an image and its mirrored one are never drawn apart
+    if document.get("mirror"):  # an image and its mirrored copy are not divided between splits
         data = replace(data, whole=None, groups=np.tile(np.arange(len(train) // 2), 2))
     elif document.get("drawn") and isinstance(train, StoreSplit) and isinstance(val, StoreSplit):
         store, start = train.store, 0
@@ -163,7 +162,7 @@ def open_pack(folder: Path, split_seed: int = 0) -> Data:
 
 
 def read_pack_split(folder: Path, document: dict[str, Any], split: str) -> StoreSplit[PackedImages]:
-    """One split of a pack of pixels or latents. Raises DataError for an index that does not fit its shards."""
+    """Read one split of a pack of pixels or latents. Raises DataError if the index does not match the shards."""
     record, classes = document["splits"][split], len(document["classes"])
     dtype, channels = ARRAY_PACK_FORMS[document["form"]]
     file = folder / record["files"]["index"]["file"]
@@ -187,6 +186,6 @@ def read_pack_split(folder: Path, document: dict[str, Any], split: str) -> Store
         and (labels.shape[1:] == (classes,) if labels.ndim == 2 else ((labels >= 0) & (labels < classes)).all())
     )
     if not fits:
-        raise DataError(f"{escape_unprintable(file)} does not fit its shards", REPACK_HINT)
+        raise DataError(f"{escape_unprintable(file)} does not match its shards", REPACK_HINT)
     shards = tuple(os.fspath(folder / shard["file"]) for shard in record["shards"])
     return StoreSplit(PackedImages(shards, rows, ids, ends, dtype=dtype), np.arange(len(rows)), labels)

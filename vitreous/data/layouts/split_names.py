@@ -1,8 +1,8 @@
-"""Names of splits: one table for folders, files, columns and keys of all layouts, in any case.
+"""Split names: one table for folders, files, columns and keys of all layouts, in any case.
 
-Use `parse_split_name` for a whole name (`Training`), `find_split_word` for a word inside a name (`train-0001`), and
-`find_split_folders` for the folders of a data set. `role_names_note` warns of classes that are named like splits,
-images or annotations, `is_system_name` is true of folders that file servers and archivers add.
+Use `parse_split_name` for a complete name (`Training`), `find_split_word` for a word inside a name (`train-0001`), and
+`find_split_folders` for the folders of a dataset. `role_names_note` warns of classes named like splits, images or
+annotations; `is_system_name` detects folders added by file servers and archivers.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from vitreous.errors import DataError, escape_unprintable, format_first_names
 
 SPLIT_NAMES = {"train": ("train", "training"), "val": ("val", "valid", "validation"), "test": ("test", "testing")}
 SPLIT_OF_NAME = {name: split for split, names in SPLIT_NAMES.items() for name in names}
-#: words of folders that contain images or annotations of any class
+#: names of folders that contain images or annotations of any class
 ROLE_WORDS = frozenset(
     [*SPLIT_OF_NAME, "trainval", "images", "imgs", "jpegimages", "masks", "labels", "annotations", "annotation"]
     + ["annots", "bboxes", "groundtruth", "gt", "segmentations", "segmentationclass", "segmentationobject"]
     + ["trainannot", "valannot", "testannot"]
 )
-#: words that are as often classes (`mask` and `no mask`): they count beside another name of a role
+#: names that may also be classes (`mask` and `no mask`): they count only next to another role name
 WEAK_ROLE_WORDS = frozenset(["image", "img", "mask", "label", "annot", "segmentation", "boxes"])
-#: words of the one folder of a split without labels
+#: names of a single folder for a split without labels
 NO_CLASS_WORDS = ROLE_WORDS | WEAK_ROLE_WORDS | {"unknown", "unlabeled", "unlabelled", "all"}
 SYSTEM_NAMES = frozenset(
     ["__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "$recycle.bin", "system volume information"]
@@ -33,22 +33,22 @@ SYSTEM_NAMES = frozenset(
 
 
 def parse_split_name(name: str) -> str | None:
-    """Return the split that a whole name stands for, in any case: `Testing` is test; None for other names."""
+    """Return the split of a complete name, in any case: `Testing` is test; None for other names."""
     return SPLIT_OF_NAME.get(name.strip().lower())
 
 
 def find_split_word(text: str) -> str | None:
-    """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None without
-    one. Raises DataError for a name that contains two."""
+    """Return the split that a name contains as a separate word, in any case: `instances_val2017` is val; None if there
+    is none. Raises DataError for a name with two."""
     splits = dict.fromkeys(filter(None, map(parse_split_name, re.findall(r"[a-z]+", text.lower()))))
     if len(splits) > 1:
-        raise DataError(f"{escape_unprintable(text)} names two splits, {' and '.join(splits)}", "rename it")
+        raise DataError(f"{escape_unprintable(text)} contains two split names, {' and '.join(splits)}", "rename it")
     return next(iter(splits), None)
 
 
 def match_split_names(names: Iterable[str], where: str) -> dict[str, str]:
-    """Return {split: name} for the names that are split names, in the order train, val, test. Raises DataError where
-    two names mean one split; `where` is the place that contains them."""
+    """Return {split: name} for split names, in the order train, val, test. Raises DataError if two names refer to one
+    split; `where` is the place that contains them."""
     name_of_split: dict[str, str] = {}
     for name in sorted(names):
         split = parse_split_name(name)
@@ -59,8 +59,8 @@ def match_split_names(names: Iterable[str], where: str) -> dict[str, str]:
 
 
 def find_split_folders(root: Path) -> dict[str, Path]:
-    """Return {split: folder} for the split folders directly below a folder, in the order train, val, test; none where
-    it is no folder. Raises DataError where two folders mean one split."""
+    """Return {split: folder} for the split folders directly below a folder, in the order train, val, test; empty if it
+    is not a folder. Raises DataError if two folders refer to one split."""
     try:
         with os.scandir(root) as entries:
             names = [entry.name for entry in entries if parse_split_name(entry.name) and entry.is_dir()]
@@ -70,8 +70,8 @@ def find_split_folders(root: Path) -> dict[str, Path]:
 
 
 def is_system_name(name: str) -> bool:
-    """Return whether a file or folder is hidden, or one that a file server, a system or an archiver has added:
-    `@eaDir` of Synology, `__MACOSX` of macOS."""
+    """Return whether a file or folder is hidden, or was added by a file server, operating system or archiver: `@eaDir`
+    of Synology, `__MACOSX` of macOS."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
@@ -82,10 +82,10 @@ def has_role_name(name: str, words: Collection[str] = ROLE_WORDS) -> bool:
 
 
 def role_names_note(classes: Iterable[str]) -> list[str]:
-    """Return a warning about classes that are named like splits, images or annotations; no note without such."""
+    """Return a warning about classes named like splits, images or annotations; empty if there are none."""
     classes = list(classes)
     names = [name for name in classes if has_role_name(name, ROLE_WORDS | WEAK_ROLE_WORDS)]
     if not names or (len(names) == 1 and not has_role_name(names[0])):
         return []
     problem = f"folders named like splits, images or annotations are read as classes: {format_first_names(names, 5)}"
-    return [f"{problem}; if they are none, arrange the folder as docs/data.md describes"]
+    return [f"{problem}; if they are not classes, arrange the folder as docs/data.md describes"]

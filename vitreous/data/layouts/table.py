@@ -1,24 +1,24 @@
-"""Images or clips listed in a CSV file: `path[,label][,split][,group][,start][,end]` in a header, then one a row.
+"""CSV files of images or clips: a header `path[,label][,split][,group][,start][,end]`, then one sample per row.
 
     path,label,split,group
     birds/1.jpg,duck|water,train,video 7
 
-A cell of labels has one, or several with `|` between them, or none. Paths are relative to the file's own folder. Images
-of one group (a patient, a scene, a video) are never drawn apart. Another column may name the groups (`--group-by
-COLUMN`), and columns that are not read may stand beside `path` and `label`.
+A label cell has one label, several separated by `|`, or none. Paths are relative to the folder of the file. Images of
+one group (a patient, a scene, a video) are never divided between splits. Another column may define the groups
+(`--group-by COLUMN`). Other columns are ignored if `path` and `label` are present.
 
     path,weight,height,split
     fish/1.jpg,1.25,34,train
 
-Without a column `label`, columns of numbers are values that images have; named ones (`--targets COLUMN`) beside other
-columns too. A cell may be empty.
+Without a column `label`, numeric columns are regression targets; `--targets COLUMN` selects them among other columns. A
+cell may be empty.
 
     path,label,start,end
     films/1.mp4,jump,2.5,4
 
-Files that are all volumes or signals, as `vitreous.data.layouts.volumes` has it, are data of these. Files that are all
-clips, and folders of frames, are video data. `start` and `end`, seconds, cut a part out of one; an
-empty cell is the clip's own start or end. Without groups, parts of one file are never drawn apart.
+If all files are volumes or signals (see `vitreous.data.layouts.volumes`), so are the data. If all are clips or folders
+of frames, the data are video. `start` and `end`, in seconds, select a segment; an empty cell is the clip's start or
+end. Without groups, segments of one file are never divided between splits.
 """
 
 from __future__ import annotations
@@ -44,20 +44,18 @@ from vitreous.data.text_files import read_text
 from vitreous.data.values import is_numeric_text, is_value, parse_value
 from vitreous.errors import DataError, escape_unprintable, format_first_lines, format_first_names, suggest_nearest
 
-CLIP_FILES_KIND = -1  # in place of the axes of volumes and signals
+CLIP_FILES_KIND = -1  # stands for clips where other kinds have their number of axes
 KNOWN_COLUMNS = ("path", "label", "split", "group", "start", "end")
 DEFAULT_GROUP_COLUMN = "group"
-MAX_LISTED_COLUMNS = 12  # columns that a note names
-MISSPELLING_SIMILARITY = (
-    0.85  # likeness from which a column is taken for a known one that is misspelt: `splits`, not `site`
-)
+MAX_LISTED_COLUMNS = 12  # columns listed in a note
+MISSPELLING_SIMILARITY = 0.85  # similarity above which a column is taken for a misspelt known one: `splits`, not `site`
 TABLE_FORMAT_HINT = (
-    "expected a header path,label[,split][,group][,start,end] and one image or clip a row; several labels as a|b"
+    "expected a header path,label[,split][,group][,start,end] and one image or clip per row; several labels as a|b"
 )
 
 
 class TableHeader(NamedTuple):
-    """The columns of a file in their order, the one that names groups, which there may not be, and those of values."""
+    """The columns of a file in order, the group column if there is one, and the target columns."""
 
     columns: list[str]
     group: str
@@ -65,7 +63,7 @@ class TableHeader(NamedTuple):
 
     @property
     def unread(self) -> list[str]:
-        """The columns that say nothing about the data set."""
+        """The columns that are ignored."""
         read = {*KNOWN_COLUMNS, self.group, *self.targets} - (
             {DEFAULT_GROUP_COLUMN} if self.group != DEFAULT_GROUP_COLUMN else set()
         )
@@ -74,9 +72,8 @@ class TableHeader(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """One image: its path as the file has it, its labels (None where there is no such column), its split and group (""
-    where there is no such column), its line from 1, the seconds from which to which a clip is cut out, and the
-    values of the targets, NaN for none."""
+    """One sample: its path as written, its labels (None if there is no label column), its split and group ("" if there
+    is no such column), its line from 1, start and end of a clip in seconds, and the target values, NaN if missing."""
 
     path: str
     labels: tuple[str, ...] | None
@@ -89,17 +86,17 @@ class SampleRow(NamedTuple):
 
     @property
     def sample(self) -> tuple[str, float, float]:
-        """What the row names: a file, or a part of it."""
+        """The file, and the segment of it, that the row refers to."""
         return os.path.normpath(self.path), self.start, self.end
 
     def located(self, home: Path) -> SampleRow:
-        """The row with its path in the Unicode form that the file below `home` has, if there is one."""
+        """Return the row with its path in the Unicode form of an existing file below `home`."""
         path = None if self.path.isascii() else resolve_unicode_path(os.path.join(home, self.path))
         return self if path is None else self._replace(path=os.path.relpath(path, home))
 
     @property
     def is_clip_segment(self) -> bool:
-        """Whether it names a part of a file."""
+        """Whether the row refers to a segment of a file."""
         return (self.start, self.end) != (0.0, math.inf)
 
 
@@ -110,34 +107,33 @@ def open_table(
     axes: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open the data set that a CSV file (UTF-8) describes. `axes`: its files are signals (1), pictures (2) or volumes
-    (3), where their endings and the first of them do not say so.
+    """Open the dataset of a CSV file (UTF-8).
 
-    `group_by`: the column that names the groups in place of `group`, or a regular expression, which is left to
-    `vitreous.data.grouping`.
+    `axes`: files are signals (1), images (2) or volumes (3), if suffixes and the first file are ambiguous. `group_by`:
+    the column that defines the groups in place of `group`, or a regular expression, which `vitreous.data.grouping`
+    handles. `targets`: the columns whose values are the labels; () without a label column: all other numeric columns.
+    Labels are then (n, T) float64, NaN for an empty cell.
 
-    `targets`: the columns whose values are the labels; () without a column of labels: every column of numbers that is
-    not read otherwise. Labels are then (n, T) float64, NaN for an empty cell.
+    Labels are (n,) int64 if every image has exactly one; else (n, K) float32, 1 for each class of an image. Without a
+    label column, or with fewer than two classes, images are unlabelled. Without validation rows, a tenth of the
+    training images is held out. Class order is natural; samples are in file order.
 
-    Labels are (n,) int64 where every image has exactly one; else (n, K) float32, 1 where an image has the class.
-    Without a column of labels, and with fewer than two classes, the images have none. Without rows for validation, a
-    tenth of the training images is held out. Class order is natural; samples are in the order of the file. Raises
-    DataError, with the line, for invalid cells, columns, splits and classes, for one image with two answers or groups,
-    and for missing files.
+    Raises DataError, with the line, for invalid cells, columns, splits and classes, for one image with contradictory
+    labels or groups, and for missing files.
     """
     name = escape_unprintable(source)
     header, rows = read_table_rows(source, group_by, targets, name)
     home = source.parent.absolute() if any(os.path.isabs(row.path) for row in rows) else source.parent
     rows, notes = drop_duplicate_rows([row.located(home) for row in rows], name)
     if missing := [row for row in rows if not os.path.lexists(os.path.join(home, row.path))]:
-        problem = f"{len(missing)} of {len(rows)} files are not there:{format_row_list(missing)}"
+        problem = f"{len(missing)} of {len(rows)} files are missing:{format_row_list(missing)}"
         raise DataError(f"{name}: {problem}", f"looked in {escape_unprintable(home)}")
     parts = {split: [row for row in rows if row.split == split] for split in dict.fromkeys(row.split for row in rows)}
     unsplit = list(parts) == [""]
     if unsplit:
         parts = {"train": rows}
     if not parts.get("train"):
-        problem = f"{', '.join(parts)} but no row of the split train" if rows else "no rows"
+        problem = f"{', '.join(parts)} but no rows of the split train" if rows else "no rows"
         raise DataError(f"{name} has {problem}", TABLE_FORMAT_HINT)
     if header.targets:
         classes, unlabelled = (), None
@@ -150,9 +146,7 @@ def open_table(
         split: build_table_split(part, home, labels[split], kind) for split, part in parts.items()
     }
     notes[:0] = [clips_note(len(rows)) if kind == CLIP_FILES_KIND else arrays_note(len(rows), kind)] if kind else []
-    notes += (
-        [f"columns that are not read: {format_first_names(header.unread, MAX_LISTED_COLUMNS)}"] if header.unread else []
-    )
+    notes += [f"ignored columns: {format_first_names(header.unread, MAX_LISTED_COLUMNS)}"] if header.unread else []
     groups = encode_groups(parts, notes)
     splits, whole = ensure_val_split(splits, split_seed, notes, groups)
     column = header.group if header.group in header.columns else None
@@ -173,7 +167,7 @@ def open_table(
 def read_table_rows(
     source: Path, group_by: str | None, targets: tuple[str, ...], name: str
 ) -> tuple[TableHeader, list[SampleRow]]:
-    """The header of a file, with the columns of its values, and its rows, checked. Raises DataError with the line."""
+    """Return the header of a file, with its target columns, and its validated rows. Raises DataError with the line."""
     lines = read_csv_lines(source, name)
     line, cells = next(lines)
     header, rows = parse_table_header(line, cells, group_by, name, targets), list(lines)
@@ -185,8 +179,8 @@ def read_table_rows(
 def encode_table_labels(
     parts: dict[str, list[SampleRow]], rows: list[SampleRow], name: str, notes: list[str]
 ) -> tuple[tuple[str, ...], dict[str, np.ndarray], DataError | None]:
-    """The classes of the training rows, the labels of each split, (n,) int64 or (n, K) float32, and why there are none,
-    if so; adds to the notes."""
+    """Return the training classes, the labels of each split, (n,) int64 or (n, K) float32, and any reason for missing
+    labels; append to the notes."""
     classes = sort_class_names(list({label for row in parts["train"] for label in row.labels or ()}))
     labelled = [row for split, part in parts.items() if split == "train" or has_any_label(part) for row in part]
     multiple = sum(len(row.labels or ()) > 1 for row in labelled)
@@ -203,8 +197,7 @@ def encode_table_labels(
 
 
 def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]], where: str) -> tuple[str, ...]:
-    """The columns that are not read otherwise, of a file without labels, which are values. Raises DataError for a
-    column of anything else."""
+    """Return the other columns of a file without labels as targets. Raises DataError for a non-numeric column."""
     numeric, others = [], []
     for column in header.unread:
         place = header.columns.index(column)
@@ -219,7 +212,7 @@ def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]],
             else suggest_nearest(others[0], KNOWN_COLUMNS) or TABLE_FORMAT_HINT
         )
         hint = (
-            f"to learn values, name their columns for train, data check or data dedup: --targets {' '.join(numeric)}"
+            f"for regression, choose columns in train, data check or data dedup: --targets {' '.join(numeric)}"
             if numeric
             else hint
         )
@@ -228,37 +221,37 @@ def find_numeric_columns(header: TableHeader, rows: list[tuple[int, list[str]]],
 
 
 def collect_target_values(rows: list[SampleRow], targets: tuple[str, ...]) -> np.ndarray:
-    """Rows -> (n, T) float64, NaN for an empty cell; (n, 0) where none has a value."""
+    """Collect the target values of rows: (n, T) float64, NaN for an empty cell; (n, 0) if all are empty."""
     values = np.array([row.values for row in rows], np.float64).reshape(len(rows), len(targets))
     return create_empty_labels(len(rows)) if np.isnan(values).all() else values
 
 
 def values_notes(rows: list[SampleRow]) -> list[str]:
-    """The note on images without any value, if there are any."""
+    """Return the note about images without values; empty if there are none."""
     empty = sum(all(map(math.isnan, row.values)) for row in rows)
     return [f"{empty:,} of {len(rows):,} images have no value"] if empty else []
 
 
 def classify_table_files(rows: list[SampleRow], home: Path, name: str, axes: int | None) -> int:
-    """What the files of rows are: CLIPS, or volumes and signals by their axes, or pictures, 0. Raises DataError, with
-    the line, for a part of a file that is no clip, and for files that cannot have these `axes`."""
+    """Return CLIP_FILES_KIND, the axes of volumes or signals, or 0 for images. Raises DataError, with the line, for a
+    segment of a non-clip, and for files that cannot have these `axes`."""
     paths = list(dict.fromkeys(os.path.join(home, row.path) for row in rows))
     if axes is None and are_clip_files(paths):
         return CLIP_FILES_KIND
     if cut := [row for row in rows if row.is_clip_segment]:
-        problem = f"{name}, line {cut[0].line}: start and end cut clips, and not all files are clips"
-        raise DataError(problem, "take the columns out, or list clips alone")
-    own = detect_array_axes(paths, axes)
-    if axes in (1, 3) and own is None:
+        problem = f"{name}, line {cut[0].line}: start and end require that all files are clips"
+        raise DataError(problem, "remove the columns, or list only clips")
+    array_axes = detect_array_axes(paths, axes)
+    if axes in (1, 3) and array_axes is None:
         wrong = next(row for row, path in zip(rows, paths, strict=False) if detect_array_axes([path], axes) is None)
         raise DataError(
             f"{name}, line {wrong.line}: {no_arrays_error(wrong.path, axes).message}", no_arrays_error("", axes).hint
         )
-    return own or 0
+    return array_axes or 0
 
 
 def build_table_split(rows: list[SampleRow], home: Path, labels: np.ndarray, kind: int) -> FileSplit:
-    """The files of n rows, with labels (n,) int64 or (n, K) float32, as `classify_table_files` says."""
+    """Build the split of n rows, with labels (n,) int64 or (n, K) float32, for a kind from `classify_table_files`."""
     paths = [home / row.path for row in rows]
     if kind != CLIP_FILES_KIND:
         return ArrayFiles(paths, labels, kind) if kind else FileSplit(paths, labels)
@@ -267,15 +260,15 @@ def build_table_split(rows: list[SampleRow], home: Path, labels: np.ndarray, kin
 
 
 def explain_missing_labels(name: str, rows: list[SampleRow], classes: list[str], multilabel: bool) -> DataError | None:
-    """Why the images have no labels: no column of them, or fewer than two classes; None where they have some."""
+    """Return why the images have no labels: no label column, or fewer than two classes; None if they have labels."""
     if rows[0].labels is None:
         return DataError(f"{name}: no column label", TABLE_FORMAT_HINT)
     return too_few_classes_error(name, classes, TABLE_FORMAT_HINT) if len(classes) < (1 if multilabel else 2) else None
 
 
 def encode_groups(parts: dict[str, list[SampleRow]], notes: list[str]) -> np.ndarray | None:
-    """The groups of the training images, (n,) int64 or None; notes those that the file's own splits part. Parts of one
-    file are a group where there is no such column."""
+    """Encode the groups of the training images, (n,) int64 or None; add a note about groups in several splits. Without
+    a group column, segments of one file form a group."""
     if not parts["train"][0].group and not any(row.is_clip_segment for rows in parts.values() for row in rows):
         return None
     homes: dict[str, set[str]] = {}
@@ -289,7 +282,7 @@ def encode_groups(parts: dict[str, list[SampleRow]], notes: list[str]) -> np.nda
 
 
 def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
-    """The line and the cells of the header, and of each row. Raises DataError with the line."""
+    """Yield line number and cells of the header and of each row. Raises DataError with the line."""
     reader = csv.reader(io.StringIO(read_text(source), newline=""), strict=True)
     line, empty = 1, True
     try:
@@ -308,10 +301,10 @@ def read_csv_lines(source: Path, name: str) -> Iterator[tuple[int, list[str]]]:
 def parse_table_header(
     line: int, cells: list[str], group_by: str | None, name: str, targets: tuple[str, ...] = ()
 ) -> TableHeader:
-    """The columns that a header names. Raises DataError for one that is missing or there twice, for one that is nearly
-    a known one, and for unknown ones where there is no path.
+    """Parse a header. Raises DataError for a missing, repeated or misspelt column, and for unknown columns if there is
+    no path.
 
-    `group_by` is the column of the groups, or, with parentheses, a regular expression.
+    `group_by` is the group column, or, with parentheses, a regular expression.
     """
     columns, where = [cell.strip() for cell in cells], f"{name}, line {line}"
     pattern = group_by is not None and "(" in group_by and group_by not in columns
@@ -320,13 +313,13 @@ def parse_table_header(
         problem = f"{name} has no column {escape_unprintable(missing[0])}"
         raise DataError(
             problem,
-            suggest_nearest(missing[0], columns) or f"there are {format_first_names(columns, MAX_LISTED_COLUMNS)}",
+            suggest_nearest(missing[0], columns) or f"columns: {format_first_names(columns, MAX_LISTED_COLUMNS)}",
         )
     if taken := [target for target in targets if target in KNOWN_COLUMNS and target != "label"]:
-        raise DataError(f"{name}: the column {taken[0]} is no target", "name columns with values")
+        raise DataError(f"{name}: the column {taken[0]} cannot be a target", "choose columns with values")
     for column in columns:
         if columns.count(column) > 1 and (column in (*KNOWN_COLUMNS, *targets) or column == header.group):
-            raise DataError(f"{where}: two columns {escape_unprintable(column)}", "keep one of them")
+            raise DataError(f"{where}: two columns {escape_unprintable(column)}", "delete one of them")
     absent = [column for column in KNOWN_COLUMNS if column not in columns]
     for column in header.unread:
         meant = difflib.get_close_matches(column.lower(), absent, 1, MISSPELLING_SIMILARITY)
@@ -338,8 +331,8 @@ def parse_table_header(
         raise DataError(f"{where}: no column path", TABLE_FORMAT_HINT)
     if group_by is not None and not pattern and group_by not in columns:
         known = (
-            f"there are {format_first_names(columns, MAX_LISTED_COLUMNS)}; a "
-            f"regular expression for paths has parentheses"
+            f"columns: {format_first_names(columns, MAX_LISTED_COLUMNS)}; a "
+            f"regular expression for paths needs parentheses"
         )
         raise DataError(
             f"{name} has no column {escape_unprintable(group_by)}", suggest_nearest(group_by, columns) or known
@@ -348,7 +341,7 @@ def parse_table_header(
 
 
 def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int) -> SampleRow:
-    """One row, checked. Raises DataError with the line."""
+    """Parse and validate one row. Raises DataError with the line."""
     where = f"{name}, line {line}"
     if len(cells) != len(header.columns):
         problem = f"{len(cells)} cells for {len(header.columns)} columns"
@@ -359,7 +352,7 @@ def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int)
     text = "" if header.targets else row.get("label", "").strip()
     labels = [normalise_name(label.strip()) for label in text.split("|")] if text else []
     if "" in labels:
-        hint = "take out the | that has nothing on one side"
+        hint = "delete the extra |"
         raise DataError(f"{where}: an empty label in {escape_unprintable(row['label'])}", hint)
     word, group = row.get("split", "").strip(), row.get(header.group, "").strip()
     split = parse_split_name(word)
@@ -370,8 +363,7 @@ def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int)
         )
     if header.group in row and not group:
         raise DataError(
-            f"{where}: no {escape_unprintable(header.group)}",
-            "give an image that belongs to no other a name of its own",
+            f"{where}: no {escape_unprintable(header.group)}", "give an image without a group a unique name"
         )
     named = tuple(dict.fromkeys(labels)) if "label" in row else None
     values = tuple(parse_value(row[target], target, where) for target in header.targets)
@@ -380,25 +372,25 @@ def parse_table_row(cells: list[str], header: TableHeader, name: str, line: int)
         for column, usual in (("start", 0.0), ("end", math.inf))
     )
     if end <= start:
-        raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "mend them")
+        raise DataError(f"{where}: the end, {end:g} s, is not after the start, {start:g} s", "correct start and end")
     return SampleRow(row["path"], named, split=split or "", group=group, line=line, start=start, end=end, values=values)
 
 
 def parse_seconds(cell: str, column: str, usual: float, where: str) -> float:
-    """The seconds in a cell; the usual ones where it is empty. Raises DataError for anything else."""
+    """Parse the seconds in a cell; the default if it is empty. Raises DataError for other text."""
     try:
         value = float(cell) if cell.strip() else usual
     except ValueError:
         value = math.nan
     if not value >= 0 or (cell.strip() and not math.isfinite(value)):
-        raise DataError(f"{where}: {column} is {escape_unprintable(cell)}, not seconds from 0 on", "write it as 2.5")
+        raise DataError(f"{where}: {column} is {escape_unprintable(cell)}, not seconds from 0", "write seconds as 2.5")
     return value
 
 
 def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRow], list[str]]:
-    """The rows without repetitions, and notes on those.
+    """Drop duplicate rows, and return notes about them.
 
-    An image in two splits stays in both, with a note. Raises DataError for an image with two different answers or
+    An image in two splits stays in both, with a note. Raises DataError for an image with contradictory labels or
     groups.
     """
     first: dict[tuple[str, float, float], SampleRow] = {}
@@ -418,33 +410,33 @@ def drop_duplicate_rows(rows: list[SampleRow], name: str) -> tuple[list[SampleRo
         unique.setdefault((row.sample, row.split), row)
     for field, faults in contrary.items():
         if faults:
-            problem = f"{len(faults)} rows give an image other {field} than an earlier row:{format_row_list(faults)}"
-            raise DataError(f"{name}: {problem}", "keep one of them")
-    notes = [f"{len(rows) - len(unique)} rows repeat another and are left out"] if len(unique) < len(rows) else []
+            problem = f"{len(faults)} rows contradict the {field} of an earlier row:{format_row_list(faults)}"
+            raise DataError(f"{name}: {problem}", "keep one row per image")
+    notes = [f"{len(rows) - len(unique)} rows are duplicates and are ignored"] if len(unique) < len(rows) else []
     if shared:
         notes.append(f"{len(shared)} images are in more than one split; the first is {escape_unprintable(min(shared))}")
     return list(unique.values()), notes
 
 
 def has_any_label(rows: list[SampleRow]) -> bool:
-    """Whether any row has a label."""
+    """Return whether any row has a label."""
     return any(row.labels for row in rows)
 
 
 def format_row_list(rows: list[SampleRow]) -> str:
-    """The first rows by line and path, and how many more there are."""
+    """Format the first rows by line and path, and the number of further rows."""
     return format_first_lines((f"line {row.line}: {escape_unprintable(row.path)}" for row in rows), len(rows))
 
 
 def encode_row_labels(
     rows: list[SampleRow], split: str, classes: Sequence[str], multilabel: bool, name: str
 ) -> np.ndarray:
-    """Rows -> (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for a held-out split
-    without labels. Raises DataError for classes that train lacks."""
+    """Encode row labels as (n,) int64 classes, or (n, K) float32 if `multilabel`; (n, 0) without classes, and for an
+    unlabelled held-out split. Raises DataError for classes that train does not have."""
     if not classes or (split != "train" and not has_any_label(rows)):
         return create_empty_labels(len(rows))
     known = set(classes)
     line = next((f", line {row.line}" for row in rows if not known.issuperset(row.labels or ())), "")
     codes = {label: code for code, label in enumerate(dict.fromkeys(row.labels or () for row in rows))}
-    own = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
-    return build_label_array(f"{name}{line}: {split}", list(codes), own, classes, multilabel)
+    label_indices = np.array([codes[row.labels or ()] for row in rows], dtype=np.int64)
+    return build_label_array(f"{name}{line}: {split}", list(codes), label_indices, classes, multilabel)

@@ -1,10 +1,10 @@
-"""WebDataset archives: images or clips in tar files, read where they are.
+"""WebDataset archives: images or clips in tar files, read without unpacking.
 
 DIR/*.tar with the split in the file names (`train-000.tar`) or in none of them, DIR/{train,val,test}/*.tar,
-`DIR/shard-{000000..000127}.tar`, or one file. `classes.txt` (a name a line) or `dataset.json` (`{"classes": [...]}`)
-beside the archives, or above the folders of their splits, gives names to labels that are numbers. Where no sample has a
-label, or all have the same one, the images have no labels. Where all that they hold is video files and animated GIFs,
-the data are clips; videos beside pictures are left out.
+`DIR/shard-{000000..000127}.tar`, or one file. Integer labels are named by `classes.txt` (a name per line) or
+`dataset.json` (`{"classes": [...]}`) next to the archives, or above their split folders. If no sample has a label, or
+all have the same one, the images are unlabelled. If all samples are video files and animated GIFs, the data are clips;
+videos among images are ignored.
 """
 
 from __future__ import annotations
@@ -48,16 +48,15 @@ ARCHIVE_FORMAT_HINT = (
 COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.lz4")
 CLASS_NAME_FILES = ("pack.json", "dataset.json", "classes.txt", "classnames.txt")
 MAX_VIDEO_SUFFIX_LENGTH = max(map(len, VIDEO_SUFFIXES))  # of their suffixes
-MAX_ARCHIVES = 100_000  # that a pattern may stand for
+MAX_ARCHIVES = 100_000  # maximum archives of a pattern
 
 
 def open_webdataset(source: Path, split_seed: int = 0) -> Data:
-    """Open the data set in a folder of archives, in the archives that a pattern stands for, or in one.
+    """Open the dataset in a folder of archives, in the archives of a pattern, or in one archive.
 
-    Labels are (n,) int64 where every sample has one; else (n, K) float32, K = 0 without labels. A source without `val`
-    gives a tenth of `train` to it. Classes are in the order of the file that names them, else in natural order. Raises
-    DataError for archives that are missing or damaged, samples without a label where others have one, and classes that
-    only a held-out split has.
+    Labels are (n,) int64 if every sample has one; else (n, K) float32, K = 0 without labels. Without `val`, a tenth of
+    `train` is held out. Classes are in the order of the file that names them, else in natural order. Raises DataError
+    for missing or damaged archives, unlabelled samples among labelled ones, and classes that only a held-out split has.
     """
     name = escape_unprintable(source)
     archives = find_archives(source)
@@ -77,11 +76,11 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
         rows = {split: part[~videos[part]] for split, part in rows.items()}
     rows = {split: part for split, part in rows.items() if len(part) or "" not in archives}
     if "train" not in rows:
-        raise DataError(f"{name} has {', '.join(rows)} but no images to train on", ARCHIVE_FORMAT_HINT)
+        raise DataError(f"{name} has {', '.join(rows)} but no training images", ARCHIVE_FORMAT_HINT)
     without = find_unlabelled_splits(whole, name, codes, rows)
     notes = [f"{count} {kind}" for kind, count in whole.notes.items()]
     notes[:0] = [clips_note(len(whole.samples))] if clips else []
-    notes += [f"{videos.sum():,} videos beside pictures are left out"] if not clips and videos.any() else []
+    notes += [f"{videos.sum():,} videos among images are ignored"] if not clips and videos.any() else []
     labelled = {split: part for split, part in rows.items() if split not in without}
     labels, classes, unlabelled = encode_split_labels(
         name, words, codes=codes, rows=labelled, given=read_nearby_class_names(source), notes=notes
@@ -94,11 +93,11 @@ def open_webdataset(source: Path, split_seed: int = 0) -> Data:
 
 
 def detect_clips(whole: ArchiveIndex) -> tuple[bool, np.ndarray]:
-    """Whether all samples are clips, animated GIFs where they are GIFs alone; and (n,) bool: those that are videos.
-    Raises DataError for a GIF that cannot be read."""
+    """Return whether all samples are clips (GIF-only archives must be animated), and (n,) bool: the videos. Raises
+    DataError for an unreadable GIF."""
     last = np.maximum(
         whole.samples["end"][:, None] + np.arange(-MAX_VIDEO_SUFFIX_LENGTH, 0), 0
-    )  # a name has a suffix and is longer
+    )  # a name is longer than its suffix
     tails, which = np.unique(
         (whole.names[last] | 0x20).view(f"S{MAX_VIDEO_SUFFIX_LENGTH}").ravel(), return_inverse=True
     )
@@ -121,10 +120,11 @@ def encode_split_labels(
     given: Sequence[str],
     notes: list[str],
 ) -> tuple[dict[str, np.ndarray], tuple[str, ...], DataError | None]:
-    """The labels of each split, the classes, and why there are none where all images have one label or none.
+    """Return the labels of each split, the classes, and the reason for missing labels, if there are fewer than two
+    classes.
 
-    `codes`, (n,): positions in `words`, the distinct labels, or -1; `given`: the class names beside the archives.
-    Raises DataError for classes that training does not have.
+    `codes`, (n,): indices in `words`, the distinct labels, or -1; `given`: the class names next to the archives. Raises
+    DataError for classes that training does not have.
     """
     unlabelled, classes = None, tuple(given)
     names = [tuple(resolve_class_name(word, given) for word in label) for label in words]
@@ -153,7 +153,7 @@ def encode_split_labels(
 
 
 def has_tar_archives(folder: Path) -> bool:
-    """Whether a folder has archives, rather than folders of images that an archive lies beside."""
+    """Return whether a folder has archives, rather than folders of images next to an archive."""
     if homes := find_split_folders(folder):
         return any(map(list_archives, homes.values()))
     entries = list(os.scandir(folder))
@@ -164,76 +164,80 @@ def has_tar_archives(folder: Path) -> bool:
 
 
 def list_archives(home: Path) -> list[Path]:
-    """The archives in a folder, in natural order; compressed ones are none."""
+    """List the uncompressed archives in a folder, in natural order."""
     names = sorted((entry.name for entry in os.scandir(home) if not entry.name.startswith(".")), key=natural_sort_key)
     return [home / name for name in names if name.lower().endswith(".tar")]
 
 
 def find_archives(source: Path) -> dict[str, list[Path]]:
-    """Split -> its archives in natural order; the split is "" where nothing names one. Raises DataError."""
+    """Return the archives of each split in natural order; the split is "" if no name contains one. Raises DataError."""
     if source.is_dir():
-        if inside := {split: own for split, home in find_split_folders(source).items() if (own := list_archives(home))}:
+        if inside := {
+            split: split_archives
+            for split, home in find_split_folders(source).items()
+            if (split_archives := list_archives(home))
+        }:
             return inside
         paths = list_archives(source)
     else:
         paths = [source] if os.path.lexists(source) else expand_braces(os.fspath(source))
     if not paths or any(path.name.lower().endswith(COMPRESSED_SUFFIXES) for path in paths):
-        problem = f"{escape_unprintable(source)}: compressed archives cannot be read at any place"
+        problem = f"{escape_unprintable(source)}: compressed archives do not allow random access"
         raise DataError(problem, "unpack them to .tar (gunzip *.gz)")
     if missing := [path for path in paths if not os.path.lexists(path)]:
         names = format_first_lines(map(escape_unprintable, missing), len(missing))
-        raise DataError(f"{len(missing)} of {len(paths)} archives are not there:{names}", ARCHIVE_FORMAT_HINT)
+        raise DataError(f"{len(missing)} of {len(paths)} archives are missing:{names}", ARCHIVE_FORMAT_HINT)
     archives: dict[str, list[Path]] = {}
     for path in paths:
         archives.setdefault(find_split_word(path.stem) or "", []).append(path)
     if "" in archives and len(archives) > 1:
         stray = escape_unprintable(archives[""][0])
-        raise DataError(f"{stray} names no split, as others do", "name it train-..., val-... or test-...")
+        raise DataError(f"{stray} names no split, but others do", "name it train-..., val-... or test-...")
     if "train" not in archives and len(paths) > 1 and "" not in archives:
         raise DataError(
-            f"{escape_unprintable(source)} has {', '.join(archives)} but no archives to train on", ARCHIVE_FORMAT_HINT
+            f"{escape_unprintable(source)} has {', '.join(archives)} but no training archives", ARCHIVE_FORMAT_HINT
         )
     return archives if "" in archives or "train" in archives else {"": paths}
 
 
 def expand_braces(pattern: str) -> list[Path]:
-    """`x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises DataError for too
-    many."""
+    """Expand braces: `x-{00..03}.tar` -> four paths; `{a,b}` -> two; several braces -> all combinations. Raises
+    DataError for too many."""
     choices: list[Sequence[str]] = []
     for number, piece in enumerate(re.split(r"\{([^{}]*)\}", pattern)):
         ends = re.fullmatch(r"(\d+)\.\.(\d+)", piece) if number % 2 else None
         if ends:
             low, high = int(ends[1]), int(ends[2])
             if not low <= high < low + MAX_ARCHIVES:
-                problem = f"{{{piece}}} stands for no archive, or for more than {MAX_ARCHIVES:,}"
+                problem = f"{{{piece}}} expands to no archive, or to more than {MAX_ARCHIVES:,}"
                 raise DataError(f"{escape_unprintable(pattern)}: {problem}")
             choices.append([str(value).zfill(len(ends[1])) for value in range(low, high + 1)])
         else:
             choices.append(piece.split(",") if number % 2 else [piece])
     if math.prod(map(len, choices)) > MAX_ARCHIVES:
-        raise DataError(f"{escape_unprintable(pattern)} stands for more than {MAX_ARCHIVES:,} archives")
+        raise DataError(f"{escape_unprintable(pattern)} expands to more than {MAX_ARCHIVES:,} archives")
     return [Path("".join(parts)) for parts in itertools.product(*choices)]
 
 
 def read_index_labels(whole: ArchiveIndex, name: str) -> tuple[Sequence[tuple[LabelWord, ...]], np.ndarray, np.ndarray]:
-    """The distinct labels; the position of each sample's among them, (n,) int64; and of its split in SPLIT_NAMES by
-    its folder, (n,) int64. -1 stands for none.
-
-    """
+    """Return the distinct labels, the index of each sample's label among them, (n,) int64, and of its split in
+    SPLIT_NAMES by folder, (n,) int64; -1 for none."""
     split_at, class_at = parse_archive_folders(whole.folders)
-    words, own, homes = whole.words, whole.samples["label"], whole.samples["home"]
-    if not (own >= 0).any():
+    words, codes_of_samples, homes = whole.words, whole.samples["label"], whole.samples["home"]
+    if not (codes_of_samples >= 0).any():
         codes = {word: number for number, word in enumerate(dict.fromkeys(word for word in class_at if word))}
-        words, own = tuple((word,) for word in codes), np.array([codes.get(word, -1) for word in class_at])[homes]
-    return words, own, np.array(split_at, dtype=np.int64)[homes]
+        words, codes_of_samples = (
+            tuple((word,) for word in codes),
+            np.array([codes.get(word, -1) for word in class_at])[homes],
+        )
+    return words, codes_of_samples, np.array(split_at, dtype=np.int64)[homes]
 
 
 def find_unlabelled_splits(whole: ArchiveIndex, name: str, codes: np.ndarray, rows: dict[str, np.ndarray]) -> list[str]:
-    """The held-out splits of which no sample has a label, where others have one. `codes`, (n,): positions of labels, -1
-    for none; `rows`: the samples of each split, (m,).
+    """Return the held-out splits without any label, if other splits have labels.
 
-    Raises DataError, with the first of them, for samples of other splits without a label, and where labels are stored
-    apart from the images.
+    `codes`, (n,): label indices, -1 for none; `rows`: the samples of each split, (m,). Raises DataError, with the first
+    of them, for unlabelled samples in other splits, and if labels are stored separately from the images.
     """
     without = codes < 0
     if not without.any() or (without.all() and not whole.notes.get(ORPHAN_LABELS_NOTE)):
@@ -250,25 +254,26 @@ def find_unlabelled_splits(whole: ArchiveIndex, name: str, codes: np.ndarray, ro
 
 
 def parse_archive_folders(folders: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Folders in archives -> for each the position of its split in SPLIT_NAMES, or -1, and its class, or "".
+    """Return the split index in SPLIT_NAMES, or -1, and the class, or "", of each archive folder.
 
-    A path is PREFIX/[SPLIT/]CLASS/...: the prefix is what all folders share, and there are splits where all have one.
+    A path is PREFIX/[SPLIT/]CLASS/...: the prefix is common to all folders, and splits are used if all folders have
+    one.
     """
     parts = [[part for part in folder.split("/") if part not in ("", ".")] for folder in folders]
-    levels = zip(*(own[:-1] for own in parts), strict=False)
+    levels = zip(*(names[:-1] for names in parts), strict=False)
     common = len(list(itertools.takewhile(lambda level: len(set(level)) == 1, levels)))
-    parts = [own[common:] or [""] for own in parts]
-    named = [parse_split_name(own[0]) for own in parts]
+    parts = [names[common:] or [""] for names in parts]
+    named = [parse_split_name(names[0]) for names in parts]
     splits = [list(SPLIT_NAMES).index(split) if split else -1 for split in named]
     if -1 in splits or 0 not in splits or len(set(splits)) == 1:
-        return [-1] * len(parts), [own[0] for own in parts]
-    return splits, [own[1] if len(own) > 1 else "" for own in parts]
+        return [-1] * len(parts), [names[0] for names in parts]
+    return splits, [names[1] if len(names) > 1 else "" for names in parts]
 
 
 def read_nearby_class_names(source: Path) -> tuple[str, ...]:
-    """The class names in a file beside the archives, or above the folder they are in; none where there is no such file.
+    """Read class names from a file next to the archives, or in the parent folder; empty if there is no such file.
 
-    Raises DataError for a file that cannot be read, and for a name that stands there twice.
+    Raises DataError for an unreadable file, and for a repeated name.
     """
     home = source if source.is_dir() else source.parent
     near = [home, home.parent] if parse_split_name(home.name) else [home]
@@ -278,7 +283,7 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
         try:
             listed: Any = json.loads(read_text(file)).get("classes") if file.suffix == ".json" else read_lines(file)
         except (ValueError, AttributeError, RecursionError):
-            hint = 'expected a name on each line, or {"classes": [...]}'
+            hint = 'expected one name per line, or {"classes": [...]}'
             raise DataError(f"{escape_unprintable(file)} cannot be read", hint) from None
         if file.suffix == ".json" and listed is None:
             continue
@@ -296,7 +301,7 @@ def read_nearby_class_names(source: Path) -> tuple[str, ...]:
 
 
 def resolve_class_name(word: LabelWord, given: Sequence[str]) -> str:
-    """The class that a label names: with names given, a number counts them from 0."""
+    """Return the class name of a label; an integer indexes the class names, if there are any."""
     if not given or isinstance(word, str):
         return str(word)
     return given[word] if word < len(given) else f"number {word}"

@@ -1,8 +1,8 @@
 """Clips: `[SPLIT/]CLASS/*.mp4` and other video files, animated GIFs, and folders of frames, `[SPLIT/]CLASS/CLIP/*.jpg`.
 
-A folder is such data where all that its classes hold is clips: a photograph among GIFs makes pictures of all of them. A
-folder of pictures is a clip where they are numbered from 0 or 1 on without a gap, with zeros in front, under one name,
-and of one size: classes may hold numbered pictures in folders of their own, and these stay pictures.
+A folder is video data if its classes contain only clips: one photo among GIFs makes all of them images. A folder of
+images is a clip if their names are a common prefix with zero-padded consecutive numbers from 0 or 1, and their sizes
+are equal. Subfolders with other numbered images stay images.
 """
 
 from __future__ import annotations
@@ -40,39 +40,39 @@ from vitreous.data.split import Data, FileSplit, S, Split, StoreSplit
 from vitreous.errors import DataError, escape_unprintable
 
 NUMBERED_FILE_NAME = re.compile(r"(.*?)(\d+)(\.\w+)")
-MAX_COMPARED_PAIRS = 8  # pairs of pictures of a folder that are compared
+MAX_COMPARED_PAIRS = 8  # pairs of images of a folder to compare
 MAX_NEIGHBOUR_DIFFERENCE = 0.6
-MAX_STILL_DIFFERENCE = 2.0  # of 255, below which pictures are taken for the same
-MAX_PROBED_CLIPS = 16  # folders of frames, and GIFs, that are looked into: they stand for all
+MAX_STILL_DIFFERENCE = 2.0  # of 255; below this difference, images are considered equal
+MAX_PROBED_CLIPS = 16  # folders of frames and GIFs to inspect as a sample of all
 
 
 @dataclass(frozen=True)
 class ClipFiles(FileSplit):
-    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files, and of folders of frames. `parts`,
-    (n, 2) float64: from which second to which each is cut out, 0 and infinity for all of it; None: all are whole."""
+    """Clips with labels (n,) int64 or (n, K) float32; `paths` are those of files and of folders of frames. `parts`, (n,
+    2) float64: start and end in seconds, 0 and infinity for the complete clip; None: all are complete."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
     parts: np.ndarray | None = None
 
     def part(self, sample: int) -> tuple[float, float] | None:
-        """From which second to which a clip is cut out of its file; None for all of it."""
+        """Return start and end of a segment in seconds; None for the complete file."""
         start, end = (0.0, math.inf) if self.parts is None else self.parts[sample].tolist()
         return None if (start, end) == (0.0, math.inf) else (start, end)
 
     def clip(self, sample: int) -> Clip:
-        """A clip, opened; of a picture, a clip of one frame. Raises DataError."""
+        """Open a clip; an image becomes a clip of one frame. Raises DataError."""
         if is_still_image(self.path(sample)):
             return ImageFilesClip([self.path(sample)], self.name(sample))
         return self.cut(sample, open_clip(self.path(sample), self.name(sample)))
 
     @property
     def stills(self) -> int:
-        """How many samples are pictures."""
+        """The number of samples that are images."""
         return sum(is_still_image(self.path(sample)) for sample in range(len(self)))
 
     def cut(self, sample: int, whole: Clip) -> Clip:
-        """The part of a file, opened, that is a sample. Raises DataError."""
+        """Cut the segment of a sample out of an opened file. Raises DataError."""
         part = self.part(sample)
         return whole if part is None else ClipSegment(whole, *part)
 
@@ -91,7 +91,7 @@ class ClipFiles(FileSplit):
             digest.update(self.parts.tobytes())
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """The bytes of a file, or the frames of a folder, (T, H, W, 3) uint8. Raises DataError."""
+        """Return the bytes of a file, or the frames of a folder, (T, H, W, 3) uint8. Raises DataError."""
         if not os.path.isdir(self.path(sample)):
             return super().raw(sample)
         clip = self.clip(sample)
@@ -100,65 +100,63 @@ class ClipFiles(FileSplit):
 
 @dataclass(frozen=True, eq=False)
 class StoredClips(StoreSplit[S]):
-    """Clips of a store that holds many, such as tar archives; each is a video file or a GIF."""
+    """Clips of a store, such as tar archives; each is a video file or a GIF."""
 
     axes: ClassVar[int] = 3
     kind: ClassVar[str] = "clips"
 
     def clip(self, sample: int) -> Clip:
-        """A clip, opened. Raises DataError."""
+        """Open a clip. Raises DataError."""
         return open_clip(self.raw(sample), self.name(sample))
 
     def take(self, rows: np.ndarray, labels: np.ndarray | None = None) -> StoredClips[S]:
-        """The clips at positions (m,), in this order; with other labels (m,) or (m, K), if they are given."""
+        """Return the clips at indices (m,), in this order, with other labels (m,) or (m, K) if they are passed."""
         return StoredClips(self.store, self.rows[rows], self.labels[rows] if labels is None else labels)
 
 
 def is_still_image(path: str) -> bool:
-    """Whether a path is that of a picture file by its name, rather than of a clip."""
+    """Return whether a path is an image file by its name, rather than a clip."""
     suffix = os.path.splitext(path)[1].lower()
     return suffix in IMAGE_FILE_SUFFIXES and suffix != GIF_SUFFIX and not os.path.isdir(path)
 
 
 def open_sample(split: Split, sample: int) -> bytes | np.ndarray | Clip:
-    """What a sample is decoded from: of clips the opened clip, else the stored bytes or pixels (H, W[, C]). Raises
-    DataError."""
+    """Return the undecoded sample: an opened clip, else stored bytes or pixels (H, W[, C]). Raises DataError."""
     return split.clip(sample) if isinstance(split, ClipFiles | StoredClips) else split.raw(sample)
 
 
 def has_only_clips(root: Path) -> bool:
-    """Whether all that a folder, its splits and their classes hold is clips; where these are GIFs alone, animated
-    ones."""
+    """Return whether a folder, its splits and their classes contain only clips; if all are GIFs, they must be
+    animated."""
     clips = None
     for home in resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,):
-        own = list_clips(os.fspath(home))
-        if own is None:
+        folder_clips = list_clips(os.fspath(home))
+        if folder_clips is None:
             return False
-        clips = (clips or []) + own
+        clips = (clips or []) + folder_clips
     return bool(clips) and are_animated_clips(clips)
 
 
 def are_clip_files(paths: list[str]) -> bool:
-    """Whether files, one at least, are all videos, GIFs and folders; where these are GIFs alone, animated ones."""
+    """Return whether all files, at least one, are videos, GIFs or folders; if all are GIFs, they must be animated."""
     endings = {os.path.splitext(path)[1].lower() for path in paths if not os.path.isdir(path)}
     return bool(paths) and endings <= VIDEO_SUFFIXES | {GIF_SUFFIX} and are_animated_clips(paths)
 
 
 def are_animated_clips(paths: list[str]) -> bool:
-    """Whether there are others than GIFs among clips, or these are animated."""
+    """Return whether there are clips other than GIFs, or the GIFs are animated."""
     if any(not path.lower().endswith(GIF_SUFFIX) for path in paths):
         return True
     return all(is_animated_gif(read_input_file(paths[place])) for place in choose_probe_indices(len(paths)))
 
 
 def choose_probe_indices(count: int) -> list[int]:
-    """The places of the PROBED of `count` that stand for all."""
+    """Choose up to MAX_PROBED_CLIPS evenly spread indices of `count`."""
     return np.linspace(0, count - 1, min(MAX_PROBED_CLIPS, count)).astype(int).tolist()
 
 
 def has_clips(root: Path) -> bool:
-    """Whether there are clips below a folder, whatever else there is: files of them, animated GIFs, folders of
-    frames."""
+    """Return whether there are any clips below a folder: video files, animated GIFs, folders of frames."""
     homes = resolve_split_folders(root).values() if "train" in find_split_folders(root) else (root,)
     clips = [
         path for home in homes for path in list_clips(os.fspath(home), stills=True) or [] if not is_still_image(path)
@@ -169,9 +167,11 @@ def has_clips(root: Path) -> bool:
 
 
 def list_clips(home: str, depth: int = 2, stills: bool = False) -> list[str] | None:
-    """The video files, GIFs and folders of frames below a folder, in natural order; None where there are pictures
-    that are no frames, which lie at least `depth` folders down, or with `stills` these pictures too. A folder linked
-    twice is visited once."""
+    """List the video files, GIFs and folders of frames below a folder, in natural order.
+
+    Returns None if there are non-frame images at least `depth` folders down; with `stills`, these images are listed
+    too. A folder linked twice is visited once.
+    """
     clips, seen, waiting, looks = list[str](), set[str](), [(home, 0)], MAX_PROBED_CLIPS
     while waiting:
         place, level = waiting.pop()
@@ -202,8 +202,8 @@ def list_clips(home: str, depth: int = 2, stills: bool = False) -> list[str] | N
 
 
 def are_frame_names(names: list[str]) -> bool:
-    """Whether names of pictures are those of frames: numbers of one length, from 0 or 1 on without a gap, with a zero
-    in front, the same before and after them."""
+    """Return whether image names are frame names: zero-padded numbers of one length, consecutive from 0 or 1, with the
+    same text before and after them."""
     parts = [match.groups() for name in names if (match := NUMBERED_FILE_NAME.fullmatch(name))]
     alike = len({(before, len(number), after) for before, number, after in parts}) == 1
     if len(parts) < len(names) or len(names) < 2 or not alike or len(parts[0][1]) < 2:
@@ -213,20 +213,20 @@ def are_frame_names(names: list[str]) -> bool:
 
 
 def has_uniform_size(folder: str) -> bool:
-    """Whether the first, the middle and the last picture of a folder are of one size, by their headers."""
+    """Return whether the first, middle and last image of a folder have one size, by their headers."""
     paths = list_frame_images(folder)
     try:
         ends = [paths[place] for place in (0, len(paths) // 2, -1)]
         return len({read_upright_size(read_input_file(path), escape_unprintable(path)) for path in ends}) == 1
     except DataError:
-        return True  # reading it says what is wrong
+        return True  # reading it raises the error
 
 
 def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> Data:
-    """Open a folder of classes of clips, with or without folders of splits around them, as `folder` opens pictures; a
-    tenth of the clips is `val` where there is none. With `stills` pictures among them are clips of one frame.
+    """Open a folder of classes of clips, with or without split folders, as `open_image_folder` opens images.
 
-    Raises DataError as `folder` does.
+    A tenth of the clips is `val` if there is none. With `stills`, images among them are clips of one frame. Raises
+    DataError as `open_image_folder`.
     """
     homes = resolve_split_folders(root)
     walk = partial(list_class_clips, stills=stills)
@@ -239,8 +239,8 @@ def open_clip_folder(root: Path, split_seed: int = 0, stills: bool = False) -> D
 
 
 def frames_note(data: Data) -> list[str]:
-    """What is noted of classes of which each is one folder of pictures that are numbered as frames are, and of one
-    size: they may be clips without classes. Of a name that several splits have nothing is noted: it is a class."""
+    """Return the note about classes that each look like one folder of frames: numbered images of one size. They may be
+    clips without classes. A class in several splits is not reported."""
     homes: dict[str, list[str]] = {}
     for split in data.splits.values():
         if type(split) is not FileSplit or not data.labelled:
@@ -258,15 +258,16 @@ def frames_note(data: Data) -> list[str]:
         return []
     if not all(map(is_frame_sequence, [list(homes)[place] for place in choose_probe_indices(len(homes))])):
         return []
-    note = (
-        "the pictures of each class are numbered as the frames of a clip are: if the folders are clips, put them into"
-    )
-    return [f"{note} one more folder, DIR/CLASS/CLIP/0001.jpg, of one class where there are none"]
+    note = "image names look like video frames: if each folder is one clip, move the folders into"
+    return [f"{note} class folders, DIR/CLASS/CLIP/0001.jpg, or a single one without classes"]
 
 
 def is_frame_sequence(folder: str) -> bool:
-    """Whether neighbours among the pictures of a folder are more alike than others, as frames of a clip are: their mean
-    absolute difference, in 16 x 16 greys, is less than FRAMES_ALIKE of that of pictures half the folder apart."""
+    """Return whether adjacent images of a folder are more similar than others, like frames of a clip.
+
+    Their mean absolute difference, in 16 x 16 greys, is less than MAX_NEIGHBOUR_DIFFERENCE times that of images half
+    the folder apart.
+    """
     paths = list_frame_images(folder)
     places = np.linspace(0, len(paths) - 2, min(MAX_COMPARED_PAIRS, len(paths) - 1)).astype(int)
 
@@ -285,17 +286,17 @@ def is_frame_sequence(folder: str) -> bool:
 
 
 def clips_note(count: int, pictures: int = 0) -> str:
-    """What is noted of data that are taken for clips, of which some may be pictures."""
-    others = f", {pictures:,} of them pictures, of one frame" if pictures else ""
-    return f"the data are {count:,} clips{others}; `--frames` and `--stride` say which frames of them are read"
+    """Return the note that data are opened as clips, some of which may be images."""
+    others = f", {pictures:,} of them images, read as one frame" if pictures else ""
+    return f"the data are {count:,} clips{others}; `--frames` and `--stride` select the frames"
 
 
 def list_class_clips(home: str, stills: bool = False) -> list[str]:
-    """The clips below a folder, and with `stills` the pictures."""
+    """List the clips below a folder, and with `stills` the images."""
     return list_clips(home, 1, stills) or []
 
 
 def to_clip_files(split: Split) -> ClipFiles:
-    """Files as clips."""
+    """Convert a split of files to clips."""
     assert isinstance(split, FileSplit)
     return ClipFiles(split.paths, split.labels)

@@ -1,1 +1,1 @@
-"""Modalities: what a model's input is. One file each; `base.py` is the contract, `table.py` the table."""
+"""Modalities: the kinds of model input, one per module. `base.py` is the interface, `table.py` the registry."""

@@ -1,4 +1,4 @@
-"""Images of any number of channels, or of more than 8 bits, each channel taken for itself: multispectral, thermal."""
+"""Images with any number of channels, or more than 8 bits, read by band: multispectral, thermal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ PEAK_VALUES = {"uint8": 255.0, "uint16": 65535.0, "int16": 32767.0, "float32": 1
 
 @dataclass(frozen=True)
 class BandPreprocess(StillPreprocess):
-    """Images whose channels are read as the file has them, `numbers` their type; pixels without data are void. `mean`
-    and `std` are in units of the type's largest number."""
+    """Images whose channels are read unchanged from the file; `numbers` is their dtype; pixels without data are void.
+    `mean` and `std` are in units of the dtype's maximum."""
 
     may_be_void: ClassVar[bool] = True
 
@@ -30,57 +30,57 @@ class BandPreprocess(StillPreprocess):
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
-        """The form of an image that is read band by band. Raises DataError, also for one that is not."""
-        assert isinstance(raw, (bytes, np.ndarray)), "a split gives bytes or pixels"
+        """Return the form of an image that is read by band. Raises DataError, also for other images."""
+        assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
         if (form := find_band_form(raw, name, asked.get("numbers"))) is None:
-            raise DataError(f"{name}: an image in colours", "leave --preprocess.name out")
+            raise DataError(f"{name}: an image with colours", "omit --preprocess.name")
         return form
 
     @property
     def peak(self) -> float:
-        """The largest number of the type, 1 for floats."""
+        """The maximum of the dtype, 1 for floats."""
         return PEAK_VALUES[self.numbers]
 
     @property
     def array_dtype(self) -> np.dtype:
-        """uint8 for values of 8 bits, else float32."""
+        """uint8 for 8-bit values, else float32."""
         return np.dtype(np.uint8 if self.numbers == "uint8" else np.float32)
 
     @property
     def form_settings(self) -> dict[str, str]:
-        """The type of the values."""
+        """The dtype of the values."""
         return {"numbers": self.numbers}
 
     @property
     def value_type(self) -> str:
-        """The type of the values in files."""
+        """The dtype of the values in files."""
         return self.numbers
 
     @property
     def measures_moments(self) -> bool:
-        """True: nobody has measured these channels before."""
+        """True: there are no published statistics for these channels."""
         return True
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
-        """Whether weights were trained on as many channels of such numbers."""
+        """Return whether weights were trained on the same number of channels and dtype."""
         return (
             isinstance(weights, BandPreprocess) and super().shares_moments(weights) and weights.numbers == self.numbers
         )
 
     def cast_pixels(self, pixels: np.ndarray) -> np.ndarray:
-        """Pixels (B, H, W[, C]) of any type -> float32, if `numbers` are; else the same."""
+        """Convert pixels (B, H, W[, C]) of any dtype to float32 if `numbers` is; otherwise unchanged."""
         return pixels.astype(np.float32) if self.numbers == "float32" else pixels
 
     def decode(self, raw: RawSample, name: str | None = None) -> Bands:
-        """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image for each channel. Raises DataError."""
+        """Decode a file, its bytes, or pixels (H, W[, C]) to a Pillow image for each channel. Raises DataError."""
         pixels = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         fill = [value * self.peak for value in self.mean] if len(self.mean) == self.channels else None
         return read_bands(pixels, self.channels, self.numbers, name, fill)  # type: ignore[arg-type]
 
 
 def find_band_form(raw: bytes | np.ndarray, name: str, numbers: str | None = None) -> SampleForm | None:
-    """The form of an image, a file's bytes or pixels (H, W[, C]), that has to be read band by band, or is asked to be,
-    as `numbers`; None for one in colours. Raises DataError."""
+    """Return the form of an image, a file's bytes or pixels (H, W[, C]), that must be read by band, or is requested to
+    be, as `numbers`; None for images with colours. Raises DataError."""
     info = detect_channel_form(raw, name) if numbers is None else (len(read_channels(raw, name)), numbers)
     if info is None:
         return None

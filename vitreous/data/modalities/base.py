@@ -1,8 +1,8 @@
-"""The contract of a modality: how a file of it becomes a model's input, what it is called and what it can do.
+"""The modality interface: how a file becomes a model's input, its names, and its capabilities.
 
-A modality is one file: a frozen dataclass whose fields are stored with the model (`preprocess` in `model.json`), and
-whose `name` is its tag there. Code outside this folder asks it, and never which modality it is. No PyTorch is imported
-until a tensor is asked for.
+A modality is one module with a frozen dataclass whose fields are stored with the model (`preprocess` in `model.json`),
+and whose `name` is its tag there. Code outside this folder uses these methods instead of checking for a modality.
+PyTorch is imported only when a tensor is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitreous.data.layouts.folder import SampleFiles, list_files_by_suffix, open
 from vitreous.data.split import Data
 from vitreous.errors import DataError, UsageError
 
-# a process that only decodes images starts in a tenth of a second without torch, and in seconds with it
+# processes that only decode images start in 0.1 s without torch, and in seconds with it
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 IMAGENET_MOMENTS = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HALF_MOMENTS = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))  # the paper's models: pixels in [-1, 1]
 
-#: what a sample is decoded from: a path, a file's bytes, pixels, a Pillow image, or an opened clip
+#: undecoded sample: a path, a file's bytes, pixels, a Pillow image, or an opened clip
 RawSample = bytes | np.ndarray | Image.Image | str | os.PathLike[str] | Clip
 
 
 class SampleForm(NamedTuple):
-    """The size of a sample, one length per axis, its channels, and a preprocessing with the settings that follow from
-    the file; its size and channels are still those of the sample."""
+    """The size of a sample, one length per axis, its channels, and a preprocessing with the settings derived from the
+    file; its size and channels are those of the sample."""
 
     size: tuple[int, ...]
     channels: int
@@ -46,44 +46,44 @@ class SampleForm(NamedTuple):
 
 @dataclass(frozen=True)
 class Preprocess(ABC):
-    """How a sample becomes a model's input, without chance: `decode`, `to_array`, `normalise`.
+    """Deterministic conversion of a sample to a model's input: `decode`, `to_array`, `normalise`.
 
     `image` is the size of the input, one length per axis: (height, width), (depth, height, width), (frames, height,
-    width) or (length,); shapes below call it `*image`. `mean` and `std` are per channel, in units of `peak`.
+    width) or (length,); shapes below write it as `*image`. `mean` and `std` are per channel, in units of `peak`.
 
     A subclass has a field `name: Literal["…"]`, its tag, and further fields that are settings, which
-    `--preprocess.FIELD` sets. Raises UsageError for settings that do not go together.
+    `--preprocess.FIELD` sets. Raises UsageError for incompatible settings.
     """
 
     name: ClassVar[str]  # a field of each subclass
-    #: what samples are called, in the plural: in messages, and by a split (`data.annotations.target.get_sample_noun`)
+    #: the plural noun for samples, in messages and for splits (`data.annotations.target.get_sample_noun`)
     noun: ClassVar[str] = "images"
-    #: how many axes `image` has, their names in messages, and what its numbers are called
+    #: the number of axes of `image`, their names in messages, and the noun for its values
     axes: ClassVar[int] = 2
     axis_names: ClassVar[str] = "H, W"
     unit: ClassVar[str] = "pixels"
-    #: endings of its files, in small letters
+    #: lower-case suffixes of its files
     suffixes: ClassVar[frozenset[str]] = frozenset()
-    #: what `decode` returns: a Pillow image, or one for each channel; frames of a clip; or an array (C, *sides).
+    #: the result of `decode`: a Pillow image, or one for each channel; frames of a clip; or an array (C, *sizes).
     #: Recipes choose models and augmentation by it
     form: ClassVar[Literal["images", "clips", "arrays"]] = "arrays"
-    #: what is wrong with a folder in which none is found
+    #: the error for a folder without such files
     folder_hint: ClassVar[str] = ""
-    #: the `axes` of `data.sources.open_data` for files that could also be of another modality; None: layouts tell
+    #: `axes` of `data.sources.open_data` for files that could belong to another modality; None: layouts detect it
     array_axes: ClassVar[int | None] = None
-    #: whether all inputs of a batch have one size, so that they stack
+    #: whether all inputs of a batch have one size and can be stacked
     stacks: ClassVar[bool] = True
-    #: whether values are RGB or grey at 8 bits, which augmentation of colours needs
+    #: whether values are 8-bit RGB or grey, which colour augmentation needs
     has_colours: ClassVar[bool] = False
-    #: whether inputs change with time, so that they are shown as animations
+    #: whether inputs have a time axis and are shown as animations
     is_animated: ClassVar[bool] = False
-    #: whether a browser shows the files, which the server then takes
+    #: whether a browser can show the files, so that the server accepts them
     is_browsable: ClassVar[bool] = False
-    #: whether a sample may have pixels without data, so that all are looked at before training
+    #: whether a sample may be without valid pixels, so that all are checked before training
     may_be_void: ClassVar[bool] = False
-    #: whether decoded samples may be kept in memory for training
+    #: whether decoded samples may be cached in memory for training
     is_cacheable: ClassVar[bool] = False
-    #: what the Hugging Face Hub calls a classifier of it, where that is no image classifier
+    #: the Hugging Face Hub's name of its classification task, if it is not image classification
     hub_task: ClassVar[str] = ""
 
     image: tuple[int, ...]
@@ -94,20 +94,22 @@ class Preprocess(ABC):
     def __post_init__(self) -> None:
         if len(self.image) != self.axes:
             problem = f"the size of {self.noun} has {self.axes} axes ({self.axis_names}), not {len(self.image)}"
-            raise UsageError(problem, f"give {self.axes} numbers")
+            raise UsageError(problem, f"use {self.axes} numbers")
 
     # from a file to an array
 
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
-        """The paths of the samples below a folder, in natural order."""
+        """List the paths of the samples below a folder, in natural order."""
         return list_files_by_suffix(folder, cls.suffixes)
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
-        """The data set in a folder of classes of such files, with or without folders of splits around them; None for a
-        folder without such files, or with files of others that are likelier, unless `is_asked`. Raises DataError as
-        `layouts.folder.folder`, and where it `is_asked` and has no such files."""
+        """Open the dataset in a folder of classes of such files, with or without split folders.
+
+        Returns None for a folder without such files, or with files of a more likely modality, unless `is_asked`. Raises
+        DataError as `layouts.folder.open_image_folder`, and if `is_asked` but there are no such files.
+        """
         if not list_files_by_suffix(os.fspath(folder), cls.suffixes):
             return None
         return open_class_folders(
@@ -116,109 +118,108 @@ class Preprocess(ABC):
 
     @classmethod
     def archive_suffixes(cls) -> frozenset[str]:
-        """Endings of the members of an archive that are samples."""
+        """Return the suffixes of archive members that are samples."""
         return cls.suffixes
 
     @classmethod
     @abstractmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
-        """The form of a sample, from its header where that tells. Raises DataError for a file that cannot be read.
+        """Return the form of a sample, from its header if possible. Raises DataError for an unreadable file.
 
-        `channels`: those to which colours are converted; None for their own. `asked`: fields of the preprocessing that
-        the user or the weights ask for, for files that can be read in two ways.
+        `channels`: the number of channels that colours are converted to; None keeps theirs. `asked`: preprocessing
+        fields requested by the user or the weights, for files that can be read in two ways.
         """
 
     @abstractmethod
     def decode(self, raw: RawSample, name: str | None = None) -> Any:
-        """A file, its bytes, or pixels -> the sample, decoded, of its own size: what `to_array` takes. Raises
+        """Decode a file, its bytes, or pixels to a sample in its original size, the input of `to_array`. Raises
         DataError, with `name` or the path."""
 
     @abstractmethod
     def to_array(self, decoded: Any) -> np.ndarray:
-        """What `decode` returned -> (C, *image) in 0..peak of `array_dtype`."""
+        """Convert the result of `decode` to (C, *image) in 0..peak of `array_dtype`."""
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """`decode` for the bytes of an upload. Raises DataError, before its pixels are decoded, for more than
-        `max_pixels`."""
+        """Decode the bytes of an upload. Raises DataError, before decoding pixels, for more than `max_pixels`."""
         return self.decode(content, name)
 
     def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
-        """(width, height) of an upload, upright; (0, 0) where nothing is drawn on it."""
+        """Return the upright (width, height) of an upload; (0, 0) if results are not drawn on it."""
         return 0, 0
 
     def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> Any:
-        """What augmentation draws a view from: the decoded sample, or, where it takes those (`as_region`), a picture of
-        which only the part that is needed is decoded, unless `exact` at a lower resolution. Raises DataError."""
+        """Open a sample for augmentation: decoded or, with `as_region`, as a lazy image of which only the required
+        region is decoded, at a lower resolution unless `exact`. Raises DataError."""
         return self.decode(raw, name)
 
     def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """An array (*sides) or (*sides, C) that a user gives -> what `decode` takes. Raises DataError."""
+        """Convert a user's array (*sizes) or (*sizes, C) to an input of `decode`. Raises DataError."""
         grey = pixels.ndim == self.axes + 1 and pixels.shape[-1] == 1
         return np.ascontiguousarray(pixels[..., 0] if grey else pixels)
 
     def cast_pixels(self, pixels: np.ndarray) -> np.ndarray:
-        """Pixels (B, *sides[, C]) of any type -> of the type that files of these samples have, where that loses
-        nothing."""
+        """Convert pixels (B, *sizes[, C]) of any dtype to the dtype of this modality's files, if this is lossless."""
         return pixels
 
     @property
     def pixel_channels(self) -> tuple[int, ...]:
-        """The numbers of channels C that an array may have which a user gives."""
+        """The valid numbers of channels C of a user's array."""
         return (self.channels,)
 
-    # numbers
+    # values
 
     @property
     def peak(self) -> float:
-        """What is 1 to `mean` and `std`: the largest number of the type of values, or 1."""
+        """The value that is 1 in units of `mean` and `std`: the maximum of the dtype, or 1."""
         return 1.0
 
     @property
     def array_dtype(self) -> np.dtype:
-        """Of arrays before they are normalised: uint8 where values have 8 bits, else float32."""
+        """The dtype of arrays before normalisation: uint8 for 8-bit values, else float32."""
         return np.dtype(np.float32)
 
     @property
     def dtype(self) -> torch.dtype:
-        """`array_dtype` of tensors."""
+        """The tensor dtype of `array_dtype`."""
         import torch
 
         return torch.uint8 if self.array_dtype == np.uint8 else torch.float32
 
     @property
     def area(self) -> int:
-        """Pixels of an input, of each channel, at most."""
+        """The maximum number of pixels per channel of an input."""
         return math.prod(self.image)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of an input before it is normalised, at most."""
+        """The maximum number of bytes of an input before normalisation."""
         return self.channels * self.area * self.array_dtype.itemsize
 
     def count_tokens(self, grid: tuple[int, ...]) -> int:
-        """Patches of an input, at most, where the model's own image has so many along each axis."""
+        """Return the maximum number of patches of an input, if the model's image has `grid` patches per axis."""
         return math.prod(grid)
 
-    def check_patch(self, patch: tuple[int, ...]) -> None:  # noqa: B027 (most have nothing to refuse)
-        """Raise UsageError where inputs are scaled to whole patches other than those of a model."""
+    def check_patch(self, patch: tuple[int, ...]) -> None:  # noqa: B027 (most modalities accept any patch size)
+        """Raise UsageError if inputs are scaled to multiples of a patch size other than the model's."""
 
     def longest_grid(self, grid: tuple[int, ...]) -> tuple[int, ...]:
-        """The patches that an input may have along each axis, at most, where the model's own image has `grid`."""
+        """Return the maximum patches along each axis of an input, if the model's image has `grid`."""
         return grid
 
     def to_tensor(self, decoded: Any) -> Tensor:
-        """`to_array` as a tensor."""
+        """Convert the result of `decode` to a tensor with `to_array`."""
         import torch
 
         return torch.from_numpy(self.to_array(decoded))
 
     def transform(self, raw: RawSample) -> Tensor:
-        """A Pillow image, a file, its bytes or pixels (H, W[, C]) -> (C, *image) float32, the model's input. It can be
-        pickled, as the transform of a Dataset. Raises DataError."""
+        """Convert a Pillow image, a file, its bytes or pixels (H, W[, C]) to the model's input, (C, *image) float32.
+        This method can be pickled, for use as a Dataset's transform. Raises DataError."""
         return self.normalise(self.to_tensor(self.decode(raw))[None])[0]
 
     def normalise(self, pixels: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """(B, C, *image) in 0..peak, uint8 or float -> (B, C, *image) for the model, float32 or of `dtype`."""
+        """Normalise (B, C, *image) in 0..peak, uint8 or float, to (B, C, *image) for the model, float32 or of
+        `dtype`."""
         import torch
 
         from vitreous.system.machine import copy_to_device
@@ -230,14 +231,15 @@ class Preprocess(ABC):
             mean, std = (copy_to_device(values, pixels.device) for values in (mean, std))
         if torch.compiler.is_compiling() or pixels.device.type != "cpu":
             return pixels.to(torch.float32, copy=True).sub_(mean).div_(std).to(dtype)
-        # numpy's memory: torch asks for aligned memory, and glibc before 2.38 then does not give it the place of the
-        # last batch
+        # allocated by numpy: torch requests aligned memory, for which glibc before 2.38 does not reuse the last batch's
+        # block
         floats = torch.from_numpy(np.empty(pixels.shape, dtype=np.float32))
-        # first a copy: a difference of two types takes three times as long, to the same bits
+        # copied first: a difference of two dtypes takes three times as long, with bit-identical results
         return floats.copy_(pixels).sub_(mean).div_(std).to(dtype)
 
     def normalise_array(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) in 0..peak -> float32 of the same shape, bit for bit as `normalise`, without torch."""
+        """Normalise (B, C, *image) in 0..peak to float32 of the same shape without torch, bit-identical to
+        `normalise`."""
         shape = (1, -1) + (1,) * (pixels.ndim - 2)
         mean, std = (
             np.array(values, np.float32).reshape(shape) * np.float32(self.peak) for values in (self.mean, self.std)
@@ -248,8 +250,7 @@ class Preprocess(ABC):
         return floats
 
     def denormalise(self, images: Tensor) -> Tensor:
-        """(B, C, *image) as a model takes it -> (B, C, *image) float32 in 0..peak, not clipped: the inverse of
-        `normalise`."""
+        """Invert `normalise`: (B, C, *image) model inputs -> (B, C, *image) float32 in 0..peak, not clipped."""
         import torch
 
         shape = (1, -1) + (1,) * (images.dim() - 2)
@@ -257,18 +258,18 @@ class Preprocess(ABC):
         return (images.float() * std + mean) * self.peak
 
     def noise(self, count: int = 1) -> np.ndarray:
-        """(count, C, *image) pixels of noise, always the same."""
+        """Return (count, C, *image) pixels of noise with a fixed seed."""
         values = np.random.default_rng(0).integers(0, 256, (count, self.channels, *self.image), dtype=np.uint8)
         return values if self.array_dtype == np.uint8 else values.astype(np.float32) * np.float32(self.peak / 255)
 
     def blank(self) -> Tensor:
-        """(C, *image) zeros of `dtype`, which stand for a sample that cannot be read."""
+        """Return (C, *image) zeros of `dtype`, the placeholder for an unreadable sample."""
         import torch
 
         return torch.zeros(self.channels, *self.image, dtype=self.dtype)
 
     def collate(self, images: list[Tensor]) -> Tensor | list[Tensor]:
-        """B inputs (C, *image) -> (B, C, *image), B may be 0; a list of them where they do not stack."""
+        """Stack B inputs (C, *image) to (B, C, *image), where B may be 0; or return a list if sizes differ."""
         import torch
 
         return torch.stack(images) if images else torch.empty(0, *self.blank().shape, dtype=self.dtype)
@@ -277,47 +278,47 @@ class Preprocess(ABC):
 
     @property
     def frames(self) -> int:
-        """Moments of an input: 1 where it has no axis of time."""
+        """The number of frames of an input; 1 without a time axis."""
         return 1
 
     @property
     def plane(self) -> tuple[int, int]:
-        """The last two axes of `image`: (height, width) of images and of the frames of clips."""
+        """The last two axes of `image`: (height, width) of images and of clip frames."""
         height, width = self.image[-2:]
         return height, width
 
     @property
     def resampling(self) -> Image.Resampling:
-        """The filter by which parts of an image are scaled."""
+        """The filter for resampling regions of an image."""
         return Image.Resampling.BICUBIC
 
     @property
     def resized_axes(self) -> int:
-        """The last axes of `image` that `--image-size` sets."""
+        """The number of last axes of `image` that `--image-size` sets."""
         return self.axes
 
     def with_one_size(self, fit: Literal["crop", "squash"] = "squash") -> Preprocess:
-        """The same for inputs that all have the size `image`, to which those at their own aspect are brought by
-        `fit`."""
+        """Return the preprocessing for inputs of the single size `image`; inputs at native aspect ratio are converted
+        by `fit`."""
         return self
 
     def with_image(self, image: tuple[int, ...]) -> Self:
-        """The same for inputs of another size."""
+        """Return the preprocessing for inputs of another size."""
         return replace(self, image=image)
 
     def with_only_size(self, image: tuple[int, ...]) -> Preprocess:
-        """The same for inputs of another size, which need be none of `buckets`."""
+        """Return the preprocessing for inputs of another size, which need not be one of `buckets`."""
         return self.with_image(image)
 
     @property
     def buckets(self) -> tuple[tuple[int, ...], ...]:
-        """The sizes of which each sample is trained at the nearest (`data.buckets`); () where all are trained at
+        """The training sizes, of which each sample uses the nearest (`data.buckets`); () if all are trained at
         `image`."""
         return ()
 
     @property
     def stride(self) -> int:
-        """Frames of a clip from one that is read to the next; 0: spread evenly, or no frames."""
+        """The distance in frames between sampled frames of a clip; 0: evenly spread, or no frames."""
         return 0
 
     @property
@@ -326,35 +327,35 @@ class Preprocess(ABC):
         return bool(self.buckets)
 
     def with_buckets(self, buckets: tuple[tuple[int, ...], ...]) -> Preprocess:
-        """The same with these `buckets`. Raises UsageError where samples have none."""
-        raise UsageError(f"--buckets is for images and clips, not for {self.noun}", "leave it out")
+        """Return the preprocessing with these `buckets`. Raises UsageError if the modality does not support them."""
+        raise UsageError(f"--buckets is for images and clips, not for {self.noun}", "omit it")
 
     def at_buckets(self) -> tuple[Preprocess, ...]:
-        """The same for each of `buckets`."""
+        """Return the preprocessing at each of `buckets`."""
         return tuple(self.with_image(size) for size in self.buckets)
 
     def adjust(self, **settings: Any) -> Self:
-        """The same with other settings, of those that the modality has."""
-        own = {field.name for field in fields(self)}
-        return replace(self, **{name: value for name, value in settings.items() if name in own})
+        """Return the preprocessing with other settings, limited to those that the modality has."""
+        field_names = {field.name for field in fields(self)}
+        return replace(self, **{name: value for name, value in settings.items() if name in field_names})
 
     def for_model(self, image: tuple[int, ...], channels: int) -> Self:
-        """The same for inputs of that size and so many channels, with the `mean` and `std` that are usual before any
-        are measured."""
+        """Return the preprocessing for inputs of that size and number of channels, with the default `mean` and
+        `std`."""
         mean, std = self.default_moments(channels)
         return replace(self, image=image, channels=channels, mean=mean, std=std)
 
     @classmethod
     def default_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean and standard deviation of each channel, where nothing else is known."""
+        """Return the default mean and std of each channel."""
         return HALF_MOMENTS[0][:1] * channels, HALF_MOMENTS[1][:1] * channels
 
     def with_moments(self, weights: Preprocess) -> Self:
-        """The same with the `mean` and `std` that weights were trained with, and what goes with these."""
+        """Return the preprocessing with the `mean` and `std` of weights, and settings that depend on them."""
         return replace(self, mean=weights.mean, std=weights.std)
 
     def continue_from(self, weights: Preprocess) -> Preprocess:
-        """The preprocessing that weights were trained with, for inputs of this modality and size."""
+        """Return the preprocessing of weights for inputs of this modality and size."""
         if type(weights) is type(self):
             return replace(weights, image=self.image)
         settings = {field.name: getattr(weights, field.name) for field in fields(weights)}
@@ -363,76 +364,76 @@ class Preprocess(ABC):
 
     @property
     def measures_moments(self) -> bool:
-        """Whether `mean` and `std` are to be measured on the training samples, unless weights bring theirs."""
+        """Whether `mean` and `std` are measured on the training samples, unless weights provide them."""
         return False
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
-        """Whether the `mean` and `std` of weights that were trained with `weights` are right for these samples."""
+        """Return whether the `mean` and `std` of weights trained with `weights` apply to these samples."""
         return weights is not None and type(weights) is type(self) and weights.channels == self.channels
 
     @property
     def form_settings(self) -> dict[str, str]:
-        """The settings, as words, by which files are read that can be read in two ways (`read_form`)."""
+        """The settings, as text, that select between two ways to read a file (`read_form`)."""
         return {}
 
     @property
     def value_type(self) -> str:
-        """What values are, for messages: `uint16`, `voxels`."""
+        """The type of values, for messages: `uint16`, `voxels`."""
         return self.unit
 
-    # what else code asks of it
+    # properties for other code
 
     @property
     def summary(self) -> str:
-        """How a sample of another size is brought to `image`, in a word."""
+        """How a sample of another size is converted to `image`, in one word."""
         return "as it is"
 
     def resize_settings(self) -> dict[str, Any]:
-        """How a sample is brought to `image`, for programs that read exported files."""
+        """Return the settings for resizing a sample to `image`, for programs that read exported files."""
         return {"fit": self.summary}
 
     @property
     def is_standardised(self) -> bool:
-        """Whether each sample is brought to mean 0 and standard deviation 1 by itself."""
+        """Whether each sample is standardised to mean 0 and std 1 separately."""
         return False
 
     def for_reduced_decoding(self) -> Any:
-        """The same as a `PlanarPreprocess`, if a large JPEG may be decoded at a lower resolution, of which a box is
+        """Return self as a `PlanarPreprocess` if a large JPEG may be decoded at a lower resolution, of which a box is
         then resampled (`inference.reading`); else None."""
         return None
 
     def is_within(self, decoded: Any) -> bool:
-        """Whether a decoded sample is no larger than the model's input."""
+        """Return whether a decoded sample is no larger than the model's input."""
         return False
 
     def visible_box(self, width: int, height: int) -> tuple[float, float, float, float]:
-        """The part of an image that the model sees: left, top, right and bottom as shares of width and height."""
+        """Return the region of an image that the model sees: left, top, right and bottom as shares of width and
+        height."""
         return 0.0, 0.0, 1.0, 1.0
 
     def check_views(self, views: str, crops: int) -> None:
-        """Raise UsageError for `--clip-views VIEWS` of several sets of frames, or of so many crops of one, that a
-        sample cannot have."""
-        raise UsageError(f"--clip-views {views} is for models of clips, and this one takes {self.noun}", "leave it out")
+        """Raise UsageError if the modality does not support `--clip-views VIEWS`, or this number of crops."""
+        raise UsageError(f"--clip-views {views} is for clip models, but the input is {self.noun}", "omit it")
 
 
 def image_to_tensor(picture: Image.Image) -> Tensor:
-    """`image_to_array` as a tensor (C, height, width)."""
+    """Convert an image to a tensor (C, height, width) with `image_to_array`."""
     import torch
 
     return torch.from_numpy(image_to_array(picture))
 
 
 def image_to_array(picture: Image.Image) -> np.ndarray:
-    """An image -> (C, height, width), uint8, or float32 where its mode is F, without torch."""
+    """Convert an image to (C, height, width) without torch, as uint8, or float32 for mode F."""
     array = np.array(picture)
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy()
 
 
 def quantise_floats(pixels: np.ndarray, name: str) -> np.ndarray:
-    """Pixels (H, W[, C]) of an image, or with T in front of a clip, floats in 0 to 1 -> the same, uint8. Raises
-    DataError for others."""
+    """Convert pixels (H, W[, C]) of an image, or (T, H, W[, C]) of a clip, from floats in 0 to 1 to uint8. Raises
+    DataError for other values."""
     low, high = float(pixels.min()), float(pixels.max())
     if not (low >= 0 and high <= 1):
         message = f"{name}: pixels from {low:.3g} to {high:.3g}"
-        raise DataError(message, "floats are in 0 to 1, before normalisation; uint8 is in 0 to 255")
+        raise DataError(message, "use unnormalised floats from 0 to 1, or uint8 from 0 to 255")
     return np.rint(pixels * 255).astype(np.uint8)

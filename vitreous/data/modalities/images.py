@@ -1,4 +1,4 @@
-"""Images in colours or grey at 8 bits, of one size: photographs."""
+"""8-bit colour or grey images of one size: photos."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from vitreous.data.modalities.planar import ColourImageMixin, StillPreprocess
 
 @dataclass(frozen=True)
 class ImagePreprocess(ColourImageMixin, StillPreprocess):
-    """RGB or grey images, (C, height, width) uint8; whatever else Pillow reads at 8 bits is converted to these."""
+    """RGB or grey images, (C, height, width) uint8; other 8-bit images that Pillow reads are converted."""
 
     _: KW_ONLY
     name: Literal["images"] = "images"
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
-        """The form of an image, which is one of bands where it has to be read band by band, or is `asked` to be. Raises
-        DataError."""
-        assert isinstance(raw, (bytes, np.ndarray)), "a split gives bytes or pixels"
+        """Return the form of an image; that of a band image if it must be read by band, or if `asked` requests it.
+        Raises DataError."""
+        assert isinstance(raw, (bytes, np.ndarray)), "a split returns bytes or pixels"
         if asked.get("name") != "images" and (form := find_band_form(raw, name, asked.get("numbers"))) is not None:
             return form
         picture = decode_to_pillow(raw, 3, name)
@@ -33,7 +33,7 @@ class ImagePreprocess(ColourImageMixin, StillPreprocess):
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     def continue_from(self, weights: Preprocess) -> Preprocess:
-        """The preprocessing of weights, also that of images at their own aspect, for images of this size."""
+        """Return the preprocessing of weights, including native aspect ratio, for images of this size."""
         if weights.noun == self.noun and weights.has_colours:
             return weights.with_image(self.image)
         return super().continue_from(weights)

@@ -1,4 +1,4 @@
-"""What modalities have in common whose samples, or frames, are fitted to a plane: resampling of one box."""
+"""Common code of modalities whose samples, or frames, are fitted to a plane: resampling of one box."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ class PlanarPreprocess(Preprocess):
 
     @property
     def resampling(self) -> Image.Resampling:
-        """`filter`, as Pillow has it."""
+        """Pillow's constant of `filter`."""
         return PILLOW_FILTERS[self.filter]
 
     def choose_plane(self, size: tuple[float, float]) -> tuple[int, int]:
-        """(height, width) that an image of (width, height) pixels is brought to."""
+        """Return the target (height, width) for an image of (width, height) pixels."""
         return self.plane
 
     @abstractmethod
     def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
-        """The part of an image of (width, height) that is used. `along` is where it lies on the side of which more is
-        left over: 0 at the left or the top, 1 at the other end."""
+        """Return the box of an image of (width, height) that is used. `along` is its position on the axis that is
+        cropped: 0 at the left or the top, 1 at the other end."""
 
     def fit_image(self, picture: Image.Image, along: float = 0.5) -> Image.Image:
-        """A decoded image at the target size: one resampling of the box that the crop would cut from the scaled
-        image."""
+        """Fit a decoded image to the target size: one resampling of the box that a crop of the scaled image would
+        use."""
         plane = self.choose_plane(picture.size)
         if picture.size == plane[::-1]:
             return picture
         return self.resample(picture, self.crop_box(picture.size, along), plane)
 
     def resample(self, picture: Image.Image, box: Box, plane: tuple[int, int]) -> Image.Image:
-        """A box of an image at the size (height, width) `plane`."""
+        """Resample a box of an image to the size (height, width) `plane`."""
         return picture.resize((plane[1], plane[0]), self.resampling, box=box)
 
     def to_array(self, decoded: Any) -> np.ndarray:
-        """A Pillow image, or one for each channel -> (C, height, width)."""
+        """Convert a Pillow image, or one for each channel, to (C, height, width)."""
         if isinstance(decoded, tuple):
             return np.concatenate([image_to_array(self.fit_image(band)) for band in decoded])
         return image_to_array(self.fit_image(decoded))
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
-        """None: `data.sources` has the layouts of images and clips."""
+        """Return None: `data.sources` contains the layouts of images and clips."""
         return None
 
     @classmethod
     def find_files(cls, folder: str) -> list[str]:
-        """The images below a folder; volumes where there are none; else clips, of which the first frame is taken."""
+        """List the images below a folder; else volumes; else clips, of which the first frame is used."""
         return (
             list_files_by_suffix(folder)
             or list_files_by_suffix(folder, VOLUME_ONLY_SUFFIXES)
@@ -84,22 +84,22 @@ class PlanarPreprocess(Preprocess):
         )
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """`decode_to_pillow` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
+        """Decode the bytes of an upload with `decode_to_pillow`. Raises DataError for more than `max_pixels`."""
         read_upright_size(content, name, max_pixels)
         return self.decode(content, name)
 
     def read_upload_size(self, content: bytes, name: str, max_pixels: int) -> tuple[int, int]:
-        """(width, height) of an image file, upright. Raises DataError for more than `max_pixels`."""
+        """Return the upright (width, height) of an image file. Raises DataError for more than `max_pixels`."""
         return read_upright_size(content, name, max_pixels)
 
 
 @dataclass(frozen=True)
 class SizedPreprocess(PlanarPreprocess):
-    """Images, or frames of clips, that are all brought to one size, `image`.
+    """Images, or frames of clips, that are all converted to one size, `image`.
 
-    `fit` = `crop`: the short side is scaled to the target / `share` and the centre cut out; `squash`: the whole image
-    is scaled to the target, as the paper's code does at test time. `buckets`: sizes, of which each image is trained at
-    the nearest (`data.buckets`); `image` is one of them, at which images are judged; () where all are trained at
+    `fit` = `crop`: the short side is scaled to the target / `share`, followed by a centre crop; `squash`: the whole
+    image is scaled to the target, as in the paper's code at test time. `buckets`: training sizes, of which each image
+    uses the nearest (`data.buckets`); `image` is one of them, and the size for evaluation; () if all are trained at
     `image`.
     """
 
@@ -112,14 +112,14 @@ class SizedPreprocess(PlanarPreprocess):
         super().__post_init__()
         axes = {len(size) for size in self.buckets}
         if axes - {len(self.image)}:
-            raise UsageError(f"buckets are sizes of {len(self.image)} axes, as {format_size(self.image)} is")
+            raise UsageError(f"buckets must have {len(self.image)} axes, like {format_size(self.image)}")
 
     def with_only_size(self, image: tuple[int, ...]) -> SizedPreprocess:
-        """The same for inputs of another size, and with the buckets only if it is one of them."""
+        """Return the preprocessing for inputs of another size, with buckets only if it is one of them."""
         return replace(self, image=image, buckets=self.buckets * (image in self.buckets))
 
     def with_buckets(self, buckets: tuple[tuple[int, ...], ...]) -> SizedPreprocess:
-        """The same with these `buckets`. Raises UsageError for sizes of other axes."""
+        """Return the preprocessing with these `buckets`. Raises UsageError for sizes with other axes."""
         return replace(self, buckets=buckets)
 
     @property
@@ -132,7 +132,7 @@ class SizedPreprocess(PlanarPreprocess):
         return {"fit": self.fit, "share": self.share, "filter": self.filter}
 
     def crop_box(self, size: tuple[int, int], along: float = 0.5) -> Box:
-        """The part of an image of (width, height) that is used, as in `PlanarPreprocess`."""
+        """Return the box of an image of (width, height) that is used, as in `PlanarPreprocess`."""
         if self.fit != "crop":
             return (0.0, 0.0, *size)
         height, width = self.plane
@@ -148,17 +148,18 @@ class SizedPreprocess(PlanarPreprocess):
 
 @dataclass(frozen=True)
 class StillPreprocess(SizedPreprocess):
-    """Images of one size; small ones may stay in memory for training."""
+    """Images of one size; small ones may be cached in memory for training."""
 
     is_cacheable: ClassVar[bool] = True
 
     def is_within(self, decoded: Any) -> bool:
-        """Whether a Pillow image, or one for each channel, is no larger than the model's input."""
+        """Return whether a Pillow image, or one for each channel, is no larger than the model's input."""
         (width, height), (rows, columns) = list_bands(decoded)[0].size, self.plane
         return height <= rows and width <= columns
 
     def visible_box(self, width: int, height: int) -> Box:
-        """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
+        """Return the region of an upright image that the model sees: left, top, right, bottom as shares of width and
+        height."""
         if self.fit != "crop" or (width, height) == self.plane[::-1]:
             return 0.0, 0.0, 1.0, 1.0
         tall, wide = self.plane
@@ -168,7 +169,7 @@ class StillPreprocess(SizedPreprocess):
 
 
 class ColourMixin:
-    """RGB or grey at 8 bits, however they are stored: what images, clips and images at their own aspect share."""
+    """8-bit RGB or grey values: common code of images, clips and images at native aspect ratio."""
 
     has_colours: ClassVar[bool] = True
     channels: int
@@ -189,26 +190,26 @@ class ColourMixin:
         return 1, 3, 4
 
     def quantise(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """Pixels (H, W[, C]) that a user gives, of a clip (T, H, W, C), uint8 or floats in 0 to 1 -> the same, uint8.
+        """Convert a user's pixels (H, W[, C]), or (T, H, W, C) of a clip, from uint8 or floats in 0 to 1 to uint8.
         Raises DataError for other floats."""
         return quantise_floats(pixels, name) if pixels.dtype.kind == "f" else np.ascontiguousarray(pixels)
 
 
 class ColourImageMixin(ColourMixin):
-    """Colours of images: what images of one size and at their own aspect share."""
+    """Colour images: common code of images of one size and at native aspect ratio."""
 
     def decode(self, raw: Any, name: str | None = None) -> Image.Image:
-        """A file, its bytes, or pixels (H, W[, C]) -> a Pillow image, RGB or L. Raises DataError."""
+        """Decode a file, its bytes, or pixels (H, W[, C]) to a Pillow image, RGB or L. Raises DataError."""
         return decode_to_pillow(raw, self.channels, name)
 
     def open_view(self, raw: Any, name: str, exact: bool, as_region: bool) -> Image.Image | LazyImage:
-        """What augmentation draws a view from: a picture whose pixels are decoded later, if `as_region`."""
+        """Open an image for augmentation, with lazy decoding if `as_region`."""
         return open_lazy_image(raw, self.channels, name, exact) if as_region else self.decode(raw, name)
 
     def from_pixels(self, pixels: np.ndarray, name: str) -> np.ndarray:
-        """An array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1 -> the same, uint8. Raises DataError."""
+        """Convert an array (H, W) or (H, W, 1, 3 or 4), uint8 or floats in 0 to 1, to uint8. Raises DataError."""
         return self.quantise(pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels, name)
 
     def for_reduced_decoding(self) -> Self | None:
-        """The same, as files are decoded as grey or RGB."""
+        """Return self, since files are decoded as grey or RGB."""
         return self if self.channels in PILLOW_MODES else None

@@ -1,4 +1,4 @@
-"""Signals: arrays of one axis, such as an electrocardiogram."""
+"""Signals: one-dimensional arrays, such as an electrocardiogram."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitreous.data.modalities.volumes import VolumePreprocess
 
 @dataclass(frozen=True)
 class SignalPreprocess(VolumePreprocess):
-    """Signals (C, L) float32, read, standardised and fitted as volumes are."""
+    """Signals (C, L) float32, read, standardised and fitted like volumes."""
 
     noun: ClassVar[str] = "signals"
     axes: ClassVar[int] = 1

@@ -1,5 +1,5 @@
-"""The modalities: the `name` in `model.json` -> the class; the first one of those that are called alike finds out which
-of them a sample is."""
+"""The modality registry: the `name` in `model.json` -> the class. Among modalities with the same noun, the first one
+determines which of them a sample belongs to."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ MODALITIES: dict[str, type[Preprocess]] = {
     "signals": SignalPreprocess,
 }
 
-#: a field of a dataclass that is the preprocessing of any modality
+#: a dataclass field for the preprocessing of any modality
 AnyPreprocess = Annotated[Preprocess, TaggedUnion(MODALITIES)]
 
 
 def find_modality(split: Split) -> type[Preprocess]:
-    """The modality that tells the form of a split's samples (`Preprocess.read_form`)."""
+    """Return the modality that determines the form of a split's samples (`Preprocess.read_form`)."""
     noun = get_sample_noun(split)
     return next(modality for modality in MODALITIES.values() if modality.noun == noun)

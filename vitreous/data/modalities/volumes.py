@@ -1,4 +1,4 @@
-"""Volumes: arrays of three axes, such as scans; what `signals.py` builds on."""
+"""Volumes: three-dimensional arrays, such as scans; the base of `signals.py`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from vitreous.data.split import Data
 
 @dataclass(frozen=True)
 class VolumePreprocess(Preprocess):
-    """Volumes (C, D, H, W) float32, of values of any type.
+    """Volumes (C, D, H, W) float32, from values of any type.
 
-    With `standardise` = `each` every channel of every one is brought to mean 0 and standard deviation 1 by itself
-    (`decoding.volumes.standardised`); with `data` values stay, and `mean` and `std` are those of the training data.
-    `fit` = `crop`: one of another size than `image` is cut or filled up with 0 around its middle; `squash`: it is
-    scaled to it.
+    With `standardise` = `each`, every channel of every volume is standardised to mean 0 and std 1 separately
+    (`decoding.volumes.standardise_channels`); with `data`, values are unchanged, and `mean` and `std` are those of the
+    training data. `fit` = `crop`: a volume of another size than `image` is centre-cropped or zero-padded; `squash`: it
+    is scaled.
     """
 
     noun: ClassVar[str] = "volumes"
@@ -40,8 +40,9 @@ class VolumePreprocess(Preprocess):
 
     @classmethod
     def open_folder(cls, folder: Path, split_seed: int, is_asked: bool = False) -> Data | None:
-        """The classes of volumes in a folder that holds such alone, or, if `is_asked`, beside others; None for any
-        other folder. Raises DataError as `layouts.volumes.arrays`, and where it `is_asked` and has no such files."""
+        """Open the classes of volumes in a folder with only volumes or, if `is_asked`, with other files too; None for
+        any other folder. Raises DataError as `layouts.volumes.open_array_folder`, and if `is_asked` but there are no
+        such files."""
         if is_asked and not detect_folder_axes(folder, cls.axes):
             raise no_arrays_error(str(folder), cls.axes)
         return (
@@ -52,13 +53,13 @@ class VolumePreprocess(Preprocess):
 
     @classmethod
     def read_form(cls, raw: RawSample, name: str, channels: int | None, asked: Mapping[str, str]) -> SampleForm:
-        """Channels and sides, from the header. Raises DataError."""
+        """Return channels and size, from the header. Raises DataError."""
         count, size = read_volume_form(raw, name, cls.axes)  # type: ignore[arg-type]
         return SampleForm(size, count, cls(size, count, *cls.default_moments(count)))
 
     @classmethod
     def default_moments(cls, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Mean 0 and standard deviation 1."""
+        """Return mean 0 and std 1."""
         return (0.0,) * channels, (1.0,) * channels
 
     @property
@@ -73,36 +74,36 @@ class VolumePreprocess(Preprocess):
 
     @property
     def measures_moments(self) -> bool:
-        """Whether values stay as they are in the file."""
+        """Whether file values are used unchanged."""
         return self.standardise == "data"
 
     def shares_moments(self, weights: Preprocess | None) -> bool:
-        """Whether weights were trained on as many channels, standardised alike."""
+        """Return whether weights were trained with the same number of channels and standardisation."""
         same = isinstance(weights, VolumePreprocess) and weights.standardise == self.standardise
         return same and super().shares_moments(weights)
 
     def with_moments(self, weights: Preprocess) -> VolumePreprocess:
-        """The same with the `mean` and `std` of weights, and their rule of standardisation."""
+        """Return the preprocessing with the `mean`, `std` and standardisation of weights."""
         own = super().with_moments(weights)
         return replace(own, standardise=weights.standardise) if isinstance(weights, VolumePreprocess) else own
 
     def decode(self, raw: RawSample, name: str | None = None) -> np.ndarray:
-        """A file, its bytes, or values (*sides[, C]) -> (C, *sides) float32. Raises DataError."""
+        """Decode a file, its bytes, or values (*sizes[, C]) to (C, *sizes) float32. Raises DataError."""
         values: Any = np.asarray(raw) if isinstance(raw, Image.Image) else raw
         return read_volume(values, self.channels, name, self.axes, self.standardise == "each")
 
     def open_view(self, raw: RawSample, name: str, exact: bool, as_region: bool) -> np.ndarray:
-        """What augmentation draws a view from: the decoded sample, scaled to `image` where `fit` is `squash`."""
+        """Open a sample for augmentation: decoded, and scaled to `image` if `fit` is `squash`."""
         decoded = self.decode(raw, name)
         return self.to_array(decoded) if self.fit == "squash" else decoded
 
     def to_array(self, decoded: Any) -> np.ndarray:
-        """(C, *sides) float32 of any size -> (C, *image)."""
+        """Fit (C, *sizes) float32 of any size to (C, *image)."""
         return (resize_linear if self.fit == "squash" else crop_or_pad)(decoded, self.image)
 
 
 def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """(C, *image) -> (C, *size): the middle of a volume, or the volume in the middle of zeros, along each axis."""
+    """Centre-crop or zero-pad each axis: (C, *image) -> (C, *size)."""
     out, to, of = np.zeros((len(volume), *size), volume.dtype), [slice(None)], [slice(None)]
     for wanted, own in zip(size, volume.shape[1:], strict=True):
         both = min(wanted, own)
@@ -113,7 +114,7 @@ def crop_or_pad(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
 
 
 def resize_linear(volume: np.ndarray, size: tuple[int, ...]) -> np.ndarray:
-    """(C, *image) float32 -> (C, *size), linear along each axis, and averaged over as many voxels as become one.
+    """Resize (C, *image) float32 to (C, *size), linear along each axis, averaging the voxels that are merged.
 
     out[i] = sum_j w_ij in[j] / sum_j w_ij,  w_ij = max(0, 1 - |j + 1/2 - (i + 1/2) r| / max(1, r)),  r = own / size
     """

@@ -1,1 +1,1 @@
-"""Files that hold many samples: tar archives and Arrow tables, any sample at any time."""
+"""Files with many samples and random access: tar archives and Arrow tables."""

@@ -1,8 +1,8 @@
-"""Rows of Arrow tables as samples, any of them at any time.
+"""Rows of Arrow tables as samples with random access.
 
-A row of Parquet cannot be read without its row group, often hundreds of images. So a column is written once as an Arrow
-stream, which is mapped into memory: pyarrow does that in megabytes of memory, and imports two seconds faster than
-the `datasets` library, which would do the same.
+A Parquet row cannot be read without its row group, often hundreds of images. A column is therefore written once as a
+memory-mapped Arrow stream. pyarrow needs only megabytes of memory for this, and imports two seconds faster than the
+`datasets` library, which has the same function.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from vitreous.system.disk import get_cache_folder, open_atomic
 if TYPE_CHECKING:
     import pyarrow as pa
 
-STREAM_BATCH_ROWS = 256  # of one batch of an Arrow stream
-FINGERPRINT_SAMPLES = 16  # images whose content identifies all
-PARQUET_BUFFER_BYTES = 2**20  # bytes that are read of a Parquet file at a time
+STREAM_BATCH_ROWS = 256  # rows per batch of an Arrow stream
+FINGERPRINT_SAMPLES = 16  # images whose content is hashed
+PARQUET_BUFFER_BYTES = 2**20  # bytes read from a Parquet file at a time
 
 
 @dataclass(frozen=True, eq=False)
 class ImageColumn:
-    """A column of images in Arrow streams, rows counted through all of them: the bytes of an image file, or a struct of
-    {bytes, path}. `home`: the folder that stored paths start from."""
+    """An image column in Arrow streams, with rows counted over all of them: the bytes of an image file, or a struct of
+    {bytes, path}. `home`: the base folder of stored paths."""
 
     streams: tuple[str, ...]
     column: str
@@ -47,12 +47,12 @@ class ImageColumn:
 
     @cached_property
     def chunks(self) -> tuple[list[Any], np.ndarray]:
-        """The column's chunks, mapped into memory, and the row at which each of them ends, (chunks,) int64."""
+        """The column's memory-mapped chunks, and the row at which each ends, (chunks,) int64."""
         chunks = [chunk for stream in self.streams for chunk in map_arrow_stream(stream).column(self.column).chunks]
         return chunks, np.cumsum([len(chunk) for chunk in chunks], dtype=np.int64)
 
     def read(self, row: int) -> bytes:
-        """The bytes of an image file. Raises DataError where a row has none."""
+        """Return the bytes of an image file. Raises DataError for a row without image."""
         chunks, ends = self.chunks
         number = int(np.searchsorted(ends, row, side="right"))
         value = chunks[number][row - int(ends[number])].as_py()
@@ -68,7 +68,7 @@ class ImageColumn:
         return f"{self.origin}, row {row}"
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Feed the lengths of images (n,), which are known without reading them, and the content of a few."""
+        """Update a hashlib digest with the lengths of images (n,), which need no reading, and the content of a few."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -83,69 +83,68 @@ class ImageColumn:
 
 @dataclass(frozen=True)
 class ArrowStreams:
-    """The rows of one split as Arrow streams, which the `datasets` library keeps. Every method raises DataError for a
-    damaged file."""
+    """The rows of one split as Arrow streams in the cache of the `datasets` library. Every method raises DataError for
+    a damaged file."""
 
     files: tuple[Path, ...]
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns, as the first stream has them."""
+        """Names and types of the columns in the first stream."""
         return map_arrow_stream(self.files[0]).schema
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
-        """The values of a column, a piece at a time."""
+        """Yield the values of a column in chunks."""
         for file in self.files:
             yield from map_arrow_stream(file).column(column).chunks
 
     def values(self, column: str) -> pa.ChunkedArray:
-        """A whole column, for those that are small."""
+        """Return a complete column; for small columns."""
         import pyarrow as pa
 
         return pa.chunked_array(list(self.chunks(column)), self.schema.field(column).type)
 
     def first(self, column: str) -> Any:
-        """The first value of a column that is not null, as a Python object; None where there is none."""
+        """Return the first non-null value of a column as a Python object; None if there is none."""
         return next((value.as_py() for chunk in self.chunks(column) for value in chunk if value.is_valid), None)
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """Arrow streams that have the column: the files themselves."""
+        """Return Arrow streams with the column: the files themselves."""
         return tuple(map(os.fspath, self.files))
 
 
 class ParquetFiles(ArrowStreams):
-    """The rows of one split as Parquet files of the same columns."""
+    """The rows of one split as Parquet files with the same columns."""
 
     @property
     def schema(self) -> pa.Schema:
-        """Names and types of the columns. Raises DataError for files that differ in them."""
+        """Names and types of the columns. Raises DataError if the files differ in them."""
         schemas = []
         for file in self.files:
             with open_parquet_file(file) as parquet:
                 schemas.append(parquet.schema_arrow)
             if not schemas[0].equals(schemas[-1]):
-                problem = f"{escape_unprintable(file)} has other columns than {escape_unprintable(self.files[0])}"
-                raise DataError(problem, "keep files of the same columns together")
+                problem = f"{escape_unprintable(file)} differs in columns from {escape_unprintable(self.files[0])}"
+                raise DataError(problem, "use only files with the same columns")
         return schemas[0]
 
     def chunks(self, column: str) -> Iterator[pa.Array]:
-        """The values of a column, a piece at a time."""
+        """Yield the values of a column in chunks."""
         for file in self.files:
             with open_parquet_file(file) as parquet:
                 for batch in parquet.iter_batches(STREAM_BATCH_ROWS, columns=[column], use_threads=False):
                     yield batch.column(0)
 
     def streams(self, column: str) -> tuple[str, ...]:
-        """Arrow streams that have the column, written into the cache where missing. Raises ResourceError."""
+        """Return Arrow streams with the column, written to the cache if missing. Raises ResourceError."""
         return tuple(os.fspath(cache_parquet_column(file, column)) for file in self.files)
 
 
 @contextmanager
 def open_parquet_file(file: Path) -> Iterator[Any]:
-    """Open a `pyarrow.parquet.ParquetFile`, read a buffer at a time.
+    """Open a `pyarrow.parquet.ParquetFile` with buffered reading.
 
-    Raises DataError for a file that is no Parquet or damaged, also while the block reads it; UsageError without
-    pyarrow.
+    Raises DataError for an invalid or damaged Parquet file, also while the block reads it; UsageError without pyarrow.
     """
     require_pyarrow()
     import pyarrow as pa
@@ -156,24 +155,24 @@ def open_parquet_file(file: Path) -> Iterator[Any]:
             yield parquet
     except (pa.ArrowException, OSError) as error:
         problem = f"{escape_unprintable(file)}: cannot be read as Parquet ({describe_exception(error)})"
-        raise DataError(problem, "fetch it again, or leave it out") from None
+        raise DataError(problem, "download it again, or remove it") from None
 
 
 def map_arrow_stream(stream: str | Path) -> pa.Table:
-    """An Arrow stream as a table whose contents are mapped into memory. Raises DataError for a damaged one."""
+    """Memory-map an Arrow stream as a table. Raises DataError for a damaged one."""
     import pyarrow as pa
 
     try:
         return pa.ipc.open_stream(pa.memory_map(os.fspath(stream))).read_all()
     except (pa.ArrowException, OSError) as error:
         problem = f"{escape_unprintable(stream)}: cannot be read as an Arrow stream ({describe_exception(error)})"
-        raise DataError(problem, "remove it, and it is made again") from None
+        raise DataError(problem, "delete it, and it is created again") from None
 
 
 def cache_parquet_column(file: Path, column: str) -> Path:
-    """Write one column of a Parquet file as an Arrow stream into the cache, again when the file changes.
+    """Write one column of a Parquet file as an Arrow stream to the cache, and update it if the file changes.
 
-    Raises ResourceError where the disk has no room for it; XDG_CACHE_HOME says on which it is.
+    Raises ResourceError if the disk is full; XDG_CACHE_HOME sets the location.
     """
     import pyarrow as pa
 
@@ -195,26 +194,26 @@ def cache_parquet_column(file: Path, column: str) -> Path:
 
 
 def count_unpacked_bytes(parquet: Any, column: str) -> int:
-    """The bytes that a column of an open Parquet file takes uncompressed."""
+    """Return the uncompressed bytes of a column in an open Parquet file."""
     groups = (parquet.metadata.row_group(number) for number in range(parquet.num_row_groups))
     parts = (group.column(number) for group in groups for number in range(group.num_columns))
     return sum(part.total_uncompressed_size for part in parts if part.path_in_schema.split(".")[0] == column)
 
 
 def require_cache_space(home: Path, file: Path, size: int) -> None:
-    """Make a folder of the cache for `size` bytes of `file`. Raises ResourceError where they do not fit."""
-    hint = "make room, or set XDG_CACHE_HOME to a folder on a larger disk"
+    """Create a cache folder for `size` bytes of `file`. Raises ResourceError if they do not fit."""
+    hint = "free disk space, or set XDG_CACHE_HOME to a folder on a larger disk"
     try:
         home.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(home).free
     except OSError as error:
-        raise ResourceError(f"nothing can be stored in {home} ({describe_exception(error)})", hint) from None
+        raise ResourceError(f"{home} is not writable ({describe_exception(error)})", hint) from None
     if free < size:
-        raise ResourceError(f"{escape_unprintable(file)} unpacks to {size:,} bytes, {home} has room for {free:,}", hint)
+        raise ResourceError(f"{escape_unprintable(file)} unpacks to {size:,} bytes, {home} has {free:,} free", hint)
 
 
 def require_pyarrow() -> None:
-    """Raise UsageError where pyarrow is not installed."""
+    """Raise UsageError if pyarrow is not installed."""
     try:
         import pyarrow  # noqa: F401
     except ImportError:

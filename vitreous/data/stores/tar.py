@@ -1,4 +1,5 @@
-"""The members of a tar archive by place: `tarfile` reads the headers, nothing is extracted, no name in it is opened."""
+"""Random access to the members of a tar archive. `tarfile` parses the headers; members are neither extracted nor opened
+by name."""
 
 from __future__ import annotations
 
@@ -15,21 +16,21 @@ from vitreous.data.decoding.decode import describe_exception
 from vitreous.errors import DataError, escape_unprintable
 
 TAR_BLOCK_SIZE = tarfile.BLOCKSIZE
-MAX_EXTENDED_HEADER_BYTES = 2**20  # bytes of a header in front of a header
-MAX_OPEN_ARCHIVES = 64  # archives that a process holds open
+MAX_EXTENDED_HEADER_BYTES = 2**20  # maximum bytes of an extended header
+MAX_OPEN_ARCHIVES = 64  # maximum open archives per process
 EXTENDED_HEADER_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
-#: first bytes of a compressed archive -> what undoes it
+#: first bytes of a compressed archive -> decompression tool
 COMPRESSION_SIGNATURES = (
     (b"\x1f\x8b", "gunzip"),
     (b"BZh", "bunzip2"),
     (b"\xfd7zXZ\0", "unxz"),
     (b"\x28\xb5\x2f\xfd", "unzstd"),
 )
-COPY_ARCHIVE_HINT = "copy it anew, or leave it out"
+COPY_ARCHIVE_HINT = "copy it again, or remove it"
 
 
 class ArchiveMember(NamedTuple):
-    """A regular file in an archive: its name, the place of its first byte in the archive, and its bytes."""
+    """A regular file in an archive: its name, its offset in the archive, and its size in bytes."""
 
     name: bytes
     start: int
@@ -37,14 +38,14 @@ class ArchiveMember(NamedTuple):
 
 
 class FileStamp(NamedTuple):
-    """Size and modification time (ns) of a file, by which a changed one is recognised."""
+    """Size and modification time (ns) of a file, for detecting changes."""
 
     size: int
     changed: int
 
 
 def read_file_stamp(path: Path) -> FileStamp:
-    """The stamp of an archive. Raises DataError for anything but a regular file."""
+    """Read the stamp of an archive. Raises DataError for anything but a regular file."""
     try:
         return stamp_from_status(os.stat(path), path)
     except OSError as error:
@@ -52,51 +53,53 @@ def read_file_stamp(path: Path) -> FileStamp:
 
 
 def stamp_from_status(status: os.stat_result, path: str | Path) -> FileStamp:
-    """The stamp in a file's status. Raises DataError for anything but a regular file."""
+    """Return the stamp from a file's status. Raises DataError for anything but a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{escape_unprintable(path)}: not a regular file")
     return FileStamp(status.st_size, status.st_mtime_ns)
 
 
 def unreadable_archive_error(path: str | Path, error: OSError) -> DataError:
-    """The refusal of an archive that the system does not read."""
+    """Return the error for an archive that the system cannot read."""
     return DataError(f"{escape_unprintable(path)}: cannot be read ({describe_exception(error)})", COPY_ARCHIVE_HINT)
 
 
 def open_archive(path: str, expected: FileStamp) -> BinaryIO:
-    """Open an archive. Raises DataError for anything but a regular file, and for one that is not as `expected`."""
+    """Open an archive. Raises DataError for anything but a regular file, and if it differs from `expected`."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb")
     except OSError as error:
         raise unreadable_archive_error(path, error) from None
     if stamp_from_status(os.fstat(file.fileno()), path) != expected:
-        raise DataError(f"{escape_unprintable(path)}: has changed since it was opened", "start again")
+        raise DataError(f"{escape_unprintable(path)}: changed since it was opened", "start again")
     return file
 
 
-#: For reads by place (`os.pread`), which forked processes may share.
+#: For reads by offset (`os.pread`), which forked processes may share.
 open_archive_cached = lru_cache(maxsize=MAX_OPEN_ARCHIVES)(open_archive)
 
 
 def read_archive_bytes(path: str, expected: FileStamp, start: int, size: int) -> bytes:
-    """`size` bytes of an archive from `start`. Raises DataError where it has fewer, or is not as `expected`."""
+    """Read `size` bytes of an archive from `start`. Raises DataError if it is shorter, or differs from `expected`."""
     file = open_archive_cached(path, expected)
     try:
         content = os.pread(file.fileno(), size, start)
     except OSError as error:
         raise unreadable_archive_error(path, error) from None
     if len(content) != size:
-        problem = f"ends at byte {start + len(content)} of a member that reaches to {start + size}"
+        problem = f"ends at byte {start + len(content)}, inside a member that ends at {start + size}"
         raise DataError(f"{escape_unprintable(path)}: {problem}", COPY_ARCHIVE_HINT)
     return content
 
 
 class CheckedTarInfo(tarfile.TarInfo):
-    """tarfile's header; raises where tarfile would end the archive in silence, go backwards, or read without bound."""
+    """tarfile's header that raises errors where tarfile would silently end the archive, go backwards, or read without
+    limit."""
 
     @classmethod
     def frombuf(cls, buf: bytes, encoding: str, errors: str) -> CheckedTarInfo:
-        """A block -> its header. Raises ValueError for an extended header of more than MAX_EXTENDED bytes."""
+        """Parse a block to its header. Raises ValueError for an extended header of more than
+        MAX_EXTENDED_HEADER_BYTES."""
         header = super().frombuf(buf, encoding, errors)
         if header.size < 0 or (header.type in EXTENDED_HEADER_TYPES and header.size > MAX_EXTENDED_HEADER_BYTES):
             raise ValueError(f"a header of {header.size:,} bytes")
@@ -104,7 +107,7 @@ class CheckedTarInfo(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, tarfile: tarfile.TarFile) -> CheckedTarInfo:
-        """The next header. Raises ValueError for a damaged or truncated one."""
+        """Read the next header. Raises ValueError for a damaged or truncated one."""
         try:
             return super().fromtarfile(tarfile)
         except (InvalidHeaderError, TruncatedHeaderError) as error:
@@ -116,7 +119,7 @@ TruncatedHeaderError: type[Exception] = tarfile.TruncatedHeaderError  # type: ig
 
 
 class TarArchive:
-    """One archive, read once from its beginning to its end; `skipped` counts what was passed over, in words."""
+    """One archive, read once from beginning to end; `skipped` counts the skipped members by description."""
 
     def __init__(self, path: Path, expected: FileStamp, skipped: Counter[str]) -> None:
         self.path, self.size, self.skipped = os.fspath(path), expected.size, skipped
@@ -130,18 +133,18 @@ class TarArchive:
         self.file.close()
 
     def read(self, member: ArchiveMember) -> bytes:
-        """The content of a member that `members` gave."""
+        """Return the content of a member from `members`."""
         self.file.seek(member.start)
         return self.file.read(member.size)
 
     def members(self) -> Iterator[ArchiveMember]:
-        """The regular files in order; directories, links, devices, pipes and sparse files are passed over.
+        """Yield the regular files in order; directories, links, devices, pipes and sparse files are skipped.
 
-        Raises DataError, with the byte, for what is no tar archive, and for a damaged or truncated one.
+        Raises DataError, with the byte offset, for anything but a tar archive, and for a damaged or truncated one.
         """
         head = self.file.read(TAR_BLOCK_SIZE)
         if tool := next((tool for mark, tool in COMPRESSION_SIGNATURES if head.startswith(mark)), None):
-            problem = f"{self.name}: a compressed archive cannot be read at any place"
+            problem = f"{self.name}: a compressed archive does not allow random access"
             raise DataError(problem, f"unpack it with {tool} to a .tar")
         self.file.seek(0)
         for header in self.headers():
@@ -150,17 +153,17 @@ class TarArchive:
                     continue
                 name, stop = header.name.encode("utf-8", "surrogateescape"), header.offset_data + header.size
                 if stop > self.size:
-                    where = f"{escape_unprintable(header.name)} reaches to byte {stop:,} of {self.size:,}"
+                    where = f"{escape_unprintable(header.name)} ends at byte {stop:,} of {self.size:,}"
                     raise DataError(f"{self.name}: truncated: {where}", COPY_ARCHIVE_HINT)
                 yield ArchiveMember(name, header.offset_data, header.size)
             elif not header.isdir():
                 links, devices = header.islnk() or header.issym(), header.isdev()
-                kind = "links" if links else "devices or pipes" if devices else "members of an unusual kind"
-                self.skipped[f"{kind} in archives are left out"] += 1
+                kind = "links" if links else "devices or pipes" if devices else "members of an unsupported type"
+                self.skipped[f"{kind} in archives are ignored"] += 1
 
     def headers(self) -> Iterator[tarfile.TarInfo]:
-        """All headers in order. Raises DataError for a damaged or truncated one."""
-        archive = tarfile.TarFile.__new__(tarfile.TarFile)  # as its constructor reads a header, and may fail at it
+        """Yield all headers in order. Raises DataError for a damaged or truncated one."""
+        archive = tarfile.TarFile.__new__(tarfile.TarFile)  # its constructor reads a header, which may fail
         at = 0
         try:
             archive.__init__(fileobj=self.file, tarinfo=CheckedTarInfo, encoding="utf-8", errors="surrogateescape")
@@ -168,33 +171,31 @@ class TarArchive:
                 if archive.offset <= at or header.size < 0:
                     raise ValueError("a member of negative size")
                 at = archive.offset
-                archive.members.clear()  # type: ignore[attr-defined]  # a million of them would take a gigabyte
+                archive.members.clear()  # type: ignore[attr-defined]  # a million members would take a gigabyte
                 yield header
         except (DataError, MemoryError, OSError):
             raise
-        except Exception as error:  # tarfile leaves a damaged archive with whatever it stumbled over
+        except Exception as error:  # tarfile raises arbitrary exceptions for a damaged archive
             raise self.damaged_error(archive.offset, error) from None
         self.check_archive_end(archive.offset)
 
     def damaged_error(self, at: int, error: Exception) -> DataError:
-        """The refusal of a header at that byte."""
+        """Return the error for a header at that byte."""
         if self.file.tell() >= self.size:
-            return DataError(
-                f"{self.name}: truncated: ends at byte {self.size:,}, in the middle of a member", COPY_ARCHIVE_HINT
-            )
+            return DataError(f"{self.name}: truncated: ends at byte {self.size:,}, inside a member", COPY_ARCHIVE_HINT)
         if not at:
             return DataError(f"{self.name}: not a tar archive")
         return DataError(f"{self.name}: damaged at byte {at:,} ({describe_exception(error)})", COPY_ARCHIVE_HINT)
 
     def check_archive_end(self, at: int) -> None:
-        """Count an archive without the zeros that end one, or with more behind them; `at` is where they are due."""
+        """Count an archive without the final zero blocks, or with data after them; `at` is their expected offset."""
         self.file.seek(at + 2 * TAR_BLOCK_SIZE)
         if 0 < at == self.size:
-            self.skipped["archives have no mark at their end (were they copied whole?)"] += 1
+            self.skipped["archives have no end marker (check whether they were copied completely)"] += 1
         elif any(self.file.read(TAR_BLOCK_SIZE)):
-            self.skipped["archives go on after their end, where nothing is read (joined with cat?)"] += 1
+            self.skipped["archives have data after the end marker, which is ignored (concatenated with cat?)"] += 1
 
 
 def is_sparse(header: tarfile.TarInfo) -> bool:
-    """Whether a member's bytes in the archive are not those of its file."""
+    """Return whether a member's stored bytes differ from those of its file."""
     return header.issparse() or any(key.startswith("GNU.sparse") for key in header.pax_headers)

@@ -1,8 +1,8 @@
-"""The index of WebDataset archives: where each sample is, from one pass over the headers, stored for the next time.
+"""The index of WebDataset archives: the location of each sample, from one pass over the headers, cached on disk.
 
-A sample is the members whose names are equal up to the first dot of their last part, one after another: `dog/7.jpg`,
+A sample consists of consecutive members whose names are equal up to the first dot of their last component: `dog/7.jpg`,
 `dog/7.cls`. Its label is in `.cls` (a number or a word), else in `.json` (`label`, `class` or `cls`), else it is the
-folder it stands in.
+folder name.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ from vitreous.data.stores.tar import (
 from vitreous.errors import DataError, escape_unprintable
 from vitreous.system.disk import get_cache_folder, open_atomic
 
-LabelWord = str | int  # a class by its name, or by its number
-MAX_LABEL_BYTES = 2**20  # bytes of a member that says a label
+LabelWord = str | int  # a class name, or a class index
+MAX_LABEL_BYTES = 2**20  # maximum bytes of a label member
 LABEL_FIELDS = ("class_name", "class", "label", "cls")
-INDEX_FORMAT_VERSION = 4  # of a stored index
-ORPHAN_LABELS_NOTE = "samples in archives have a label and no image, and are left out"
+INDEX_FORMAT_VERSION = 4  # version of the cached index format
+ORPHAN_LABELS_NOTE = "samples in archives have a label but no image, and are ignored"
 
 
-#: a sample: its archive, first byte and bytes of its image, position of its label in `Index.words` (-1: none) and of
-#: its folder in `Index.folders`, and where its name ends in `Index.names`
+#: a sample: its archive, offset and bytes of its image, index of its label in `ArchiveIndex.words` (-1: none) and of
+#: its folder in `ArchiveIndex.folders`, and the end of its name in `ArchiveIndex.names`
 SAMPLE_DTYPE = np.dtype([(name, "<i8") for name in ("archive", "start", "size", "label", "home", "end")])
 
 
 @dataclass(frozen=True, eq=False)
 class ArchiveIndex:
-    """The samples of archives in order: (n,) of SAMPLE.
+    """The samples of archives in order: (n,) of SAMPLE_DTYPE.
 
-    `names`: the images' names, one after the other, uint8. `words`: the distinct labels in `.cls` and `.json` members.
+    `names`: the images' names, concatenated, uint8. `words`: the distinct labels in `.cls` and `.json` members.
     `notes`: message -> count.
     """
 
@@ -67,44 +67,44 @@ class ArchiveIndex:
     notes: dict[str, int]
 
     def get_member_name(self, row: int) -> bytes:
-        """The name of an image in its archive."""
+        """Return the name of an image in its archive."""
         return self.names[self.samples["end"][row - 1] if row else 0 : self.samples["end"][row]].tobytes()
 
     def name(self, row: int) -> str:
-        """ARCHIVE/NAME of a sample, for messages."""
+        """Return ARCHIVE/NAME of a sample, for messages."""
         archive = os.path.basename(self.archives[self.samples["archive"][row]])
         return escape_unprintable(f"{archive}/{os.fsdecode(self.get_member_name(row))}")
 
     def read(self, row: int) -> bytes:
-        """The bytes of an image. Raises DataError."""
+        """Return the bytes of an image. Raises DataError."""
         number, start, size = self.samples[row].tolist()[:3]
         if not 0 < size <= MAX_FILE_BYTES:
             raise DataError(f"{self.name(row)}: {f'larger than {MAX_FILE_BYTES >> 20} MiB' if size else 'empty file'}")
         return read_archive_bytes(self.archives[number], self.stamps[number], start, size)
 
     def update(self, digest: Any, rows: np.ndarray) -> None:
-        """Feed the names and sizes of rows (n,)."""
+        """Update a hashlib digest with the names and sizes of rows (n,)."""
         digest.update(b"\n".join(map(self.get_member_name, rows.tolist())))
         digest.update(self.samples["size"][rows].tobytes())
 
 
 @dataclass
 class ArchiveIndexBuilder:
-    """Builds an index. Numbers are in an array, since a million samples as Python objects take a gigabyte."""
+    """Builds an index. Numbers are stored in an array, since a million samples as Python objects take a gigabyte."""
 
-    samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE, one sample after the other
+    samples: array = field(default_factory=lambda: array("q"))  # the fields of SAMPLE_DTYPE, sample by sample
     names: bytearray = field(default_factory=bytearray)
     words: dict[tuple[LabelWord, ...], int] = field(default_factory=dict)
     folders: dict[bytes, int] = field(default_factory=dict)
     _: KW_ONLY
-    parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> position of its label
+    parsed: dict[bytes, int] = field(default_factory=dict)  # content of a .cls member -> index of its label
     notes: Counter[str] = field(default_factory=Counter)
 
     def add_archive(self, number: int, path: Path, expected: FileStamp) -> None:
         """Add the samples of one archive. Raises DataError."""
         if not expected.size:
             raise DataError(f"{escape_unprintable(path)}: empty file", COPY_ARCHIVE_HINT)
-        keys, names = array("q"), array("q")  # the hash of each sample's name, and where its image's name begins
+        keys, names = array("q"), array("q")  # the hash of each sample's name, and the start of its image's name
         with TarArchive(path, expected, self.notes) as archive:
             parts = ((*split_member_name(member.name), member) for member in archive.members())
             for key, members in groupby((part for part in parts if part[1]), itemgetter(0)):
@@ -112,7 +112,7 @@ class ArchiveIndexBuilder:
                 for _, kind, member in members:
                     if kind in group:
                         name = escape_unprintable(os.fsdecode(member.name))
-                        raise DataError(f"{archive.name}: two members {name}", "rename or remove one of them")
+                        raise DataError(f"{archive.name}: two members {name}", "rename or delete one of them")
                     group[kind] = member
                 begin = len(self.names)
                 if self.add_sample(archive, number, key, group):
@@ -124,22 +124,22 @@ class ArchiveIndexBuilder:
             first = int(order[same[0] + 1])
             stop = [*names, len(self.names)][first + 1]
             name = escape_unprintable(os.fsdecode(bytes(self.names[names[first] : stop])))
-            hint = "members with one name up to its first dot belong together (tar --sort=name), and no two share it"
-            raise DataError(f"{archive.name}: {len(same)} samples stand in two places; the first is {name}", hint)
+            hint = "store members of a sample together (tar --sort=name), and use unique names up to the first dot"
+            raise DataError(f"{archive.name}: {len(same)} samples are in two places; the first is {name}", hint)
 
     def add_sample(self, archive: TarArchive, number: int, key: bytes, group: dict[bytes, ArchiveMember]) -> bool:
-        """Add one sample, if it has an image. Raises DataError for two, and for a label that cannot be read."""
+        """Add one sample, if it has an image. Raises DataError for two images, and for an unreadable label."""
         images = [kind for kind in group if get_member_suffix(kind) in IMAGE_FILE_SUFFIXES]
         images = images or [
             kind for kind in group if get_member_suffix(kind) in VIDEO_SUFFIXES
-        ]  # a picture beside a clip is what is meant
+        ]  # an image next to a clip is preferred
         if not images:
             self.notes[ORPHAN_LABELS_NOTE] += b"cls" in group
             return False
         plain = images if len(images) == 1 else [kind for kind in images if b"." not in kind]
         if len(plain) != 1:
             listing = ", ".join(escape_unprintable(os.fsdecode(group[kind].name)) for kind in images[:2])
-            hint = "a name is cut at the first dot of its last part: rename them"
+            hint = "rename them: a sample's name ends at the first dot"
             raise DataError(f"{archive.name}: two images of one sample: {listing}", hint)
         image = group[plain[0]]
         label = self.parse_cls(archive, group[b"cls"]) if b"cls" in group else -1
@@ -151,7 +151,7 @@ class ArchiveIndexBuilder:
         return True
 
     def parse_cls(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """The word in a .cls member, -1 for an empty one. Raises DataError for what is no text."""
+        """Return the label index of a .cls member, -1 for an empty one. Raises DataError if it is not text."""
         content = read_label_member(archive, member)
         if content not in self.parsed:
             try:
@@ -165,7 +165,7 @@ class ArchiveIndexBuilder:
         return self.parsed[content]
 
     def parse_json(self, archive: TarArchive, member: ArchiveMember) -> int:
-        """The word or words in a .json member, -1 where it says none. Raises DataError for what is not JSON."""
+        """Return the label index of a .json member, -1 if it has no label. Raises DataError if it is not JSON."""
         try:
             document = json.loads(read_label_member(archive, member))
         except (ValueError, RecursionError):
@@ -181,7 +181,7 @@ class ArchiveIndexBuilder:
         return self.words.setdefault((named or labels)[0], len(self.words)) if labels else -1
 
     def build(self, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex:
-        """The index of all that was added."""
+        """Return the index of all added archives."""
         samples, names = np.frombuffer(self.samples.tobytes(), SAMPLE_DTYPE), np.frombuffer(bytes(self.names), np.uint8)
         folders, notes = tuple(map(os.fsdecode, self.folders)), {text: n for text, n in self.notes.items() if n}
         archives = tuple(map(os.fspath, paths))
@@ -192,12 +192,13 @@ class ArchiveIndexBuilder:
 
 @lru_cache(maxsize=1024)
 def get_member_suffix(kind: bytes) -> str:
-    """The suffix `.png` of what follows a sample's name, `seg.png`."""
+    """Return the suffix `.png` of the rest of a member's name, `seg.png`."""
     return f".{os.fsdecode(kind.rsplit(b'.', 1)[-1])}"
 
 
 def split_member_name(name: bytes) -> tuple[bytes, bytes]:
-    """`./a/b.seg.png` -> `a/b` and `seg.png`; hidden names and those without a dot have no second part."""
+    """Split `./a/b.seg.png` into `a/b` and `seg.png`; the second part of hidden names and those without a dot is
+    empty."""
     while name[:2] == b"./":
         name = name[2:]
     dot = name.find(b".", base := name.rfind(b"/") + 1)
@@ -205,15 +206,15 @@ def split_member_name(name: bytes) -> tuple[bytes, bytes]:
 
 
 def read_label_member(archive: TarArchive, member: ArchiveMember) -> bytes:
-    """The content of a member that says a label. Raises DataError where that is too long for one."""
+    """Return the content of a label member. Raises DataError if it is too long."""
     if member.size > MAX_LABEL_BYTES:
         name = escape_unprintable(os.fsdecode(member.name))
-        raise DataError(f"{archive.name}: {name} has {member.size:,} bytes, too many for a label")
+        raise DataError(f"{archive.name}: {name} has {member.size:,} bytes, which exceeds the limit of a label")
     return archive.read(member)
 
 
 def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:
-    """A label in JSON: a word, a number, or a list of those; None for anything else."""
+    """Parse a label in JSON: a word, a number, or a list of those; None for anything else."""
     values = value if isinstance(value, list) else [value]
     if all((type(word) is int and word >= 0) or (isinstance(word, str) and word) for word in values):
         return tuple(dict.fromkeys(values))
@@ -221,10 +222,10 @@ def parse_json_label(value: Any) -> tuple[LabelWord, ...] | None:
 
 
 def open_archive_index(paths: Sequence[Path]) -> ArchiveIndex:
-    """The index of these archives: the stored one unless an archive has changed, else a new one.
+    """Open the index of these archives: the cached one, or a new one if an archive has changed.
 
-    A new index takes about a minute for a million members. It is stored below `XDG_CACHE_HOME`, if that can be written.
-    Raises DataError for a file that is no tar archive or damaged, labels that cannot be read, and ambiguous names.
+    A new index takes about a minute for a million members. It is cached below `XDG_CACHE_HOME`, if that is writable.
+    Raises DataError for invalid or damaged archives, unreadable labels, and ambiguous names.
     """
     stamps = [read_file_stamp(path) for path in paths]
     path = get_index_path(paths)
@@ -240,13 +241,13 @@ def open_archive_index(paths: Sequence[Path]) -> ArchiveIndex:
 
 
 def get_index_path(paths: Sequence[Path]) -> Path:
-    """The file that stores the index of these archives."""
+    """Return the cache file for the index of these archives."""
     words = "\n".join(os.path.abspath(path) for path in paths).encode("utf-8", "surrogateescape")
     return get_cache_folder("tars") / f"{hashlib.sha256(words).hexdigest()}.npz"
 
 
 def store_index(path: Path, built: ArchiveIndex) -> None:
-    """Write an index, whole or not at all. Raises OSError."""
+    """Write an index atomically. Raises OSError."""
     names = ("words", "folders", "notes", "stamps")
     text = json.dumps({"format": INDEX_FORMAT_VERSION, **{name: getattr(built, name) for name in names}}).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +256,7 @@ def store_index(path: Path, built: ArchiveIndex) -> None:
 
 
 def load_index(path: Path, paths: Sequence[Path], stamps: Sequence[FileStamp]) -> ArchiveIndex | None:
-    """The stored index, if it is whole and of these very archives; else None."""
+    """Load the cached index, if it is complete and matches these archives; else None."""
     try:
         with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as stored:
             samples, names, extra = stored["samples"], stored["names"], json.loads(stored["text"].tobytes())
