@@ -152,7 +152,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_c
     own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
-    assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output
+    assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
     assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
 
 

@@ -119,7 +119,7 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
     result = say(
         "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
     )
-    assert result.returncode == 0 and "nothing was sent" in result.stdout
+    assert result.returncode == 0 and "nothing was uploaded" in result.stdout
     assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
@@ -153,16 +153,16 @@ def test_a_bundle_alone_is_pushed_without_figures(trained_run, tmp_path):
     assert "0.7500" in card  # it lies in its run
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
     result = say("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
-    assert "None were measured" in result.stdout and "image-feature-extraction" in result.stdout
-    assert "headless=True" in result.stdout and "without a licence nobody may use" in result.stderr
+    assert "No metrics were measured" in result.stdout and "image-feature-extraction" in result.stdout
+    assert "headless=True" in result.stdout and "without a licence, others may not use" in result.stderr
 
 
 @pytest.mark.parametrize(
     "broken,token,code,words",
     [
-        ({}, "", 2, ["no token of the Hub", "HF_TOKEN"]),
-        ({}, "hf_wrong", 6, ["does not know the token (401)", "nothing was sent"]),
-        ({}, "hf_reads", 6, ["refuses to write (403)", "nothing was sent"]),
+        ({}, "", 2, ["no Hub token found", "HF_TOKEN"]),
+        ({}, "hf_wrong", 6, ["rejected the token (401)", "nothing was uploaded"]),
+        ({}, "hf_reads", 6, ["refused write access (403)", "nothing was uploaded"]),
         ({"/commit/": "cut"}, "hf_writes", 6, ["cannot be reached", "update=True goes on"]),
         ({"/commit/": 409}, "hf_writes", 6, ["was changed by someone else", "push again"]),
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),

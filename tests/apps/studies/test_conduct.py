@@ -141,7 +141,7 @@ def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
     for words, message in (
         (["study", "position"], "did you mean positions?"),
         (["study", "positions", "--budget", "soon"], "--budget cannot be 'soon'"),
-        (["study", "--seeds", "2"], "no study is named"),
+        (["study", "--seeds", "2"], "missing study name"),
         (["study", "positions", "--seeds", "0"], "--seeds must be at least 1"),
     ):
         result = say(*words)
