@@ -43,14 +43,14 @@ def two_runs(tmp_path_factory):
     "words, message",
     [
         ("predict new/cat.png", "no model given: new/cat.png is an image\n  try vitreous predict runs/b new/cat.png"),
-        ("embed new", "no model given: new holds images\n  try vitreous embed runs/b new"),
-        ("evaluate photos", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
-        ("evaluate photos --json", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
+        ("embed new", "no model given: new contains images\n  try vitreous embed runs/b new"),
+        ("evaluate photos", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
+        ("evaluate photos --json", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
         ("inspect new/cat.png", "no model given: new/cat.png is an image\n  try vitreous inspect runs/b new/cat.png"),
         ("predict @list.txt", "no model given: @list.txt is an image\n  try vitreous predict runs/b @list.txt"),
-        ("serve new", "no model given: new holds images\n  try vitreous serve runs/b"),
-        ("export photos", "no model given: photos holds images\n  try vitreous export runs/b"),
-        ("sample new --out x.png", "no model given: new holds images\n  try vitreous sample runs/b …"),
+        ("serve new", "no model given: new contains images\n  try vitreous serve runs/b"),
+        ("export photos", "no model given: photos contains images\n  try vitreous export runs/b"),
+        ("sample new --out x.png", "no model given: new contains images\n  try vitreous sample runs/b …"),
         ("serve", "no model given\n  try vitreous serve runs/b"),
         ("predict --json", "no model given\n  try vitreous predict runs/b …"),
     ],
@@ -163,7 +163,9 @@ def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, complete_run)
     words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
     process = subprocess.Popen(words, cwd=two_runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stderr.readline().startswith("note: waiting for a run in runs/later (the newest run in this folder is ")
+        assert process.stderr.readline().startswith(
+            "note: waiting for a run in runs/later (the newest run in this folder is "
+        )
         (two_runs / "runs" / "later").mkdir()
         (two_runs / "runs" / "later" / "command.txt").write_text("vitreous train")
         time.sleep(0.7)

@@ -103,7 +103,7 @@ def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames a second" in whats(document)["rates"]["text"]
+    assert "from 10 to 25 frames/s" in whats(document)["rates"]["text"]
 
 
 def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):

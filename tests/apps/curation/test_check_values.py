@@ -40,9 +40,7 @@ def test_values_far_from_the_others(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["5000,train", "999,val"]
     findings, document = found(write(tmp_path, rows, "age,split"))
     level, text = findings["outliers"]
-    assert level == "warns" and text.startswith(
-        "2 images with an outlier value of age, below 2.5 or above 51.5"
-    )
+    assert level == "warns" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
     assert text.endswith(f"the first: 5000 of {tmp_path / '14.png'}") and document["passed"]
     assert findings["values"][1].startswith("age in train: 20 to 5000, median 27, mean 358.1")
     assert document["targets"][0]["outside"] == []  # 999 is below the largest training value

@@ -334,7 +334,7 @@ def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
 @pytest.mark.parametrize(
     "words,told",
     [
-        (["--to", "onx"], "onx is no format"),
+        (["--to", "onx"], "unknown format"),
         (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
         (["--to", "torch", "--quantize", "int8"], "int8 needs"),
         (["--images", "x", "--data", "y"], "two answers"),

@@ -63,7 +63,7 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     assert facts["unused"] == ["yak"] and facts["held_out"] == ["emu"] and facts["crowds"] == 1
     assert {"twice", "outside", "unused", "held_out"} <= rows.keys() and document["passed"]
     text = render_check_page(document, subject)
-    assert text.count("there twice") >= 2 and "over the edge" in text and "<td>emu</td><td>1</td>" in text
+    assert text.count("duplicate") >= 2 and "exceeds the image" in text and "<td>emu</td><td>1</td>" in text
 
 
 def test_annotations_that_cannot_be_read_fail_the_check(tmp_path):

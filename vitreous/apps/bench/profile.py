@@ -1,4 +1,4 @@
-"""Where the time of a turn goes: operators by what they do, as `torch.profiler` records them on a CPU."""
+"""CPU time per kind of operator, recorded with `torch.profiler`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OperatorProfile:
 
 
 def classify_operator(operator: str) -> str:
-    """Return what an operator does, by its name: `aten::addmm` -> products."""
+    """Classify an operator by its name: `aten::addmm` -> products."""
     name = operator.rsplit("::", 1)[-1]
     return next((group for group, pattern in OPERATOR_PATTERNS.items() if re.search(pattern, name)), OTHER_OPERATORS)
 

@@ -1,4 +1,4 @@
-"""Races: contenders in turn, each in a process of its own, so that all meet the same changes of the machine's speed."""
+"""Races: contenders alternate, each in a separate process, so that all share the changes of the machine's speed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitreous.apps.bench.work import LIMIT_CONTENDERS, BenchmarkStep, Contender,
 from vitreous.system.cores import get_peak_memory, restore_default_spinning, synchronize_device
 
 RESPONSE_TIMEOUT = 900.0  # seconds that a contender may take to get ready or to do its turn
-MEASURE_ERROR = -1.0  # the order to say how exact answers are
-MEASURE_PROFILE = -2.0  # the order to say where the time goes
+MEASURE_ERROR = -1.0  # order to measure the error of outputs
+MEASURE_PROFILE = -2.0  # order to record the profile
 CONTENDER_PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
 
 
 @dataclass
 class ContenderResult:
-    """One contender's figures.
+    """Results of one contender.
 
     Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
     its logits to the same weights in float32, and where its time goes, where these are known.
@@ -42,7 +42,7 @@ class ContenderResult:
 
     @property
     def median(self) -> float:
-        """The median of the rounds."""
+        """Return the median of the rounds."""
         return statistics.median(self.rates)
 
 
@@ -96,12 +96,12 @@ def run_race(
 
 
 def request_contender(lane: ContenderResult, pipe: Connection, order: float | None) -> Any:
-    """Send a contender its order (None: get ready) and return the answer; a failure is noted in its lane."""
+    """Send a contender its order (None: get ready) and return the response; a failure is stored in its lane."""
     try:
         if order is not None:
             pipe.send(order)
         if not pipe.poll(RESPONSE_TIMEOUT):
-            lane.failure = f"no answer in {RESPONSE_TIMEOUT:.0f} s"
+            lane.failure = f"no response within {RESPONSE_TIMEOUT:.0f} s"
             return None
         kind, answer = pipe.recv()
     except (EOFError, OSError):
@@ -136,7 +136,7 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
     import signal
     import warnings
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     # a spawned process would spawn its workers: let them start as the platform has it
     mp.set_start_method(None, force=True)
     warnings.simplefilter("ignore")
