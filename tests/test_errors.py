@@ -12,9 +12,9 @@ from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_
 
 #: words that follow an option in a sentence
 SENTENCE = """
-exclude that above adds and applies are at belong beside cannot changes chooses compares copies costs counts decodes does each frames goes has
-hides images is it keeps makes must name names need needs nearer of on or out outside places plans reads samples say says sets
-smaller still takes than the to trains vectors where which with writes
+exclude that above adds and applies are at belong beside cannot changes chooses compares copies costs counts decodes
+does each frames goes has hides images is it keeps makes must name names need needs nearer of on or out outside places
+plans reads samples say says sets smaller still takes than the to trains vectors where which with writes
 """
 
 

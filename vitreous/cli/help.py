@@ -115,25 +115,25 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
 
 def read_descriptions(options_type: type[Any]) -> dict[str, str]:
     """Return the strings below the fields of a dataclass and its bases, by field name."""
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     for base in reversed(options_type.__mro__[:-1]):
-        found |= parse_descriptions(base)
-    return found
+        descriptions |= parse_descriptions(base)
+    return descriptions
 
 
 @cache
 def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
     """Parse the strings below the fields of one class from its source."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options_type))).body
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name = ""
     for node in getattr(tree, "body", ()):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             name = node.target.id
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
-            found[name] = " ".join(str(node.value.value).split())
+            descriptions[name] = " ".join(str(node.value.value).split())
             name = ""
-    return found
+    return descriptions
 
 
 def read_sections(options_type: type[Any]) -> dict[str, str]:
