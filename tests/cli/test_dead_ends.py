@@ -42,12 +42,12 @@ def two_runs(tmp_path_factory):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("predict new/cat.png", "no model given: new/cat.png is an image\n  try vitreous predict runs/b new/cat.png"),
+        ("predict new/cat.png", "no model given: new/cat.png is not a model\n  try vitreous predict runs/b new/cat.png"),
         ("embed new", "no model given: new contains images\n  try vitreous embed runs/b new"),
         ("evaluate photos", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
         ("evaluate photos --json", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
-        ("inspect new/cat.png", "no model given: new/cat.png is an image\n  try vitreous inspect runs/b new/cat.png"),
-        ("predict @list.txt", "no model given: @list.txt is an image\n  try vitreous predict runs/b @list.txt"),
+        ("inspect new/cat.png", "no model given: new/cat.png is not a model\n  try vitreous inspect runs/b new/cat.png"),
+        ("predict @list.txt", "no model given: @list.txt is not a model\n  try vitreous predict runs/b @list.txt"),
         ("serve new", "no model given: new contains images\n  try vitreous serve runs/b"),
         ("export photos", "no model given: photos contains images\n  try vitreous export runs/b"),
         ("sample new --out x.png", "no model given: new contains images\n  try vitreous sample runs/b …"),
@@ -85,7 +85,7 @@ def test_without_any_run_the_message_says_what_makes_one(tmp_path):
     result = say("predict", "cat.png", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        f"error: no model given: cat.png is an image\n  {MAKES_ONE}, then vitreous predict RUN …\n"
+        f"error: no model given: cat.png is not a model\n  {MAKES_ONE}, then vitreous predict RUN …\n"
     )
     result = say("predict", "runs/x", "cat.png", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  `vitreous train` makes one\n")

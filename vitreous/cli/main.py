@@ -92,7 +92,7 @@ def make_missing_model_error(verb: str, path: str, others: list[str]) -> UsageEr
 
     problem = "no model given"
     if path:
-        problem += f": {escape_unprintable(path)} {'contains images' if os.path.isdir(path) else 'is an image'}"
+        problem += f": {escape_unprintable(path)} {'contains images' if os.path.isdir(path) else 'is not a model'}"
     if not (newest := find_newest_run()):
         hint = f"there is no run in this folder; train one with vitreous train DATA, then vitreous {verb} RUN …"
         return UsageError(problem, hint)
