@@ -42,11 +42,17 @@ def two_runs(tmp_path_factory):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("predict new/cat.png", "no model given: new/cat.png is not a model\n  try vitreous predict runs/b new/cat.png"),
+        (
+            "predict new/cat.png",
+            "no model given: new/cat.png is not a model\n  try vitreous predict runs/b new/cat.png",
+        ),
         ("embed new", "no model given: new contains images\n  try vitreous embed runs/b new"),
         ("evaluate photos", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
         ("evaluate photos --json", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
-        ("inspect new/cat.png", "no model given: new/cat.png is not a model\n  try vitreous inspect runs/b new/cat.png"),
+        (
+            "inspect new/cat.png",
+            "no model given: new/cat.png is not a model\n  try vitreous inspect runs/b new/cat.png",
+        ),
         ("predict @list.txt", "no model given: @list.txt is not a model\n  try vitreous predict runs/b @list.txt"),
         ("serve new", "no model given: new contains images\n  try vitreous serve runs/b"),
         ("export photos", "no model given: photos contains images\n  try vitreous export runs/b"),

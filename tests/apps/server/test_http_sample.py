@@ -296,7 +296,7 @@ def test_a_model_without_classes_makes_images_of_one_kind(tmp_path):
         status, answer, _ = ask(site, {"count": 2})
         assert status == 200 and [one["class"] for one in answer["images"]] == [None, None]
         assert answer["settings"]["sampler"] == "heun" and pixels(answer["images"][0]["image"]).shape == (8, 8)
-        for document, words in (({"class": "cat"}, "without classes"), ({"guidance": 2}, "the model has none")):
+        for document, words in (({"class": "cat"}, "no classes"), ({"guidance": 2}, "the model has none")):
             status, answer, _ = ask(site, document)
             assert status == 422 and words in answer["error"]["message"]
         assert site.ask("GET", "/v1/model")[1]["sampling"]["limits"]["guidance"] == 1

@@ -122,7 +122,7 @@ def build_train_step(
 def make_batch_step(
     flat: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
 ) -> BenchmarkStep:
-    """Return turns that are training steps on one batch (B, ...) of so many images: forward, backward, clipping,
+    """Return training steps on one batch (B, ...) of `images` images: forward, backward, clipping,
     optimiser, working copy."""
 
     def turn() -> float:
@@ -216,7 +216,7 @@ def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 
 
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
-    """Random pictures of CIFAR's number and size to shifted, mirrored and normalised batches."""
+    """Random images of CIFAR's number and size to shifted, mirrored and normalised batches."""
     configure_process()
     side = work.image_size
     pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, side, side), dtype=torch.uint8)

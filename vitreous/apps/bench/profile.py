@@ -55,11 +55,11 @@ def classify_operator(operator: str) -> str:
 
 
 def profile_steps(turn: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
-    """Record turns for so many seconds, one at least and MOST at most.
+    """Record steps for `seconds`, at least one and at most MAX_PROFILED_STEPS.
 
     An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
-    parts of a training step do, each has its share of the cores. What is neither is OUTSIDE. Recording takes a little
-    time itself, more of models with many small operators.
+    parts of a training step do, each has its share of the cores. The rest is OUTSIDE_OPERATORS. Recording takes a
+    little time itself, more for models with many small operators.
     """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function

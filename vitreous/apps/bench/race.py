@@ -52,7 +52,7 @@ def run_race(
     timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[ContenderResult]:
-    """Let the contenders that are installed do the work in turn: one round to warm up, then those that count.
+    """Run the installed contenders alternately: one warm-up round, then the measured rounds.
 
     In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
     that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
@@ -130,7 +130,7 @@ def run_steps_for(seconds: float, turn: BenchmarkStep, device: str = "cpu") -> t
 
 
 def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
-    """Run a contender's process: build, do one turn, then work when told to, until the pipe closes."""
+    """Run a contender's process: build, do one turn, then work on request, until the pipe closes."""
     import logging
     import os
     import signal
@@ -162,5 +162,5 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
             pipe.send(("done", (*run_steps_for(seconds, turn, work.device), get_peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-    except Exception as error:  # a peer may fail in any way; the race goes on without it
+    except Exception as error:  # a peer may fail in any way; the race continues without it
         pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]))

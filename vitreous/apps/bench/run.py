@@ -47,7 +47,7 @@ def run_benchmarks(
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if timing.profile and device != "cpu":
         raise UsageError(f"--profile supports only the CPU, not {device}", "add --device cpu")
-    if timing.profile:  # before a contender's process loads PyTorch, whose recorder tells stderr that there is no GPU
+    if timing.profile:  # before a contender's process loads PyTorch, whose recorder logs to stderr that there is no GPU
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if set(tasks) & set(IMAGE_FILE_TASKS):
         require_photographs(images)
@@ -85,7 +85,7 @@ def check_task_model(task: str, model: str) -> None:
 
 
 def choose_image_size(model: str, image_size: int | None) -> int:
-    """Return the image size to measure at: as said, else the model's own. Raises UsageError for no multiple of the
+    """Return the image size: `image_size`, else the model's. Raises UsageError for no multiple of the
     patch."""
     own = config_from_name(model)
     if image_size is None:

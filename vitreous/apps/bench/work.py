@@ -17,7 +17,7 @@ BenchmarkStep = Callable[[], float]
 
 @dataclass(frozen=True)
 class Workload:
-    """One piece of work that contenders do in turn; `images` is a folder of photographs for tasks that read files."""
+    """A workload of all contenders; `images` is a folder of photographs for tasks that read files."""
 
     task: str
     model: str
