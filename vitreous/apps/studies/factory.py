@@ -76,8 +76,8 @@ class RunFactory:
         self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
     def side(self) -> int:
-        """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for other than
-        pictures."""
+        """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for data other
+        than images."""
         opened = open_data(self.common.data)
         require_labels(opened)
         size = infer_dataset_info(opened, TrainOptions(self.common.data), None).size

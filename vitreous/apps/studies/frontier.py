@@ -1,4 +1,4 @@
-"""What follows from curves of several models: fitted frontiers of accuracy against compute, and where curves cross.
+"""Conclusions from curves of models: fitted frontiers of accuracy against compute, and where curves cross.
 
 A frontier is 1 - accuracy = a C^-b of C exaFLOPs, a line in logarithms, fitted to each seed by itself. Intervals are
 Student's t over seeds.

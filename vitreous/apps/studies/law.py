@@ -20,7 +20,7 @@ LAW_EPOCHS = 7.0
 
 
 def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every size for every length, each length with a schedule of its own."""
+    """Every size for every length, each length with a separate schedule."""
     rows = []
     for part in STEP_DIVISORS:
         if setting.scale.name == "published":
@@ -108,7 +108,7 @@ SCALING_LAW_STUDY = Study(
     ),
     differs=(
         "Images are seen again and again where there are few, which a law of new images does not know; a loss that "
-        "rises again is then no fault of the model's size. Each length has a learning rate schedule of its own."
+        "rises again is then no fault of the model's size. Each length has a separate learning rate schedule."
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
     figure="nll",

@@ -132,7 +132,7 @@ ATTENTION_DISTANCE_STUDY = Study(
     reference=first_block_mean_reference,
     published=Published(
         "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
-        "the last ones, of R50+ViT-L/16 fewer look near; a head that looks everywhere alike has 116 pixels at 224",
+        "the last ones, of R50+ViT-L/16 fewer look near; a head with uniform attention has 116 pixels at 224",
         {},
     ),
     differs=INSPECTION_DIFFERS

@@ -16,8 +16,8 @@ from vitreous.apps.studies.study import OtherDataset, Study
 from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.system.disk import remove_path
 
-FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # what is learned first; the share of each class that is judged
-#: name, group, and the quarters that pictures are turned by
+FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # pre-training subset; validation share of each class
+#: name, group, and the rotation of images in quarter turns
 DIGIT_SUBSETS = (
     ("5-9", "upright", 0),
     ("5-9 turned", "turned", 1),

@@ -92,7 +92,7 @@ def format_row_cells(row: TableRow, figure: str) -> list[str]:
 
 
 def format_interval_ends(estimate: Estimate | None, form: Any) -> str:
-    """The ends of an interval; a dash where there is none."""
+    """The ends of an interval; a dash for None."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
 
 

@@ -33,7 +33,7 @@ MASK_RATIO_STUDY = Study(
     cells=mask_cells,
     reference=("none",),
     published=Published(
-        "Figure 5 has curves: fine-tuned ViT-L/16 are alike from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
+        "Figure 5 has curves: fine-tuned ViT-L/16 are similar from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
         "scratch 82.5 %",
         {("75 %",): "84.9 %", ("none",): "82.5 %"},
     ),
@@ -85,7 +85,7 @@ DINO_TEACHER_STUDY = Study(
 )
 
 
-# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and what it has to restore.
+# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and its target.
 MAE_DEPTHS = (1, 2, 4, 8)
 MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
@@ -118,7 +118,7 @@ def target_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 MAE_DIFFERS = (
     "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a separate recipe. Here both parts have the same "
     "few steps, and fine-tuning is that of a model from scratch; the decoder is as wide as the paper's, which is wide "
-    "beside a small encoder."
+    "for a small encoder."
 )
 MAE_DECODER_STUDY = Study(
     "mae-decoder",
@@ -180,7 +180,7 @@ def supervised_reference(place: AxisValues) -> AxisValues:
 LABELS_STUDY = Study(
     "labels",
     "How many labels there are",
-    question="What is learning without labels worth, when few or many images have labels?",
+    question="How much does self-supervised pre-training gain with few or many labels?",
     source="arXiv:2111.06377 and arXiv:2104.14294",
     axes=("first", "labelled"),
     cells=label_cells,

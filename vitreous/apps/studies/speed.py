@@ -31,7 +31,7 @@ CPU_SECONDS_PER_MODEL = (
 
 
 def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Models of several sizes, as they are drawn."""
+    """Randomly initialised models of several sizes."""
     return tuple(
         StudyCell((name,), TrainOptions(model=name, image_size=224)) for name in SPEED_MODELS[setting.scale.name]
     )

@@ -34,7 +34,7 @@ class RunResult:
     value: float | None
     better: str
     measured: dict[str, float | None]
-    images: int | None  # that it was judged on
+    images: int | None  # of its evaluation
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7"
 
 
 def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
-    """What is trained first, on the study's data, by the name of the model."""
+    """Pre-training cells on the study's data, by model name."""
     if setting.scale.name == "published":
         return {
             name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS
