@@ -12,10 +12,9 @@ from vitreous.errors import FOREIGN_OPTIONS, OPTION_VALUES, UsageError, options_
 
 #: words that follow an option in a sentence
 SENTENCE = """
-above adds and are at belong beside cannot changes chooses compares copies costs counts decodes does each exclude frames goes
-has hides images is it keeps makes must name names nearer needs of on or out places plans reads requires samples say says sets
-that
-smaller still takes than the to trains vectors where which with writes
+above adds and applies are at belong beside cannot changes chooses compares copies costs counts decodes does each exclude
+frames goes has hides images is it keeps makes must name names nearer need needs of on or out outside places plans reads
+requires samples say says sets smaller still takes than that the to trains vectors where which with writes
 """
 
 

@@ -91,7 +91,7 @@ def test_every_command_exits_as_shown(results):
 def test_notes_headings_and_last_lines_are_those_printed(results):
     """What does not depend on the photos: notes, table headings, written files and the next step."""
     fixed = re.compile(
-        r"(?:note|page|next|all on one page|doctor|split |class +images|figure +file|image +classes|passed)"
+        r"(?:note|page|next|page with all figures|doctor|split |class +images|figure +file|image +classes|passed)"
     )
     for line, printed, result in results[2]:
         output = " ".join((result.stdout + result.stderr).split())

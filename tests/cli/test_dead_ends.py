@@ -20,7 +20,7 @@ from vitreous.jobs.train import train
 from vitreous.recipes.options import TrainOptions
 from vitreous.weights.model_paths import find_newest_run, is_image_source
 
-MAKES_ONE = "there is no run below this folder, and vitreous train DATA makes one"
+MAKES_ONE = "there is no run in this folder; train one with vitreous train DATA"
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +42,21 @@ def two_runs(tmp_path_factory):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("predict new/cat.png", "no model given: new/cat.png names images\n  try vitreous predict runs/b new/cat.png"),
-        ("embed new", "no model given: new holds images\n  try vitreous embed runs/b new"),
-        ("evaluate photos", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
-        ("evaluate photos --json", "no model given: photos holds images\n  try vitreous evaluate runs/b photos"),
-        ("inspect new/cat.png", "no model given: new/cat.png names images\n  try vitreous inspect runs/b new/cat.png"),
-        ("predict @list.txt", "no model given: @list.txt names images\n  try vitreous predict runs/b @list.txt"),
-        ("serve new", "no model given: new holds images\n  try vitreous serve runs/b"),
-        ("export photos", "no model given: photos holds images\n  try vitreous export runs/b"),
-        ("sample new --out x.png", "no model given: new holds images\n  try vitreous sample runs/b …"),
+        (
+            "predict new/cat.png",
+            "no model given: new/cat.png is not a model\n  try vitreous predict runs/b new/cat.png",
+        ),
+        ("embed new", "no model given: new contains images\n  try vitreous embed runs/b new"),
+        ("evaluate photos", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
+        ("evaluate photos --json", "no model given: photos contains images\n  try vitreous evaluate runs/b photos"),
+        (
+            "inspect new/cat.png",
+            "no model given: new/cat.png is not a model\n  try vitreous inspect runs/b new/cat.png",
+        ),
+        ("predict @list.txt", "no model given: @list.txt is not a model\n  try vitreous predict runs/b @list.txt"),
+        ("serve new", "no model given: new contains images\n  try vitreous serve runs/b"),
+        ("export photos", "no model given: photos contains images\n  try vitreous export runs/b"),
+        ("sample new --out x.png", "no model given: new contains images\n  try vitreous sample runs/b …"),
         ("serve", "no model given\n  try vitreous serve runs/b"),
         ("predict --json", "no model given\n  try vitreous predict runs/b …"),
     ],
@@ -58,7 +64,7 @@ def two_runs(tmp_path_factory):
 def test_images_in_the_place_of_the_model_are_told_with_the_newest_run(two_runs, words, message):
     result = say(*words.split(), cwd=two_runs)
     assert result.returncode == 2
-    assert result.stderr == f"error: {message}; runs/b is the newest run here\n"
+    assert result.stderr == f"error: {message}; runs/b is the newest run in this folder\n"
     if "--json" in words:
         assert json.loads(result.stdout)["error"]["code"] == 2
 
@@ -76,7 +82,7 @@ def test_a_model_that_comes_second_is_put_first(two_runs, words):
     verb, images, run = words.split()
     result = say(verb, images, run, cwd=two_runs)
     assert result.returncode == 2
-    expected = f"error: the model comes first, and {images} holds images\n  try vitreous {verb} {run} {images}\n"
+    expected = f"error: the model must come first: {images} contains images\n  try vitreous {verb} {run} {images}\n"
     assert result.stderr == expected
 
 
@@ -85,7 +91,7 @@ def test_without_any_run_the_message_says_what_makes_one(tmp_path):
     result = say("predict", "cat.png", cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr == (
-        f"error: no model given: cat.png names images\n  name one: vitreous predict RUN …; {MAKES_ONE}\n"
+        f"error: no model given: cat.png is not a model\n  {MAKES_ONE}, then vitreous predict RUN …\n"
     )
     result = say("predict", "runs/x", "cat.png", cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, "error: no run at runs/x\n  `vitreous train` makes one\n")
@@ -163,7 +169,9 @@ def test_watch_waits_for_a_run_and_ends_without_an_error(two_runs, complete_run)
     words = [sys.executable, "-m", "vitreous", "watch", "runs/later", "--port", "0"]
     process = subprocess.Popen(words, cwd=two_runs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stderr.readline().startswith("note: waiting for a run in runs/later (the newest run here is ")
+        assert process.stderr.readline().startswith(
+            "note: waiting for a run in runs/later (the newest run in this folder is "
+        )
         (two_runs / "runs" / "later").mkdir()
         (two_runs / "runs" / "later" / "command.txt").write_text("vitreous train")
         time.sleep(0.7)

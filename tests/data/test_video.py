@@ -70,11 +70,11 @@ def test_folders_of_pictures_that_are_no_frames_stay_pictures(tmp_path):
 
 def test_what_takes_pictures_refuses_clips(tmp_path):
     home = write_moves(tmp_path / "clips", 3, (".gif",))
-    with pytest.raises(UsageError, match="the data are clips, but packs hold pictures"):
+    with pytest.raises(UsageError, match="the data are clips, and packs store images"):
         pack_dataset(home, tmp_path / "packed")
     Image.new("RGB", (16, 16)).save(tmp_path / "photo.png")
     pictures = FileSplit([tmp_path / "photo.png"], create_empty_labels(1))
-    with pytest.raises(UsageError, match="the data are clips, but copies are found among pictures, or among clips"):
+    with pytest.raises(UsageError, match="the data are clips, and copies are found among images, or among clips"):
         find_copies([open_data(home).split("train")], [pictures])
 
 

@@ -87,7 +87,7 @@ def test_a_folder_of_answers_is_continued_and_never_overwritten(scenes_run, tmp_
     images, out = write_maps(tmp_path / "data", 3) / "images", tmp_path / "masks"
     assert predict(scenes_run, images, "--out", out) == 0
     before = (out / "1.png").read_bytes()
-    assert predict(scenes_run, images, "--out", out) == 2 and "none is overwritten" in capsys.readouterr().err
+    assert predict(scenes_run, images, "--out", out) == 2 and "which are not overwritten" in capsys.readouterr().err
     lines = (out / "maps.jsonl").read_text().splitlines()
     (out / "maps.jsonl").write_text(f"{lines[0]}\n{lines[1][:20]}")
     described = json.loads((out / "maps.jsonl.job.json").read_text())

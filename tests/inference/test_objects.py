@@ -194,7 +194,7 @@ def test_maps_of_instances_have_the_numbers_of_the_objects(blobs, tmp_path):
     ("words", "message"),
     [
         (["--top", 3], "--top is for image classifiers"),
-        (["--to", "coco"], "--to coco writes files"),
+        (["--to", "coco"], "--to coco needs --out"),
         (["--to", "yolo", "--out", "a.json"], "--to yolo writes a folder"),
         (["--to", "coco", "--out", "a.csv"], "ends in .json"),
         (["--out", "a.npz"], "ends in .jsonl or .csv or .parquet"),
@@ -214,7 +214,7 @@ def test_nothing_is_overwritten(blobs, tmp_path, capsys):
     assert predict(images, "--out", tmp_path / "truth.json") == 2 and (tmp_path / "truth.json").read_text() == "{}"
     assert (
         predict(images, "--out", tmp_path / "in", "--to", "yolo") == 2
-        and "none is overwritten" in capsys.readouterr().err
+        and "which are not overwritten" in capsys.readouterr().err
     )
 
 

@@ -263,7 +263,7 @@ def test_two_runs_are_compared_by_the_errors_on_the_same_images(
 
 def test_a_comparison_is_printed(regression_run, worse_run, tmp_path):
     ended = say("evaluate", str(regression_run[0]), str(worse_run), "--split", "train", "--workers", "0", cwd=tmp_path)
-    assert ended.returncode == 0 and "second less first" in ended.stdout and "MAE +" in ended.stdout
+    assert ended.returncode == 0 and "second minus first" in ended.stdout and "MAE +" in ended.stdout
     assert ended.stdout.splitlines()[-1].startswith("run is better by ") and " R² (95 % interval " in ended.stdout
 
 

@@ -146,7 +146,7 @@ def test_figures_show_what_is_attended_along_signals(array_data, waves, tmp_path
 
 
 def test_the_server_refuses_what_it_does_not_take(waves):
-    with pytest.raises(UsageError, match="answers for signals, the server takes pictures and clips"):
+    with pytest.raises(UsageError, match="takes signals; the server supports images and clips"):
         warm_up_predictor(load(str(waves[0]), device="cpu"), ServerLimits())
 
 

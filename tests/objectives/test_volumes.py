@@ -235,7 +235,7 @@ def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, chan
 
 def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
     data = open_data(volume_data)
-    with pytest.raises(UsageError, match="the server takes pictures"):
+    with pytest.raises(UsageError, match="the server supports images"):
         warm_up_predictor(vitreous.load(volume_run), ServerLimits())
     with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
         vitreous.inspect(volume_run, figures=["rollout"])

@@ -209,7 +209,7 @@ def test_the_command_prints_figures_and_classes(bundles, painted, tmp_path, caps
         main(words)
     text = capsys.readouterr().out
     assert (
-        "AP50" in text and "box AP" in text and "points of AP50 that errors cost: " in text and "nothing there" in text
+        "AP50" in text and "box AP" in text and "AP50 points lost per error type: " in text and "nothing there" in text
     )
     with pytest.raises(SystemExit, match="0"):
         main([*words, "--json"])

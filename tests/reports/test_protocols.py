@@ -232,7 +232,7 @@ def test_refusals(short_run, tmp_path):
     assert "above 0" in refused(2, short_run, "--protocol", "knn", "--temperature", "0")
     assert "a folder with a folder for each task" in refused(2, short_run, "--protocol", "vtab")
     assert "needs --labels FILE" in refused(2, short_run, "--protocol", "real")
-    assert "--calibrate is about the answers of the head" in refused(2, short_run, "--protocol", "knn", "--calibrate")
+    assert "--calibrate applies to predictions of the head" in refused(2, short_run, "--protocol", "knn", "--calibrate")
     with pytest.raises(UsageError, match="did you mean linear"):
         vitreous.evaluate(short_run, protocol="liner")
 

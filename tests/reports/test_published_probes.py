@@ -235,8 +235,8 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
     with pytest.raises(UsageError, match="did you mean dinov2"):
         vitreous.evaluate(bundle, photos, protocol="linear", probe="dinov")
     assert "is about --protocol linear, not knn" in refused(bundle, photos, "--protocol", "knn", "--probe", "mae")
-    assert "not about the head add --protocol linear" in refused(bundle, photos, "--probe", "mae")
-    assert "not about the head add --protocol linear" in refused(bundle, photos, "--steps", "3")
+    assert "not to the head add --protocol linear" in refused(bundle, photos, "--probe", "mae")
+    assert "not to the head add --protocol linear" in refused(bundle, photos, "--steps", "3")
     assert "has no penalty" in refused(bundle, photos, *linear, "mae", "--l2", "1")
     assert "say the same thing" in refused(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
     assert "above 0" in refused(bundle, photos, *linear, "mae", "--epochs", "0")

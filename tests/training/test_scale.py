@@ -170,7 +170,7 @@ def test_the_plan_is_of_as_many_images_as_it_is_told():
         (["--dry-run", "--world", "8"], "--device is not given"),
         (["--dry-run", "--world", "8", "--device", "h101"], "--device is h101"),
         (["--dry-run", "--world", "0", "--device", "h100"], "must be at least 1"),
-        (["--world", "8"], "plan a run, and train none"),
+        (["--world", "8"], "apply to --dry-run only"),
         (
             ["--dry-run", "--world", "4096", "--device", "h100", "--recipe", "digits"],
             "fewer images than there are processes",

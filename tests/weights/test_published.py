@@ -323,7 +323,7 @@ def test_the_names_are_listed():
     assert all(row["licence"] == "Apache-2.0" and row["source"].startswith("https://") for row in rows)
     table = say("models", "mae-*", "--weights").stdout
     assert "CC-BY-NC-4.0" in table and "83.6% top-1 once fine-tuned" in table and "md5" in table
-    for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "leave one")):
+    for words, hint in ((["dinov2-s15"], "did you mean dinov2-s14?"), (["*", "--num-classes", "3"], "remove one")):
         result = say("models", *words, "--weights")
         assert result.returncode == 2 and hint in result.stderr
 

@@ -45,7 +45,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Race, print a table per piece of work, and write the page of --out. Raises ResourceError."""
+    """Run the benchmark, print a table per task, and write the page of --out. Raises ResourceError."""
     import shlex
     import sys
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""vitreous predict, of models that give a class to every pixel."""
+"""vitreous predict, for semantic segmentation models."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 def predict_class_maps(
     options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console
 ) -> dict[str, Any]:
-    """Write a class map for each image into the folder --out, and overlays into --overlay; or print the share of each
-    class. Raises UsageError for a folder that has files in it, and for a file in its place."""
+    """Write a class map for each image to the folder --out and overlays to --overlay, or print the share of each class.
+    Raises UsageError if the folder contains files, or if its path is a file."""
     from vitreous.errors import UsageError
     from vitreous.inference.class_maps import MapFiles, find_common_root, iterate_class_maps
 
     out, overlay = options.out, options.overlay
     if out is None:
         if overlay:
-            raise UsageError("--overlay is written beside the class maps", "name a folder for those: --out FOLDER")
+            raise UsageError("--overlay needs --out", "add --out FOLDER for the class maps")
         return print_class_shares(options, predictor, source, console)
     for folder in filter(None, (out, overlay)):
         if os.path.isfile(folder) or os.path.splitext(folder)[1]:
-            raise UsageError(f"{folder} is no folder: a class map is a PNG for each image", "name a folder")
+            raise UsageError(f"{folder} is a file, not a folder: class maps are one PNG per image", "set a folder")
         if not options.resume and os.path.isdir(folder) and os.listdir(folder):
-            raise UsageError(f"{folder} has files in it, and none is overwritten", "name a new folder, or --resume it")
+            raise UsageError(f"{folder} contains files, which are not overwritten", "use a new folder, or add --resume")
     root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
     files = MapFiles(out, root, predictor.card.task.classes, overlay)
     if options.resume:
@@ -62,7 +62,7 @@ def predict_class_maps(
 def print_class_shares(
     options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console
 ) -> dict[str, Any]:
-    """Print the share of each class of each image, and return the document."""
+    """Print the share of each class per image, and return the document."""
     from vitreous.errors import escape_unprintable
     from vitreous.inference.class_maps import iterate_class_maps
 

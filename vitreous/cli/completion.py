@@ -12,7 +12,7 @@ from vitreous.cli.console import Console
 
 @dataclass(frozen=True)
 class Options:
-    """Print the script by which a shell completes verbs, options and their values on TAB.
+    """Print the completion script of a shell, for verbs, options and their values.
 
     Example: vitreous completion bash > ~/.local/share/bash-completion/completions/vitreous
     """
@@ -22,7 +22,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the script, and nothing else."""
+    """Print only the script."""
     script = generate_completion_script(options.shell)
     if console.document_to is None:
         console.print_line(script.rstrip("\n"))
@@ -30,7 +30,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def generate_completion_script(shell: str) -> str:
-    """The script of a shell: that of one command whose subcommands are the verbs."""
+    """Return the completion script of a command whose subcommands are the verbs."""
     import io
     from contextlib import redirect_stdout, suppress
     from importlib import import_module

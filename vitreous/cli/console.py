@@ -1,4 +1,4 @@
-"""Output for people: progress, notes and tables on stderr or stdout, plain where there is no terminal."""
+"""Output for people: progress, notes and tables on stderr or stdout; plain text without a terminal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from vitreous.errors import Interrupted, VitreousError
 from vitreous.progress import ProgressDisplay, get_file_descriptor, is_main_process, write_line
 from vitreous.tasks.metrics import METRICS, Metric
 
-NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a column of numbers
+NUMBER_CELL = re.compile(r"-|-*[\d,.]*\d[\d,.]*[%GM]*")  # a cell of a numeric column
 ENCODING_ERROR_HANDLER = "vitreous.replace"  # the name of an error handler of encodings
 ASCII_REPLACEMENTS = {"…": "...", "–": "-", "—": "-", "×": "x", "→": "->", "·": "*"}
 BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def prepare_streams() -> None:
-    """Make stdin, stdout and stderr usable: a closed one is the null device, whose number no file that is opened later
-    can get; one whose encoding lacks a character prints a replacement."""
+    """Make stdin, stdout and stderr usable. A closed stream is opened on the null device, so that no file gets its
+    descriptor later; a character that the encoding lacks is replaced."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -38,7 +38,7 @@ def prepare_streams() -> None:
 
 
 def replace_character(error: UnicodeError) -> tuple[str, int]:
-    """Replace what an encoding lacks: dots and dashes by ASCII, other characters by an escape that JSON reads too."""
+    """Replace unencodable characters: dots and dashes by ASCII, others by an escape that is also valid in JSON."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     text = error.object[error.start : error.end]
@@ -47,8 +47,8 @@ def replace_character(error: UnicodeError) -> tuple[str, int]:
 
 @contextmanager
 def reserve_stdout() -> Iterator[TextIO]:
-    """Keep stdout for the caller, who gets a stream to it; everything else that is written there meanwhile goes to
-    stderr.
+    """Reserve stdout for the caller, who receives a stream to it; all other output to stdout is redirected to
+    stderr meanwhile.
 
     This holds for `print`, for streams that a library has kept, and for C code and child processes, which write to file
     descriptor 1.
@@ -71,23 +71,22 @@ def reserve_stdout() -> Iterator[TextIO]:
 
 
 def format_json_line(document: Any) -> str:
-    """One line of JSON in which every character that cannot be printed is escaped."""
+    """Format a document as one line of JSON with all unprintable characters escaped."""
     text = json.dumps(document, ensure_ascii=False)
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def readable_bytes(count: float) -> str:
-    """Bytes in the largest of B, KiB, MiB, GiB, TiB of which there is one: `1.5 GiB`."""
+    """Format bytes in the largest of B, KiB, MiB, GiB, TiB that gives at least 1: `1.5 GiB`."""
     power = min(max(int(abs(count)).bit_length() - 1, 0) // 10, len(BYTE_UNITS) - 1)
     return f"{count / 1024**power:.{int(power > 0)}f} {BYTE_UNITS[power]}"
 
 
 class Console(ProgressDisplay):
-    """Hears a run (`note`, `progress`) and prints tables and one document.
+    """Receive notes and progress of a run, and print tables and one document.
 
-    `document_to`: the stream that belongs to one JSON document, with `--json`; lines for people then go to stderr.
-    `code`: what the command exits with when it is done, where its document tells of something that is not as it should
-    be.
+    `document_to`: the stream for the JSON document of `--json`; lines for people then go to stderr.
+    `code`: the exit code of a command that finishes, which is not 0 if its document reports a problem.
     """
 
     with_options = staticmethod(str)  # notes name options as they are typed
@@ -98,19 +97,19 @@ class Console(ProgressDisplay):
         self.code = 0
 
     def print_line(self, text: str = "") -> None:
-        """Print a line on stdout, or on stderr where stdout belongs to a document."""
+        """Print a line on stdout, or on stderr if stdout is reserved for a document."""
         self.close()
         if is_main_process():
             write_line(text, sys.stdout if self.document_to is None else sys.stderr)
 
     def document(self, document: Any) -> None:
-        """Print the JSON document, where one was asked for."""
+        """Print the JSON document if --json is set."""
         self.close()
         if self.document_to is not None and is_main_process():
             write_line(format_json_line(document), self.document_to)
 
     def table(self, head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Print columns as wide as they need, those of numbers to the right; None is `-`."""
+        """Print columns at their minimum width, numeric ones right-aligned; None is `-`."""
         cells = [list(head), *(["-" if cell is None else str(cell) for cell in row] for row in rows)]
         columns = []
         for texts in zip(*cells, strict=True):
@@ -120,14 +119,14 @@ class Console(ProgressDisplay):
             self.print_line("  ".join(line).rstrip())
 
     def error(self, error: VitreousError) -> None:
-        """Print an error's message and hint on stderr. Being stopped by a signal is no error."""
+        """Print an error's message and hint on stderr. An interruption by a signal prints nothing."""
         self.close()
         start = "" if isinstance(error, Interrupted) else "error: "
         write_line(f"{start}{error.message}" + (f"\n  {error.hint}" if error.hint else ""), sys.stderr)
 
 
 def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
-    """One line with the figures of a split, from a `Report.summary`: the evaluator's leading one first."""
+    """Format the metrics of a split (`Report.summary`) as one line, with the evaluator's leading metric first."""
     from vitreous.tasks.report import get_leading_key
 
     if summary is None:
@@ -140,7 +139,7 @@ def format_split_metrics(name: str, summary: Mapping[str, Any] | None) -> str:
 
 
 def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str:
-    """A figure's name and value, with its interval where there is one; `prefix` stands before the interval."""
+    """Format a metric's name, value and interval if it has one; `prefix` precedes the interval."""
     metric = METRICS.get(key) or Metric(key, key, ".4g")
     value, ends = summary.get(key), summary["interval"].get(key)
     text = "not measured" if value is None else format(value, metric.form)
@@ -148,10 +147,10 @@ def format_metric(summary: Mapping[str, Any], key: str, prefix: str = "") -> str
 
 
 def format_interval_suffix(ends: Sequence[float] | None, form: str = ".1%", prefix: str = "") -> str:
-    """An interval in parentheses behind its figure, or nothing where there is none."""
+    """Format an interval in parentheses, or an empty string for None."""
     return f" ({prefix}{ends[0]:{form}} to {ends[1]:{form}})" if ends else ""
 
 
 def format_percentage(value: float | None, digits: int = 1) -> str:
-    """A fraction as a percentage, `-` for None."""
+    """Format a fraction as a percentage, `-` for None."""
     return "-" if value is None else f"{value:.{digits}%}"

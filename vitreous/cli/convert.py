@@ -47,22 +47,22 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Convert, and print what was read and written. Raises UsageError for a size or a number that cannot be."""
+    """Convert, and print source and output. Raises UsageError for an invalid size or number."""
     from pathlib import Path
 
     from vitreous.errors import UsageError
     from vitreous.weights.files import open_weights_file
 
     if Path(options.weights).is_file():
-        open_weights_file(options.weights)  # what is no weights file is refused before PyTorch is imported
+        open_weights_file(options.weights)  # refuses other files before PyTorch is imported
     from vitreous.weights.convert import convert
 
     o = options
     if o.image_size is not None and (len(o.image_size) not in (1, 2, 3) or min(o.image_size) < 1):
-        raise UsageError("--image-size takes one side or height and width, in pixels, of clips frames before them")
+        raise UsageError("--image-size takes one number, or height and width in pixels; for clips, frames first")
     for name, least in (("num_classes", 0), ("channels", 1), ("heads", 1), ("window", 1)):
         if (value := getattr(o, name)) is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} cannot be {value}")
+            raise UsageError(f"--{name.replace('_', '-')} must be positive, not {value}")
     size = (o.image_size * 2 if len(o.image_size) == 1 else o.image_size) if o.image_size else None
     settings = {"heads": o.heads, "mlp.gelu": o.gelu, "attention.window": o.window}
     settings = {path: value for path, value in settings.items() if value is not None}

@@ -44,7 +44,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Check, print the findings, and write the page of --out. Raises UsageError: there is no such folder."""
+    """Check, print the findings, and write the page of --out. Raises UsageError if its folder does not exist."""
     from pathlib import Path
 
     from vitreous.apps.curation.check import check_dataset
@@ -55,9 +55,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
-        raise UsageError(f"no folder {out.absolute().parent}", "make it first")
+        raise UsageError(f"no folder {out.absolute().parent}", "create it first")
     if out and out.is_dir():
-        raise UsageError(f"{out} is a folder", "name a file: --out report.html")
+        raise UsageError(f"{out} is a folder", "use a file: --out report.html")
     size = choose_default_image_size if options.image_size is None else options.image_size
     document, subject = check_dataset(
         options.data,
@@ -74,12 +74,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         write_output_file(out, render_check_page(document, subject))
     print_findings(document, console)
     if out:
-        console.print_line(f"\n{out} shows it")
+        console.print_line(f"\nreport: {out}")
     return document
 
 
 def print_findings(document: dict[str, Any], console: Console) -> None:
-    """Print the splits, the unreadable files, and the findings."""
+    """Print the splits, unreadable files and findings."""
     from vitreous.apps.curation.checks.facts import group_by_reason
     from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
 
@@ -99,7 +99,7 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
         count = f"{len(targets)} target{'s' * (len(targets) != 1)}" if targets else f"{len(classes)} classes"
         console.print_line(f"{count}; {sides}")
     if (clips := document["clips"]) and clips["frames"]:
-        names = {"frames": "frames", "seconds": "seconds", "rate": "frames a second"}
+        names = {"frames": "frames", "seconds": "seconds", "rate": "frames/s"}
         spans = [(clips[key], name) for key, name in names.items() if clips[key]]
         texts = [f"{own['min']:.3g} to {own['max']:.3g} {name}, median {own['median']:.3g}" for own, name in spans]
         console.print_line("; ".join(texts))
@@ -112,7 +112,7 @@ def print_findings(document: dict[str, Any], console: Console) -> None:
             console.print_line(f"    {row['path']}")
         shown += len(bad)
     if shown > MAX_LISTED_NAMES:
-        console.print_line(f"    {MAX_LISTED_NAMES} of {shown:,} are named here; --json names all")
+        console.print_line(f"    {MAX_LISTED_NAMES} of {shown:,} are listed; --json lists all")
     console.print_line()
     for finding in document["findings"]:
         console.print_line(f"{LEVEL_LABELS[finding['level']]}: {finding['text']}")

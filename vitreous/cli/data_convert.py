@@ -28,7 +28,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Convert, and print what was written."""
+    """Convert, and print classes and output folder."""
     from pathlib import Path
 
     from vitreous.apps.curation.convert import convert_annotations

@@ -48,7 +48,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Find copies, write the list, and print counts. Raises UsageError for options that cannot be."""
+    """Find copies, write the list, and print counts. Raises UsageError for invalid options."""
     from pathlib import Path
 
     from vitreous.apps.curation.copies.listing import copies_to_csv, remaining_to_csv
@@ -61,15 +61,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.system.machine import pick_device
 
     if options.workers is not None and options.workers < 0:
-        raise UsageError(f"--workers cannot be {options.workers}")
+        raise UsageError(f"--workers must be at least 1, not {options.workers}")
     data, out = open_images(options.data, options.targets), Path(options.out)
     if options.apply_to and not (isinstance(data, Data) and data.labelled):
         raise UsageError(
-            f"{options.data} has no classes or values: there is no table of it to write", "leave --apply-to out"
+            f"{options.data} has no classes or values, so it cannot be written as a table", "remove --apply-to"
         )
     for path in (out, *([Path(options.apply_to)] if options.apply_to else [])):
         if not path.absolute().parent.is_dir():
-            raise UsageError(f"no folder {path.absolute().parent}", "make it first")
+            raise UsageError(f"no folder {path.absolute().parent}", "create it first")
     own = [split for name, split in data.splits.items() if name != "test"] if isinstance(data, Data) else [data]
     others = [
         split
@@ -106,7 +106,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def choose_reference_splits(data: Data | Split, which: str, source: str, console: Console) -> list[Split]:
-    """The splits of `--against-split`, and a note of which they are."""
+    """Return the splits of `--against-split`, and print which they are."""
     from vitreous.data.split import Data
 
     if not isinstance(data, Data):
@@ -119,7 +119,7 @@ def choose_reference_splits(data: Data | Split, which: str, source: str, console
 
 
 def load_embedder(run: str, device: str) -> ImageEmbedder:
-    """The features of a run's model: (B, C, *image) pixels -> (B, D) float32, what its head reads."""
+    """Load a model as an embedder: (B, C, *image) pixels -> (B, D) float32 features, the inputs of its head."""
     import numpy as np
     import torch
 

@@ -50,14 +50,14 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Pack, and print what was written. Raises UsageError for a shard size or number of workers that cannot be."""
+    """Pack, and print a summary. Raises UsageError for an invalid shard size or number of workers."""
     from vitreous.errors import UsageError
 
     digits, unit = options.shard_size.rstrip("KMGkmg"), options.shard_size[-1:].upper()
     if not digits.isdecimal() or len(options.shard_size) > len(digits) + 1:
-        raise UsageError(f"--shard-size {options.shard_size} is no size", "use bytes, or 64K, 256M, 1G")
+        raise UsageError(f"--shard-size {options.shard_size} is not a size", "use bytes, or 64K, 256M, 1G")
     if options.workers is not None and options.workers < 0:
-        raise UsageError(f"--workers cannot be {options.workers}")
+        raise UsageError(f"--workers must be at least 1, not {options.workers}")
     from vitreous.apps.curation.pack import PackPlan, pack_dataset
 
     size, coder = int(digits) * BYTE_FACTORS["" if unit.isdecimal() else unit], None

@@ -22,7 +22,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print what there is and what it does."""
+    """Print versions, devices, dtypes and the time of a training step."""
     if options.fix:
         return list_missing_extras(console)
     from vitreous.jobs.doctor import diagnose_machine
@@ -39,7 +39,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def list_missing_extras(console: Console) -> dict[str, Any]:
-    """Print each extra, what it lacks and what it is for, and the commands that install what is missing."""
+    """Print each extra with its missing packages and purpose, and the commands that install them."""
     from vitreous.jobs.requirements import EXTRA_PURPOSES, build_install_commands, find_missing_requirements
 
     missing = find_missing_requirements()

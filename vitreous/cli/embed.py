@@ -40,7 +40,7 @@ class Options(ImageArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Embed into a file, or into the bundle. Raises UsageError for int8, and without images."""
+    """Write features to a file, or to the bundle. Raises UsageError for int8, and without images."""
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
     from vitreous.inference.rows import EmbeddingRows
@@ -76,12 +76,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def embed_index(options: Options, console: Console) -> dict[str, Any]:
-    """Store features of the training images, or of one named data set, in the bundle. Raises UsageError."""
+    """Store features of the training images, or of one dataset, in the bundle. Raises UsageError."""
     from vitreous.errors import UsageError
     from vitreous.inference.index import write_index
 
     if len(options.images) > 1 or options.list or options.out:
-        message = "--index takes the run's training images, or those of one data set"
+        message = "--index takes the run's training images, or those of one dataset"
         raise UsageError(message, "vitreous embed RUN --index, or RUN DATA --index")
     place = write_index(options.source(options.run), options.images[0] if options.images else None, how=options.how())
     console.note(f"written to {place}")

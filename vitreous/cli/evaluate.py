@@ -1,4 +1,4 @@
-"""vitreous evaluate: by the model's head, by a protocol on its features or on other labels, or beside another run."""
+"""vitreous evaluate: the model's head, a protocol on its features or on other labels, or a comparison of two runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from vitreous.tasks.metrics import METRICS
 HEAD_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles")
 GENERATOR_OPTIONS = ("samples", "features", "reference", "guidance", "guided_channels", "interval", "sampler", "vae")
 
-#: options of `evaluate` that are about answers, which a generator gives none of
+#: options of `evaluate` that apply to predictions, which generative models do not make
 CLASSIFIER_OPTIONS = ("calibrate", "abstain", "outliers", "against", "suspects", "boundary", "tiles", "report")
 GENERATOR_OPTIONS += ("size", "frames")
-MAX_LISTED_CLASSES = 20  # classes of a table
-MAX_LISTED_HEADS = 5  # of a grid
+MAX_LISTED_CLASSES = 20  # classes in a table
+MAX_LISTED_HEADS = 5  # heads of a grid
 PROTOCOL_SETTING_KEYS = {
     "knn": "k",
     "linear": "l2",
     "real": "images",
     "objectnet": "among",
-}  # the key by which rows differ
+}  # protocol -> the key that distinguishes its results
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +98,11 @@ class Options(EvaluateOptions, ProtocolOptions, InferenceArguments):
     """Processes that decode images; does not change the results."""
 
     def __post_init__(self) -> None:
-        """Check nothing: `run` takes the options of the head or of a protocol out of these, which are checked then."""
+        """Skip the checks: `run` selects the options of the head or the protocol, and their dataclass checks them."""
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Evaluate, and print the figures. Raises UsageError for options that clash."""
+    """Evaluate, and print the metrics. Raises UsageError for options that conflict."""
     if (second := get_second_run(options)) is not None:
         return print_comparison(options, second, console)
     from vitreous.inference.open_model import read_task_type
@@ -114,15 +114,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     check_probe_options(options)
     if words := [name for name in GENERATOR_OPTIONS if getattr(options, name) != getattr(Options, name)]:
         raise UsageError(
-            f"--{words[0].replace('_', '-')} is about models that make images",
-            f"leave it out: {options.run} makes none",
+            f"--{words[0].replace('_', '-')} applies to generative models only",
+            f"remove it: {options.run} is not a generative model",
         )
     from vitreous.reports.evaluate import evaluate
 
     o, by_head = options, options.protocol == "top1"
     if not by_head and (words := [name for name in HEAD_OPTIONS if getattr(o, name)]):
-        message = f"--{words[0]} is about the answers of the head, not about --protocol {o.protocol}"
-        raise UsageError(message, "leave one of them out")
+        message = f"--{words[0]} applies to predictions of the head, not to --protocol {o.protocol}"
+        raise UsageError(message, "remove one of them")
     ways: dict[str, Any] = {name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images")}
     ways |= (
         {"settings": select_options(EvaluateOptions, o)}
@@ -134,13 +134,11 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if by_head:
         console.print_line(format_split_metrics(document["split"], judged))
         if document.get("clip_views", "1x1") != "1x1":
-            console.print_line(
-                f"by the mean of the logits of {document['clip_views']} views of each clip (frames x crops)"
-            )
+            console.print_line(f"mean logits of {document['clip_views']} views per clip (frames x crops)")
     else:
         console.table(*format_protocol_table(o.protocol, document["figures"]))
     if judged and judged["unreadable"]:
-        console.print_line(f"{judged['unreadable']} images cannot be read and count as wrong")
+        console.print_line(f"{judged['unreadable']} unreadable images count as errors")
     lines = {"vtab": format_vtab_lines, "linear": format_probe_lines}.get(o.protocol, lambda document: ())
     for line in print_head_results(document, console) if by_head else lines(document):
         console.print_line(line)
@@ -150,15 +148,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def check_probe_options(options: Options) -> None:
-    """Raise UsageError for options of a published probe where the head judges, which would not hear of them."""
+    """Raise UsageError for options of a published probe if the head is evaluated, which would ignore them."""
     lengths = options.epochs, options.steps, options.probe_batch
     if options.protocol == "top1" and (options.probe != "regression" or any(lengths) or not options.probe_augment):
-        problem = "--probe, and how long it is trained, are about --protocol linear, not about the head"
-        raise UsageError(problem, "add --protocol linear, or leave them out")
+        problem = "--probe and its training options apply to --protocol linear, not to the head"
+        raise UsageError(problem, "add --protocol linear, or remove them")
 
 
 def format_protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Head and rows of a protocol's table: a row for each task of vtab, number of shots, or setting."""
+    """Return header and rows of a protocol's table: one row per task of vtab, number of shots, or setting."""
     if protocol == "vtab":
         cells = [
             [row["task"], row["group"], format_share_with_interval(row, "top1"), row["images"], f"{row['l2']:.2g}"]
@@ -186,23 +184,23 @@ def format_protocol_table(protocol: str, rows: list[dict[str, Any]]) -> tuple[li
 
 
 def format_share_with_interval(row: dict[str, Any], name: str) -> str:
-    """A fraction with its interval."""
+    """Format a fraction with its interval."""
     return format_percentage(row[name]) + format_interval_suffix(row["interval"].get(name))
 
 
 def format_vtab_lines(document: dict[str, Any]) -> Iterator[str]:
-    """Means of the groups of tasks, and the tasks that were not judged."""
+    """Yield the means of the task groups, and the skipped tasks."""
     yield "  ".join(
         f"{part} {format_percentage(document[part])}" for part in ("natural", "specialized", "structured", "mean")
     )
     if document["missing"]:
-        yield f"not there: {', '.join(document['missing'])}"
+        yield f"missing: {', '.join(document['missing'])}"
     for name, why in document["failed"].items():
-        yield f"{name} cannot be judged: {why}"
+        yield f"{name} was skipped: {why}"
 
 
 def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
-    """The head of a published probe, and the best of those that it was chosen from."""
+    """Yield the head of a published probe, and the best heads of its grid."""
     if (selection := document.get("selection")) is None:
         return
     yield (
@@ -211,20 +209,20 @@ def format_probe_lines(document: dict[str, Any]) -> Iterator[str]:
     )
     rows = selection["candidates"]
     if len(rows) > 1:
-        yield f"chosen of {len(rows)} heads on {selection['images']} validation images; the best of them:"
+        yield f"selected from {len(rows)} heads on {selection['images']} validation images; the best heads:"
         best = sorted(rows, key=lambda row: -1.0 if row["val"] is None else row["val"], reverse=True)
         yield from (f"  {format_probe_candidate(row)}" for row in best[:MAX_LISTED_HEADS])
 
 
 def format_probe_candidate(row: dict[str, Any]) -> str:
-    """A head as text: its rate, what it reads, its figure on validation images."""
+    """Format a head: learning rate, input features, and metric on validation images."""
     blocks = {0: "the model's own features", 1: "class token"}.get(row["blocks"], f"{row['blocks']} class tokens")
     score = "" if row["val"] is None else f", val {format_percentage(row['val'])}"
     return f"lr {row['lr']:.3g}, {blocks}{' and mean patch' if row['mean'] else ''}{score}"
 
 
 def get_second_run(options: Options) -> str | None:
-    """The second run, where there are two. Raises UsageError for what two runs cannot be asked."""
+    """Return the second run, or None. Raises UsageError for options that do not apply to two runs."""
     if options.data is None:
         return None
     from vitreous.reports.compare import is_run_or_bundle
@@ -232,22 +230,22 @@ def get_second_run(options: Options) -> str | None:
     if options.more is None and not is_run_or_bundle(options.data):
         return None
     if options.more is not None and not is_run_or_bundle(options.data) and ":" not in options.data:
-        raise UsageError(f"{options.data} is no run to compare {options.run} with", "vitreous evaluate RUN RUN DATA")
+        raise UsageError(f"{options.data} is not a run", "use vitreous evaluate RUN RUN DATA")
     own = [name for name in HEAD_OPTIONS if getattr(options, name)] + ["protocol"] * (options.protocol != "top1")
     if own:
-        raise UsageError(f"--{own[0]} is for one run", "leave it out, or name one run")
+        raise UsageError(f"--{own[0]} applies to one run, not to two", "remove it, or evaluate one run")
     return options.data
 
 
 def print_comparison(options: Options, second: str, console: Console) -> dict[str, Any]:
-    """Compare two runs, and print how they differ."""
+    """Compare two runs, and print their differences."""
     from vitreous.reports.answers import EvaluationSettings
     from vitreous.reports.compare import compare_two_runs, is_run_or_bundle
 
     computing = EvaluationSettings(
         options.batch_size, options.workers, options.how(), options.bad_images, listener=console
     )
-    runs = (options.run, second)  # --resize and --source-size are about foreign weights, if only one is foreign
+    runs = (options.run, second)  # --resize and --source-size apply to foreign weights, if only one is foreign
     first, other = (
         path if is_run_or_bundle(path) and not all(map(is_run_or_bundle, runs)) else options.source(path)
         for path in runs
@@ -256,18 +254,18 @@ def print_comparison(options: Options, second: str, console: Console) -> dict[st
     for side in (document["a"], document["b"]):
         console.print_line(format_split_metrics(side["run"], side))
     if counts := document["counts"]:
-        right = f"{counts['both']} right by both, {counts['only_a']} by the first alone, {counts['only_b']} by the"
-        console.print_line(f"of {document['images']} images {right} second alone, {counts['neither']} by neither")
+        right = f"both correct {counts['both']}, only the first {counts['only_a']}, only the second {counts['only_b']}"
+        console.print_line(f"of {document['images']} images: {right}, neither {counts['neither']}")
     if len(rows := document.get("targets", [])) > 1:
         console.table(*target_differences(rows[:MAX_LISTED_CLASSES]))
     if signs := [*describe_changes(document)]:
-        console.print_line(f"second less first: {', '.join(signs)}")
+        console.print_line(f"second minus first: {', '.join(signs)}")
     console.print_line(document["verdict"])
     return document
 
 
 def describe_changes(document: dict[str, Any]) -> Iterator[str]:
-    """The differences of the metrics that are no shares, with their intervals; the verdict has the leading one."""
+    """Yield the differences of metrics that are not fractions, with intervals; the leading one is in the verdict."""
     changes, ends = document["difference"], document["interval"]
     for name in (name for name, change in changes.items() if change is not None and name in METRICS):
         metric = METRICS[name]
@@ -277,7 +275,7 @@ def describe_changes(document: dict[str, Any]) -> Iterator[str]:
 
 
 def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Head and rows of the table of two regressions: a row for each target, the second's metrics less the first's."""
+    """Return header and rows for two regressions: one row per target, the second run's metrics minus the first's."""
     metrics = [METRICS[key] for key in rows[0]["difference"]]
     cells = []
     for row in rows:
@@ -287,11 +285,11 @@ def target_differences(rows: list[dict[str, Any]]) -> tuple[list[str], list[list
             form = "+" + metric.form
             cell.append("-" if change is None else format(change, form) + format_interval_suffix(ends, form))
         cells.append(cell)
-    return ["second less first", "images", *(metric.label for metric in metrics)], cells
+    return ["second minus first", "images", *(metric.label for metric in metrics)], cells
 
 
 def print_head_results(document: dict[str, Any], console: Console) -> Iterator[str]:
-    """Print the table of the worst classes, or of the targets, and return the lines below it."""
+    """Print the table of the worst classes or of the targets, and yield the lines below it."""
     if document["targets"]:
         console.table(*format_targets_table(document["targets"]))
         return
@@ -319,8 +317,8 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
     if objects:
         costs = sorted(objects["errors"].items(), key=lambda pair: -pair[1])
         named = (f"{OBJECT_ERRORS[key]} {100 * cost:.1f}" for key, cost in costs if key in OBJECT_ERRORS)
-        yield f"recall, precision and F1 of answers from a score of {objects['threshold']:.2f} on"
-        yield f"points of AP50 that errors cost: {', '.join(named)}"
+        yield f"recall, precision and F1 of predictions with a score of at least {objects['threshold']:.2f}"
+        yield f"AP50 points lost per error type: {', '.join(named)}"
     if document["confused"] and (pairs := document["confused"]["unordered"]):
         named = (
             f"{' and '.join(pair['classes'])} ({pair['count']:,} "
@@ -334,7 +332,7 @@ def print_head_results(document: dict[str, Any], console: Console) -> Iterator[s
 
 
 def format_targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Head and rows of the table of a regression: a row for each target, its metrics in its unit."""
+    """Return header and rows for a regression: one row per target, with metrics in its unit."""
     metrics = [METRICS[key] for key in rows[0]["interval"]]
     cells = [
         [row["target"], row["images"], *("-" if row[m.key] is None else format(row[m.key], m.form) for m in metrics)]
@@ -344,7 +342,7 @@ def format_targets_table(rows: list[dict[str, Any]]) -> tuple[list[str], list[li
 
 
 def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
-    """The temperature with what it changes, and what abstaining gains."""
+    """Yield the temperature with its effect on calibration, and the accuracy when uncertain images are rejected."""
     if calibration := document["calibration"]:
         on = calibration["fitted_on"]
         fitted = f", fitted on {on['images']} {on['split']} images of {on['data']}" if on else ""
@@ -358,20 +356,20 @@ def format_calibration_lines(document: dict[str, Any]) -> Iterator[str]:
     if abstain := document["abstain"]:
         top1 = abstain["top1"]
         right = "" if top1 is None else f": top-1 {top1:.2%}{format_interval_suffix(abstain['interval'])} on them"
-        answered = f"{abstain['answered']} images answered ({abstain['coverage']:.1%}){right}"
-        yield f"below {abstain['below']:g} it is unsure: {answered}; AURC {abstain['aurc']:.2g}"
+        answered = f"{abstain['answered']} images predicted ({abstain['coverage']:.1%}){right}"
+        yield f"unsure below {abstain['below']:g}: {answered}; AURC {abstain['aurc']:.2g}"
 
 
 def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
-    """The images least like the training images, and the suspect labels."""
+    """Yield the images most distant from the training images, and the suspect labels."""
     if outliers := document["outliers"]:
-        scores = f"{outliers['median']:.1f} (median; theirs {outliers['training_median']:.1f})"
-        yield f"unlike training images by a score of {scores}, most of all:"
+        scores = f"{outliers['median']:.1f} (median; training images {outliers['training_median']:.1f})"
+        yield f"distance from the training images {scores}; most distant:"
         for row in outliers["top"][:5]:
             yield f"  {row['score']:.1f}  {row['path']}"
         if other := outliers["against"]:
             rates = f"AUROC {other['auroc']:.3f}, false-positive rate {other['fpr95']:.1%} at 95 % true positives"
-            yield f"against {other['images']} images of {other['data']}: {rates}"
+            yield f"compared with {other['images']} images of {other['data']}: {rates}"
     if suspects := document["suspects"]:
         yield f"{suspects['count']} of {suspects['images']} labels are suspect: {suspects['file']}"
         for row in suspects["top"][:5]:
@@ -380,14 +378,14 @@ def format_outlier_lines(document: dict[str, Any]) -> Iterator[str]:
 
 
 def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]:
-    """Make images, compare them with those of a split, and print the figures; the options are those of `evaluate`.
-    Raises UsageError for those that are about answers."""
+    """Generate images, compare them with those of a split, and print the metrics. `options` are those of `evaluate`.
+    Raises UsageError for options that apply to predictions."""
     from vitreous.reports.evaluate import evaluate
     from vitreous.reports.generated import GenerationOptions
 
     o = options
     if words := [name for name in CLASSIFIER_OPTIONS if getattr(o, name)]:
-        raise UsageError(f"--{words[0]} is about answers, and {o.run} makes images", "leave it out")
+        raise UsageError(f"--{words[0]} does not apply to {o.run}, a generative model", "remove it")
     asked = GenerationOptions(**{field.name: getattr(o, field.name) for field in fields(GenerationOptions)})
     ways: dict[str, Any] = {
         name: getattr(o, name) for name in ("split", "batch_size", "workers", "bad_images", "protocol")
@@ -398,7 +396,7 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
     compared = f"{judged['images']:,} {document['split']} images" if judged["images"] else document["data"]
     where = f"{compared} by {judged['features']} ({judged['dimensions']} numbers)"
     manner = f"{document['sampler']} in {document['steps']} steps, guidance {document['guidance']:g}"
-    console.print_line(f"{judged['samples']:,} samples of {judged['size']} ({manner}) beside {where}")
+    console.print_line(f"{judged['samples']:,} samples of {judged['size']} ({manner}) compared with {where}")
     train = judged["frechet_distance_of_train"]
     beside = "" if train is None else f" (training images {train:.4g}: {judged['frechet_distance'] / train:.2f} times)"
     console.print_line(f"Fréchet distance {judged['frechet_distance']:.4g}{beside}")
@@ -416,6 +414,6 @@ def print_generator_evaluation(options: Any, console: Console) -> dict[str, Any]
         )
     if judged["copies"] is not None:
         console.print_line(
-            f"near copies of training images: {format_percentage(judged['copies'])} of the samples (chance: 1 %)"
+            f"near-duplicates of training images: {format_percentage(judged['copies'])} of the samples (chance: 1 %)"
         )
     return document

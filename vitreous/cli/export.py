@@ -45,7 +45,7 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Export, and print how the file compares with the original."""
+    """Export, and print the comparison of the file with the original."""
     from vitreous.apps.export.export import export
 
     o = options
@@ -70,7 +70,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Labels and texts of the lines that describe one file."""
+    """Return labels and texts of the lines for one file."""
     if not row["images"]:
         return [("written", f"{row['file']}, {row['bytes']:,} bytes, read back bit for bit")]
     judged = ("judged", f"on {row['images']} images: {row['judged_on']}")
@@ -79,8 +79,8 @@ def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
         if row["outputs"] == "objects"
         else [
             judged,
-            (row["outputs"], f"at most {row['max_abs_logit_difference']:.2g} off"),
-            ("answers", f"{row['top1_agreement']:.2%} the same"),
+            (row["outputs"], f"maximum difference {row['max_abs_logit_difference']:.2g}"),
+            ("predictions", f"{row['top1_agreement']:.2%} identical"),
         ]
     )
     if row["top1"]:
@@ -99,11 +99,11 @@ def format_export_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def format_object_lines(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """How the objects of an exported detector compare with those of the original."""
+    """Return lines that compare the objects of an exported detector with those of the original."""
     if not row["objects"]:
         return [("objects", "none on these images")]
     boxes, scores, masks = (row[f"max_{name}_difference"] for name in ("box", "score", "mask"))
     return [
-        ("objects", f"{row['object_agreement']:.2%} of {row['objects']} the same, counted in both"),
-        ("off", f"boxes at most {boxes:.2g} pixel, scores {scores:.2g}, masks {masks:.2%} of the pixels"),
+        ("objects", f"{row['object_agreement']:.2%} of {row['objects']} identical, counted in both"),
+        ("maximum difference", f"boxes {boxes:.2g} pixels, scores {scores:.2g}, masks {masks:.2%} of the pixels"),
     ]

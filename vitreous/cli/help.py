@@ -1,4 +1,4 @@
-"""The text of `vitreous VERB --help` and `--help-all`, from the options dataclass of the verb.
+"""Text of `vitreous VERB --help` and `--help-all`, from the options dataclass of the verb.
 
 The description of an option is the string below its field. `SECTIONS` of a dataclass maps the first option of a section
 to the section's title, and `COMMON` of a verb names the options that `--help` lists; a verb without it lists all.
@@ -19,8 +19,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from tyro.conf import Positional, Suppress
 
 MAX_LINE_WIDTH = 100  # characters of a line
-DESCRIPTION_COLUMN = 26  # where descriptions begin
-MAX_INLINE_CHOICES = 40  # characters of choices that stand beside the option; more are listed after its description
+DESCRIPTION_COLUMN = 26  # first column of descriptions
+MAX_INLINE_CHOICES = 40  # characters; longer lists of choices follow the description
 FIRST_SECTION = "Options"
 #: type of a value -> its placeholder
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
@@ -28,7 +28,7 @@ PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
 
 @dataclass(frozen=True)
 class OptionHelp:
-    """An option or positional argument as its help shows it."""
+    """An option or positional argument in a help text."""
 
     name: str
     section: str
@@ -38,12 +38,12 @@ class OptionHelp:
 
 
 def wants_help(words: Sequence[str]) -> bool:
-    """Whether the words of a command contain a request for help."""
+    """Return whether a command requests help."""
     return any(word in ("-h", "--help", "--help-all") for word in words)
 
 
 def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
-    """The help text of a verb: its common options, or with `show_all` all of them by section."""
+    """Format the help of a verb: its common options, or all options by section if `show_all` is set."""
     entries = list(list_options(options_type))
     positional = [entry for entry in entries if entry.is_positional]
     options = [entry for entry in entries if not entry.is_positional]
@@ -69,21 +69,21 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
 
 
 def fill_paragraph(text: str, width: int) -> str:
-    """A paragraph of a description in lines of that width; examples keep their lines."""
+    """Wrap a paragraph at `width` characters; examples keep their line breaks."""
     if text.startswith("Example:"):
         return text
     return textwrap.fill(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
 
 def order_sections(options_type: type[Any], options: Sequence[OptionHelp]) -> list[str]:
-    """The titles of the sections that have options: those of the verb's own class first, then those of its bases."""
+    """Return the titles of sections with options: first those of the verb's class, then those of its bases."""
     titles = [title for base in options_type.__mro__ for title in vars(base).get("SECTIONS", {}).values()]
     present = {entry.section for entry in options}
     return [title for title in dict.fromkeys((FIRST_SECTION, *titles)) if title in present]
 
 
 def format_section(title: str, entries: Sequence[OptionHelp], width: int) -> str:
-    """The lines of a section: label and description of each entry."""
+    """Format a section: label and description of each entry."""
     lines = [f"{title}:"]
     for entry in entries:
         wrapped = textwrap.wrap(
@@ -99,7 +99,7 @@ def format_section(title: str, entries: Sequence[OptionHelp], width: int) -> str
 
 
 def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
-    """The options of a dataclass in the order of its fields; those marked `Suppress` are left out."""
+    """Yield the options of a dataclass in field order, without those marked `Suppress`."""
     hints = get_type_hints(options_type, include_extras=True)
     descriptions, sections = read_descriptions(options_type), read_sections(options_type)
     section = FIRST_SECTION
@@ -114,7 +114,7 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
 
 
 def read_descriptions(options_type: type[Any]) -> dict[str, str]:
-    """The strings below the fields of a dataclass and its bases, by the names of the fields."""
+    """Return the strings below the fields of a dataclass and its bases, by field name."""
     descriptions: dict[str, str] = {}
     for base in reversed(options_type.__mro__[:-1]):
         descriptions |= parse_descriptions(base)
@@ -123,7 +123,7 @@ def read_descriptions(options_type: type[Any]) -> dict[str, str]:
 
 @cache
 def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
-    """The strings below the fields of one class, from its source."""
+    """Parse the strings below the fields of one class from its source."""
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options_type))).body
     descriptions: dict[str, str] = {}
     name = ""
@@ -137,7 +137,7 @@ def parse_descriptions(options_type: type[Any]) -> dict[str, str]:
 
 
 def read_sections(options_type: type[Any]) -> dict[str, str]:
-    """First option of a section -> its title, of a dataclass and its bases."""
+    """Return first option -> title for each section of a dataclass and its bases."""
     sections: dict[str, str] = {}
     for base in reversed(options_type.__mro__):
         sections |= vars(base).get("SECTIONS", {})
@@ -145,12 +145,12 @@ def read_sections(options_type: type[Any]) -> dict[str, str]:
 
 
 def get_annotation_markers(hint: Any) -> tuple[Any, ...]:
-    """The marks in all levels of `Annotated`."""
+    """Return the markers in all levels of `Annotated`."""
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
 
 def format_label(field: Field[Any], hint: Any, marks: Sequence[Any], is_positional: bool) -> tuple[str, str]:
-    """The option with its placeholder, such as `--epochs FLOAT`, and a sentence with its choices if they are many."""
+    """Format an option with its placeholder, such as `--epochs FLOAT`, and a sentence that lists long choices."""
     name = next((mark.name for mark in marks if getattr(mark, "name", None)), field.name).replace("_", "-")
     metavar = next((mark.metavar for mark in marks if getattr(mark, "metavar", None)), None)
     aliases = [alias for mark in marks for alias in getattr(mark, "aliases", None) or ()]
@@ -166,14 +166,14 @@ def format_label(field: Field[Any], hint: Any, marks: Sequence[Any], is_position
 
 
 def is_flag(hint: Any) -> bool:
-    """Whether an option of this type has no value: `bool`, also optional."""
+    """Return whether an option of this type takes no value (`bool`, optional or not)."""
     if get_origin(hint) is Annotated:
         return is_flag(get_args(hint)[0])
     return hint is bool or set(get_args(hint)) == {bool, NoneType}
 
 
 def format_type(hint: Any) -> str:
-    """The placeholder of a type: `INT`, `{a,b}`, `FLOAT...`."""
+    """Return the placeholder of a type: `INT`, `{a,b}`, `FLOAT...`."""
     arguments = get_args(hint)
     if get_origin(hint) is Annotated:
         return format_type(arguments[0])
@@ -189,7 +189,7 @@ def format_type(hint: Any) -> str:
 
 
 def format_default(field: Field[Any]) -> str:
-    """`(default: 8)`; nothing for options that are off, unset or empty by default."""
+    """Format `(default: 8)`; empty for options that are off, unset or empty by default."""
     default = field.default
     if default is MISSING or default is None or default is False or default in ("", ()):
         return ""

@@ -1,4 +1,4 @@
-"""Options of the verbs that run a model, and what `predict` and `embed` share."""
+"""Options of the verbs that run a model, and shared functions of `predict` and `embed`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from vitreous.inference.sources import ImageSource, Item
 
 T = TypeVar("T")
-MAX_LISTED_UNREADABLE = 20  # unreadable images that are named
-UNREADABLE_EXIT_CODE = 3  # the exit code where there are some
+MAX_LISTED_UNREADABLE = 20  # unreadable images
+UNREADABLE_EXIT_CODE = 3  # exit code if images are unreadable
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
-    """How a model is computed, and what happens to images that cannot be read."""
+    """Options for inference, and for unreadable images."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"bad_images": "Images"}
 
@@ -37,18 +37,18 @@ class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
     """Accepted for uniformity; nothing is random."""
 
     def how(self) -> InferenceOptions:
-        """The options of the engine."""
+        """Return the options of the engine."""
         return select_options(InferenceOptions, self)
 
 
 def select_options(kind: type[T], options: Any) -> T:
-    """Make a dataclass of the verb's options that are its fields; it need not have others."""
+    """Make a dataclass from the verb's options of the same names."""
     return kind(**{one.name: getattr(options, one.name) for one in fields(kind)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageArguments(InferenceArguments):
-    """Which images, and what becomes of them."""
+    """Options for input images."""
 
     run: Annotated[Positional[str], arg(metavar="RUN")]
     """A run folder, a bundle, an exported file, or weights: a file of a supported format or a name listed by `vitreous
@@ -73,7 +73,7 @@ class ImageArguments(InferenceArguments):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionArguments(ImageArguments):
-    """Which answers, and what they are written to."""
+    """Options for predictions and their output."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"threshold": "Predictions"}
 
@@ -97,8 +97,8 @@ class PredictionArguments(ImageArguments):
 
 
 def require_image_arguments(options: ImageArguments) -> None:
-    """Raise UsageError for options that name no images, and DataError for files that are not there, as soon as that can
-    be said: what folders hold is listed once, when it is known what the model takes."""
+    """Raise UsageError if options contain no images, and DataError for missing files. Folders are listed later, when
+    the model and its input are loaded."""
     from vitreous.errors import UsageError
     from vitreous.inference.sources import SOURCE_HINT, check_words_exist
 
@@ -108,30 +108,29 @@ def require_image_arguments(options: ImageArguments) -> None:
 
 
 def open_image_source(options: ImageArguments, preprocess: Preprocess | None = None) -> ImageSource:
-    """The images that the options name, as the `preprocess` of a model reads them. Raises DataError for what is not
-    there."""
+    """Open the images of the options for the `preprocess` of a model. Raises DataError for missing files."""
     from vitreous.inference.sources import resolve_image_source
 
     return resolve_image_source(options.images, options.column, options.list, *([preprocess] if preprocess else []))
 
 
 def choose_backend(options: ImageArguments, predictor: Predictor) -> Predictor | RayPredictor:
-    """Return the predictor, or a cluster in its place, on which `--engine auto` is PyTorch. Raises UsageError for int8
-    on a cluster."""
+    """Return the predictor, or a cluster instead, on which `--engine auto` is PyTorch. Raises UsageError for int8 on
+    a cluster."""
     if options.ray is None:
         return predictor
     from vitreous.errors import UsageError
     from vitreous.inference.ray_backend import RayPredictor
 
     if options.precision == "int8":
-        message = "int8 is calibrated by one process, not by a cluster's"
-        raise UsageError(message, "use --precision fp32, or leave --ray out")
+        message = "--ray does not support int8, which one process calibrates"
+        raise UsageError(message, "use --precision fp32, or remove --ray")
     return RayPredictor(options.ray, options.source(options.run), options.how(), options.exact)
 
 
 def collect_file_settings(options: ImageArguments, predictor: Predictor, **more: Any) -> dict[str, Any]:
-    """Return the settings that a file of predictions depends on, next to model and images. Precision and engine are
-    those in use."""
+    """Return the settings that determine a file of predictions, in addition to model and images. Precision and engine
+    are those in use."""
     asked = {name: getattr(options, name) for name in ("exact", "device", "engine", "merge_tokens")}
     asked |= {"engine": get_engine_name(predictor, options)}
     asked |= {"clip_views": options.clip_views} if options.clip_views != "1x1" else {}
@@ -141,7 +140,7 @@ def collect_file_settings(options: ImageArguments, predictor: Predictor, **more:
 
 
 class ProgressMeter:
-    """Counts answers as they pass, and shows how far the job is. `bad` has the first messages of unreadable images."""
+    """Count predictions and report progress. `bad` has the first messages of unreadable images."""
 
     def __init__(self, label: str, total: int | None, console: Console, done: int = 0) -> None:
         self.label, self.total, self.console = label, total, console
@@ -151,11 +150,11 @@ class ProgressMeter:
 
     @property
     def rate(self) -> float:
-        """Images a second."""
+        """Return images/s."""
         return (self.done - self.before) / max(time.monotonic() - self.began, 1e-9)
 
     def count(self, rows: Sequence[Any]) -> None:
-        """Count answers, and show the progress."""
+        """Count predictions, and report progress."""
         self.done += len(rows)
         errors = [row.error for row in rows if row.error is not None]
         self.unreadable += len(errors)
@@ -172,7 +171,7 @@ def write_predictions(
     source: ImageSource,
     console: Console,
 ) -> dict[str, Any]:
-    """Write answers to a file as they come, and return the verb's document. No answer is kept in memory."""
+    """Stream predictions to a file, and return the verb's document. No prediction is kept in memory."""
     from vitreous.inference.sinks import OutputFile
 
     job = OutputFile(out, kind, made_by, options.resume)
@@ -180,15 +179,15 @@ def write_predictions(
         items = iter(source) if job.finished else job.remaining(iter(source))
         meter = ProgressMeter("images", source.count, console, job.rows)
         if job.finished:
-            console.note(f"{out} is finished: {job.rows:,} images")
+            console.note(f"{out} is complete: {job.rows:,} images")
         else:
             if job.rows:
-                console.note(f"{job.rows:,} images are in {out} already")
+                console.note(f"{out} already contains {job.rows:,} images")
             for rows in answers(items):
                 job.add(rows)
                 meter.count(rows)
             job.finish()
-            console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} a second")
+            console.note(f"{job.rows:,} images in {out}, {meter.rate:,.1f} images/s")
     finally:
         job.close()
     print_unreadable(console, meter.bad, job.bad, job.rows)
@@ -198,7 +197,7 @@ def write_predictions(
 
 
 def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
-    """Return the engine in use: of exported files and clusters the one that was requested."""
+    """Return the engine in use; for exported files and clusters, the requested one."""
     chosen = getattr(predictor.engine, "options", None)
     return chosen.engine if chosen is not None and getattr(options, "ray", None) is None else options.engine
 
@@ -206,13 +205,13 @@ def get_engine_name(predictor: Predictor, options: InferenceArguments) -> str:
 def choose_job_engine(
     options: ImageArguments, predictor: Predictor, images: int | None, features: bool = False
 ) -> None:
-    """Have `--engine auto` choose for a job of so many images (None: unknown, which is not measured)."""
+    """Choose the engine of `--engine auto` for a number of images; None is unknown and skips the measurement."""
     if options.ray is None:
         predictor.choose_engine(images or 0, features)
 
 
 def print_model_notes(predictor: Predictor, console: Console) -> None:
-    """Print what was assumed of foreign weights whose files do not tell it, and which engine was chosen."""
+    """Print the assumptions about foreign weights, and the chosen engine."""
     for text in predictor.bundle.notes if predictor.bundle else ():
         console.note(text)
     if note := getattr(predictor.engine, "note", ""):
@@ -220,7 +219,7 @@ def print_model_notes(predictor: Predictor, console: Console) -> None:
 
 
 def describe_unreadable(path: str, error: str) -> str:
-    """The cell of a table for an image that could not be read; the path is in another one."""
+    """Format the table cell of an unreadable image; the path is in another cell."""
     from vitreous.errors import escape_unprintable
 
     text = error.removeprefix(f"{escape_unprintable(path)}: ")
@@ -228,8 +227,8 @@ def describe_unreadable(path: str, error: str) -> str:
 
 
 def print_unreadable(console: Console, messages: Sequence[str], bad: int, total: int) -> None:
-    """Count images that could not be read, with the first `messages` where no table names them, and have the command
-    exit with 3."""
+    """Print the number of unreadable images, with the first `messages` if no table lists them. The command then exits
+    with 3."""
     if bad:
         listing = "".join(f"\n  {message}" for message in messages[:MAX_LISTED_UNREADABLE])
         more = f"\n  and {bad - len(messages)} more" if messages and bad > len(messages) else ""

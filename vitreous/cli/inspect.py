@@ -33,7 +33,7 @@ class Options(InspectOptions, WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Make the figures, and say where they are."""
+    """Draw the figures, and print their paths."""
     from vitreous.cli.inference import select_options
     from vitreous.reports.figures.subject import InspectOptions
     from vitreous.reports.inspect import inspect
@@ -43,5 +43,5 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(
         ["figure", "file"], [[one["title"], f"{document['out']}/{one['png']}"] for one in document["figures"]]
     )
-    console.print_line(f"all on one page: {document['page']}")
+    console.print_line(f"page with all figures: {document['page']}")
     return document

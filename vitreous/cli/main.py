@@ -1,4 +1,4 @@
-"""`vitreous VERB …`: find the verb, parse its options, run it, and turn what goes wrong into a message and a code."""
+"""`vitreous VERB …`: find the verb, parse its options, run it, and convert errors to a message and an exit code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitreous.errors import (
 from vitreous.progress import ABANDONED_THREADS, is_main_process, redirect_to_null, write_line
 from vitreous.system.cores import limit_thread_pools
 
-IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs that take images or data after the model
+IMAGE_VERBS = ("predict", "embed", "evaluate", "inspect")  # verbs with images or data after the model
 VERBS_WITH_MORE_ARGUMENTS = ("predict", "embed", "sample", "push")  # verbs that need more than a model
 MAX_HINT_WORDS = 3  # words after the model that a hint repeats
 
@@ -57,22 +57,22 @@ VERBS = {
     "completion": ("vitreous.cli.completion", "shell completion script"),
     "doctor": ("vitreous.cli.doctor", "what this machine has and supports"),
 }
-OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"  # out of too little memory
+OUT_OF_MEMORY_HINT = "use --micro-batch auto, --recompute, or a smaller model"
 
 
 def needs_model(kind: type[Any]) -> bool:
-    """Whether a verb's options have a model that no default stands for."""
+    """Return whether a verb has a model argument without a default."""
     return any(field.name == "run" and field.default is MISSING for field in fields(kind))
 
 
 def require_model(verb: str, kind: type[Any], words: list[str]) -> None:
-    """Raise UsageError for a verb that needs a model, where no word names one."""
+    """Raise UsageError if a verb needs a model and has none."""
     if not words and needs_model(kind):
         raise make_missing_model_error(verb, "", [])
 
 
 def check_model_argument(verb: str, options: Any) -> None:
-    """Raise UsageError where images stand in the place of the model."""
+    """Raise UsageError if the model argument is an image or a folder of images."""
     from vitreous.weights.model_paths import is_finished_run, is_image_source
 
     if not needs_model(type(options)) or is_finished_run(run := options.run) or not is_image_source(run):
@@ -81,26 +81,26 @@ def check_model_argument(verb: str, options: Any) -> None:
     if verb in IMAGE_VERBS:
         if named := next((word for word in others if is_finished_run(word)), None):
             words = shlex.join(["vitreous", verb, named, run])
-            raise UsageError(f"the model comes first, and {escape_unprintable(run)} holds images", f"try {words}")
+            raise UsageError(f"the model must come first: {escape_unprintable(run)} contains images", f"try {words}")
         raise make_missing_model_error(verb, run, [run, *others])
     raise make_missing_model_error(verb, run, [])
 
 
 def make_missing_model_error(verb: str, path: str, others: list[str]) -> UsageError:
-    """The refusal of a command without a model: `path` stands in its place, `others` are the words after it."""
+    """Make the error for a command without a model: `path` is in its place, `others` follow it."""
     from vitreous.weights.model_paths import find_newest_run
 
     problem = "no model given"
     if path:
-        problem += f": {escape_unprintable(path)} {'holds images' if os.path.isdir(path) else 'names images'}"
+        problem += f": {escape_unprintable(path)} {'contains images' if os.path.isdir(path) else 'is not a model'}"
     if not (newest := find_newest_run()):
-        hint = f"name one: vitreous {verb} RUN …; there is no run below this folder, and vitreous train DATA makes one"
+        hint = f"there is no run in this folder; train one with vitreous train DATA, then vitreous {verb} RUN …"
         return UsageError(problem, hint)
     shown = [escape_unprintable(word) for word in others[:MAX_HINT_WORDS]]
     words = shlex.join(["vitreous", verb, newest, *shown]) + " …" * (
         len(others) > MAX_HINT_WORDS or (verb in VERBS_WITH_MORE_ARGUMENTS and not others)
     )
-    return UsageError(problem, f"try {words}; {newest} is the newest run here")
+    return UsageError(problem, f"try {words}; {newest} is the newest run in this folder")
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -108,13 +108,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     words = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     limit_thread_pools()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # a run that trains has its own way
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # training handles SIGTERM differently
     try:
         code = run_command(words)
         sys.stdout.flush()
     except KeyboardInterrupt:
         code = print_error(Interrupted("stopped"), words, 130)
-    except BrokenPipeError:  # the reader of a pipe went away: nobody is left to tell
+    except BrokenPipeError:  # the reader closed the pipe
         redirect_to_null(sys.stdout)
         code = 0
     except VitreousError as error:
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         message = f"{place}{error.strerror or error}"
-        code = print_error(VitreousError(message, "free some space, or use another place"), words, 6)
+        code = print_error(VitreousError(message, "free some space, or write to another disk"), words, 6)
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -130,12 +130,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.stdout.flush()
     if any(thread.name in ABANDONED_THREADS for thread in threading.enumerate()):
         sys.stderr.flush()
-        os._exit(code)  # all is saved, and the library of a tracker that does not answer would wait for it for minutes
+        os._exit(code)  # everything is saved, and a tracker without response could block for minutes
     sys.exit(code)
 
 
 def run_command(words: list[str]) -> int:
-    """Run one verb. Returns the exit code: 1 for a check that failed, 3 for unreadable images."""
+    """Run one verb. Returns the exit code: 1 for a failed check, 3 for unreadable images."""
     if not words or words[0] in ("-h", "--help", "help"):
         print(format_overview())
         return 0 if words else 2
@@ -165,22 +165,22 @@ def run_command(words: list[str]) -> int:
 
 
 def split_verb(words: list[str]) -> tuple[str, list[str]]:
-    """The verb, of one word or two (`data check`), and the words after it. Raises UsageError for an unknown one."""
+    """Split off the verb, one or two words (`data check`). Raises UsageError for an unknown one."""
     for count in (2, 1):
         verb = " ".join(words[:count])
         if verb in VERBS:
             return verb, words[count:]
     family = [verb for verb in VERBS if verb.split()[0] == words[0]]
     if family and (len(words) == 1 or words[1] in ("-h", "--help")):
-        raise UsageError(f"{words[0]} what?", f"there are {', '.join(family)}")
+        raise UsageError(f"incomplete verb {words[0]}", f"use one of {', '.join(family)}")
     named = " ".join(words[: 2 if family else 1])
     raise UsageError(
-        f"unknown verb {named}", suggest_nearest(named, VERBS) or f"there are {', '.join(family or VERBS)}"
+        f"unknown verb {named}", suggest_nearest(named, VERBS) or f"use one of {', '.join(family or VERBS)}"
     )
 
 
 def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Take `--path.to.field WORDS…` out of the words: `--optimizer.betas 0.9 0.95`."""
+    """Separate `--path.to.field WORDS…` from the other words: `--optimizer.betas 0.9 0.95`."""
     rest: list[str] = []
     settings: dict[str, list[str]] = {}
     into = rest
@@ -197,7 +197,7 @@ def split_settings(words: list[str]) -> tuple[list[str], dict[str, list[str]]]:
 
 
 def parse_options(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bool]:
-    """Parse a verb's options, and whether `--json` was given. Exits with 2 and a suggestion for bad ones."""
+    """Parse a verb's options, and whether `--json` is set. Exits with 2 and a suggestion for invalid options."""
     import tyro
     from tyro.conf import DisallowNone
 
@@ -209,13 +209,13 @@ def parse_options(kind: type[Any], verb: str, words: list[str]) -> tuple[Any, bo
         return options, documented
     except SystemExit as end:
         if documented and end.code == 2:
-            print_json_error("the options cannot be used, stderr says why", f"vitreous {verb} --help", 2)
+            print_json_error("invalid options, see stderr", f"vitreous {verb} --help", 2)
         raise
 
 
 @cache
 def hide_empty_defaults(kind: type[Any]) -> None:
-    """Hide defaults that are None, False or empty in the help of a verb; once, for it changes the annotations."""
+    """Hide defaults that are None, False or empty in a verb's help. Changes the annotations, so call it once."""
     from typing import Annotated, ClassVar, get_origin, get_type_hints
 
     from tyro.conf import arg
@@ -229,19 +229,19 @@ def hide_empty_defaults(kind: type[Any]) -> None:
 
 
 def format_overview() -> str:
-    """The text that `vitreous` alone prints."""
+    """Format the output of `vitreous` without a verb."""
     rows = "\n".join(f"  {verb:10} {text}" for verb, (_, text) in VERBS.items())
     advice = "`vitreous VERB --help` shows the options of a verb. To start: `vitreous train digits`"
     return f"usage: vitreous VERB [OPTIONS]\n\n{rows}\n\n{advice}"
 
 
 def print_json_error(message: str, hint: str, code: int) -> None:
-    """Print the document of a command that failed."""
+    """Print the JSON document of a failed command."""
     write_line(format_json_line({"error": {"message": message, "hint": hint, "code": code}}), sys.stdout)
 
 
 def print_error(error: VitreousError, words: list[str], code: int) -> int:
-    """Print an error: two lines on stderr and, for `--json`, a document on stdout; only the leading process does."""
+    """Print an error: two lines on stderr and, for `--json`, a document on stdout; only rank 0 prints."""
     if is_main_process():
         Console().error(error)
         if "--json" in words:

@@ -29,7 +29,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table; multiply-adds count as two operations. Raises UsageError: no model has that name."""
+    """Print the table; a multiply-add counts as two operations. Raises UsageError if no model matches."""
     if options.weights:
         return list_published_weights(options, console)
     import math
@@ -42,12 +42,12 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     from vitreous.nn.sizes import format_size
 
     names = [name for name in MODEL_NAMES if fnmatchcase(name.lower(), options.pattern.lower())]
-    if not names and not set("*?[") & set(options.pattern):  # a model of any sizes, by its name
+    if not names and not set("*?[") & set(options.pattern):  # a custom size
         with suppress(UsageError):
             config_from_name(options.pattern, options.image_size)
             names = [options.pattern]
     if not names:
-        message = f"no model is called {options.pattern}"
+        message = f"unknown model {options.pattern}"
         raise UsageError(message, suggest_nearest(options.pattern, MODEL_NAMES) or "try `vitreous models`")
     rows = []
     for name in names:
@@ -59,7 +59,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         except UsageError as error:
             if len(names) == 1:
                 raise
-            console.note(f"{name} left out: {error.message}")
+            console.note(f"{name} skipped: {error.message}")
             continue
         scalars = config.count_activations()
         row = {"name": name, "image": format_size(config.image), "parameters": count}
@@ -71,15 +71,15 @@ def run(options: Options, console: Console) -> dict[str, Any]:
             [name, image, f"{count:,}", tokens, f"{gflops:.1f}", None if size is None else f"{size / 1e6:.0f}"]
         )
     console.table(["model", "image", "parameters", "tokens", "GFLOPs", "MB/image"], cells)
-    console.print_line("GFLOPs of one forward pass, a multiply-add counted as two; training costs three times as much.")
+    console.print_line("GFLOPs of one forward pass (a multiply-add is two operations); training: three times that.")
     console.print_line(
-        "MB/image: what the blocks keep of an image for the backward pass, in bfloat16; twice that in float32."
+        "MB/image: activations of the blocks per image for the backward pass, in bfloat16; twice as much in float32."
     )
     return {"models": rows}
 
 
 def list_published_weights(options: Options, console: Console) -> dict[str, Any]:
-    """Print the published weights. Raises UsageError: none has that name, or an option is about models alone."""
+    """Print the published weights. Raises UsageError if none matches, or for an option that applies to models only."""
     from dataclasses import asdict
 
     from vitreous.errors import UsageError
@@ -87,14 +87,14 @@ def list_published_weights(options: Options, console: Console) -> dict[str, Any]
 
     for name in ("image_size", "num_classes"):
         if getattr(options, name) is not None:
-            message = f"--{name.replace('_', '-')} is about models, and --weights lists what was published"
-            raise UsageError(message, "leave one of the two out")
+            message = f"--{name.replace('_', '-')} applies to models, not to --weights"
+            raise UsageError(message, "remove one of them")
     rows = select_published_weights(options.pattern)
     cells = []
     for row in rows:
         accuracy = None if row.accuracy is None else f"{row.accuracy:.1%} {row.measure}"
         cells.append([row.name, row.model, row.image_size, row.licence, row.digest.partition(":")[0] or None, accuracy])
     console.table(["weights", "model", "image", "licence", "digest", "published on ImageNet"], cells)
-    console.print_line("digest: what a download is held against; where none is published, its size alone.")
-    console.print_line("--json has the addresses, and the pages that the figures are from.")
+    console.print_line("digest: checksum for the download; if none is published, only the size is checked.")
+    console.print_line("--json includes the addresses and the sources of the metrics.")
     return {"weights": [asdict(row) for row in rows]}

@@ -1,4 +1,4 @@
-"""vitreous predict, of detectors."""
+"""vitreous predict, for detectors."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 ObjectFormat = Literal["table", "coco", "yolo", "masks"]
 OBJECT_TABLE_SUFFIXES = (".jsonl", ".csv", ".parquet")
-MAX_LISTED_OBJECTS = 8  # objects of an image that the table on the terminal names
+MAX_LISTED_OBJECTS = 8  # objects per image in the printed table
 
 
 def predict_objects(
     options: PredictionArguments, predictor: Predictor, source: ImageSource, console: Console
 ) -> dict[str, Any]:
-    """Find the objects on images; print a table or write files. Raises UsageError for options that clash."""
+    """Detect objects, and print a table or write files. Raises UsageError for options that conflict."""
     from vitreous.errors import UsageError
     from vitreous.inference.class_maps import find_common_root
     from vitreous.inference.object_files import (
@@ -44,14 +44,14 @@ def predict_objects(
     from vitreous.inference.objects import DEFAULT_THRESHOLD, DetectOptions
 
     form, card = choose_object_format(options, predictor), predictor.card
-    if options.threshold is None:  # whoever judges results wants all of them
+    if options.threshold is None:  # COCO metrics need all predictions
         asked = DetectOptions(0.0 if form == "coco" else DEFAULT_THRESHOLD, options.tiles)
     else:
         asked = DetectOptions(options.threshold, options.tiles)
     for folder in filter(None, (options.overlay, options.out if form in ("yolo", "masks") else None)):
         check_output_folder(folder, options.resume)
     if options.overlay and options.overlay == options.out:
-        raise UsageError("--overlay and --out are one folder", "name two: their files have the same names")
+        raise UsageError("--overlay and --out are the same folder", "use two folders: their files have the same names")
     root = find_common_root([*options.images, *(f"@{name}" for name in options.list)])
     placed = PlannedOutputPaths(source, root, ".txt" if form == "yolo" else ".png")
     if options.out is None:
@@ -86,45 +86,43 @@ def predict_objects(
 
 
 def choose_object_format(options: PredictionArguments, predictor: Predictor) -> ObjectFormat:
-    """How answers are written: as --to says, or as the name of --out does. Raises UsageError where both disagree."""
+    """Return the format of --to, or of the extension of --out. Raises UsageError if they conflict."""
     from vitreous.errors import UsageError, escape_unprintable
 
     suffix = os.path.splitext(options.out)[1].lower() if options.out else ""
     masks = predictor.card.task.masks
     if not options.out:
         if options.to is not None:
-            raise UsageError(f"--to {options.to} writes files", "name where: --out FILE or FOLDER")
+            raise UsageError(f"--to {options.to} needs --out", "add --out FILE or FOLDER")
         return "table"
     form: ObjectFormat = options.to or ("coco" if suffix == ".json" else "table" if suffix else "masks")
     if form == "masks" and not masks:
-        message = f"{options.run} has learned boxes alone, and {escape_unprintable(options.out)} is a folder of masks"
+        message = f"{options.run} predicts boxes only, and {escape_unprintable(options.out)} is a folder for masks"
         raise UsageError(message, "use --to yolo, or end --out in .json, .jsonl, .csv or .parquet")
     wanted = {"coco": (".json",), "table": OBJECT_TABLE_SUFFIXES}.get(form, ("",))
     if suffix not in wanted:
-        ends = f"a file that ends in {' or '.join(wanted)}" if wanted[0] else "a folder"
+        ends = f"a {' or '.join(wanted)} file" if wanted[0] else "a folder"
         raise UsageError(
-            f"--to {form} writes {ends}, and --out is {escape_unprintable(options.out)}", "name another place"
+            f"--to {form} writes {ends}, and --out is {escape_unprintable(options.out)}", "change --out or --to"
         )
     if options.coco_ids is not None and form != "coco":
-        raise UsageError("--coco-ids is for COCO's results", "write them: --out results.json")
+        raise UsageError("--coco-ids applies to COCO results only", "add --out results.json")
     return form
 
 
 def check_output_folder(folder: str, resume: bool) -> None:
-    """Raise UsageError for a folder that has files in it, unless they are continued, and for a file in its place."""
+    """Raise UsageError if the path is a file, or a folder with files and `resume` is not set."""
     from vitreous.errors import UsageError, escape_unprintable
 
     if os.path.isfile(folder):
-        raise UsageError(
-            f"{escape_unprintable(folder)} is no folder", "name a folder: a file is written for each image"
-        )
+        raise UsageError(f"{escape_unprintable(folder)} is not a folder", "use a folder: one file is written per image")
     if not resume and os.path.isdir(folder) and os.listdir(folder):
-        message = f"{escape_unprintable(folder)} has files in it, and none is overwritten"
-        raise UsageError(message, "name a new folder, or --resume it")
+        message = f"{escape_unprintable(folder)} contains files, which are not overwritten"
+        raise UsageError(message, "use a new folder, or add --resume")
 
 
 class ObjectFinder:
-    """Answers for items, in order; files of their own are written as they come, and pictures and masks let go of."""
+    """Detect objects in items, in order. Files per image are written at once, then pixels and masks released."""
 
     def __init__(
         self,
@@ -141,10 +139,10 @@ class ObjectFinder:
         self.overlays, self.places, self.folder = options.overlay, places, folder
         self.drawn_from = (
             asked.threshold if options.threshold is not None else DEFAULT_THRESHOLD
-        )  # results.json has all
+        )  # results.json needs all
 
     def answers(self, items: Iterator[Item]) -> Iterator[ImageObjects]:
-        """The answers."""
+        """Yield the predictions."""
         from vitreous.inference.class_maps import save_png
         from vitreous.inference.objects import iterate_image_objects
 
@@ -162,7 +160,7 @@ class ObjectFinder:
             yield answer
 
     def chunks(self, items: Iterator[Item]) -> Iterator[Sequence[ImageObjects]]:
-        """The answers as `write_predictions` takes them."""
+        """Yield the predictions in the form of `write_predictions`."""
         for answer in self.answers(items):
             yield [answer]
 
@@ -185,13 +183,13 @@ def print_objects(
         document.append(kind.to_dict(answer))
     if options.csv:
         write_output_file(options.csv, format_csv([kind.head, *cells]))
-    console.table(["image", f"objects of a score from {finding.asked.threshold:g} on"], rows)
+    console.table(["image", f"objects with a score of at least {finding.asked.threshold:g}"], rows)
     print_unreadable(console, (), meter.unreadable, meter.done)
     return {"model": options.run, "precision": predictor.engine.precision, "predictions": document}
 
 
 def describe_best_objects(answer: ImageObjects) -> str:
-    """The best objects of an image with their scores, and how many more there are."""
+    """Format the best objects of an image with scores, and the number of further objects."""
     named = zip(answer.names[:MAX_LISTED_OBJECTS], answer.scores[:MAX_LISTED_OBJECTS], strict=True)
     more = f"  and {len(answer) - MAX_LISTED_OBJECTS} more" if len(answer) > MAX_LISTED_OBJECTS else ""
     return "  ".join(f"{name} {score:.0%}" for name, score in named) + more or "none"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from vitreous.inference.sources import ImageSource, Item
     from vitreous.tasks.base import PredictionFormat
 
-MAX_PREDICT_CALIBRATION_IMAGES = 512  # images that int8 may be calibrated on
+MAX_PREDICT_CALIBRATION_IMAGES = 512  # images for int8 calibration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +60,7 @@ class Options(PredictionArguments):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Predict, and print a table or write a file. Raises UsageError for options that clash or are out of range."""
+    """Predict, and print a table or write a file. Raises UsageError for options that conflict or are out of range."""
     from vitreous.errors import UsageError
     from vitreous.inference.predict import load
 
@@ -70,9 +70,9 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     if options.threshold is not None and not 0 <= options.threshold < 1:
         raise UsageError(f"--threshold must be at least 0 and below 1, not {options.threshold}")
     if options.out and options.csv:
-        raise UsageError("--out and --csv are two ways to one file", "leave --csv out")
+        raise UsageError("--out and --csv cannot be combined", "remove --csv")
     if options.resume and not options.out:
-        raise UsageError("--resume continues the file of --out", "name it")
+        raise UsageError("--resume needs the --out file to continue", "add --out FILE")
     warn_of_emulation(options, console)
     predictor = load(options.source(options.run), options.how(), read_calibration_images(options), options.exact)
     source = open_image_source(options, predictor.card.preprocess)
@@ -84,8 +84,8 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def predict_outputs(options: Options, predictor: Predictor, source: ImageSource, console: Console) -> dict[str, Any]:
-    """Predict by a head that gives numbers for a whole image; print a table or write a file. Raises UsageError for
-    options that the task does not have."""
+    """Predict with a head whose outputs describe a whole image; print a table or write a file. Raises UsageError for
+    options that do not apply to the task."""
     form = predictor.prediction_format(options.top, options.threshold, options.abstain, usual=3)
 
     def answers(items: Iterator[Item]) -> Iterator[Sequence[Any]]:
@@ -105,12 +105,12 @@ def predict_outputs(options: Options, predictor: Predictor, source: ImageSource,
     }
 
 
-#: what predicts by tasks whose outputs are not K numbers for a whole image, by the task's endpoint
+#: the task's endpoint -> predict function, for tasks whose outputs are not K numbers per image
 TASK_PREDICTORS: dict[str, Callable[..., dict[str, Any]]] = {"detect": predict_objects, "segment": predict_class_maps}
 
 
 def read_calibration_images(options: Options) -> Iterator[str | bytes]:
-    """The first images, to calibrate int8 on where there are no training images. Raises UsageError for stdin."""
+    """Return the first input images for int8 calibration without training images. Raises UsageError for stdin."""
     from contextlib import suppress
     from itertools import islice
 
@@ -118,8 +118,8 @@ def read_calibration_images(options: Options) -> Iterator[str | bytes]:
 
     if {"-", "@-"} & {*options.images, *(f"@{name}" for name in options.list)}:
         raise UsageError(
-            "without training images at hand int8 is calibrated on those asked about, and a list on stdin is read once",
-            "name a file: @list.txt",
+            "int8 calibration without training images reads the input images twice, and stdin can be read only once",
+            "use a list file: @list.txt",
         )
     for item in islice(open_image_source(options), MAX_PREDICT_CALIBRATION_IMAGES):
         with suppress(DataError):
@@ -138,7 +138,7 @@ def warn_of_emulation(options: ImageArguments, console: Console) -> None:
 def print_predictions(
     options: Options, form: PredictionFormat, answers: Any, source: ImageSource, console: Console
 ) -> list[dict[str, Any]]:
-    """Write the file of --csv, print the table, and return the rows of the document."""
+    """Write the --csv file, print the table, and return the rows of the document."""
     from vitreous.errors import escape_unprintable
     from vitreous.system.disk import write_output_file
     from vitreous.system.tables import format_csv

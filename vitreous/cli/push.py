@@ -38,7 +38,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Push, and print where it is."""
+    """Push, and print the address."""
     from vitreous.apps.hub.push import push
     from vitreous.cli.console import readable_bytes
 
@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     console.table(["file", "size"], [[name, readable_bytes(size)] for name, size in document["files"].items()])
     if o.dry_run:
         console.print_line(
-            f"nothing was sent{f'; it lies in {o.out}' if o.out else ''}; without --dry-run: {document['url']}"
+            f"nothing uploaded{f'; the files are in {o.out}' if o.out else ''}; without --dry-run: {document['url']}"
         )
     else:
         console.print_line(f"{document['url']}, commit {document['commit'][:12]}")

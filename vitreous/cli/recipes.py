@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from vitreous.recipes.recipe import Recipe
     from vitreous.training.run import Run
 
-#: fields of a run that are printed for every recipe, those of each optimiser that mean nothing, and the decay of others
+#: run fields printed for every recipe, unused optimiser fields, and the decay of other parameters
 ALWAYS_PRINTED_SETTINGS = (("data", "repeats"), ("preprocess", "fit"), ("preprocess", "share"))
 UNUSED_OPTIMIZER_FIELDS = {
     "adamw": ("matrix_lr", "momentum"),
@@ -23,7 +23,7 @@ UNUSED_OPTIMIZER_FIELDS = {
     "sgd": ("matrix_lr", "betas", "eps"),
     "muon": ("momentum",),
 }
-#: the figure that published results are of, by what the objective needs to know of places
+#: label unit of the objective -> metric of published results
 LEADING_METRICS = {"": "top1", "classes": "miou", "objects": "ap"}
 DECAY_FIELDS = {"milestones": "steps", "timescale": "rsqrt"}
 
@@ -40,7 +40,7 @@ class Options:
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Print the table, or the one recipe of that name."""
+    """Print the table, or one recipe."""
     from fnmatch import fnmatchcase
 
     from vitreous.recipes.names import RECIPE_NAMES, check_recipe_name
@@ -58,13 +58,13 @@ def run(options: Options, console: Console) -> dict[str, Any]:
         [[r["name"], r["about"], r["source"], r["batch_size"], format_length(r), f"{r['lr']:g}"] for r in rows],
     )
     console.print_line(
-        "`vitreous recipes NAME` tells its other numbers; any of them can be set: --lr, --optimizer.betas 0.9 0.95."
+        "`vitreous recipes NAME` prints all hyperparameters; set any of them: --lr, --optimizer.betas 0.9 0.95."
     )
     return {"recipes": rows}
 
 
 def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
-    """A row of the table: `run` is the recipe's first model on the data that it was written for."""
+    """Return a row of the table; `run` is the recipe's first model on its original dataset."""
     return {
         "name": recipe.name,
         "about": recipe.about,
@@ -82,7 +82,7 @@ def describe_recipe(recipe: Recipe, run: Run) -> dict[str, Any]:
 
 
 def format_length(row: dict[str, Any]) -> str:
-    """Epochs or steps, for the table; a range where the number of images decides."""
+    """Format epochs or steps for the table; a range if they depend on the number of images."""
     if row["epochs_range"]:
         return "{:g} to {:g} epochs".format(*row["epochs_range"])
     return f"{row['steps']} steps" if row["steps"] else f"{row['epochs']:g} epochs"
@@ -115,7 +115,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
     console.table(["model", "pixels", "epochs", "steps", "lr", "dropout", "drop path"], cells)
     console.print_line(f"on {recipe.data}: {run.data.images:,} images, {run.model.classes:,} classes")
     for kind, length in recipe.lengths:
-        console.print_line(f"epochs on other data ({kind}): {length.shown:,.0f} / training images, {length.text}")
+        console.print_line(f"epochs on other datasets ({kind}): {length.shown:,.0f} / training images, {length.text}")
     console.print_line()
     console.table(["setting", "value"], [[path, value] for path, value in list_recipe_settings(run)])
     grid = " ".join(map(str, recipe.grid))
@@ -125,7 +125,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
         "held out"
     )
     if recipe.published:
-        console.print_line("\npublished, not measured here:")
+        console.print_line("\npublished results, not measured here:")
         console.table(
             ["model", "data", get_metric_label(LEADING_METRICS[recipe.objective.annotated])], recipe.published
         )
@@ -138,7 +138,7 @@ def print_recipe(name: str, console: Console) -> dict[str, Any]:
 
 
 def format_hold_out(recipe: Recipe) -> str:
-    """The share of the training images on which --lr-grid chooses, in words."""
+    """Format the share of training images that --lr-grid holds out."""
     from vitreous.recipes.recipe import HOLD_OUT_SHARES
 
     if recipe.hold_out is not None:
@@ -148,7 +148,7 @@ def format_hold_out(recipe: Recipe) -> str:
 
 
 def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
-    """Path and value of what a recipe decides: its optimiser and schedule whole, of the rest what is not as usual."""
+    """Return path and value of a recipe's settings: optimiser and schedule in full, others if not default."""
     from vitreous.config import to_builtins
     from vitreous.data.augmentation.augment import Augment
     from vitreous.objectives.supervised import SupervisedConfig
@@ -166,7 +166,7 @@ def list_recipe_settings(run: Run) -> list[tuple[str, str]]:
 
 
 def format_setting(value: Any) -> str:
-    """A value as `--path` takes it."""
+    """Format a value for `--path`."""
     if isinstance(value, list):
         return " ".join(map(format_setting, value)) or "none"
     return "none" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

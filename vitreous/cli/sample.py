@@ -67,7 +67,7 @@ class Options(WeightsOptions):
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Make images and write them."""
+    """Generate images and write them."""
     from dataclasses import fields
 
     from vitreous.inference.samples import SampleOptions, sample

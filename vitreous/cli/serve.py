@@ -102,4 +102,4 @@ def run(options: Options, console: Console) -> NoReturn:
     if code:
         raise Interrupted("stopped")
     sys.stdout.flush()
-    os._exit(code)  # nothing is left to save, and with PyTorch loaded Python takes seconds to end by itself
+    os._exit(code)  # nothing is left to save, and a normal exit takes seconds with PyTorch loaded

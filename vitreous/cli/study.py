@@ -12,15 +12,15 @@ __all__ = ["Options", "run"]
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """List the studies, plan one, or make it and print its table; returns the document. Raises UsageError for options
+    """List the studies, plan one, or run it and print its table; returns the document. Raises UsageError for options
     without a study."""
     if not options.name:
         if options != Options():
-            raise UsageError("no study is named", "vitreous study NAME; `vitreous study` lists them")
+            raise UsageError("missing study name", "use vitreous study NAME; `vitreous study` lists them")
         return list_studies(console)
     from vitreous.apps.studies.registry import get_study
 
-    study = get_study(options.name)  # what cannot be is refused before PyTorch is imported
+    study = get_study(options.name)  # refuses unknown names before PyTorch is imported
     from vitreous.apps.studies.conduct import execute_study
 
     if options.dry_run:
@@ -50,7 +50,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def list_studies(console: Console) -> dict[str, Any]:
-    """Print every study with what it costs at each scale."""
+    """Print every study with its cost at each scale."""
     from vitreous.apps.studies.planning import estimate_study_cost, format_study_cost
     from vitreous.apps.studies.registry import STUDIES
     from vitreous.apps.studies.study import SCALES
@@ -61,7 +61,7 @@ def list_studies(console: Console) -> dict[str, Any]:
         listed.append({"name": study.name, "question": study.question, "source": study.source, "scales": scales})
         rows.append([study.name, study.source, *map(format_study_cost, scales)])
     console.table(["name", "source", *(f"{scale.name} ({scale.about})" for scale in SCALES.values())], rows)
-    console.print_line("`vitreous study NAME --dry-run` says the hours that one takes here; EFLOP is 10^18 operations.")
+    console.print_line("`vitreous study NAME --dry-run` estimates the hours here; EFLOP is 10^18 operations.")
     return {"studies": listed}
 
 

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from vitreous.training.run import Run
 
 __all__ = ["Options", "run"]
-MAX_HEADER_CLASSES = 10  # classes that the header names
+MAX_HEADER_CLASSES = 10  # classes listed in the header
 
 
 def run(options: Options, console: Console) -> dict[str, Any]:
-    """Train, or print the plan with --dry-run; returns the document. Raises UsageError for options of a plan without
-    one."""
+    """Train, or print the plan with --dry-run; returns the document. Raises UsageError for plan options without
+    --dry-run."""
     from pathlib import Path
 
     from vitreous.models.names import config_from_name
@@ -30,10 +30,10 @@ def run(options: Options, console: Console) -> dict[str, Any]:
     options.require_data_source()
     if not options.dry_run and (options.world, options.images) != (None, None):
         raise UsageError(
-            "--world and --images plan a run, and train none", "add --dry-run; torchrun starts several processes"
+            "--world and --images apply to --dry-run only", "add --dry-run; to train on several devices, use torchrun"
         )
     if options.model:
-        config_from_name(options.model)  # what cannot be is refused before PyTorch is imported
+        config_from_name(options.model)  # refuses unknown names before PyTorch is imported
     if options.recipe:
         check_recipe_name(options.recipe)
     if options.init and Path(options.init).is_file():
@@ -61,7 +61,7 @@ def run(options: Options, console: Console) -> dict[str, Any]:
 
 
 def get_next_command(run: str) -> str:
-    """The command that puts a trained model to use."""
+    """Return a command that uses the trained model."""
     from pathlib import Path
 
     from vitreous.inference.open_model import read_task_type
@@ -72,7 +72,7 @@ def get_next_command(run: str) -> str:
 
 
 def print_header(run: Run, data: Data, console: Console) -> None:
-    """Print data, model, recipe and device before training, a line each, on stderr."""
+    """Print data, model, recipe and device before training, one line each, on stderr."""
     from vitreous.nn.sizes import format_size
 
     counts = {name: len(split) for name, split in data.splits.items()} | {"train": run.data.images}
@@ -84,7 +84,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
     noun = "images" if seen.is_browsable else seen.noun
     if not seen.stacks:
         least = getattr(run.views, "fewest_tokens", 0)
-        pixels = f"pictures' own aspect ratio, {f'{least} to ' if least else 'up to '}{run.max_image_tokens} patches"
+        pixels = f"original aspect ratios, {f'{least} to ' if least else 'up to '}{run.max_image_tokens} patches"
     batch = f"{run.batch_size}" + (f" x {run.accumulate}" if run.accumulate > 1 else "")
     rows = {
         "data": f"{run.data.source}: " + ", ".join(f"{count:,} {name}" for name, count in counts.items()) + f" {noun}",
@@ -104,7 +104,7 @@ def print_header(run: Run, data: Data, console: Console) -> None:
 
 
 def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
-    """Lines that say which weights were kept, and whether the run ended early."""
+    """Yield lines about the selected checkpoint, and about early stopping."""
     chosen = summary.get("selection")
     if not chosen:
         return
@@ -117,13 +117,13 @@ def format_checkpoint_selection(summary: dict[str, Any]) -> Iterator[str]:
     else:
         yield f"last checkpoint: step {chosen['kept_step']:,}"
     if chosen["stopped_early"]:
-        worse = f"{best['since']} evaluations in a row were not better than that of step {best['step']:,}"
+        worse = f"{best['since']} consecutive evaluations without improvement over step {best['step']:,}"
         yield f"stopped early at step {summary['steps']:,}: {worse}"
 
 
 def print_train_plan(options: Options, console: Console) -> dict[str, Any]:
-    """The plan: model, resolution, parameters, cost, memory, time from a few timed steps; or of many devices, from
-    counts alone. Writes nothing."""
+    """Return the plan: model, resolution, parameters, cost, memory, and time from a few timed steps; for many devices
+    from spec sheets. Writes nothing."""
     from vitreous.cli.console import readable_bytes
     from vitreous.config import to_builtins
 

@@ -32,6 +32,6 @@ def run(options: Options, console: Console) -> None:
     def report_address(address: str) -> None:
         console.document({"run": options.run, "address": address})
         if console.document_to is None:
-            console.print_line(f"watching {options.run} at {address}; Ctrl-C ends it")
+            console.print_line(f"watching {options.run} at {address}; press Ctrl-C to stop")
 
     watch_run(options.run, options.port, report_address, console.note)

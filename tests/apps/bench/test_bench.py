@@ -167,14 +167,14 @@ def test_the_peak_counts_operations():
 @pytest.mark.parametrize(
     "options, error, words",
     [
-        ({"tasks": ["flight"]}, UsageError, "no task flight"),
+        ({"tasks": ["flight"]}, UsageError, "unknown task flight"),
         ({"tasks": ["predict"]}, UsageError, "--images"),
         ({"tasks": ["loader"], "images": "nowhere"}, DataError, "no images in nowhere"),
-        ({"only": ["nobody"]}, UsageError, "nobody matches nobody"),
+        ({"only": ["nobody"]}, UsageError, "no contender matches nobody"),
         ({"timing": Timing(rounds=0)}, UsageError, "at least 1"),
         ({"image_size": 17}, UsageError, "not a multiple"),
         ({"models": ["ViT-X/16"]}, UsageError, "unknown model"),
-        ({"tasks": ["dit"]}, UsageError, "ViT-S/16 makes no images"),
+        ({"tasks": ["dit"]}, UsageError, "ViT-S/16 is not generative"),
         ({"models": ["DiT-S/2"]}, UsageError, "DiT-S/2 makes images"),
     ],
 )

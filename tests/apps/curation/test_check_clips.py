@@ -103,7 +103,7 @@ def test_lengths_rates_sizes_and_classes(faulty_clips, checked):
     frames = sum(path.stat().st_size for path in (faulty_clips / "test").rglob("*") if path.is_file())
     assert document["splits"]["test"]["bytes"] == frames
     assert document["formats"] == {"GIF": 5, "MOV": 4, "AVI": 2, "MATROSKA": 2, "MPEG": 1, "FRAMES": 3}
-    assert "from 10 to 25 frames a second" in whats(document)["rates"]["text"]
+    assert "from 10 to 25 frames/s" in whats(document)["rates"]["text"]
 
 
 def test_clips_that_show_nothing_stand_still_or_are_short_are_named(checked):
@@ -152,7 +152,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_c
     own = run(Options(data=str(faulty_clips), workers=1, out=str(tmp_path / "a.html")), Console())
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
-    assert "3 to 12 frames, median 12" in output and "warning: 1 clip in which nothing changes" in output
+    assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
     assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
 
 

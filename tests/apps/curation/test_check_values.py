@@ -40,9 +40,7 @@ def test_values_far_from_the_others(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["5000,train", "999,val"]
     findings, document = found(write(tmp_path, rows, "age,split"))
     level, text = findings["outliers"]
-    assert level == "warns" and text.startswith(
-        "2 images with a value of age far from the others, below 2.5 or above 51.5"
-    )
+    assert level == "warns" and text.startswith("2 images with an outlier value of age, below 2.5 or above 51.5")
     assert text.endswith(f"the first: 5000 of {tmp_path / '14.png'}") and document["passed"]
     assert findings["values"][1].startswith("age in train: 20 to 5000, median 27, mean 358.1")
     assert document["targets"][0]["outside"] == []  # 999 is below the largest training value
@@ -51,7 +49,7 @@ def test_values_far_from_the_others(tmp_path):
 def test_held_out_values_beyond_those_of_training(tmp_path):
     rows = [f"{20 + number},train" for number in range(14)] + ["35,val", "12,test"]
     findings, _ = found(write(tmp_path, rows, "age,split"))
-    text = f"2 images with a value of age beyond those of train, 20 to 33; the first: 35 of {tmp_path / '14.png'}"
+    text = f"2 images with a value of age outside the range of train, 20 to 33; the first: 35 of {tmp_path / '14.png'}"
     assert findings["outside_range"] == ("warns", text)
 
 

@@ -78,7 +78,7 @@ def test_parts_of_clips_are_written_with_their_seconds(homes, tmp_path):
 
 def test_what_cannot_be_compared_is_refused(homes, tmp_path):
     split = open_data(homes[0]).split("train")
-    with pytest.raises(UsageError, match="model compares the features of pictures"):
+    with pytest.raises(UsageError, match="model compares features of images"):
         find_copies([split], [], within=True, workers=0, embedder=object())  # type: ignore[arg-type]
     for name in ("a", "b"):
         write_clip(tmp_path / name / "1.mp4", film(1)).write_bytes(b"none")

@@ -208,7 +208,7 @@ def test_workers_change_nothing(tmp_path, originals):
 
 
 def test_there_must_be_something_to_compare_with(originals):
-    with pytest.raises(UsageError, match="nothing to look for copies in"):
+    with pytest.raises(UsageError, match="no dataset to compare with"):
         find_copies([originals], [])
 
 

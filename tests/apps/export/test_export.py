@@ -322,11 +322,11 @@ def test_agreement_counts_answers(exported_folder):
 
 def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
     made(tmp_path / "other", transformer_config(**SMALL))
-    with pytest.raises(UsageError, match="no pictures to judge"):
+    with pytest.raises(UsageError, match="no images to verify"):
         export(tmp_path / "other")
     with pytest.raises(DataError, match="at least 8"):
         export(tmp_path / "other", images=[os.fspath(exported_folder / "photos" / "1.png")])
-    with pytest.raises(DataError, match="8 to calibrate int8 on and 8 others"):
+    with pytest.raises(DataError, match="8 for calibration and 8 others"):
         export(tmp_path / "other", images=[os.fspath(exported_folder / "photos")], quantize="int8")
     assert len(list((tmp_path / "other").iterdir())) == 2
 
@@ -334,9 +334,9 @@ def test_without_pictures_nothing_is_exported(exported_folder, tmp_path):
 @pytest.mark.parametrize(
     "words,told",
     [
-        (["--to", "onx"], "onx is no format"),
-        (["--to", "timm", "--quantize", "int8"], "writes the weights as they are"),
-        (["--to", "torch", "--quantize", "int8"], "int8 is for"),
+        (["--to", "onx"], "unknown format"),
+        (["--to", "timm", "--quantize", "int8"], "writes unchanged weights"),
+        (["--to", "torch", "--quantize", "int8"], "int8 needs"),
         (["--images", "x", "--data", "y"], "two answers"),
         (["--max-loss", "2"], "no share"),
         (["--out", "model.txt"], "does not end in .onnx"),

@@ -61,6 +61,6 @@ def test_other_programs_find_what_outputs_mean(value_model, tmp_path):
 def test_a_file_with_other_values_is_not_kept(value_model, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(Regression, "measure_agreement", lambda self, ours, theirs: 0.5)
-    with pytest.raises(VitreousError, match=r"the export was not kept: 50\.0% of its predictions differ"):
+    with pytest.raises(VitreousError, match=r"the export failed the verification: 50\.0% of its predictions differ"):
         export(value_model / "model", "onnx", out=tmp_path / "model.onnx", images=[str(value_model / "pictures")])
     assert not (tmp_path / "model.onnx").exists()

@@ -119,7 +119,7 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
     result = say(
         "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
     )
-    assert result.returncode == 0 and "nothing was sent" in result.stdout
+    assert result.returncode == 0 and "nothing was uploaded" in result.stdout
     assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
@@ -153,17 +153,17 @@ def test_a_bundle_alone_is_pushed_without_figures(trained_run, tmp_path):
     assert "0.7500" in card  # it lies in its run
     vitreous.save(vitreous.create("ViT-32x1/8", image_size=16, num_classes=0), tmp_path / "model")
     result = say("push", str(tmp_path / "model"), "hf:me/encoder", "--dry-run")
-    assert "None were measured" in result.stdout and "image-feature-extraction" in result.stdout
-    assert "headless=True" in result.stdout and "without a licence nobody may use" in result.stderr
+    assert "No metrics were measured" in result.stdout and "image-feature-extraction" in result.stdout
+    assert "headless=True" in result.stdout and "without a licence, others may not use" in result.stderr
 
 
 @pytest.mark.parametrize(
     "broken,token,code,words",
     [
-        ({}, "", 2, ["no token of the Hub", "HF_TOKEN"]),
-        ({}, "hf_wrong", 6, ["does not know the token (401)", "nothing was sent"]),
-        ({}, "hf_reads", 6, ["refuses to write (403)", "nothing was sent"]),
-        ({"/commit/": "cut"}, "hf_writes", 6, ["cannot be reached", "update=True goes on"]),
+        ({}, "", 2, ["no Hub token found", "HF_TOKEN"]),
+        ({}, "hf_wrong", 6, ["rejected the token (401)", "nothing was uploaded"]),
+        ({}, "hf_reads", 6, ["refused write access (403)", "nothing was uploaded"]),
+        ({"/commit/": "cut"}, "hf_writes", 6, ["cannot connect to", "repeat the command with update=True"]),
         ({"/commit/": 409}, "hf_writes", 6, ["was changed by someone else", "push again"]),
         ({"/objects/": 413}, "hf_writes", 6, ["413"]),
     ],
@@ -183,7 +183,7 @@ def test_without_a_network_nothing_is_tried(hub, trained_run, tmp_path, monkeypa
     monkeypatch.delenv("VITREOUS_OFFLINE")
     point_client_at("http://127.0.0.1:9", tmp_path / "hub", monkeypatch)
     code, text = outcome(lambda: vitreous.push(trained_run, "hf:me/pets"))
-    assert code == 6 and "cannot be reached" in text and "HF_ENDPOINT" in text
+    assert code == 6 and "cannot connect to" in text and "HF_ENDPOINT" in text
 
 
 def test_without_the_hubs_client_the_way_to_it_is_told(trained_run, monkeypatch):

@@ -294,5 +294,5 @@ def test_a_root_path_that_is_none_is_refused(bundle, path):
     result = say("serve", str(bundle), "--root-path", path)
     assert result.returncode == 2
     assert result.stderr == (
-        f"error: --root-path {path} is no path\n  write it as in /vit: a slash, then letters, digits, - . _ ~\n"
+        f"error: --root-path {path} is not a path\n  use a path such as /vit: a slash, then letters, digits, - . _ ~\n"
     )

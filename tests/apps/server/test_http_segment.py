@@ -63,7 +63,7 @@ def test_what_cannot_be_answered_is_refused(site, predictor):
 def test_a_model_of_images_gives_no_class_maps(tmp_path):
     with serve_in_thread(vitreous.load(save_bundle(tmp_path / "model"))) as server:
         status, answer, _ = Site(server.address).ask("POST", "/v1/segment", file(1), {"Content-Type": "image/png"})
-    assert status == 404 and "no class to pixels" in answer["error"]["message"]
+    assert status == 404 and "not a segmentation model" in answer["error"]["message"]
 
 
 def test_features_are_those_of_embed(site, predictor):

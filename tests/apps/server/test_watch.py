@@ -188,7 +188,7 @@ def test_pages_are_bounded_and_a_closed_one_makes_room(growing, monkeypatch):
 
 def test_what_is_no_run_and_no_port_is_refused(trained, tmp_path):
     result = say("watch", str(tmp_path))
-    assert result.returncode == 2 and "is no run folder" in result.stderr
+    assert result.returncode == 2 and "is not a run folder" in result.stderr
     result = say("watch", str(trained), "--port", "70000")
     assert result.returncode == 2 and "--port 70000" in result.stderr
 
@@ -196,7 +196,7 @@ def test_what_is_no_run_and_no_port_is_refused(trained, tmp_path):
 def test_a_port_that_is_taken_is_named(trained):
     with watch_in_thread(trained) as address:
         result = say("watch", str(trained), "--port", address.rpartition(":")[2])
-    assert result.returncode == 6 and "cannot be had" in result.stderr
+    assert result.returncode == 6 and "cannot listen on port" in result.stderr
 
 
 @pytest.mark.slow

@@ -140,8 +140,8 @@ def test_what_a_study_is_asked_and_cannot_do_is_said(toy, tmp_path):
     assert not (tmp_path / "new").exists()
     for words, message in (
         (["study", "position"], "did you mean positions?"),
-        (["study", "positions", "--budget", "soon"], "--budget cannot be 'soon'"),
-        (["study", "--seeds", "2"], "no study is named"),
+        (["study", "positions", "--budget", "soon"], "invalid --budget 'soon'"),
+        (["study", "--seeds", "2"], "missing study name"),
         (["study", "positions", "--seeds", "0"], "--seeds must be at least 1"),
     ):
         result = say(*words)

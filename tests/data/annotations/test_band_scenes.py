@@ -93,7 +93,7 @@ def test_pixels_without_data_are_void_for_training_and_check(tmp_path):
     document, _ = check_dataset(home, workers=0)
     assert document["passed"] and document["annotations"]["unknown_pixels"] == SIDE + SIDE * SIDE
     assert [row["path"].rsplit("/")[-1] for row in document["without_data"]] == ["2.tif"]
-    text = f"1 image without a pixel that has data; the first: {home / 'images' / '2.tif'}"
+    text = f"1 image without valid pixels; the first: {home / 'images' / '2.tif'}"
     assert [one["text"] for one in document["findings"] if one["what"] == "without_data"] == [text]
     assert "deep" not in {one["what"] for one in document["findings"]}
     assert sum(split["unreadable"] for split in document["splits"].values()) == 0 == len(document["unreadable"])

@@ -63,7 +63,7 @@ def test_what_is_wrong_with_objects_is_reported(tmp_path):
     assert facts["unused"] == ["yak"] and facts["held_out"] == ["emu"] and facts["crowds"] == 1
     assert {"twice", "outside", "unused", "held_out"} <= rows.keys() and document["passed"]
     text = render_check_page(document, subject)
-    assert text.count("there twice") >= 2 and "over the edge" in text and "<td>emu</td><td>1</td>" in text
+    assert text.count("duplicate") >= 2 and "exceeds the image" in text and "<td>emu</td><td>1</td>" in text
 
 
 def test_annotations_that_cannot_be_read_fail_the_check(tmp_path):
@@ -117,9 +117,9 @@ def test_sizes_are_compared_with_the_input_of_the_task_and_no_pack_is_advised(tm
         first = tmp_path / "images" / "0.png"
     document, _ = check_dataset(str(tmp_path), workers=0, image_size=choose_default_image_size)
     finding = findings(document)["large"]
-    start = f"100% of the images have twice the model's {side} pixels"
-    assert finding["text"] == f"{start}: most of the decoding is for nothing; the first: {first}"
-    way = "packs do not hold annotations: scale images and annotations together if decoding limits training"
+    start = f"100% of the images are twice the model input ({side} pixels)"
+    assert finding["text"] == f"{start}: most of the decoding is wasted; the first: {first}"
+    way = "packs do not store annotations: scale images and annotations together if decoding limits training"
     assert finding["way"] == way
 
 
@@ -180,7 +180,7 @@ def test_annotations_beside_class_folders_are_noted(tmp_path):
     make_folder(tmp_path, {"": 3})
     (tmp_path / "boxes.json").write_text('{"images": [], "annotations": [], "categories": []}')
     document, _ = checked(tmp_path)
-    note = f"the annotations in {tmp_path / 'boxes.json'} are not used: `train` asks for --recipe"
+    note = f"the annotations in {tmp_path / 'boxes.json'} are not used: `train` needs --recipe"
     assert note in document["notes"]
 
 
@@ -189,7 +189,7 @@ def test_packs_refuse_annotations(tmp_path, write):
     data = write(tmp_path / "data")
     with pytest.raises(UsageError) as error:
         pack_dataset(data, tmp_path / "packed")
-    message = f"{data} has annotations, which a pack would lose: it holds images and the classes on each"
+    message = f"{data} has annotations, but a pack stores only images and their classes"
     assert error.value.message == message
-    assert error.value.hint == f"train on the data as they are: vitreous train {data}"
+    assert error.value.hint == f"train without a pack: vitreous train {data}"
     assert not (tmp_path / "packed").exists()

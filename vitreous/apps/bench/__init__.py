@@ -1,1 +1,1 @@
-"""How fast this machine runs vitreous, and whatever else is installed, side by side."""
+"""Speed comparison of vitreous with other installed libraries on this machine."""

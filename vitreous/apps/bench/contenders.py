@@ -20,7 +20,7 @@ PEAK_MATRIX_SIZE = {"cpu": 2048, "cuda": 8192}  # of the matrices whose product 
 
 
 def list_contenders(task: str, device: str) -> list[Contender]:
-    """Return who does a task on a device, ours first, without settings that the device has no hardware for."""
+    """Return the contenders of a task on a device, ours first, without settings that the device does not support."""
     half = has_bf16(device)
     table = {
         "inference": inference_contenders,
@@ -47,7 +47,7 @@ def list_limit_contenders(task: str, device: str) -> list[Contender]:
 
 
 def build_matmul_step(work: Workload, precision: str) -> BenchmarkStep:
-    """Return turns that multiply square matrices the fastest way and count operations, two for a multiply-add."""
+    """Return a step that multiplies square matrices the fastest way and counts two operations per multiply-add."""
     run, operations = choose_fastest_matmul(
         work.device, precision, PEAK_MATRIX_SIZE.get(work.device.split(":")[0], 2048)
     )
@@ -198,7 +198,7 @@ def sample_contenders(device: str) -> list[Contender]:
 
 
 def loader_contenders(device: str) -> list[Contender]:
-    """Photographs to training batches: from files, and where ours says so from a pack that was made of them before."""
+    """Photographs to training batches: from files, or for ours also from a pack made in advance."""
     table = [
         vitreous_contender("default", ours.build_loader_step),
         vitreous_contender("--exact", ours.build_loader_step, exact=True),
@@ -212,7 +212,7 @@ def loader_contenders(device: str) -> list[Contender]:
 
 
 def memory_contenders(device: str) -> list[Contender]:
-    """Small pictures in memory to training batches."""
+    """Small images in memory to training batches."""
     peers = [
         peer_contender("torchvision", "default", loaders.build_cifar_loader),
         peer_contender("torchvision", "best", loaders.build_cifar_loader, best=True),
@@ -221,7 +221,7 @@ def memory_contenders(device: str) -> list[Contender]:
 
 
 def predict_contenders(device: str) -> list[Contender]:
-    """Files to classes and probabilities, by what each library has for it: by default, and at the best settings."""
+    """Files to classes and probabilities with each library's tool: default settings, and best settings."""
     return [
         vitreous_contender("default", ours.build_predict_step),
         vitreous_contender("--exact", ours.build_predict_step, exact=True),

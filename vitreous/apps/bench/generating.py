@@ -20,7 +20,7 @@ from vitreous.system.machine import DTYPES, configure_process, pick_precision
 from vitreous.training.run import OptimizerConfig
 
 DIT_OPTIMIZER = OptimizerConfig(lr=1e-4, weight_decay=0.0, clip=None)  # as published
-SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # of an image; an answer for the class and one for none
+SAMPLING_STEPS, GUIDANCE_SCALE = 10, 1.5  # of an image; an output with the class and one without
 
 
 def configure_generator(work: Workload) -> Any:

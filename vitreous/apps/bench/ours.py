@@ -1,4 +1,4 @@
-"""vitreous at work, as its verbs do it."""
+"""Benchmark steps of vitreous, as its verbs run them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NUM_CLASSES = 1000
 
 
 def build_random_classifier(work: Workload) -> tuple[Model, Preprocess]:
-    """Return a model with random weights whose answers differ, and its preprocessing."""
+    """Return a model with random weights whose outputs differ, and its preprocessing."""
     torch.manual_seed(0)
     model = create_untrained_model(work.model, work.image_size, NUM_CLASSES)
     nn.init.normal_(model.head.weight, std=0.02)
@@ -122,7 +122,7 @@ def build_train_step(
 def make_batch_step(
     flat: FlatParameters, compute: Shards, optimizers: FlatOptimizer, batch: dict[str, Tensor], images: int
 ) -> BenchmarkStep:
-    """Return turns that are training steps on one batch (B, ...) of so many images: forward, backward, clipping,
+    """Return training steps on one batch (B, ...) of `images` images: forward, backward, clipping,
     optimiser, working copy."""
 
     def turn() -> float:
@@ -191,7 +191,7 @@ def open_photographs(work: Workload, form: Literal["tar", "uint8"] | None) -> tu
 
 
 def build_decode_step(work: Workload) -> BenchmarkStep:
-    """JPEG bytes in memory to pixels on all cores, and nothing else: the limit of every loader."""
+    """Only JPEG bytes in memory to pixels on all cores: the limit of every loader."""
     files = [
         (content, read_jpeg_shape(content)) for content in map(read_input_file, list_images(Path(work.images or ".")))
     ]
@@ -216,7 +216,7 @@ def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 
 
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
-    """Random pictures of CIFAR's number and size to shifted, mirrored and normalised batches."""
+    """Random images of CIFAR's number and size to shifted, mirrored and normalised batches."""
     configure_process()
     side = work.image_size
     pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, side, side), dtype=torch.uint8)

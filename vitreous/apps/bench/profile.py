@@ -1,4 +1,4 @@
-"""Where the time of a turn goes: operators by what they do, as `torch.profiler` records them on a CPU."""
+"""CPU time per kind of operator, recorded with `torch.profiler`."""
 
 from __future__ import annotations
 
@@ -49,17 +49,17 @@ class OperatorProfile:
 
 
 def classify_operator(operator: str) -> str:
-    """Return what an operator does, by its name: `aten::addmm` -> products."""
+    """Classify an operator by its name: `aten::addmm` -> products."""
     name = operator.rsplit("::", 1)[-1]
     return next((group for group, pattern in OPERATOR_PATTERNS.items() if re.search(pattern, name)), OTHER_OPERATORS)
 
 
 def profile_steps(turn: BenchmarkStep, seconds: float, top: int = 12) -> OperatorProfile:
-    """Record turns for so many seconds, one at least and MOST at most.
+    """Record steps for `seconds`, at least one and at most MAX_PROFILED_STEPS.
 
     An operator that the calling thread runs has all cores. Where other threads run operators at the same time, as the
-    parts of a training step do, each has its share of the cores. What is neither is OUTSIDE. Recording takes a little
-    time itself, more of models with many small operators.
+    parts of a training step do, each has its share of the cores. The rest is OUTSIDE_OPERATORS. Recording takes a
+    little time itself, more for models with many small operators.
     """
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile, record_function

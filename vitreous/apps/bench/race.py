@@ -1,4 +1,4 @@
-"""Races: contenders in turn, each in a process of its own, so that all meet the same changes of the machine's speed."""
+"""Races: contenders alternate, each in a separate process, so that all share the changes of the machine's speed."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from vitreous.apps.bench.work import LIMIT_CONTENDERS, BenchmarkStep, Contender,
 from vitreous.system.cores import get_peak_memory, restore_default_spinning, synchronize_device
 
 RESPONSE_TIMEOUT = 900.0  # seconds that a contender may take to get ready or to do its turn
-MEASURE_ERROR = -1.0  # the order to say how exact answers are
-MEASURE_PROFILE = -2.0  # the order to say where the time goes
+MEASURE_ERROR = -1.0  # order to measure the error of outputs
+MEASURE_PROFILE = -2.0  # order to record the profile
 CONTENDER_PAUSE = 0.05  # seconds between two contenders, in which the threads of the last one go to sleep
 
 
 @dataclass
 class ContenderResult:
-    """One contender's figures.
+    """Results of one contender.
 
     Units per second of every round, seconds to build and to warm up, peak memory in bytes, and the relative error of
     its logits to the same weights in float32, and where its time goes, where these are known.
@@ -42,7 +42,7 @@ class ContenderResult:
 
     @property
     def median(self) -> float:
-        """The median of the rounds."""
+        """Return the median of the rounds."""
         return statistics.median(self.rates)
 
 
@@ -52,7 +52,7 @@ def run_race(
     timing: Timing,
     on_round: Callable[[int, str], None] = lambda done, label: None,
 ) -> list[ContenderResult]:
-    """Let the contenders that are installed do the work in turn: one round to warm up, then those that count.
+    """Run the installed contenders alternately: one warm-up round, then the measured rounds.
 
     In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
     that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
@@ -96,12 +96,12 @@ def run_race(
 
 
 def request_contender(lane: ContenderResult, pipe: Connection, order: float | None) -> Any:
-    """Send a contender its order (None: get ready) and return the answer; a failure is noted in its lane."""
+    """Send a contender its order (None: get ready) and return the response; a failure is stored in its lane."""
     try:
         if order is not None:
             pipe.send(order)
         if not pipe.poll(RESPONSE_TIMEOUT):
-            lane.failure = f"no answer in {RESPONSE_TIMEOUT:.0f} s"
+            lane.failure = f"no response within {RESPONSE_TIMEOUT:.0f} s"
             return None
         kind, answer = pipe.recv()
     except (EOFError, OSError):
@@ -130,13 +130,13 @@ def run_steps_for(seconds: float, turn: BenchmarkStep, device: str = "cpu") -> t
 
 
 def run_contender_process(pipe: Connection, contender: Contender, work: Workload) -> None:
-    """Run a contender's process: build, do one turn, then work when told to, until the pipe closes."""
+    """Run a contender's process: build, do one turn, then work on request, until the pipe closes."""
     import logging
     import os
     import signal
     import warnings
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's, which then closes the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the pipe
     # a spawned process would spawn its workers: let them start as the platform has it
     mp.set_start_method(None, force=True)
     warnings.simplefilter("ignore")
@@ -162,5 +162,5 @@ def run_contender_process(pipe: Connection, contender: Contender, work: Workload
             pipe.send(("done", (*run_steps_for(seconds, turn, work.device), get_peak_memory(work.device))))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return
-    except Exception as error:  # a peer may fail in any way; the race goes on without it
+    except Exception as error:  # a peer may fail in any way; the race continues without it
         pipe.send(("failed", f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:300]))

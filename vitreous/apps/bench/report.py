@@ -51,7 +51,7 @@ class RaceResult:
     peaks: list[ContenderResult]
 
     def base(self) -> ContenderResult | None:
-        """Return what ratios are to: the first peer's default, else our own default."""
+        """Return the baseline of ratios: the first peer's default, else our default."""
         able = [lane for lane in self.lanes if lane.rates]
         return next((lane for lane in able if not lane.contender.ours), able[0] if able else None)
 
@@ -66,7 +66,7 @@ class RaceResult:
         if not passes:
             return lane.median / limit
         config = config_from_name(self.work.model, self.work.image_size)
-        # nobody else leaves out what of the last block is not read
+        # only vitreous skips the unused part of the last block
         cost = config.computed_macs() if lane.contender.ours else config.macs()
         return lane.median * passes * 2 * cost / limit
 
@@ -87,7 +87,7 @@ def races_to_json(races: list[RaceResult]) -> dict[str, Any]:
 
 
 def race_to_records(race: RaceResult) -> list[dict[str, Any]]:
-    """Return a row for each contender; one that failed has its reason and no figures."""
+    """Return a row for each contender; a failed one has its reason and no metrics."""
     base, w = race.base(), race.work
     shared = {"task": w.task, "model": w.model, "image_size": w.image_size, "batch_size": w.batch_size}
     return [
@@ -154,7 +154,7 @@ def format_record(row: dict[str, Any]) -> list[str]:
 
 
 def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows for people, with errors of logits where there are any."""
+    """Return head and rows for people, with errors of logits, if any."""
     table = race_to_records(race)
     if all(row["logit_error"] is None for row in table):
         return TABLE_COLUMNS, [format_record(row) for row in table]
@@ -167,7 +167,7 @@ def format_race_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
 def format_profile_table(race: RaceResult) -> tuple[list[str], list[list[str]]]:
     """Return head and rows for people: shares of the time of all cores, a column for each contender that was recorded.
 
-    The last row is what the products reach of the peak while they run.
+    The last row is the share of the peak that the products reach.
     """
     lanes = [(lane, lane.profile) for lane in race.lanes if lane.profile]
     body = [[name, *(f"{profile.shares[name]:.1%}" for _, profile in lanes)] for name in OPERATOR_GROUPS]
@@ -192,7 +192,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     facts = races_to_json(races)
     tasks = ", ".join(dict.fromkeys(race.work.task for race in races))
     medians = (
-        f"Medians of {rounds} rounds in turn, every contender in a process of its own. {format_peaks(facts['peak'])}"
+        f"Medians of {rounds} alternating rounds, every contender in a separate process. {format_peaks(facts['peak'])}"
     )
     lines = [
         f"# {tasks.capitalize()}, {time.strftime('%Y-%m-%d')}",
@@ -206,7 +206,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
         lines += [f"Logit error: {weights}, length of the difference to length.", ""]
     for race in races:
         base, (head, body) = race.base(), format_race_table(race)
-        ratios = f"Ratios are to {base.contender.label}." if base else "Nobody could."
+        ratios = f"Ratios are to {base.contender.label}." if base else "No contender could run."
         lines += [f"## {race.work.title()}", "", ratios, "", "| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
         lines += ["| " + " | ".join(row) + " |" for row in body] + [""]
         lines += [f"{line[:1].upper()}{line[1:]}.\n" for line in describe_withheld_ratios(race)]

@@ -34,7 +34,7 @@ def run_benchmarks(
     device: str = "auto",
     on_round: Callable[[str, int, int, str], None] = lambda title, done, total, label: None,
 ) -> list[RaceResult]:
-    """Race whoever is installed and matches a pattern of `only` (`vitreous*`, `timm, best*`) at every task and size.
+    """Race the installed contenders that match a pattern of `only` (`vitreous*`, `timm, best*`) at every task and size.
 
     `predict` takes all files at once, so it runs once a model. Raises UsageError for impossible options, DataError for
     a folder without images.
@@ -42,12 +42,12 @@ def run_benchmarks(
     device = pick_device(device)
     wrong = [task for task in tasks if task not in TASKS]
     if wrong:
-        raise UsageError(f"no task {', '.join(wrong)}", f"there are {', '.join(TASKS)}")
+        raise UsageError(f"unknown task {', '.join(wrong)}", f"use {', '.join(TASKS)}")
     if timing.rounds < 1 or timing.seconds <= 0 or min(batch_sizes, default=0) < 1:
         raise UsageError("rounds and batch sizes must be at least 1, seconds above 0")
     if timing.profile and device != "cpu":
-        raise UsageError(f"--profile records what a CPU does, and this is {device}", "add --device cpu")
-    if timing.profile:  # before a contender's process loads PyTorch, whose recorder tells stderr that there is no GPU
+        raise UsageError(f"--profile supports only the CPU, not {device}", "add --device cpu")
+    if timing.profile:  # before a contender's process loads PyTorch, whose recorder logs to stderr that there is no GPU
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     if set(tasks) & set(IMAGE_FILE_TASKS):
         require_photographs(images)
@@ -65,7 +65,7 @@ def run_benchmarks(
         able = list_contenders(work.task, device)
         chosen = [c for c in able if any(fnmatchcase(c.label, f"{p}*") for p in only)]
         if not chosen:
-            raise UsageError(f"nobody matches {', '.join(only)}", "they are " + "; ".join(c.label for c in able))
+            raise UsageError(f"no contender matches {', '.join(only)}", "use " + "; ".join(c.label for c in able))
         bounds = list_limit_contenders(work.task, device)
 
         def tell(done: int, label: str, work: Workload = work) -> None:
@@ -79,13 +79,13 @@ def run_benchmarks(
 def check_task_model(task: str, model: str) -> None:
     """Raise UsageError for a task of another kind of model."""
     if (task in GENERATIVE_TASKS) != config_from_name(model).generates_images:
-        makes = "makes no images" if task in GENERATIVE_TASKS else "makes images"
+        makes = "is not generative" if task in GENERATIVE_TASKS else "is generative"
         hint = f"use --models DiT-S/2, or --tasks {'train' if task in GENERATIVE_TASKS else 'dit'}"
         raise UsageError(f"the task {task} cannot be measured: {model} {makes}", hint)
 
 
 def choose_image_size(model: str, image_size: int | None) -> int:
-    """Return the image size to measure at: as said, else the model's own. Raises UsageError for no multiple of the
+    """Return the image size: `image_size`, else the model's. Raises UsageError for no multiple of the
     patch."""
     own = config_from_name(model)
     if image_size is None:
@@ -99,6 +99,6 @@ def choose_image_size(model: str, image_size: int | None) -> int:
 def require_photographs(images: str | None) -> None:
     """Raise UsageError where no folder is named, DataError where it has no photographs."""
     if images is None:
-        raise UsageError("loader and predict read photographs", "name a folder of them with --images")
+        raise UsageError("loader and predict need photographs", "add a folder of them with --images")
     if not Path(images).is_dir() or not list_images(Path(images)):
-        raise DataError(f"no images in {images}", "name a folder of photographs with --images")
+        raise DataError(f"no images in {images}", "use a folder of photographs in --images")

@@ -1,4 +1,4 @@
-"""What is measured: pieces of work, and who does them."""
+"""Workloads of the benchmark, and contenders."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 
-DECODE_LIMIT = "decoding alone"  # the limit of who reads JPEG files
-LIMIT_CONTENDERS = ("limit", "peak")  # names of those who only measure the machine
-CIFAR_IMAGES, CIFAR_IMAGE_SIZE = 50_000, 32  # pictures of the task `memory`, and their side
+DECODE_LIMIT = "decoding alone"  # the limit for JPEG files
+LIMIT_CONTENDERS = ("limit", "peak")  # names of contenders that only measure the machine
+CIFAR_IMAGES, CIFAR_IMAGE_SIZE = 50_000, 32  # images of the task `memory`, and their height and width
 
-#: does one unit of the work and returns how many images (for a peak: how many operations) that was
+#: runs one step and returns its number of images (for a peak: of operations)
 BenchmarkStep = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One piece of work that contenders do in turn; `images` is a folder of photographs for tasks that read files."""
+    """A workload of all contenders; `images` is a folder of photographs for tasks that read files."""
 
     task: str
     model: str
@@ -54,9 +54,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class LogitsStep:
-    """A turn of images to logits that can also measure the error of its answers.
+    """A step from images to logits that can also measure the error of its outputs.
 
-    `exact` gives what PyTorch answers in float32 for the same images and weights; both give (B, K).
+    `exact` returns PyTorch's float32 outputs for the same images and weights; both return (B, K).
     """
 
     turn: BenchmarkStep
@@ -68,7 +68,7 @@ class LogitsStep:
         return self.turn()
 
     def error(self) -> float | None:
-        """Return |answers - exact| / |exact|; None where exact logits are zero, as of some new heads."""
+        """Return |outputs - exact| / |exact|; None if exact logits are zero, as for some new heads."""
         exact = self.exact().astype(np.float64)
         length = float(np.linalg.norm(exact))
         return float(np.linalg.norm(self.answers() - exact)) / length if length else None
@@ -76,7 +76,7 @@ class LogitsStep:
 
 @dataclass(frozen=True)
 class Contender:
-    """Who does it, with which settings: a builder, and the package that it needs."""
+    """A library with settings: a builder of steps, and the required package."""
 
     name: str
     settings: str
@@ -87,5 +87,5 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """A label such as `timm, fp32 (default)`."""
+        """Return a label such as `timm, fp32 (default)`."""
         return f"{self.name}, {self.settings}"

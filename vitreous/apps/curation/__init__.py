@@ -1,1 +1,1 @@
-"""Datasets checked, freed of copies, packed and converted: the verbs of `vitreous data`."""
+"""The verbs of `vitreous data`: check, dedup, pack and convert datasets."""

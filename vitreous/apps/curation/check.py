@@ -1,4 +1,4 @@
-"""The verb `data check`: read every image or clip of a data set once and report what is true of them."""
+"""The verb `data check`: read every image or clip of a dataset once and report problems and statistics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vitreous.data.split import Split
 from vitreous.errors import UsageError
 from vitreous.system.cores import count_usable_cores
 
-MAX_PROBED_IMAGES = 100  # images of which one must be readable to find out how all are read
+MAX_PROBED_IMAGES = 100  # images that are tried to detect the pixel format
 CheckProgress = Callable[[str, int, int, str], None]
 InputSizeFunction = Callable[[tuple[int, int], str], tuple[int, ...]]
 
@@ -44,21 +44,20 @@ def check_dataset(
     targets: tuple[str, ...] = (),
     progress: CheckProgress = lambda label, done, total, text: None,
 ) -> tuple[dict[str, Any], CheckedDataset]:
-    """Read every image of a data set, or of a folder that `train` would refuse: what is true of them, and the images.
-    Clips are read as images are, and counted as `images`.
+    """Check every image of a dataset, or of a folder that `train` would refuse; return the document and the dataset.
+    Clips are checked as images are, and counted as `images`.
 
-    The document has counts, classes, unreadable images by name and reason, copies, sizes, kinds of files, what the
-    loader does with them, and `derive_findings`; `passed` is false where something hinders training. It is the same for
-    any number of `workers` (None: one a core; 0: this process, which a decoder that crashes ends). `image_size` is the
-    side of the model's input in pixels, or a function from the first readable image's (height, width) and what is
-    learned of its annotations (`objects`, `classes`, or an empty string without any) to the (height, width) of the
-    input. `axes`, `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and
-    UsageError.
+    The document has counts, classes, unreadable images by name and reason, duplicates, sizes, file formats, effects of
+    the loader, and `derive_findings`; `passed` is false if training is impaired. It does not depend on `workers` (None:
+    one per core; 0: this process, which a crashing decoder ends). `image_size` is the model's input size in pixels, or
+    a function from the first readable image's (height, width) and the target type (`objects`, `classes`, or an empty
+    string) to the (height, width) of the input. `axes`, `ignore_index` and `targets` are those of `open_data`. Raises
+    DataError without images, and UsageError.
     """
     if isinstance(image_size, int) and image_size < 1:
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
-        raise UsageError(f"--workers cannot be {workers}")
+        raise UsageError(f"--workers must be at least 0, not {workers}")
     subject, workers = (
         open_checked_dataset(
             os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)
@@ -94,8 +93,8 @@ def check_dataset(
         if size
         else None
     )
-    side = 0 if form and form[1] in AXES_BY_CONTENT else side  # nothing is scaled to a model's size
-    # signals that look alike are no copies
+    side = 0 if form and form[1] in AXES_BY_CONTENT else side  # these are not scaled to a model's size
+    # similar signals are not duplicates
     alike = (
         []
         if form and form[1] == SIGNAL
@@ -113,8 +112,8 @@ def check_dataset(
 
 
 def detect_target_kind(subject: CheckedDataset) -> str:
-    """What `train` learns of the annotations of a data set: `objects`, `classes` of pixels, or an empty string where
-    there are none."""
+    """Return the target type of the annotations for `train`: `objects`, `classes` of pixels, or an empty string
+    without annotations."""
     splits = subject.splits
     if not all(isinstance(split, AnnotatedSplit) for split in splits.values()):
         return ""
@@ -123,9 +122,9 @@ def detect_target_kind(subject: CheckedDataset) -> str:
 
 
 def detect_pixel_format(split: Split, workers: int) -> tuple[PixelFormat, tuple[int, int] | None]:
-    """How the images of a split are read, and (height, width) of the first readable one of PROBED, as `train` does it.
+    """Detect the pixel format of a split, and (height, width) of the first readable image, as `train` does.
 
-    Where none of them can be read, (the form of the first that states one in its header, None).
+    If none of MAX_PROBED_IMAGES is readable, return (the first format in a header, None).
     """
     stated = None
     for samples in (range(min(1, len(split))), range(1, min(MAX_PROBED_IMAGES, len(split)))):
@@ -137,5 +136,5 @@ def detect_pixel_format(split: Split, workers: int) -> tuple[PixelFormat, tuple[
 
 
 def record_to_pixel_format(record: Any) -> PixelFormat:
-    """The channels and dtype of a record of `probe_pixel_formats`; None for images that are read as colours."""
+    """The channels and dtype of a record of `probe_pixel_formats`; None for colour images."""
     return (int(record["channels"]), str(record["numbers"])) if record["channels"] else None

@@ -1,4 +1,4 @@
-"""Writing what is where on images as COCO, YOLO, Pascal VOC, or class maps beside the images."""
+"""Conversion of annotations to COCO, YOLO, Pascal VOC, or class maps."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.progress import NullListener, ProgressListener
 from vitreous.system.disk import atomic_path, make_write_error
 
-UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lines of lists
-AnnotatedImages = list[tuple[str, Target]]  # the name of an image in the new folder, and what is on it
+UNSTORABLE = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")  # in XML and lists
+AnnotatedImages = list[tuple[str, Target]]  # image name in the new folder, and its annotations
 
 
 @dataclass(frozen=True)
 class AnnotationFormat:
-    """A format: where it has its images, with {split}, what writes the annotations of a split, and what ends it."""
+    """A format: image folder with {split}, writer of a split's annotations, and writer of the final files."""
 
     images: str
     write_split: Callable[[Path, str, AnnotatedImages, tuple[str, ...]], None]
@@ -42,18 +42,18 @@ class AnnotationFormat:
 
 
 def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListener | None = None) -> dict[str, Any]:
-    """Write a data set with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
+    """Write a dataset with annotations in another format: `coco`, `yolo`, `voc` or `masks`, images included.
 
-    Validation images that were held out, not given, stay in `train`. Returns the images and objects of each split.
-    Raises UsageError for an unknown format and a folder that is there, DataError for data without annotations, or
-    without what the format needs.
+    Held-out validation images that are not a stored split remain in `train`. Returns the images and objects of each
+    split. Raises UsageError for an unknown format and an existing folder, DataError for data without annotations, or
+    without those that the format needs.
     """
     listener = listener or NullListener()
     if to not in ANNOTATION_FORMATS:
-        raise UsageError(f"--to {to} is no format", f"use one of {', '.join(ANNOTATION_FORMATS)}")
+        raise UsageError(f"unknown format --to {to}", f"use one of {', '.join(ANNOTATION_FORMATS)}")
     if out.exists() or out.is_symlink():
-        raise UsageError(f"{escape_unprintable(out)} exists already, and is not overwritten", "name another folder")
-    check_image_samples(data.splits.values(), "annotations are converted of pictures")
+        raise UsageError(f"{escape_unprintable(out)} already exists and is not overwritten", "use another folder")
+    check_image_samples(data.splits.values(), "only annotations of images can be converted")
     if to == "masks":
         data = paint_class_maps(data)
     check_class_names(data.classes, to)
@@ -72,34 +72,34 @@ def convert_annotations(data: Data, out: Path, to: str, listener: ProgressListen
             every = [target for rows in written.values() for _, target in rows]
             maps = sum(target.classes is not None for target in every) * (to != "masks")
             if maps and not any(map(len, every)):
-                raise DataError(f"{data.name} has class maps, which tell no objects", "use --to masks")
+                raise DataError(f"{data.name} has class maps, which contain no objects", "use --to masks")
             form.finish(home, written, data.classes)
     except OSError as error:
         raise make_write_error(out, error) from None
     if maps:
-        listener.note(f"class maps of {maps} images are left out, objects are written: use --to masks to keep the maps")
+        listener.note(f"class maps of {maps} images are dropped, objects are written: use --to masks to keep the maps")
     if lost:
-        listener.note(f"masks on {lost} images become their boxes: use --to coco or yolo to keep them")
+        listener.note(f"masks of {lost} images are reduced to boxes: use --to coco or yolo to keep them")
     return {"out": os.fspath(out), "format": to, "classes": list(data.classes), "splits": counts}
 
 
 def get_annotated_splits(data: Data) -> dict[str, AnnotatedSplit]:
-    """The splits as the data set has them, without a `val` that was drawn. Raises DataError for other data."""
+    """Return the stored splits, without a drawn `val`. Raises DataError for data without annotations."""
     splits: dict[str, Split] = dict(data.splits)
     if data.whole is not None:
         splits = {name: split for name, split in splits.items() if name != "val"} | {"train": data.whole}
     annotated = {name: split for name, split in splits.items() if isinstance(split, AnnotatedSplit)}
     if len(annotated) < len(splits):
-        hint = "name data in COCO's, VOC's, YOLO's or LabelMe's format, with masks, or a CSV file of boxes"
-        raise DataError(f"{data.name} does not say what is where on its images", hint)
+        hint = "use COCO, VOC, YOLO or LabelMe data, images with masks, or a CSV file of boxes"
+        raise DataError(f"no boxes or masks found in {data.name}", hint)
     return annotated
 
 
 def copy_images(
     split: AnnotatedSplit, folder: Path, others: dict[str, AnnotatedImages], listener: ProgressListener
 ) -> AnnotatedImages:
-    """Copy the images of a split into a folder, and read what is on them. Names that are taken get a number before
-    them; characters that a format could not store become `_`. Raises DataError."""
+    """Copy the images of a split to a folder, and read their annotations. Duplicate names get a number as prefix;
+    characters that a format cannot store become `_`. Raises DataError."""
     folder.mkdir(parents=True, exist_ok=True)
     taken = {fold_file_name(Path(name).stem) for rows in others.values() for name, _ in rows}
     rows: AnnotatedImages = []
@@ -115,41 +115,41 @@ def copy_images(
 
 
 def sanitise_stem(stem: str) -> str:
-    """Make a file name without its ending fit for lists and label files: no control characters, no bytes that are not
-    UTF-8, no spaces around it and no leading dots, which hide a file."""
+    """Sanitise a file name stem for lists and label files: no control characters, only UTF-8, no surrounding spaces,
+    and no leading dots, which hide a file."""
     return UNSTORABLE.sub("_", stem).strip().lstrip(".") or "_"
 
 
 def fold_file_name(stem: str) -> str:
-    """What two file names have in common that are one name on some file systems."""
+    """Fold a file name so that names which are equal on some file systems become equal."""
     return unicodedata.normalize("NFC", stem).casefold()
 
 
 def make_unique_stem(stem: str, sample: int, taken: set[str]) -> str:
-    """Put the number of the sample before a name that is taken, until it is not."""
+    """Prefix a name that is taken with the sample number until it is unique."""
     while fold_file_name(stem) in taken:
         stem = f"{sample}-{stem}"
     return stem
 
 
 def check_class_names(classes: Sequence[str], to: str) -> None:
-    """Raise DataError for a class name that files of the format `to` cannot store as it is."""
+    """Raise DataError for a class name that files of the format `to` cannot store."""
     for name in classes:
         if UNSTORABLE.search(name) or name != name.strip() or not name:
-            problem = f"the class name {name!a} has control characters, line ends or spaces around it"
+            problem = f"the class name {name!a} has control characters, line ends or surrounding spaces"
             raise DataError(f"{problem}, which {to} files cannot store", "rename the class")
 
 
 def get_image_path(split: AnnotatedSplit, sample: int) -> Path:
-    """The file of an image. Raises DataError for images in archives."""
-    inner = getattr(split, "split", split)  # of one that paints class maps
+    """Return the file of an image. Raises DataError for images in archives."""
+    inner = getattr(split, "split", split)  # the split inside one that draws class maps
     if not isinstance(inner, AnnotatedFiles):
-        raise DataError(f"{escape_unprintable(split.name(sample))} is no file of its own", "unpack the data set first")
+        raise DataError(f"{escape_unprintable(split.name(sample))} is not a separate file", "unpack the dataset first")
     return Path(inner.path(sample))
 
 
 def write_coco(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """`annotations/instances_SPLIT.json`; masks as run lengths."""
+    """Write `annotations/instances_SPLIT.json`, with masks as run lengths."""
     images, annotations = [], []
     for number, (name, target) in enumerate(rows, 1):
         images.append({"id": number, "file_name": name, "height": target.size[0], "width": target.size[1]})
@@ -171,8 +171,8 @@ def write_coco(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str
 
 
 def write_yolo(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """`labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre and sides of boxes, in shares; crowds are left
-    out."""
+    """Write `labels/SPLIT/NAME.txt`: class, and polygons of masks, or centre, width and height of boxes, as fractions;
+    crowd regions are dropped."""
     folder = home / "labels" / split
     folder.mkdir(parents=True)
     for name, target in rows:
@@ -191,7 +191,7 @@ def write_yolo_config(home: Path, splits: dict[str, AnnotatedImages], classes: t
 
 
 def write_voc(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """`Annotations/NAME.xml`, corners counted from 1, and the list of the split."""
+    """Write `Annotations/NAME.xml`, with corners counted from 1, and the list of the split."""
     for place in (home / "Annotations", home / "ImageSets" / "Main"):
         place.mkdir(parents=True, exist_ok=True)
     for name, target in rows:
@@ -216,7 +216,7 @@ def write_voc(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str,
 
 
 def write_masks(home: Path, split: str, rows: AnnotatedImages, classes: tuple[str, ...]) -> None:
-    """`masks/SPLIT/NAME.png`, pixels are the numbers of classes."""
+    """Write `masks/SPLIT/NAME.png`, whose pixels are class indices."""
     folder, colours = home / "masks" / split, create_class_colours(classes)
     folder.mkdir(parents=True)
     for name, target in rows:
@@ -224,10 +224,10 @@ def write_masks(home: Path, split: str, rows: AnnotatedImages, classes: tuple[st
 
 
 def write_mask_classes(home: Path, splits: dict[str, AnnotatedImages], classes: tuple[str, ...]) -> None:
-    """`classes.txt`, with colours where a name could be taken for one with a colour."""
+    """Write `classes.txt`, with colours if a name could be parsed as one with a colour."""
     colours = create_class_colours(classes)
     names = list(classes)
-    if any(parse_class_line(name)[1] for name in classes):  # a name that ends as a colour does gets its own behind it
+    if any(parse_class_line(name)[1] for name in classes):  # a name that ends like a colour gets a colour appended
         names = [f"{name} {' '.join(map(str, colour))}" for name, colour in zip(classes, colours, strict=True)]
     (home / CLASSES_FILE).write_bytes(("\n".join(names) + "\n").encode())
 

@@ -1,8 +1,8 @@
-"""The verb `data dedup`: find the images of a data set that are in others too, or twice in itself.
+"""The verb `data dedup`: find images of a dataset that other datasets contain too, or duplicates within it.
 
-First those of the same bytes or pixels; then near copies, which may be cut, scaled, shifted, mirrored, framed and
-changed in colour: they are searched for among all images, and each is verified. Clips are compared as
-`copies.clip_copies` has it.
+Images with the same bytes or pixels come first. Then near-duplicates, which may be cropped, scaled, shifted, mirrored,
+framed and changed in colour, are searched for among all images, and each is verified. Clips are compared as in
+`copies.clips`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, UsageError
 from vitreous.system.cores import default_worker_count
 
-MAX_HELD_PAIRS = 32_768  # pairs whose larger views are held at a time
-#: digests of the stored bytes or pixels and of the decoded ones, and the view that images are searched by
+MAX_HELD_PAIRS = 32_768  # pairs whose larger views are in memory at a time
+#: digests of the stored bytes or pixels and of the decoded pixels, and the view for the search
 FINGERPRINT_FIELDS = {
     "content": ("<u8", 2),
     "pixels": ("<u8", 2),
@@ -65,7 +65,7 @@ DedupProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class ImageEmbedder:
-    """A model whose features are compared too: its preprocessing, and (B, C, *image) uint8 -> (B, D) float32."""
+    """A model for an additional search by features: its preprocessing, and (B, C, *image) uint8 -> (B, D) float32."""
 
     preprocess: Preprocess
     embed: Callable[[np.ndarray], np.ndarray]
@@ -80,26 +80,25 @@ def find_copies(
     embedder: ImageEmbedder | None = None,
     progress: DedupProgress = lambda label, done, total: None,
 ) -> dict[str, Any]:
-    """List every sample of `data` that is a copy of one in `against`, or, `within`, of an earlier one in `data`; all
-    are pictures, or all clips.
+    """List every sample of `data` that is a copy of one in `against` or, with `within`, of an earlier one in
+    `data`; all must be images, or all clips.
 
-    Each copy is listed once, with an image that stays: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
-    near) and `score`. Images that cannot be read are in `unreadable`, by name and reason, and stay.
-    Raises UsageError where there is nothing to compare with, and for pictures beside clips; DataError where no image
-    can be read.
+    Each copy is listed once, with an image that is kept: `copies` has its `path`, `copy_of`, `reason` (bytes, pixels,
+    near) and `score`. Unreadable images are in `unreadable`, by name and reason, and are kept. Raises UsageError if
+    there is nothing to compare with, and for a mixture of images and clips; DataError if no image can be read.
     """
     if not against and not within:
-        raise UsageError("nothing to look for copies in", "name other data with --against, or use --within")
+        raise UsageError("no dataset to compare with", "add --against DATA, or --within")
     if not 0 < threshold <= 1:
         raise UsageError(f"--threshold must be above 0 and at most 1, not {threshold}")
     kinds = {get_sample_noun(split) for split in [*against, *data]}
     if kinds != {"clips"}:
-        check_image_samples([*against, *data], "copies are found among pictures, or among clips")
+        check_image_samples([*against, *data], "copies are found among images, or among clips")
     pool, others = ConcatenatedSplits([*against, *data]), sum(map(len, against))
     processes = default_worker_count() if workers is None else workers
     if kinds == {"clips"}:
         if embedder is not None:
-            raise UsageError("--model compares the features of pictures, and the data are clips", "leave it out")
+            raise UsageError("--model compares features of images, and the data are clips", "remove --model")
         copies, reasons = find_clip_copies(
             pool, others, within=within, threshold=threshold, workers=processes, progress=progress
         )
@@ -133,7 +132,7 @@ def find_copies(
 
 
 def require_readable(pool: ConcatenatedSplits, reasons: ReadErrors) -> None:
-    """Raise DataError where no image can be read, with the first of the reasons."""
+    """Raise DataError with the first error if no image can be read."""
     if len(reasons) == len(pool):
         first = "".join(f"; {pool.name(sample)}: {reasons[sample]}" for sample in sorted(reasons)[:1])
         raise DataError(f"none of {len(pool)} images can be read{first}")
@@ -142,9 +141,9 @@ def require_readable(pool: ConcatenatedSplits, reasons: ReadErrors) -> None:
 def fingerprint_images(
     pool: ConcatenatedSplits, samples: Sequence[int], preprocess: Preprocess | None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Digests and views of n samples, (n,) PRINT with a field `fed` for a model's (C, *image), and why some are unread.
+    """Compute digests and views of n samples, (n,) PRINT with a field `fed` for a model's (C, *image), and read errors.
 
-    Samples that cannot be read have a reason instead.
+    Unreadable samples have an error instead.
     """
     fields = FINGERPRINT.descr
     if preprocess is not None:
@@ -168,9 +167,9 @@ def read_fingerprints(
     progress: DedupProgress = lambda label, done, total: None,
     embedder: ImageEmbedder | None = None,
 ) -> tuple[np.ndarray, ReadErrors, np.ndarray | None]:
-    """Read every image once: (n,) PRINT, why some cannot be read, and any model's features, (n, D) float16 of length 1.
+    """Read every image once: (n,) PRINT, read errors, and features if a model is set, (n, D) float16 of length 1.
 
-    Raises ResourceError where no worker process survives its start.
+    Raises ResourceError if no worker process survives its start.
     """
     prints, reasons, done = np.zeros(len(pool), FINGERPRINT), {}, 0
     features: np.ndarray | None = None
@@ -192,10 +191,10 @@ def read_fingerprints(
 
 
 def find_equal_copies(prints: np.ndarray, others: int, within: bool) -> dict[int, Copy]:
-    """Find in (n,) PRINT the samples from `others` on of the same bytes or, failing that, pixels as an earlier one."""
+    """Find samples from `others` on in (n,) PRINT with the same bytes or, failing that, pixels as an earlier one."""
     copies: dict[int, Copy] = {}
     samples = np.arange(len(prints))
-    for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes replace pixels
+    for reason, field in (("pixels", "pixels"), ("bytes", "content")):  # bytes take precedence over pixels
         first = find_first_equal(prints[field])
         copied = (samples >= others) & (prints["state"] == READABLE) & (first < (samples if within else others))
         copies |= {int(s): Copy(int(s), int(first[s]), reason, 1.0) for s in np.flatnonzero(copied)}
@@ -210,9 +209,9 @@ def search_near_pairs(
     equal: np.ndarray,
     progress: DedupProgress,
 ) -> np.ndarray:
-    """Find what the samples from `others` on, but for (m,) `equal` ones, may be near copies of: (p,) CANDIDATE.
+    """Find candidate originals of the samples from `others` on, except (m,) `equal` ones: (p,) CANDIDATE.
 
-    (n,) PRINT are searched by their views, and by (n, D) features where there are any.
+    (n,) PRINT are searched by their views, and by (n, D) features if not None.
     """
     views, samples = prints["view"], np.arange(len(prints))
     shown = is_distinctive(views) & (prints["state"] == READABLE)
@@ -233,7 +232,7 @@ def verify_near_copies(
     workers: int,
     progress: DedupProgress,
 ) -> list[Copy]:
-    """Compare (p,) CANDIDATE in (n, SIDE, SIDE) small views, and the most alike, read again, in larger ones."""
+    """Compare (p,) CANDIDATE in (n, side, side) small views, and the most similar in larger views, read again."""
     alike, boxes = align_pairs(views, pairs, partial(progress, "compare"))
     pairs, boxes = pairs[alike >= MIN_SMALL_VIEW_COSINE], boxes[alike >= MIN_SMALL_VIEW_COSINE]
     copies: list[Copy] = []
@@ -254,5 +253,5 @@ def verify_near_copies(
 
 
 def read_larger_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Larger grey views of n samples: (n,) VIEW, and why some cannot be read."""
+    """Read larger grey views of n samples: (n,) VIEW, and read errors."""
     return read_views(pool, samples, lambda pool, sample: decode_to_pillow(pool.raw(sample), 3, pool.name(sample)))

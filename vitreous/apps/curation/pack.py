@@ -1,7 +1,7 @@
-"""A data set as shards for training: every image decoded and scaled once, in files that anybody can read.
+"""Pack a dataset into shards for training: every image decoded and scaled once, in an open format.
 
-The bytes are a function of the data and the options alone, whoever decodes. A pack that was interrupted goes on behind
-its last whole shard when the same command is given again.
+The bytes depend only on the data and the options. If the same command is run again, an interrupted pack continues after
+its last complete shard.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from vitreous.progress import ProgressListener
 from vitreous.system.cores import default_worker_count
 from vitreous.system.disk import sync_and_rename
 
-WORKER_CHUNK_SIZE = 16  # images that a worker sends at a time
-MAX_MEASURED_IMAGES = 64  # images whose size is measured, before any is written
-DISK_SPACE_MARGIN = 1.1  # of the bytes that they promise
+WORKER_CHUNK_SIZE = 16  # images per message of a worker
+MAX_MEASURED_IMAGES = 64  # images for the size estimate before writing
+DISK_SPACE_MARGIN = 1.1  # times the estimated bytes
 DEFAULT_PLAN = PackPlan()
 
 
@@ -64,34 +64,33 @@ def pack_dataset(
     listener: ProgressListener | None = None,
     autoencoder: LatentEncoder | None = None,
 ) -> dict[str, Any]:
-    """Write a data set as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
+    """Write a dataset as shards into the folder `out`; returns the content of `pack.json`, and the folder as `out`.
 
-    Splits, labels, class names and the ids of samples are kept; so are the splits that were drawn on opening. Images
-    that cannot be read are named: at the end, with a DataError, or with `skip` in the document. Shards that are whole
-    already are kept, if plan and source are the same. `autoencoder` makes latents, where the plan says so. Raises
-    UsageError for a folder that holds something else and for annotations of objects or
-    pixels, which a pack would lose, ResourceError where the disk is too small.
+    Splits, labels, class names and sample ids are kept, including splits that were drawn on opening. Unreadable images
+    are listed: at the end, in a DataError, or with `skip` in the document. Complete shards are kept if plan and source
+    are the same. `autoencoder` encodes latents if the plan has them. Raises UsageError for a folder with other content
+    and for annotations of objects or pixels, which a pack does not store, ResourceError if the disk is too small.
     """
     data = open_data(source)
-    check_image_samples(data.splits.values(), "packs hold pictures")
+    check_image_samples(data.splits.values(), "packs store images")
     if any(isinstance(split, AnnotatedSplit) for split in data.splits.values()):
-        problem = f"{data.name} has annotations, which a pack would lose: it holds images and the classes on each"
-        raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
+        problem = f"{data.name} has annotations, but a pack stores only images and their classes"
+        raise UsageError(problem, f"train without a pack: vitreous train {data.name}")
     if data.targets:
-        problem = f"{data.name} has values, which a pack would lose: it holds images and the classes on each"
-        raise UsageError(problem, f"train on the data as they are: vitreous train {data.name}")
+        problem = f"{data.name} has values, but a pack stores only images and their classes"
+        raise UsageError(problem, f"train without a pack: vitreous train {data.name}")
     plan = replace(plan, source=fingerprint_source(data))
     out = Path(out)
     if os.path.isdir(source) and out.resolve().is_relative_to(Path(source).resolve()):
         raise UsageError(
-            f"{escape_unprintable(out)} lies inside of {escape_unprintable(source)}", "use an --out beside it"
+            f"{escape_unprintable(out)} is inside {escape_unprintable(source)}", "use an --out outside of it"
         )
     if is_pack(out) and (out / PACK_DOCUMENT).exists():  # it is written last
         shutil.rmtree(out / UNFINISHED_FOLDER, ignore_errors=True)
         return verify_finished_pack(out, plan)
     prepare_pack_folder(out, plan)
     if data.groups is not None and listener:
-        listener.note("the groups of images are not kept, only the splits that were drawn by them")
+        listener.note("image groups are not stored, only the splits drawn from them")
     require_disk_space(out, data, plan, autoencoder)
     first = len(data.split("train")) if plan.mirror else None
     if first is not None:
@@ -126,7 +125,7 @@ def pack_dataset(
 
 
 def fingerprint_source(data: Data) -> str:
-    """The data's own fingerprint, and the sizes and times of its files, where it is made of files."""
+    """Fingerprint the data, including sizes and times of its files, if it consists of files."""
     digest = hashlib.sha256(data.fingerprint().encode())
     for split in data.splits.values():
         hash_file_times(split, digest)
@@ -134,8 +133,8 @@ def fingerprint_source(data: Data) -> str:
 
 
 def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
-    """Prepare the folder of a pack, or one that was begun with the same plan. Raises UsageError for any other
-    folder."""
+    """Prepare a new folder for a pack, or one with an interrupted pack of the same plan. Raises UsageError for any
+    other folder."""
     state = out / UNFINISHED_FOLDER
     if (state / "plan.json").is_file():
         try:
@@ -143,7 +142,7 @@ def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
         except ValueError:
             known = {}
         if other := describe_plan_differences(plan, known):
-            problem = f"{escape_unprintable(out)} was begun with another {other}"
+            problem = f"{escape_unprintable(out)} was started with another {other}"
             raise UsageError(problem, "use another --out, or remove that folder")
     elif out.exists() and (not out.is_dir() or any(entry != state for entry in out.iterdir())):
         raise UsageError(f"{escape_unprintable(out)} exists and is not empty", "use another --out")
@@ -154,13 +153,13 @@ def prepare_pack_folder(out: Path, plan: PackPlan) -> None:
 
 
 def describe_plan_differences(plan: PackPlan, known: dict[str, Any]) -> str:
-    """The fields of a plan that are not as in a document, in words; empty where all are."""
+    """Describe the fields of a plan that differ from a document; empty if none does."""
     before = asdict(DEFAULT_PLAN) | known
     return " and ".join(n.replace("_", " ") for n, value in asdict(plan).items() if before[n] != value)
 
 
 def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
-    """The document of a pack that is complete, every file checked. Raises UsageError for another plan, DataError for
+    """Verify every file of a complete pack, and return its document. Raises UsageError for another plan, DataError for
     damage."""
     document = read_pack_document(out)
     if other := describe_plan_differences(plan, document):
@@ -169,15 +168,15 @@ def verify_finished_pack(out: Path, plan: PackPlan) -> dict[str, Any]:
         for known in (*split["shards"], *split["files"].values()):
             path = out / known["file"]
             if not path.is_file() or make_file_record(path)["sha256"] != known["sha256"]:
-                hint = "remove the folder, and pack again"
-                raise DataError(f"{escape_unprintable(path)} is not there as it was written", hint)
+                hint = "delete the folder, and pack again"
+                raise DataError(f"{escape_unprintable(path)} is missing or damaged", hint)
     return {"out": os.fspath(out), **document}
 
 
 def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: LatentEncoder | None) -> None:
-    """Raise ResourceError where the disk has not the space that a pack will take, estimated from some of its images."""
+    """Raise ResourceError if the disk lacks space for a pack, estimated from some of its images."""
     share = 1.0
-    if autoencoder is not None:  # two bytes for a channel of a place, of three for each pixel
+    if autoencoder is not None:  # two bytes per channel and position, instead of three per pixel
         share = (1 + plan.mirror) * 2 * autoencoder.channels / (3 * autoencoder.latents.stride**2)
     total = 0
     for split in data.splits.values():
@@ -194,7 +193,7 @@ def require_disk_space(out: Path, data: Data, plan: PackPlan, autoencoder: Laten
 
 
 def strip_data_folder(data: Data, name: str) -> str:
-    """The name of a sample, without the folder that the data are in: a pack may go to another machine."""
+    """Remove the data folder from the name of a sample, since a pack may be moved to another machine."""
     for home in (data.name, os.path.dirname(data.name)):
         if home and name.startswith(f"{home}/"):
             return name[len(home) + 1 :]
@@ -203,7 +202,7 @@ def strip_data_folder(data: Data, name: str) -> str:
 
 @dataclass(frozen=True)
 class PackEncoding:
-    """How samples become what is stored: read by so many `workers` and, where there is an autoencoder, by it."""
+    """Encoding of samples for storage: by `workers` processes, and by an autoencoder if not None."""
 
     reader: SampleEncoder
     workers: int
@@ -211,11 +210,11 @@ class PackEncoding:
 
     @property
     def plan(self) -> PackPlan:
-        """What the bytes depend on."""
+        """Return the plan, which determines the bytes."""
         return self.reader.plan
 
     def samples(self, start: int) -> Generator[tuple[int, StoredImage | DataError]]:
-        """Yield samples from `start` on, in order; DataError stands for an image that cannot be read. Raises
+        """Yield samples from `start` on, in order; an unreadable image is a DataError. Raises
         ResourceError for a lost worker."""
         stop = len(self.reader.split)
         places = (range(low, min(low + WORKER_CHUNK_SIZE, stop)) for low in range(start, stop, WORKER_CHUNK_SIZE))
@@ -224,7 +223,7 @@ class PackEncoding:
                 yield sample, stored if isinstance(stored, DataError) else self.encode(sample, stored)
 
     def encode(self, sample: int, stored: StoredImage) -> StoredImage:
-        """The latents of what a worker has read, where there is an autoencoder."""
+        """Encode the output of a worker to latents if there is an autoencoder."""
         if self.autoencoder is None:
             return stored
         shape = stored.height, stored.width, stored.channels
@@ -236,8 +235,8 @@ class PackEncoding:
 def pack_split(
     out: Path, name: str, data: Data, coding: PackEncoding, listener: ProgressListener | None
 ) -> tuple[dict[str, Any], dict[int, str]]:
-    """Write one split. Returns its entry in `pack.json`, and why samples cannot be read. Raises DataError where none
-    can."""
+    """Write one split. Returns its entry in `pack.json`, and the errors of unreadable samples. Raises DataError if none
+    can be read."""
     split, plan = data.splits[name], coding.plan
     shards, rows, bad, at = load_finished_shards(out, name)
     kind = SHARD_CLASSES[plan.form]
@@ -245,7 +244,7 @@ def pack_split(
     unread: dict[int, str] = {}
 
     def close_shard(stop: int) -> None:
-        """Publish the open shard, which has the samples [first, stop)."""
+        """Publish the open shard, which contains the samples [first, stop)."""
         assert shard is not None
         rows.append(shard.close())
         path = out / f"{name}-{len(shards):06d}.{kind.suffix}"
@@ -280,8 +279,8 @@ def pack_split(
 
 
 def load_finished_shards(out: Path, name: str) -> tuple[list[dict[str, Any]], list[np.ndarray], dict[int, str], int]:
-    """The whole shards of a split that are on disk, their rows, (n,) of ROW each, what could not be read, and the
-    sample to go on with."""
+    """Load the complete shards of a split on disk, their index entries, (n,) of PACK_INDEX_DTYPE each, read errors, and
+    the sample to continue with."""
     shards: list[dict[str, Any]] = []
     rows: list[np.ndarray] = []
     bad: dict[int, str] = {}
@@ -311,8 +310,8 @@ def write_split_index(
     rows: list[np.ndarray],
     bad: dict[int, str],
 ) -> dict[str, Any]:
-    """Write the files of a split beside its shards from the rows of each, (n,) of ROW, and remove those of an earlier
-    try. Returns its entry in `pack.json`."""
+    """Write the index files of a split next to its shards from the entries of each, (n,) of PACK_INDEX_DTYPE, and
+    remove those of an earlier attempt. Returns its entry in `pack.json`."""
     split = data.splits[name]
     for entry in out.glob(f"{name}-*"):
         if entry.name not in {shard["file"] for shard in shards}:

@@ -1,4 +1,4 @@
-"""What a pack is made of: images as they will be stored, and the shards that they are written to."""
+"""Content of a pack: encoded images, and the shards that they are written to."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vitreous.errors import DataError, UsageError
 from vitreous.system.disk import compute_sha256, open_atomic
 
 GREY_MODES = ("1", "L", "LA", "I", "I;16", "I;16L", "I;16B")
-NPY_HEADER_BYTES = 128  # bytes in front of the numbers in a .npy file of ours
-TAR_END_BYTES = 1024  # zeros that end a tar
+NPY_HEADER_BYTES = 128  # bytes before the data in our .npy files
+TAR_END_BYTES = 1024  # zeros at the end of a tar file
 MMAP_INSTRUCTIONS = (
     "import json, numpy\n"
     "pack = json.load(open('pack.json'))\n"
     "split = pack['splits']['train']\n"
-    "row = numpy.load(split['files']['index']['file'])[0]  # of the first picture\n"
+    "row = numpy.load(split['files']['index']['file'])[0]  # of the first image\n"
     "shard = numpy.load(split['shards'][row['shard']]['file'], mmap_mode='r').reshape(-1)\n"
     "size = row['height'], row['width'], row['channels']\n"
     "pixels = shard[row['offset'] : row['offset'] + size[0] * size[1] * size[2]].reshape(size)\n"
@@ -38,8 +38,8 @@ MMAP_INSTRUCTIONS = (
 )
 LATENT_INSTRUCTIONS = "pixels = (pixels - pack['latents']['shift']) * pack['latents']['scale']\n"
 READING_INSTRUCTIONS = {
-    "tar": "WebDataset archives. Of each sample: NUMBER.jpg or NUMBER.png, the picture; NUMBER.cls, the position of "
-    "its class in `classes` (none where images have several); NUMBER.json, its id in the source and the name or names "
+    "tar": "WebDataset archives. Per sample: NUMBER.jpg or NUMBER.png, the image; NUMBER.cls, the index of "
+    "its class in `classes` (none if images have several); NUMBER.json, its id in the source and the name or names "
     "of its classes.",
     "uint8": MMAP_INSTRUCTIONS,
     "latents": MMAP_INSTRUCTIONS + LATENT_INSTRUCTIONS,
@@ -48,11 +48,11 @@ READING_INSTRUCTIONS = {
 
 @dataclass(frozen=True)
 class PackPlan:
-    """What the bytes of a pack depend on. `source` is the fingerprint of the data, `short_side` in pixels, `shard_size`
-    in bytes.
+    """The plan that determines the bytes of a pack. `source` is the fingerprint of the data, `short_side` in pixels,
+    `shard_size` in bytes.
 
-    `latents`: of what, where the form is `latents`: of the middle of each image, a square of `short_side`. `mirror`:
-    with those of each training image mirrored, as latents cannot be. Raises UsageError for values out of range.
+    `latents`: the autoencoder, if the form is `latents`; it encodes the centre square of `short_side` of each image.
+    `mirror`: also store the latents of each mirrored training image. Raises UsageError for values out of range.
     """
 
     form: Literal["tar", "uint8", "latents"] = "tar"
@@ -66,20 +66,20 @@ class PackPlan:
 
     def __post_init__(self) -> None:
         if self.form not in READING_INSTRUCTIONS:
-            raise UsageError(f"no pack of the form {self.form}", f"there are {', '.join(READING_INSTRUCTIONS)}")
+            raise UsageError(f"unknown form {self.form} of a pack", f"use one of {', '.join(READING_INSTRUCTIONS)}")
         if not 1 <= self.quality <= 100:
-            raise UsageError(f"a quality of {self.quality} cannot be", "JPEG has 1 to 100")
+            raise UsageError(f"invalid JPEG quality {self.quality}", "use 1 to 100")
         if self.short_side < 1 or self.shard_size < 1:
-            raise UsageError("the short side and the size of a shard are at least 1")
+            raise UsageError("short side and shard size must be at least 1")
         if (self.latents is None) == (self.form == "latents") or (self.mirror and self.latents is None):
-            raise UsageError("latents are of an autoencoder, and --mirror is for them", "name it: --latents FOLDER")
+            raise UsageError("latents and --mirror need an autoencoder", "add --latents FOLDER")
         if self.latents is not None and self.short_side % self.latents.stride:
-            problem = f"a side of {self.short_side} pixels is no multiple of the autoencoder's {self.latents.stride}"
+            problem = f"--short-side {self.short_side} is not a multiple of the autoencoder's {self.latents.stride}"
             raise UsageError(problem, "use --short-side 256")
 
 
 class StoredImage(NamedTuple):
-    """One image as it will be stored: `jpg` or `png` and the bytes of such a file, or `raw` and those of its pixels or
+    """One encoded image: `jpg` or `png` and the bytes of such a file, or `raw` and the bytes of its pixels or
     latents."""
 
     kind: str
@@ -91,13 +91,13 @@ class StoredImage(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleEncoder:
-    """Turns samples of a split into what a pack stores of them.
+    """Encode samples of a split for storage in a pack.
 
-    The short side is scaled down to `plan.short_side` pixels where it is longer, with a bicubic filter, and never up.
-    Greys have one channel, all others three. In archives a JPEG or a PNG that needs neither scaling nor turning stays
-    as it is, to the byte; a scaled JPEG is a JPEG of `plan.quality`; anything else is a PNG, or, where it was scaled
-    and not `plan.lossless`, such a JPEG. Of latents, it gives the pixels that an autoencoder will read: the middle of
-    the image, of samples from `mirrored` on as in a mirror.
+    If the shorter side exceeds `plan.short_side` pixels, it is scaled down with a bicubic filter; images are never
+    scaled up. Greys have one channel, all others three. In archives, a JPEG or a PNG that needs neither scaling nor
+    rotation is copied byte for byte. A scaled JPEG becomes a JPEG of `plan.quality`. Others become a PNG, or such a
+    JPEG if they are scaled and `plan.lossless` is not set. For latents, it returns the input pixels of the autoencoder:
+    the centre of the image, mirrored for samples from `mirrored` on.
     """
 
     split: Split
@@ -111,7 +111,7 @@ class SampleEncoder:
             return sample, error
 
     def one(self, sample: int) -> StoredImage:
-        """What is stored of one sample. Raises DataError for an image that cannot be read."""
+        """Encode one sample. Raises DataError for an image that cannot be read."""
         raw, plan = self.split.raw(sample), self.plan
         picture = decode_to_pillow(raw, 3, self.split.name(sample))
         if plan.form == "latents":
@@ -121,7 +121,7 @@ class SampleEncoder:
             return StoredImage("raw", middle.tobytes(), plan.short_side, plan.short_side, 3)
         unchanged, coded, grey = detect_stored_form(raw)
         if grey:
-            picture = picture.convert("L")  # exact: all three channels are the same
+            picture = picture.convert("L")  # exact: all three channels are equal
         share = plan.short_side / min(picture.size)
         if share < 1:
             size = round(picture.width * share), round(picture.height * share)
@@ -141,8 +141,8 @@ class SampleEncoder:
 
 
 def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
-    """What bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted are: whether any reader shows the same
-    pixels; `jpg`, `png` or ""; whether they are grey."""
+    """Detect the form of bytes, or pixels (H, W[, C]), that `decode_to_pillow` has accepted: whether every decoder
+    returns the same pixels; `jpg`, `png` or ""; whether they are grey."""
     if isinstance(raw, np.ndarray):
         return False, "", raw.ndim == 2 or raw.shape[-1] == 1
     if raw.startswith(b"\x93NUMPY"):
@@ -162,8 +162,8 @@ def detect_stored_form(raw: bytes | np.ndarray) -> tuple[bool, str, bool]:
 
 
 class TarShard:
-    """A WebDataset archive that is being written: a sample's image, its class's number in `.cls`, its id and class
-    names in `.json`."""
+    """A WebDataset archive that is being written: a sample's image, its class index in `.cls`, its id and class names
+    in `.json`."""
 
     suffix = "tar"
 
@@ -173,7 +173,7 @@ class TarShard:
         self.classes, self.limit, self.size, self.images = classes, limit, TAR_END_BYTES, 0
 
     def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
-        """Write one sample, with a label of shape () or (K,); False where the shard is full. Raises OSError."""
+        """Write one sample, with a label of shape () or (K,); False if the shard is full. Raises OSError."""
         multilabel = label.ndim == 1
         words = [self.classes[number] for number in (np.flatnonzero(label).tolist() if multilabel else [int(label)])]
         text = json.dumps({"id": name, "label": words if multilabel else words[0]}, ensure_ascii=False)
@@ -191,15 +191,15 @@ class TarShard:
         return True
 
     def close(self) -> np.ndarray:
-        """End the archive; (0,) rows of `PACK_INDEX_DTYPE`, as it needs none."""
+        """Close the archive; returns (0,) of `PACK_INDEX_DTYPE`, as it needs no index."""
         self.tar.close()
         self.file.close()
         return np.empty(0, PACK_INDEX_DTYPE)
 
 
 class ArrayShard:
-    """A .npy file that is being written, of uint8 or of float16: (n, H, W, C) where all images share a size, else all
-    numbers in one row."""
+    """A .npy file that is being written, of uint8 or of float16: (n, H, W, C) if all images have the same size, else
+    one flat array."""
 
     suffix, dtype = "npy", np.dtype(np.uint8)
 
@@ -210,8 +210,8 @@ class ArrayShard:
         self.limit, self.size, self.images = limit, NPY_HEADER_BYTES, 0
 
     def add(self, sample: int, stored: StoredImage, label: np.ndarray, name: str) -> bool:
-        """Write one sample; False where the shard is full. Raises OSError. Its row, of shape (6,), has the sample in
-        place of the shard, and no label yet."""
+        """Write one sample; False if the shard is full. Raises OSError. Its index entry, of shape (6,), has the sample
+        instead of the shard, and no label yet."""
         if self.images and self.size + len(stored.content) > self.limit:
             return False
         self.file.write(stored.content)
@@ -222,9 +222,9 @@ class ArrayShard:
         return True
 
     def close(self) -> np.ndarray:
-        """Write the header and end the file; the rows of its images, (n,) of `PACK_INDEX_DTYPE`.
+        """Write the header and close the file; returns the index of its images, (n,) of `PACK_INDEX_DTYPE`.
 
-        The header (format 1.0) is as long whatever the shape is, since it is written last.
+        The header (format 1.0) has a fixed length for any shape, since it is written last.
         """
         sizes, numbers = {row[2:5] for row in self.rows}, (self.size - NPY_HEADER_BYTES) // self.dtype.itemsize
         shape = (len(self.rows), *next(iter(sizes))) if len(sizes) == 1 else (numbers,)
@@ -237,7 +237,7 @@ class ArrayShard:
 
 
 class LatentShard(ArrayShard):
-    """The same of latents."""
+    """A shard of latents."""
 
     dtype = np.dtype(np.float16)
 
@@ -246,19 +246,19 @@ SHARD_CLASSES = {"tar": TarShard, "uint8": ArrayShard, "latents": LatentShard}
 
 
 def write_recorded_file(path: Path, content: bytes) -> dict[str, Any]:
-    """Write a small file, whole or not at all; returns its `make_file_record`. Raises OSError."""
+    """Write a small file atomically; returns its `make_file_record`. Raises OSError."""
     with open_atomic(path) as file:
         file.write(content)
     return make_file_record(path)
 
 
 def make_file_record(path: Path) -> dict[str, Any]:
-    """A file's name, bytes and SHA-256. Raises OSError."""
+    """Return a file's name, bytes and SHA-256. Raises OSError."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": compute_sha256(path)}
 
 
 def encode_npy(array: np.ndarray) -> bytes:
-    """An array of any shape as a .npy file."""
+    """Encode an array of any shape as a .npy file."""
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=False)
     return buffer.getvalue()

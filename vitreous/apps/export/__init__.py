@@ -1,1 +1,1 @@
-"""Models as files for other programs, each run beside the original before it is there."""
+"""Export of models to files for other programs, each verified against the original before it is saved."""

@@ -1,4 +1,4 @@
-"""The verb `export`: a trained model as a file for other programs, there only once it answers as the original does."""
+"""The verb `export`: write a trained model for other programs, verified against the original before it is saved."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vitreous.weights.convert import convert
 from vitreous.weights.foreign import FOREIGN_FORMATS
 
 QUANTIZED_DTYPES = ("int8",)
-#: figures of an export that weights do not have
+#: keys of the document that exported weights do not have
 NOT_MEASURED = (
     "max_abs_logit_difference", "top1_agreement", "top1", "images_per_second", "original_images_per_second"
 )  # fmt: skip
@@ -49,18 +49,17 @@ def export(
     overwrite: bool = False,
     listener: ProgressListener | None = None,
 ) -> ExportDocument:
-    """Write a run's model as `onnx`, `torch` (torch.export), `openvino`, or a format of weights that `convert` knows.
+    """Export a run's model to `onnx`, `torch` (torch.export), `openvino`, or a weight format of `convert`.
 
-    The first three are run beside the original, on the files `images`, on `data`, or on the run's own validation
-    images, and kept only if they answer the same: float32 logits within 1e-3 and no other class first; for
-    `quantize="int8"`, at most 2 % other answers and 1 point of top-1. A model without a head answers in features, which
-    are the same where their cosine is at least 0.99; of classes of pixels a thousandth may be others, and of objects
-    one counts as the same where its box is within 0.01 pixel, its score within 1e-3 and its mask within a thousandth of
-    the pixels. `max_loss`, a
-    share of answers, replaces these bounds; with `any` the file is kept whatever it lost. `dynamic_size` frees height
-    and width. `out` is the file to make, by default in the run's folder; with `overwrite` it replaces an earlier one,
-    which stays as it is until the new one is kept. Returns a document of figures. Raises UsageError for what cannot be
-    exported so, ResourceError where a library is not installed, and VitreousError for an export that was not kept.
+    The first three are verified against the original on the files `images`, on `data`, or on the run's validation
+    images, and kept only if predictions agree. Float32 logits must be within 1e-3 with the same top-1 class; for
+    `quantize="int8"`, at most 2 % of predictions may change and top-1 accuracy may drop by 1 point. Without a head,
+    the cosine of features must be at least 0.99. In segmentation, a thousandth of the pixels may change. An object is
+    identical if its box is within 0.01 pixel, its score within 1e-3 and its mask within a thousandth of the pixels.
+    `max_loss`, a fraction of predictions, replaces these bounds; with `any` the file is always kept. `dynamic_size`
+    frees height and width. `out` is the output file, by default in the run's folder; with `overwrite` it replaces an
+    existing file after the verification. Returns a document of metrics. Raises UsageError for unsupported exports,
+    ResourceError for a missing library, and VitreousError if the export fails the verification.
     """
     check_path_argument(run, "export(run)")
     if to not in EXPORT_FORMATS:
@@ -74,15 +73,15 @@ def export(
     )
     bundle = open_bundle(run, note=listener.note, headless=True, dense=True)
     if not bundle.preprocess.stacks:
-        problem = f"{run} reads pictures at their own aspect ratio, and a graph takes images of one size"
+        problem = f"{run} uses native aspect ratios, but a graph needs a fixed image size"
         raise UsageError(problem, "use `vitreous predict` or `serve`, or export its weights: --to timm")
     if dynamic_size:
         check_dynamic_size(bundle.model.config)
     if quantize and (refusal := bundle.task.export_rules.int8_refusal):
-        raise UsageError(refusal, "leave --quantize out")
+        raise UsageError(refusal, "remove --quantize")
     pictures, calibration = collect_proof_images(run, bundle, images, data, quantize is not None)
     target = ExportTarget(bundle.model, build_card(bundle), dynamic_size, calibration)
-    listener.note(f"judged on {len(pictures)} pictures: {pictures.name}")
+    listener.note(f"verifying on {len(pictures)} images: {pictures.name}")
     with make_scratch_folder(place) as scratch:
         file = Path(scratch) / place.name
         EXPORT_FORMATS[to].write(target, file)
@@ -90,9 +89,9 @@ def export(
             bundle, open_export(file, target), pictures=pictures, target=target, allowed=allowed, listener=listener
         )
         if reason and max_loss != "any":
-            raise VitreousError(f"the export was not kept: {reason}", "--accept-loss keeps it all the same")
+            raise VitreousError(f"the export failed the verification: {reason}", "add --accept-loss to keep it")
         if reason:
-            listener.note(f"kept all the same: {reason}")
+            listener.note(f"kept despite the failed verification: {reason}")
         size, digest = publish_export_files(Path(scratch), place)
     original = sum(tensor.numel() * tensor.element_size() for tensor in bundle.model.state_dict().values())
     figures = {"format": to, "file": str(place), "bytes": size, **proof.to_dict(), "original_bytes": original}
@@ -108,21 +107,21 @@ def check_export_options(
     quantize: str | None,
     max_loss: float | Literal["any"] | None,
 ) -> float | None:
-    """The share of answers that may be lost, None for the usual bounds. Raises UsageError for options that clash."""
+    """Return the allowed fraction of changed predictions, None for defaults. Raises UsageError for conflicts."""
     if quantize not in (None, *QUANTIZED_DTYPES):
-        raise UsageError(f"--quantize {quantize} is not known", f"use {', '.join(QUANTIZED_DTYPES)}")
+        raise UsageError(f"unknown --quantize {quantize}", f"use {', '.join(QUANTIZED_DTYPES)}")
     if quantize and to == "torch":
-        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+        raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     if images and data is not None:
-        raise UsageError("--images and --data are two answers to one question", "name one of them")
+        raise UsageError("--images and --data cannot be combined", "remove one of them")
     allowed = None if max_loss == "any" else max_loss
     if allowed is not None and not 0 <= allowed <= 1:
-        raise UsageError(f"--max-loss {max_loss} is no share of answers", "it is a number from 0 to 1")
+        raise UsageError(f"invalid --max-loss {max_loss}", "use a number from 0 to 1")
     return allowed
 
 
 def publish_export_files(scratch: Path, place: Path) -> tuple[int, str]:
-    """Move the files of an export to its place, the one with the place's own suffix last. Returns bytes and digest."""
+    """Move the files of an export to their destination, the main file last. Returns bytes and digest."""
     parts = sorted(scratch.glob(f"{place.stem}.*"), key=lambda part: part.suffix == place.suffix)
     size, digest = sum(part.stat().st_size for part in parts), compute_sha256(scratch / place.name)
     for part in parts:
@@ -138,8 +137,8 @@ def verify_export(
     allowed: float | None,
     listener: ProgressListener,
 ) -> tuple[ExportComparison | ObjectComparison, str]:
-    """The export beside the original, and the reasons against it: at the model's own size and, where others are free,
-    at two of them."""
+    """Compare the export with the original, and list reasons against it: at the model's image size and, if the size is
+    dynamic, at two others."""
     original = make_engine(bundle.model, bundle.preprocess, InferenceOptions("cpu", "fp32"))
     total, bundle.model.any_size = len(pictures), True
 
@@ -165,15 +164,15 @@ def export_weights(
     overwrite: bool,
     listener: ProgressListener,
 ) -> ExportDocument:
-    """Write weights in another program's format by `convert`, which reads them back.
+    """Export weights to a foreign format with `convert`, which reads them back.
 
-    Raises UsageError for an unknown format, and for options that are not about weights."""
+    Raises UsageError for an unknown format, and for options that do not apply to weights."""
     known = sorted({*EXPORT_FORMATS, "bundle", *(form.name for form in FOREIGN_FORMATS)})
     if to not in known:
-        raise UsageError(f"--to {to} is no format", suggest_nearest(to, known) or f"use one of {', '.join(known)}")
+        raise UsageError(f"unknown format --to {to}", suggest_nearest(to, known) or f"use one of {', '.join(known)}")
     if more:
-        message = f"--to {to} writes the weights as they are"
-        raise UsageError(message, "leave the other options out, or use --to onnx, torch or openvino")
+        message = f"--to {to} writes unchanged weights"
+        raise UsageError(message, "remove the other options, or use --to onnx, torch or openvino")
     place = choose_output_path(run, out, f"model-{to}", "", overwrite)
     with make_scratch_folder(place) as scratch:
         document = convert(run, Path(scratch) / place.name, to, tell=listener.note)
@@ -187,11 +186,11 @@ def export_weights(
 
 
 def replace_path(new: Path, place: Path) -> None:
-    """Replace a file or folder by a new one. Raises UsageError for a folder that holds other files."""
+    """Replace a file or folder by a new one. Raises UsageError for a folder that contains other files."""
     if place.is_dir() and not place.is_symlink():
         own = {path.name for path in new.iterdir()} if new.is_dir() else set()
         if others := sorted({path.name for path in place.iterdir()} - own):
-            message = f"{place} holds other files ({', '.join(others[:5])}), and is not replaced"
+            message = f"{place} contains other files ({', '.join(others[:5])}) and is not replaced"
             raise UsageError(message, "use another --out")
         os.rename(place, new.parent / f"before-{new.name}")
     sync_and_rename(new, place)
@@ -200,13 +199,13 @@ def replace_path(new: Path, place: Path) -> None:
 def choose_output_path(
     run: str | os.PathLike[str], out: str | os.PathLike[str] | None, name: str, suffix: str, overwrite: bool = False
 ) -> Path:
-    """Where the file goes: `out`, or the run's folder, or here.
+    """Choose the output path: `out`, or in the run's folder, or in the current folder.
 
-    Raises UsageError for another suffix, and where there is one already, unless `overwrite` says to replace it.
+    Raises UsageError for a wrong suffix, and for an existing file unless `overwrite` is set.
     """
     place = Path(out) if out is not None else (Path(run) if Path(run).is_dir() else Path()) / (name + suffix)
     if suffix and place.suffix != suffix:
-        raise UsageError(f"{place} does not end in {suffix}", f"name a {suffix} file")
+        raise UsageError(f"{place} does not end in {suffix}", f"use a {suffix} file")
     for path in {place, place.with_suffix(".bin") if suffix == ".xml" else place}:
         if not overwrite or (suffix and path.is_dir()):
             refuse_existing(path)
@@ -214,16 +213,16 @@ def choose_output_path(
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise UsageError where there is a file or a folder."""
+    """Raise UsageError if the path exists."""
     if path.exists() or path.is_symlink():
-        message = f"{path} exists already, and is not overwritten"
-        raise UsageError(message, "name another place with --out, or use --overwrite")
+        message = f"{path} already exists and is not overwritten"
+        raise UsageError(message, "use another --out, or --overwrite")
 
 
 def make_scratch_folder(place: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder beside the place, gone in the end. Raises ResourceError where there can be none."""
+    """Make a temporary folder next to the destination. Raises ResourceError if it cannot be created."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         return tempfile.TemporaryDirectory(dir=place.parent, prefix=".export-")
     except OSError as error:
-        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "name another place: --out") from None
+        raise ResourceError(f"cannot write {place} ({error.strerror or error})", "use another --out") from None

@@ -1,4 +1,4 @@
-"""The files: ONNX, torch.export's .pt2, and OpenVINO's .xml with its .bin, each with the model's card in it."""
+"""Export formats: ONNX, torch.export's .pt2, and OpenVINO's .xml with .bin, each with the model's card."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ from vitreous.inference.openvino import quantize_graph
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_arrays, unpack_outputs
 from vitreous.models.zoo import Model
 
-ONNX_OPSET = 18  # of 2022: the first that has every operator here in the form that PyTorch writes
-ONNX_TOO_LARGE = ("the model is larger than one ONNX file can be, 2 GiB", "use --to openvino or --to torch")
-MAX_ONNX_WEIGHT_BYTES = 1.9e9  # bytes of weights that fit into an ONNX file, of 2 GiB with everything
+ONNX_OPSET = 18  # of 2022: the first version with every operator in the form that PyTorch exports
+ONNX_TOO_LARGE = ("the model exceeds the 2 GiB limit of an ONNX file", "use --to openvino or --to torch")
+MAX_ONNX_WEIGHT_BYTES = 1.9e9  # bytes of weights that fit into an ONNX file, which is limited to 2 GiB
 
 
 @dataclass(frozen=True)
 class ExportTarget:
-    """A model to export, its card, whether height and width are free, and (1, C, *image) arrays to calibrate int8
-    on."""
+    """A model to export, its card, whether height and width are dynamic, and (1, C, *image) arrays for int8
+    calibration."""
 
     model: Model
     card: Card
@@ -53,17 +53,17 @@ class ExportTarget:
 
     @property
     def quantised(self) -> str | None:
-        """`int8` where products are quantised, else None."""
+        """Return `int8` if matrix products are quantised, else None."""
         return None if self.calibration is None else "int8"
 
     @property
     def label(self) -> str:
-        """The card as the file has it."""
+        """Return the card for the file."""
         return describe_export(self.card, self.quantised)
 
 
 def write_onnx(target: ExportTarget, place: Path) -> None:
-    """An ONNX file. Raises UsageError for a model that is larger than such files can be."""
+    """Write an ONNX file. Raises UsageError for a model above the size limit of ONNX files."""
     import_optional_library("onnxscript")
     onnx = import_optional_library("onnx")
     if sum(p.numel() * p.element_size() for p in target.model.parameters()) > MAX_ONNX_WEIGHT_BYTES:
@@ -83,7 +83,7 @@ def write_onnx(target: ExportTarget, place: Path) -> None:
 
 
 def build_onnx_graph(target: ExportTarget) -> Any:
-    """The model as PyTorch writes it for ONNX."""
+    """Build the ONNX graph of the model with PyTorch's exporter."""
     names: dict[str, Any] = {"input_names": [INPUT_NAME], "output_names": list(output_names(target.model.config))}
     traced = trace_model(target.model, target.dynamic)
     written = torch.onnx.export(traced, (), **names, opset_version=ONNX_OPSET, dynamo=True, verbose=False)
@@ -92,13 +92,13 @@ def build_onnx_graph(target: ExportTarget) -> Any:
 
 
 def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
-    """An ONNX model with the products by its weights in int8, but the first and the last; `pictures` (1, C, *image)
-    normalised float32.
+    """Quantise the products by weights of an ONNX model to int8, except the first and the last; `pictures` are
+    (1, C, *image) normalised float32.
 
-    Scales of activations are fixed beforehand (static), never taken from the batch: an image's answer must not depend
-    on the images beside it. Weights are unsigned too: with signed ones, sums of two products overflow on processors
-    without VNNI instructions. Taking a bit off them instead is as fast and less exact: logits of a ViT-S/16 on 100
-    photographs were off by 0.20 (root mean square), not 0.16.
+    Scales of activations are fixed in advance (static quantisation), so that outputs do not depend on the batch.
+    Weights are unsigned too: with signed weights, sums of two products overflow on processors without VNNI
+    instructions. Reducing them by one bit instead is as fast and less exact: logits of a ViT-S/16 on 100
+    photographs were off by 0.20 (root mean square) instead of 0.16.
     """
     quantization, onnx = import_optional_library("onnxruntime.quantization"), import_optional_library("onnx")
     own = {tensor.name for tensor in graph.graph.initializer}
@@ -109,7 +109,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
         """The calibration images, one at a time."""
 
         def get_next(self) -> dict[str, np.ndarray] | None:
-            """The next, or None behind the last."""
+            """Return the next image, or None after the last."""
             picture = next(waiting, None)
             return None if picture is None else {graph.graph.input[0].name: picture}
 
@@ -131,7 +131,7 @@ def quantise_onnx(graph: Any, pictures: list[np.ndarray], scratch: Path) -> Any:
 
 
 def strip_metadata(graph: Any, target: ExportTarget) -> None:
-    """Remove traces of this machine from an ONNX graph, and name its free axes."""
+    """Remove traces of this machine from an ONNX graph, and name its dynamic axes."""
     del graph.metadata_props[:], graph.graph.metadata_props[:], graph.graph.value_info[:]
     graph.graph.doc_string, graph.producer_name = "", "vitreous"
     for node in (*graph.graph.node, *(node for function in graph.functions for node in function.node)):
@@ -148,7 +148,7 @@ def strip_metadata(graph: Any, target: ExportTarget) -> None:
 
 
 def build_card_metadata(card: Card) -> dict[str, str]:
-    """Metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
+    """Build metadata for other programs: classes, mean, std, size, resizing and loss as JSON."""
     p, rules = card.preprocess, card.task.export_rules
     return {
         "classes": json.dumps(card.task.classes, ensure_ascii=False),
@@ -163,7 +163,7 @@ def build_card_metadata(card: Card) -> dict[str, str]:
 def write_torch(target: ExportTarget, place: Path) -> None:
     """Write a torch.export file. Raises UsageError for int8."""
     if target.calibration is not None:
-        raise UsageError("int8 is for --to onnx and --to openvino", "leave --quantize out")
+        raise UsageError("int8 needs --to onnx or --to openvino", "remove --quantize")
     with silence_warnings():
         torch.export.save(
             trace_model(target.model, target.dynamic), place, extra_files={f"{CARD_KEY}.json": target.label}
@@ -171,7 +171,7 @@ def write_torch(target: ExportTarget, place: Path) -> None:
 
 
 def write_openvino(target: ExportTarget, place: Path) -> None:
-    """An OpenVINO file, and its .bin beside it."""
+    """Write an OpenVINO file, with its .bin file next to it."""
     with disable_telemetry(), silence_warnings():
         ov, config = import_optional_library("openvino"), target.card.preprocess
         rules = target.card.task.export_rules
@@ -197,7 +197,7 @@ def write_openvino(target: ExportTarget, place: Path) -> None:
 
 
 def convert_through_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
-    """An OpenVINO graph of what PyTorch writes for ONNX; a file beside `place` is there meanwhile."""
+    """Convert PyTorch's ONNX export to an OpenVINO graph, through a temporary file next to `place`."""
     import_optional_library("onnxscript")
     with TemporaryDirectory(dir=place.parent) as folder:
         file = Path(folder) / "model.onnx"
@@ -206,7 +206,7 @@ def convert_through_onnx(ov: Any, target: ExportTarget, place: Path) -> Any:
 
 
 class TorchExportEngine:
-    """A .pt2 that this process has just written. Nobody else's is ever opened: loading one can run what is in it."""
+    """Engine of a .pt2 file that this process has written. Other .pt2 files are not opened, as they can run code."""
 
     name = "torch"
     precision = "fp32"
@@ -221,30 +221,30 @@ class TorchExportEngine:
         return self.answers(pixels)[0].numpy()
 
     def features(self, pixels: np.ndarray) -> np.ndarray:
-        """(B, C, *image) pixels -> (B, D) float32, what the head reads."""
+        """(B, C, *image) pixels -> (B, D) float32 features, the inputs of the head."""
         return self.answers(pixels)[-1].numpy()
 
     def objects(self, pixels: np.ndarray) -> Outputs:
-        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, as `outputs` describes them."""
+        """(B, C, *image) pixels -> boxes, scores, labels and masks of a detector, in the order of `outputs`."""
         return unpack_outputs(
             compute_in_chunks(lambda one: pack_arrays([part.numpy() for part in self.answers(one)]), pixels, 1)
         )
 
     @torch.inference_mode()
     def answers(self, pixels: np.ndarray) -> tuple[Tensor, ...]:
-        """(B, C, *image) pixels -> (B, K) logits, where there is a head, and (B, D) features, float32."""
+        """(B, C, *image) pixels -> (B, K) logits if there is a head, and (B, D) features, float32."""
         outputs = self.module(torch.from_numpy(self.preprocess.normalise_array(pixels)))
         return outputs if isinstance(outputs, tuple) else (outputs,)
 
 
 def open_export(path: Path, target: ExportTarget) -> Engine:
-    """The engine of a file that was just written: that of `load`, but for .pt2."""
+    """Open the engine of a file that was just written, as `load` does; also for .pt2."""
     return TorchExportEngine(path, target.card.preprocess) if path.suffix == ".pt2" else open_exported_file(path)
 
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A format: how its files end, what writes one, and the libraries that it takes, for int8 further ones."""
+    """An export format: file suffix, writer, and required libraries, with further ones for int8."""
 
     suffix: str
     write: Callable[[ExportTarget, Path], None]
@@ -261,7 +261,7 @@ EXPORT_FORMATS = {
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """Drop what exporters print, log and warn: stdout may belong to a document."""
+    """Suppress output, logs and warnings of exporters, since stdout may be reserved for a document."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

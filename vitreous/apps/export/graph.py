@@ -1,6 +1,6 @@
-"""A model as a graph of PyTorch's own operators: what every exported file is made of.
+"""Exportable graphs: a model as standard PyTorch operators, the source of every exported file.
 
-B images of C channels, K classes, D numbers that the head reads.
+B images of C channels, K classes, D features (the inputs of the head).
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from vitreous.nn.position import LearnedAxesPosition, LearnedPosition, combine_a
 from vitreous.nn.resnet import ResNetRoot, StandardizedConv
 
 INPUT_NAME, OUTPUT_NAMES = "images", ("logits", "features")
-MAX_DYNAMIC_BATCH = 65536  # images of a batch
-MAX_DYNAMIC_SIZE = 16384  # along a side, with --dynamic-size
-#: the A of each bicubic kernel (Keys, 1981); the other rules are bilinear
+MAX_DYNAMIC_BATCH = 65536  # images per batch
+MAX_DYNAMIC_SIZE = 16384  # pixels of height or width, with --dynamic-size
+#: parameter A of each bicubic kernel (Keys, 1981); the other rules are bilinear
 CUBIC_COEFFICIENTS = {"bicubic-antialias": -0.5, "bicubic": -0.75, "bicubic-offset": -0.75, "bicubic-aligned": -0.75}
-ALIGNED_RESIZE_RULES = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last place stay where they are
+ALIGNED_RESIZE_RULES = ("bicubic-aligned", "zoom", "zoom-scipy")  # the first and the last position are fixed
 
 
 class LogitsAndFeatures(nn.Module):
-    """The model with two answers: logits, and what its head reads."""
+    """The model with two outputs: logits and features."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ class LogitsAndFeatures(nn.Module):
 
 
 class ExportableRoot(nn.Module):
-    """BiT's root with its border of zeros laid on by hand: onnxruntime (1.31) takes a padding before a pooling for the
-    pooling's own, which is of minus infinity, and answers are off by 1e-3."""
+    """BiT's root with explicit zero padding: onnxruntime (1.31) fuses a padding before a pooling into the pooling,
+    which pads with minus infinity, and outputs are off by 1e-3."""
 
     def __init__(self, root: ResNetRoot) -> None:
         super().__init__()
@@ -64,8 +64,8 @@ class ExportableRoot(nn.Module):
 
 
 class ExportableAxial(nn.Module):
-    """`AxialBlock` with every row, then every column, as an image: exporters support attention over four axes, not
-    five."""
+    """`AxialBlock` with every row, then every column, as a batch item, since exporters support attention over four
+    axes, not five."""
 
     def __init__(self, axial: AxialBlock) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ExportableAxial(nn.Module):
 
 
 def symbolic_axis_weights(old: int, new: int, how: str, native: Tensor) -> Tensor:
-    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new`; the identity where `native`, a bool scalar, is
+    """`nn.grid.axis_resize_matrix`, (new, old), for a symbolic `new`; the identity if `native`, a bool scalar, is
     true."""
     line = torch.arange(new, dtype=torch.float64)
     count = size_tensor(new)
@@ -93,17 +93,17 @@ def symbolic_axis_weights(old: int, new: int, how: str, native: Tensor) -> Tenso
         weights = interpolation_kernel((torch.arange(old) - at[:, None]) / step.clamp(min=1), CUBIC_COEFFICIENTS[how])
         weights = weights / weights.sum(1, keepdim=True)
     else:
-        taps = torch.arange(-2, old + 2)  # what lies beyond the ends is the place at the end
+        taps = torch.arange(-2, old + 2)  # positions beyond the ends repeat the end
         weights = interpolation_kernel(taps - at[:, None], CUBIC_COEFFICIENTS.get(how))
         weights = weights @ (taps.clamp(0, old - 1)[:, None] == torch.arange(old)).to(weights.dtype)
-    if how == "zoom-scipy":  # the last coordinate may be rounded to beyond the table, where scipy reads zero
+    if how == "zoom-scipy":  # rounding may move the last coordinate beyond the table, where scipy reads zero
         lost = (line == count - 1) & (step * (count - 1) > old - 1)
         weights = torch.where(lost[:, None], 0.0, weights)
     return torch.where(native, (torch.arange(old) == line[:, None]).to(weights.dtype), weights)
 
 
 def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
-    """(n, old) weights of places at (n, old) distances: cubic convolution with that A, or, without one, a triangle."""
+    """Return (n, old) weights for (n, old) distances: cubic convolution with parameter `a`, or a triangle for None."""
     x = x.abs()
     if a is None:
         return (1 - x).clamp(min=0)
@@ -113,7 +113,7 @@ def interpolation_kernel(x: Tensor, a: float | None) -> Tensor:
 
 
 def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> Tensor:
-    """(*old, D) -> (*grid, D): `nn.grid.resize_position_table` for a grid of symbols."""
+    """(*old, D) -> (*grid, D): `nn.grid.resize_position_table` for a symbolic grid."""
     unchanged = [size_tensor(new) == old for old, new in zip(table.shape[:-1], grid, strict=True)]
     everywhere = torch.stack(unchanged).all()
     for axis, new in enumerate(grid):
@@ -124,7 +124,7 @@ def resize_to_symbolic_grid(table: Tensor, grid: tuple[int, ...], how: str) -> T
 
 
 class DynamicPositions(nn.Module):
-    """Learned positions at any grid, in float64: F.interpolate needs fixed sizes in a graph."""
+    """Learned position embeddings for any grid, in float64, since F.interpolate needs fixed sizes in a graph."""
 
     def __init__(self, table: Tensor, how: str) -> None:
         """`table` (*old, D); `how` is a rule of `nn.grid.RESIZE_MODES`."""
@@ -137,7 +137,7 @@ class DynamicPositions(nn.Module):
 
 
 class DynamicAxisPositions(nn.Module):
-    """Learned positions of each axis, read at whatever grid arrives; the last axis comes first, as in
+    """Learned position embeddings of each axis, for any grid; the last axis comes first, as in
     `LearnedAxesPosition`."""
 
     def __init__(self, tables: list[Tensor], how: str) -> None:
@@ -157,9 +157,9 @@ class DynamicAxisPositions(nn.Module):
 
 
 def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
-    """A copy of the model that exporters understand; `dynamic`: for images of any size that the patch divides.
+    """Make an exportable copy of the model; `dynamic`: for images of any size that is divisible by the patch size.
 
-    Without a head it answers in features alone, with a dense head in logits alone, a detector with objects.
+    Outputs are only features without a head, only logits with a dense head, and objects for a detector.
     """
     twin = deepcopy(model).cpu().eval().requires_grad_(False)
     replace_unexportable_modules(twin, dynamic)
@@ -167,12 +167,12 @@ def make_exportable(model: Model, dynamic: bool = False) -> nn.Module:
 
 
 def output_names(config: ModelConfig) -> tuple[str, ...]:
-    """The names of a graph's outputs."""
+    """Return the names of a graph's outputs."""
     return config.export_rules().outputs
 
 
 def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
-    """Put what exporters understand in the place of what they do not, everywhere below a module."""
+    """Replace all submodules that exporters do not support by equivalent ones."""
     for name, child in module._modules.items():
         if child is None:
             continue
@@ -194,33 +194,33 @@ def replace_unexportable_modules(module: nn.Module, dynamic: bool) -> None:
 
 
 def check_dynamic_size(config: ModelConfig) -> None:
-    """Raise UsageError for a model whose positions or paddings cannot be worked out inside a graph."""
+    """Raise UsageError for a model whose positions or paddings cannot be computed in a graph."""
     rules = config.export_rules()
     if not rules.fixed_size:
         return
     if rules.hint:
-        raise UsageError(f"--dynamic-size is not for {config.name()}", rules.hint)
-    able = "Swins, BiTs, and ViTs with learned, sine or rotary positions behind patches or convolutions, have any size"
-    raise UsageError(f"--dynamic-size is not for {config.name()}: {rules.fixed_size}", f"leave it out; {able}")
+        raise UsageError(f"--dynamic-size does not support {config.name()}", rules.hint)
+    able = "it supports Swins, BiTs, and ViTs with learned, sine or rotary positions after patches or convolutions"
+    raise UsageError(f"--dynamic-size does not support {config.name()}: {rules.fixed_size}", f"remove it; {able}")
 
 
 def make_example_input(config: ModelConfig, dynamic: bool = False) -> Tensor:
-    """(2, C, *image) zeros to trace with, (1, C, *image) for a detector; dynamic graphs are traced at another size, not
-    a square."""
+    """Make zeros to trace with: (2, C, *image), or (1, C, *image) for a detector. Dynamic graphs are traced at another
+    size that is not square."""
     axes = [(2 + axis) * side for axis, side in enumerate(config.patch)] if dynamic else [0] * len(config.image)
     count = 1 if config.export_rules().fixed_batch else 2
     return torch.zeros(count, config.channels, *(side + more for side, more in zip(config.image, axes, strict=True)))
 
 
 def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, Any], ...]:
-    """Which axes of the input have no fixed length, as torch.export has it. A detector takes one image: which of its
-    objects are one is asked image by image."""
+    """Return the dynamic axes of the input for torch.export. A detector takes one image, since it merges duplicate
+    objects image by image."""
     rules = config.export_rules()
     if rules.fixed_batch:
         return ({},)
     free: dict[int, Any] = {0: torch.export.Dim("batch", min=1, max=MAX_DYNAMIC_BATCH)}
     if dynamic:
-        # at least two places of the last map
+        # at least two positions of the last feature map
         for axis, (name, side) in enumerate(zip(("rows", "columns"), config.patch, strict=True)):
             if rules.patch_multiples:
                 free[2 + axis] = torch.export.Dim(name, min=2, max=MAX_DYNAMIC_SIZE // side) * side
@@ -230,7 +230,7 @@ def dynamic_axes(config: ModelConfig, dynamic: bool = False) -> tuple[dict[int, 
 
 
 def trace_model(model: Model, dynamic: bool = False) -> Any:
-    """The model as torch.export makes it: (B, C, *image) normalised float32 -> `output_names`, for any B; of a detector
+    """Trace the model with torch.export: (B, C, *image) normalised float32 -> `output_names`, for any B; a detector
     for one image."""
     if dynamic:
         check_dynamic_size(model.config)
@@ -244,5 +244,5 @@ def trace_model(model: Model, dynamic: bool = False) -> Any:
     if dynamic and model.config.export_rules().drops_guards:
         program._guards_code = []
     for node in program.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of the machine that made it
+        node.meta.pop("stack_trace", None)  # paths of this machine
     return program

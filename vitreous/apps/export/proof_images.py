@@ -1,4 +1,4 @@
-"""The images on which an export is compared with its model."""
+"""Images for the verification of an export."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from vitreous.weights.bundle import Bundle
 MIN_PROOF_IMAGES, MAX_PROOF_IMAGES = (
     8,
     200,
-)  # images to judge an export on: fewer prove nothing, more take long and tell little
-MAX_INT8_IMAGES = 128  # images that int8 is calibrated on, at most
-MORE_IMAGES_HINT = "name more: --images"
+)  # images for the verification: fewer are not significant, more take long for little information
+MAX_INT8_IMAGES = 128  # maximum images for int8 calibration
+MORE_IMAGES_HINT = "add more: --images"
 
 
 def collect_proof_images(
@@ -36,12 +36,11 @@ def collect_proof_images(
     data: str | os.PathLike[str] | None,
     calibrate: bool,
 ) -> tuple[VerificationImages, list[np.ndarray] | None]:
-    """The images to judge on: `images`, files or folders; or `data`; or the run's validation images, or else its test
-    images.
+    """Collect the images for the verification: `images`, files or folders; or `data`; or the run's validation images,
+    or else its test images.
 
-    For int8 also normalised images to calibrate on, (1, C, *image) float32 each: of the training split of the data, or,
-    where there is none, every other of the images given. Raises UsageError where there are no images, DataError for too
-    few.
+    For int8, also return normalised images for calibration, (1, C, *image) float32 each: from the training split of
+    the data, or, without one, every second of `images`. Raises UsageError without images, DataError for too few.
     """
     opened = None
     if images:
@@ -53,45 +52,45 @@ def collect_proof_images(
         if (train := open_training_data(run, opened)) is not None:
             pixels = (tensor.numpy() for tensor in iterate_sample_images(train, bundle.preprocess))
         elif len(judged) < 2 * MIN_PROOF_IMAGES:
-            needed = f"{MIN_PROOF_IMAGES} to calibrate int8 on and {MIN_PROOF_IMAGES} others to judge it on are needed"
-            raise DataError(f"{judged.name} has {len(judged)} pictures: {needed}", MORE_IMAGES_HINT)
+            needed = f"int8 needs {MIN_PROOF_IMAGES} for calibration and {MIN_PROOF_IMAGES} others for verification"
+            raise DataError(f"{judged.name} has {len(judged)} images: {needed}", MORE_IMAGES_HINT)
         else:
             pixels, judged = iter(judged.part(slice(0, None, 2)).pixels), judged.part(slice(1, None, 2))
         calibration = [bundle.preprocess.normalise_array(picture[None]) for picture in islice(pixels, MAX_INT8_IMAGES)]
         if len(calibration) < MIN_PROOF_IMAGES:
             raise DataError(
-                f"int8 is calibrated on at least {MIN_PROOF_IMAGES} pictures; there are {len(calibration)}",
+                f"int8 calibration needs at least {MIN_PROOF_IMAGES} images, and there are {len(calibration)}",
                 MORE_IMAGES_HINT,
             )
     if len(judged) < MIN_PROOF_IMAGES:
         raise DataError(
-            f"an export is judged on at least {MIN_PROOF_IMAGES} pictures; {judged.name} has {len(judged)}",
+            f"verification of an export needs at least {MIN_PROOF_IMAGES} images; {judged.name} has {len(judged)}",
             MORE_IMAGES_HINT,
         )
     return judged, calibration
 
 
 def prepare_item(bundle: Bundle, item: Item) -> np.ndarray:
-    """An item as the (C, *image) pixels that a bundle's exported file takes. Raises DataError, with its name."""
+    """Preprocess an item to the (C, *image) input of the exported file. Raises DataError, with its name."""
     return bundle.task.prepare_input(decode_item(bundle.preprocess, item), bundle.preprocess)
 
 
 def load_proof_files(images: Sequence[str], bundle: Bundle) -> VerificationImages:
-    """Files, and those in folders; of more than are needed, a choice that is always the same. Raises DataError."""
+    """Load files, also from folders; of too many, a deterministic subset. Raises DataError."""
     items = list(resolve_image_source(images, preprocess=bundle.preprocess))
     chosen = sorted(draw_permutation(len(items), 0, 0)[: 2 * MAX_PROOF_IMAGES].tolist())
     with ThreadPoolExecutor(default_worker_count()) as pool:
         pixels = list(pool.map(partial(prepare_item, bundle), [items[row] for row in chosen]))
-    name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files given"
+    name = f"{len(pixels)} of {len(items)} files" if len(pixels) < len(items) else "the files of --images"
     return VerificationImages(np.stack(pixels), None, name)
 
 
 def load_proof_dataset(
     run: str | os.PathLike[str], bundle: Bundle, data: str | os.PathLike[str] | None
 ) -> tuple[Data, VerificationImages]:
-    """Images of a data set, or of the run's own, with labels for a model that has classes.
+    """Load images of a dataset, by default the run's, with labels for a model with classes.
 
-    Raises UsageError where there is no data set, DataError where no image can be read.
+    Raises UsageError without a dataset, DataError if no image can be read.
     """
     try:
         source, opened = open_run_data(
@@ -100,8 +99,8 @@ def load_proof_dataset(
     except (UsageError, DataError) as error:
         if data is not None:
             raise
-        message = f"there are no pictures to judge the export on: {error.message}"
-        raise UsageError(message, "name some: --images FOLDER, or --data DATA") from None
+        message = f"no images to verify the export on: {error.message}"
+        raise UsageError(message, "add some: --images FOLDER, or --data DATA") from None
     name = next((name for name in ("val", "test") if name in opened.splits), next(iter(opened.splits)))
     split = opened.splits[name]
     split = bundle.task.align_labels(split, opened) if bundle.task.outputs else split
@@ -116,13 +115,13 @@ def load_proof_dataset(
         if len(rows) == MAX_PROOF_IMAGES:
             break
     if not rows:
-        raise DataError(f"no picture of {source} can be read", "name others: --images FOLDER")
+        raise DataError(f"no image of {source} can be read", "use others: --images FOLDER")
     labels = split.labels[rows] if bundle.task.outputs else None
     return opened, VerificationImages(np.stack(pixels), labels, f"{source} ({name})")
 
 
 def make_other_sizes(pictures: VerificationImages, patch: tuple[int, ...]) -> Iterator[np.ndarray]:
-    """Eight images at two other sizes, (8, C, H, W): a patch lower and one wider, then larger by two and by one."""
+    """Yield eight images at two other sizes, (8, C, H, W): one patch lower and wider, then larger by two and by one."""
     pixels = pictures.pixels[:MIN_PROOF_IMAGES]
     native = pixels.shape[2:]
     for more in ((-1, 1), (2, 1)):

@@ -1,5 +1,5 @@
-"""Windows of a grid whose size is known only when a graph runs: what `--dynamic-size` makes of a Swin's and of a plain
-ViT's.
+"""Windows of a grid whose size is only known when a graph runs: `--dynamic-size` for Swin and for ViTs with local
+attention.
 
 B batch, D width, h heads, T tokens of a window; a grid has (rows, columns), which may be symbols.
 """
@@ -20,17 +20,17 @@ from vitreous.nn.position import TokenPositions
 
 
 def size_tensor(size: int) -> Tensor:
-    """A size, which may be a symbol, as a scalar () float64 that depends on it."""
+    """Convert a size, which may be symbolic, to a scalar () float64 tensor."""
     return torch.ones(size, dtype=torch.float64).sum()
 
 
 @dataclass
 class WindowAxis:
-    """An axis of a grid of `length`, shifted and filled up to `whole` places for windows.
+    """An axis of a grid of `length`, shifted and padded to `whole` positions for windows.
 
-    `source` (whole,) int64: which place of the grid comes to each, those from its length on are zeros; `real` (whole,)
-    bool: where it is no padding; `behind` (whole,) bool: which tokens the cyclic shift took to the end; `back`
-    (length,) int64: where each place of the grid went.
+    `source` (whole,) int64: source index of each position, zeros from its length on; `real` (whole,) bool: where it is
+    not padding; `behind` (whole,) bool: tokens that the cyclic shift moved to the end; `back` (length,) int64: position
+    of each source index.
     """
 
     whole: int
@@ -42,27 +42,27 @@ class WindowAxis:
 
 
 def lay_out_axis(length: int, window: int, shift: int, pad: str) -> WindowAxis:
-    """Lay out an axis as `nn.layout.WindowedAttention` does, without asking for its length in Python."""
+    """Lay out an axis as `nn.layout.WindowedAttention` does, without its length in Python."""
     whole = (length + window - 1) // window * window
     places, own = torch.arange(whole), torch.arange(length)
     end, last = int_size_tensor(length), int_size_tensor(whole)
-    if pad == "zeros-after-shift":  # the grid is shifted before it is filled up, the mask's seams after
+    if pad == "zeros-after-shift":  # the grid is shifted before the padding, the mask's seams after it
         source = torch.where(places < end, wrap_indices(places + shift, end), places)
         behind = wrap_indices(places + shift, last) < shift
         return WindowAxis(whole, source, places < end, behind, back=wrap_indices(own + end - shift, end))
-    moved = (end > window) * shift  # an axis of one window stays
+    moved = (end > window) * shift  # an axis of one window is not shifted
     source = wrap_indices(places + moved, last)
     return WindowAxis(whole, source, source < end, source < moved, back=wrap_indices(own + last - moved, last))
 
 
 def int_size_tensor(size: int) -> Tensor:
-    """A size, which may be a symbol, as a scalar () int64."""
+    """Convert a size, which may be symbolic, to a scalar () int64 tensor."""
     return torch.ones(size, dtype=torch.int64).sum()
 
 
 def wrap_indices(places: Tensor, end: Tensor) -> Tensor:
-    """(n,) int64 places below 2 `end`, a scalar () int64 -> (n,) on a ring of `end`: exporters have no remainder by a
-    symbol."""
+    """Wrap (n,) int64 indices below 2 `end`, a scalar () int64, to a ring of `end`: exporters do not support a symbolic
+    remainder."""
     return torch.where(places < end, places, places - end)
 
 
@@ -84,15 +84,15 @@ class DynamicWindows(nn.Module):
         """(count, count, 1, T, T) bool: which tokens of a window may attend to which."""
         m, n = self.size
         region = 1 + 2 * down.behind.long()[:, None] + 4 * right.behind.long()
-        if self.pad == "mask":  # padding attends to padding alone
+        if self.pad == "mask":  # padding attends only to padding
             region = region * (down.real[:, None] & right.real)
         region = region.reshape(down.whole // m, m, right.whole // n, n).transpose(1, 2).flatten(2)
         return (region[..., :, None] == region[..., None, :])[:, :, None]
 
 
 class DynamicLocalAttention(nn.Module):
-    """`nn.local.LocalAttention` for grids of any size: windows that the grid does not fill have keys of zeros, which
-    nobody may attend to."""
+    """`nn.local.LocalAttention` for grids of any size: windows that the grid does not fill have zero keys, which are
+    masked."""
 
     def __init__(self, attention: LocalAttention) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ class DynamicLocalAttention(nn.Module):
             torch.cat([first[:, None].expand(-1, rest.shape[1], -1, -1, -1), rest], -2)
             for first, rest in ((k, own[1]), (v, own[2]))
         )
-        # the windows of an image are heads of its own, so that all images share the mask
+        # windows of an image are heads, so that all images share the mask
         allowed = seen[:, None, None].expand(-1, h, -1, -1).flatten(0, 1)[None]
         y = dot_product_attention(own[0].flatten(1, 2), keys.flatten(1, 2), values.flatten(1, 2), allowed).unflatten(
             1, (-1, h)
@@ -130,7 +130,7 @@ class DynamicLocalAttention(nn.Module):
 
 
 def partition_windows(x: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[int, ...]) -> Tensor:
-    """(B, rows, columns, D) -> (B, count, count, T, D): shifted, filled up and cut."""
+    """(B, rows, columns, D) -> (B, count, count, T, D): shifted, padded and partitioned."""
     x = shift_and_pad(shift_and_pad(x, down, 1), right, 2)
     m, n = size
     return x.reshape(x.shape[0], down.whole // m, m, right.whole // n, n, x.shape[-1]).transpose(2, 3).flatten(3, 4)
@@ -143,6 +143,6 @@ def reverse_windows(y: Tensor, down: WindowAxis, right: WindowAxis, size: tuple[
 
 
 def shift_and_pad(x: Tensor, along: WindowAxis, axis: int) -> Tensor:
-    """(B, ..., D) -> (B, ..., D) with `along.whole` places along an axis, zero where there is padding."""
+    """Shift and pad an axis: (B, ..., D) -> (B, ..., D) with `along.whole` positions, zero for padding."""
     filled = F.pad(x, [0, 0] * (x.dim() - 1 - axis) + [0, along.whole - x.shape[axis]])
     return filled.index_select(axis, along.source)

@@ -1,4 +1,4 @@
-"""The model card of a bundle: README.md with the Hub's metadata, figures in its `model-index`, and how to use it."""
+"""The model card of a bundle: README.md with the Hub's metadata, metrics in its `model-index`, and usage examples."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from vitreous.nn.sizes import format_size
 from vitreous.version import __version__
 from vitreous.weights.bundle import Bundle
 
-#: a figure of ours -> the Hub's metric; others keep their name
+#: our metric -> the Hub's metric; others keep their name
 HUB_METRICS = {"top1": "accuracy", "top5": "accuracy", "macro_f1": "f1", "miou": "mean_iou", "map": "map"}
-LICENCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]*")  # of the Hub's identifiers, and `other`
+LICENCE_PATTERN = re.compile(r"[a-z0-9][a-z0-9.-]*")  # the Hub's identifiers, and `other`
 
 
 def strip_local_folders(value: str) -> str:
-    """A data set or a file by its name, without the folders of this machine that it lies in."""
+    """Return the name of a dataset or a file, without its folders on this machine."""
     if ":" in value[2:] and not os.path.isabs(value):
         return value
     return Path(value).name if os.path.isabs(value) or "/" in value or "\\" in value else value
 
 
 def strip_provenance_paths(value: Any) -> Any:
-    """What is known of a model's origin, with every absolute path cut to its last name."""
+    """Return a model's provenance, with every absolute path shortened to its last name."""
     if isinstance(value, dict):
         return {key: strip_provenance_paths(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -34,7 +34,7 @@ def strip_provenance_paths(value: Any) -> Any:
 
 
 def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float, list[float] | None, int]]:
-    """The figures of a run's summary: (split, name, value, 95 % interval or None, images)."""
+    """List the metrics of a run's summary: (split, name, value, 95 % interval or None, images)."""
     rows = []
     for split in ("test", "val"):
         measured = summary.get(split) or {}
@@ -48,7 +48,7 @@ def list_summary_metrics(summary: dict[str, Any]) -> list[tuple[str, str, float,
 def build_hub_metadata(
     repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str]
 ) -> str:
-    """The YAML in front of a card, without its fences. Needs the extra `hub`."""
+    """Build the YAML metadata of a card, without its fences. Needs the extra `hub`."""
     from huggingface_hub import EvalResult, ModelCardData
 
     name, data = repository.partition("/")[2], strip_local_folders(str(summary.get("data") or ""))
@@ -78,7 +78,7 @@ def build_hub_metadata(
 def render_model_card(
     repository: str, bundle: Bundle, summary: dict[str, Any], licence: str | None, tags: list[str], shipped: str
 ) -> str:
-    """The text of README.md. `summary`: a run's, or {}; `shipped`: a sentence on files for other libraries, or ""."""
+    """Render README.md. `summary`: of a run, or {}; `shipped`: a sentence on files for other libraries, or ""."""
 
     config, task = bundle.model.config, bundle.task
     parameters = sum(parameter.numel() for parameter in bundle.model.parameters())
@@ -115,7 +115,7 @@ prediction = model{call}
 
 `model.model` is the `torch.nn.Module` in float32.{f" {shipped}" if shipped else ""}
 
-## Figures
+## Metrics
 {format_metric_table(summary)}
 ## Training
 {format_training_list(bundle, summary)}
@@ -127,16 +127,16 @@ else. Evaluate it on your own images before you rely on it: `vitreous evaluate h
 
 
 def format_metric_table(summary: dict[str, Any]) -> str:
-    """The figures as a table of Markdown, or the sentence that there are none."""
+    """Format the metrics as a Markdown table, or a sentence that there are none."""
     rows = list_summary_metrics(summary)
     if not rows:
-        return "\nNone were measured when the model was published.\n"
+        return "\nNo metrics were measured before publication.\n"
     lines = [
         "",
-        f"On {strip_local_folders(str(summary.get('data') or 'its data'))}; in brackets the 95 % interval.",
+        f"On {strip_local_folders(str(summary.get('data') or 'its data'))}; the 95 % interval is in brackets.",
         "",
     ]
-    lines += ["| split | figure | value | images |", "|---|---|---|---|"]
+    lines += ["| split | metric | value | images |", "|---|---|---|---|"]
     for split, name, value, interval, images in rows:
         spread = f" [{interval[0]:.4f}, {interval[1]:.4f}]" if interval else ""
         lines.append(f"| {split} | {name} | {value:.4f}{spread} | {images:,} |")
@@ -144,7 +144,7 @@ def format_metric_table(summary: dict[str, Any]) -> str:
 
 
 def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
-    """What the model was made of, as a list of Markdown."""
+    """Format the training settings as a Markdown list."""
     known = {
         name: value for name, value in strip_provenance_paths(bundle.provenance).items() if not isinstance(value, dict)
     }
@@ -156,7 +156,7 @@ def format_training_list(bundle: Bundle, summary: dict[str, Any]) -> str:
 
 
 def format_card_value(value: Any) -> str:
-    """A value of a list: numbers to four digits, paths by their last name."""
+    """Format a value: numbers to four digits, paths as their last name."""
     return (
         f"{value:.4g}"
         if isinstance(value, float)
@@ -167,6 +167,6 @@ def format_card_value(value: Any) -> str:
 
 
 def list_preprocess_settings(bundle: Bundle) -> dict[str, Any]:
-    """The parts of the preprocessing that a reader asks for."""
+    """List the main preprocessing settings."""
     plain = to_builtins(bundle.preprocess)
     return {name: plain[name] for name in ("fit", "share", "filter", "mean", "std") if name in plain}

@@ -1,4 +1,4 @@
-"""The verb `push`: a bundle on the Hugging Face Hub, with its card; `vitreous.load("hf:org/name")` reads it back."""
+"""The verb `push`: publish a bundle and its card on the Hugging Face Hub; `vitreous.load("hf:org/name")` loads it."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def push(
     out: str | os.PathLike[str] | None = None,
     note: Callable[[str], None] = lambda text: None,
 ) -> PushDocument:
-    """Publish the bundle of a finished run, or a bundle, as the repository `to`, `hf:org/name`; returns a document.
+    """Publish a bundle, or that of a finished run, as the repository `to` (`hf:org/name`); returns a document.
 
-    A repository that is there gets another commit with `update`, and is refused without. `transformers` adds the files
-    that transformers reads. `dry_run` sends nothing; with `out` it writes what would be sent to a new folder. Paths of
-    this machine are left out of what is sent. Raises UsageError for a name, a run or an option that cannot be,
-    WeightsError for a damaged bundle, ResourceError for what the Hub refuses or the network loses.
+    An existing repository gets another commit with `update`, and is refused without. `transformers` adds the files for
+    transformers. `dry_run` uploads nothing; with `out` it writes the files to a new folder. Paths of this machine are
+    removed from the files. Raises UsageError for an invalid name, run or option, WeightsError for a damaged bundle,
+    ResourceError for refusals of the Hub and network errors.
     """
     repository = parse_repository(to)
     if licence is not None and not LICENCE_PATTERN.fullmatch(licence):
-        raise UsageError(f"no licence {licence}", "write the Hub's identifier: apache-2.0, mit, cc-by-4.0, other")
+        raise UsageError(f"unknown licence {licence}", "use the Hub's identifier: apache-2.0, mit, cc-by-4.0, other")
     if out is not None and not dry_run:
-        raise UsageError("--out is where --dry-run writes", "add --dry-run, or leave it out")
+        raise UsageError("--out needs --dry-run", "add --dry-run, or remove --out")
     if out is not None and os.path.lexists(out):
-        raise UsageError(f"{out} exists already, and is not overwritten", "name another place")
+        raise UsageError(f"{out} already exists and is not overwritten", "use another --out")
     require_hub_client(to)
     folder = find_bundle_folder(run)
     bundle = load_bundle(folder)
@@ -74,7 +74,7 @@ def push(
             if out is not None:
                 sync_and_rename(stage, Path(out))
         except OSError as error:
-            problem = f"cannot gather the files ({error.strerror or error})"
+            problem = f"cannot collect the files ({error.strerror or error})"
             raise ResourceError(problem, "free some space, or set TMPDIR to another folder") from None
         commit = "" if dry_run else upload_repository(repository, stage, private, update, account)
     return {
@@ -91,10 +91,10 @@ def push(
 
 
 def parse_repository(to: str) -> str:
-    """The name in `hf:org/name`. Raises UsageError for anything else."""
+    """Parse the name in `hf:org/name`. Raises UsageError for other forms."""
     match = REPOSITORY_PATTERN.fullmatch(to)
     if not match or ".." in to or "--" in to or re.search(r"(^|/)[.-]|[.-]($|/)", match["name"]):
-        raise UsageError(f"{to} names no repository", "write hf:ORG/NAME, with your account or organisation as ORG")
+        raise UsageError(f"{to} is not a repository name", "use hf:ORG/NAME, with your account or organisation as ORG")
     return match["name"]
 
 
@@ -103,26 +103,26 @@ def require_hub_client(to: str) -> None:
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(f"{to} needs the Hub's client, which is not installed", install_hint("hub")) from None
+        raise UsageError(f"{to} needs the Hub client, which is not installed", install_hint("hub")) from None
 
 
 def find_bundle_folder(run: str | os.PathLike[str]) -> Path:
-    """The folder of the bundle of a run. Raises UsageError for a run that has none, and for weights of others."""
+    """Find the bundle folder of a run. Raises UsageError for a run without a bundle, and for foreign weights."""
     check_path_argument(run, "push(run)")
     path = Path(run)
     if not path.exists():
         newest = find_newest_run()
-        hint = f"the newest run here is {newest}" if newest else "`vitreous train` makes one"
+        hint = f"the newest run in this folder is {newest}" if newest else "train one with `vitreous train`"
         raise UsageError(f"no run at {path}", hint)
     if folder := locate_bundle(path):
         return folder
     if (path / "config.yaml").is_file():
         raise UsageError(f"the run in {path} did not finish", f"continue it: vitreous train --resume --out {path}")
-    raise UsageError(f"{path} is no bundle", f"make one first: vitreous convert {path} BUNDLE, and push that")
+    raise UsageError(f"{path} is not a bundle", f"convert it: vitreous convert {path} BUNDLE, then push that")
 
 
 def load_run_summary(folder: Path) -> dict[str, Any]:
-    """The summary of the run that a bundle lies in; {} where there is none or it is damaged."""
+    """Load the summary of the run that contains a bundle; {} if it is missing or damaged."""
     try:
         plain = json.loads((folder.parent / "summary.json").read_text("utf-8"))
         return plain if isinstance(plain, dict) and folder.name == "model" else {}
@@ -131,17 +131,17 @@ def load_run_summary(folder: Path) -> dict[str, Any]:
 
 
 def warn_about_licence(bundle: Bundle, licence: str | None, note: Callable[[str], None]) -> None:
-    """Say what is to be known of the terms under which the model will stand."""
+    """Print notes on the licence of the model."""
     init = str(bundle.provenance.get("init") or "")
     if row := find_published_weights(init):
-        note(f"the model began as {init}, which is {row.licence}: its terms may hold for what you publish")
+        note(f"the model was initialised from {init} (licence {row.licence}): its terms may apply to your model")
     if licence is None:
-        note("without a licence nobody may use what you publish; --license apache-2.0 states one")
+        note("without a licence, others may not use the model; set one with --license, such as apache-2.0")
 
 
 def stage_files(folder: Path, stage: Path, transformers: bool, note: Callable[[str], None]) -> str:
-    """Copy the files to send into `stage`; returns a sentence on files for other libraries, or "". Raises UsageError
-    for a model that transformers has not, OSError."""
+    """Copy the files to upload into `stage`; returns a sentence on files for other libraries, or "". Raises UsageError
+    for a model that transformers does not support, OSError."""
     stage.mkdir()
     for name in (WEIGHTS_FILE, OBJECTIVE_FILE):
         if (folder / name).is_file():
@@ -156,58 +156,58 @@ def stage_files(folder: Path, stage: Path, transformers: bool, note: Callable[[s
     for path in sorted(written.iterdir()):
         path.rename(stage / path.name)
     differs = document["read_there_with"]
-    return "transformers reads the same repository" + (f", with {', '.join(differs)}." if differs else ".")
+    return "transformers can load this repository" + (f", with {', '.join(differs)}." if differs else ".")
 
 
 def get_write_token() -> str:
-    """The token that writes. Raises UsageError where the network is forbidden or there is no token."""
+    """Return the write token. Raises UsageError if the network is disabled or there is no token."""
     from huggingface_hub import get_token
 
     if variable := get_offline_variable():
-        raise UsageError(f"{variable} forbids to use the network", f"unset {variable}, or see it with --dry-run")
+        raise UsageError(f"{variable} disables the network", f"unset {variable}, or use --dry-run")
     if not (token := get_token()):
-        hint = "make one that may write at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
-        raise UsageError("no token of the Hub is stored here", hint)
+        hint = "create a write token at https://huggingface.co/settings/tokens, then `hf auth login` or set HF_TOKEN"
+        raise UsageError("no Hub token found", hint)
     return token
 
 
 def make_repository_url(repository: str) -> str:
-    """Where people see the repository."""
+    """Return the web address of the repository."""
     from huggingface_hub import constants
 
     return f"{constants.ENDPOINT}/{repository}"
 
 
 def upload_repository(repository: str, stage: Path, private: bool, update: bool, token: str) -> str:
-    """Make the repository and send the files as one commit; returns the commit. Raises ResourceError or UsageError."""
+    """Create the repository and upload files as one commit; returns the commit. Raises ResourceError or UsageError."""
     from huggingface_hub import HfApi
 
     api = HfApi(token=token)
     try:
         api.create_repo(repository, private=private, exist_ok=update)
-    except Exception as error:  # those of whichever HTTP library the client is built on, too
-        raise translate_hub_error(repository, error, "nothing was sent") from None
+    except Exception as error:  # including exceptions of the client's HTTP library
+        raise translate_hub_error(repository, error, "nothing was uploaded") from None
     try:
         message = "Update the model" if update else "Publish the model"
         return api.upload_folder(repo_id=repository, folder_path=stage, commit_message=message).oid
     except Exception as error:
-        state = "no commit was made; the same command with --update goes on"
+        state = "no commit was made; repeat the command with --update"
         raise translate_hub_error(repository, error, state) from None
 
 
 def translate_hub_error(repository: str, error: Exception, state: str) -> VitreousError:
-    """The error for what the Hub's client raised while it wrote; `state`: what became of the repository."""
+    """Translate an exception of the Hub's client during an upload; `state` describes the repository."""
     where = make_repository_url(repository)
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if status == 409 and state == "nothing was sent":
-        return UsageError(f"{where} exists already", "--update adds a commit to it, or choose another name")
+    if status == 409 and state == "nothing was uploaded":
+        return UsageError(f"{where} already exists", "add a commit with --update, or use another name")
     reasons = {
-        401: ("does not know the token", "HF_TOKEN or `hf auth login`: the token may have expired"),
-        403: ("refuses to write", "the token needs the right to write, and the account has to be a member of ORG"),
-        404: ("is not there, or the account may not see it", "check ORG in hf:ORG/NAME"),
-        409: ("was changed by someone else meanwhile", "look at it, and push again"),
-        413: ("takes no file of that size", "see the Hub's limits"),
-        429: ("counts requests, and these were too many", "try again later"),
+        401: ("rejected the token", "check HF_TOKEN or run `hf auth login`; the token may have expired"),
+        403: ("refused write access", "use a token with write access, of an account that is a member of ORG"),
+        404: ("does not exist, or the account has no access", "check ORG in hf:ORG/NAME"),
+        409: ("was changed by someone else meanwhile", "check it, and push again"),
+        413: ("refused a file of that size", "check the Hub's limits"),
+        429: ("refused too many requests", "retry later"),
     }
     if status in reasons:
         problem, hint = reasons[status]
@@ -215,8 +215,8 @@ def translate_hub_error(repository: str, error: Exception, state: str) -> Vitreo
     if isinstance(error, WeightsError | ResourceError | UsageError):
         return error
     if status is not None:
-        return ResourceError(f"{where} answers {status}: {state}", "try again later")
+        return ResourceError(f"{where} returned status {status}: {state}", "retry later")
     reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     return ResourceError(
-        f"{where} cannot be reached ({reason}): {state}", "check the network (HF_ENDPOINT names another)"
+        f"cannot connect to {where} ({reason}): {state}", "check the network, and HF_ENDPOINT if it is set"
     )

@@ -1,1 +1,1 @@
-"""A trained model behind HTTP: admission, decoding in processes that may die, batches, and a page."""
+"""HTTP server for a trained model: admission control, decoding in disposable processes, batching, and a web page."""

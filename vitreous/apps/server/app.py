@@ -1,4 +1,4 @@
-"""The ASGI application: a gate that judges requests by their heads, and Starlette's router behind it."""
+"""The ASGI application: a gate that checks request headers, and Starlette's router behind it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, json_respo
 from vitreous.apps.server.routes import PUBLIC_ROUTES, ROUTES
 from vitreous.apps.server.service import RequestInfo, Service
 
-STATUS_CLIENT_CLOSED = 499  # the status in the log of a request whose client left
+STATUS_CLIENT_CLOSED = 499  # status in the log if the client disconnected
 MAX_DEADLINE_MS = 600_000  # milliseconds
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _SINGLE = frozenset(
@@ -24,9 +24,9 @@ _SINGLE = frozenset(
 
 
 class RequestGate:
-    """Answers what needs no body, reads bodies within their limits, and gives every response its common headers.
+    """Respond to requests that need no body, read bodies within limits, and add the common headers to every response.
 
-    Nothing escapes it: whatever goes wrong becomes a response. `service` is None while the model is loaded.
+    All exceptions become responses. `service` is None while the model is loaded.
     """
 
     service: Service | None = None
@@ -37,7 +37,7 @@ class RequestGate:
         self.routes = {route.path: route for route in ROUTES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request (ASGI)."""
+        """Handle one request (ASGI)."""
         scope = self.strip_root_path(scope)
         headers, service = dict(scope["headers"]), self.service
         info = self.make_request_info(headers)
@@ -64,21 +64,21 @@ class RequestGate:
         service.record(info, scope["method"], scope["path"])
 
     def make_request_info(self, headers: dict[bytes, bytes]) -> RequestInfo:
-        """A request that has just begun, under the id that it brings, or a new one."""
+        """Return the info of a new request, with the id from its headers or a new id."""
         given, now = headers.get(b"x-request-id", b""), asyncio.get_running_loop().time()
         name = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
         return RequestInfo(name, now, now + (self.service.limits.deadline if self.service is not None else 0.0))
 
     def strip_root_path(self, scope: Scope) -> Scope:
-        """The request without the path of the reverse proxy, where the proxy left that in place."""
+        """Remove the root path of the reverse proxy from a request if the proxy has not removed it."""
         path = scope["path"]
         if not self.root_path or not path.startswith(f"{self.root_path}/"):
             return scope
         return {**scope, "path": path[len(self.root_path) :]}
 
     def refuse_full(self, scope: Scope) -> tuple[Refusal, str] | None:
-        """The refusal, 429, and the id of a request for which there is no room; None for one that has to be answered,
-        or that closes its connection."""
+        """Return a refusal (429) and the request id if the server is full; None for a request that must be handled, or
+        that closes its connection."""
         service = self.service
         if service is None or service.draining or scope["method"] != "POST" or not service.is_full:
             return None
@@ -94,38 +94,38 @@ class RequestGate:
         return None
 
     async def respond_while_starting(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The process is alive, and not ready."""
+        """Respond while the model is loaded: the process is alive, but not ready."""
         info: RequestInfo = scope["info"]
         if scope["path"] == "/healthz":
             response = json_response({"status": "alive"})
         elif scope["path"] == "/readyz":
             response = json_response({"status": "starting"}, 503, {"retry-after": "1"})
         else:
-            refusal = Refusal(503, "starting", "the model is being loaded", "ask again in a moment", retry=1)
+            refusal = Refusal(503, "starting", "the model is being loaded", "retry in a few seconds", retry=1)
             response = refusal_response(refusal, info.id)
         await response(scope, receive, send)
 
     def check_head(self, service: Service, scope: Scope, headers: dict[bytes, bytes], info: RequestInfo) -> None:
-        """Raises Refusal for a request that will not be answered, whatever its body is."""
+        """Check a request's line and headers. Raises Refusal for a request that is invalid regardless of its body."""
         method, path = scope["method"], scope["path"]
         info.length = None if b"transfer-encoding" in headers else int(headers.get(b"content-length", b"0"))
         if scope["http_version"] not in ("1.0", "1.1"):
-            raise Refusal(400, "bad_request", f"HTTP/{scope['http_version']}", "speak HTTP/1.1")
+            raise Refusal(400, "bad_request", f"unsupported version HTTP/{scope['http_version']}", "use HTTP/1.1")
         if "\ufffd" in path:
-            raise Refusal(400, "bad_request", "an address that is no UTF-8", "ask for a path, as in /v1/predict")
+            raise Refusal(400, "bad_request", "the URL is not UTF-8", "request a path such as /v1/predict")
         if len(headers) < len(scope["headers"]):
             names = [name for name, _ in scope["headers"]]
             if twice := [name for name in _SINGLE if names.count(name) > 1]:
-                raise Refusal(400, "bad_request", f"two headers {twice[0].decode()}", "send one")
+                raise Refusal(400, "bad_request", f"duplicate header {twice[0].decode()}", "send it once")
         route = self.routes.get(path)
         info.route = route.name if route is not None else "none"
         service.access.check(headers, route is not None and route.name not in PUBLIC_ROUTES)
         if route is None and self.root_path and path == self.root_path and method == "GET":
             place = {"location": f"{self.root_path}/"}
-            raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the slash", headers=place)
+            raise Refusal(308, "moved", f"the page is at {self.root_path}/", "add the trailing slash", headers=place)
         if route is None:
-            hint = "GET /openapi.json tells what there is"
-            raise Refusal(404, "not_found", f"there is nothing at {shorten_text(path)}", hint)
+            hint = "GET /openapi.json lists all endpoints"
+            raise Refusal(404, "not_found", f"unknown path {shorten_text(path)}", hint)
         allowed = route.methods or ()
         if method not in allowed:
             allow = {"allow": ", ".join(sorted(allowed))}
@@ -136,17 +136,17 @@ class RequestGate:
         if info.length is not None and info.length > service.limits.bytes:
             raise service.make_size_refusal()
         if method != "POST" and info.length != 0:
-            raise Refusal(400, "bad_request", "a GET with a body", "leave the body out")
+            raise Refusal(400, "bad_request", "a GET with a body", "remove the body")
         if b"content-encoding" in headers:
-            hint = "send the bytes of the picture as they are"
+            hint = "send the image bytes without encoding"
             raise Refusal(415, "unsupported_media", "a body with a content encoding", hint)
         if method == "POST":
             service.check_capacity(1)
 
     async def answer(self, service: Service, scope: Scope, receive: Receive, send: Send, info: RequestInfo) -> None:
-        """Read the body and let the router answer, until the deadline or until the client leaves.
+        """Read the body and run the router, until the deadline or until the client disconnects.
 
-        Raises Refusal, TimeoutError, ClientDisconnect, and whatever the handler raises.
+        Raises Refusal, TimeoutError, ClientDisconnect, and the exceptions of the handler.
         """
         if scope["method"] != "POST":
             info.whole = True
@@ -175,16 +175,16 @@ class RequestGate:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client has left."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def read_body(service: Service, scope: Scope, receive: Receive, info: RequestInfo) -> bytes:
-    """The whole body, counted in `info.received` and `service.held`.
+    """Read the body, counting bytes in `info.received` and `service.held`.
 
-    Raises Refusal: 408 where it comes too slowly, 413 where it is too large, 429 where all bodies together are, and
-    what the protocol refused while it read. Raises ClientDisconnect.
+    Raises Refusal: 408 if it arrives too slowly, 413 if it is too large, 429 if all bodies together are too large, and
+    refusals that the protocol set meanwhile. Raises ClientDisconnect.
     """
     limits, loop, body = service.limits, asyncio.get_running_loop(), bytearray()
     start = loop.time()
@@ -194,8 +194,8 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
             async with asyncio.timeout_at(min(slowest, info.deadline)):
                 message = await receive()
         except TimeoutError:
-            hint = f"at least {limits.body_rate:,.0f} bytes a second"
-            raise Refusal(408, "too_slow", "the body came too slowly", hint) from None
+            hint = f"send at least {limits.body_rate:,.0f} bytes/s"
+            raise Refusal(408, "too_slow", "the body arrived too slowly", hint) from None
         if refusal := scope.get("refusal"):
             raise refusal
         if message["type"] == "http.disconnect":
@@ -209,7 +209,7 @@ async def read_body(service: Service, scope: Scope, receive: Receive, info: Requ
 
 
 def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], service: Service | None) -> bool:
-    """Whether the connection ends after this response: when shutting down, or before the rest of a long body."""
+    """Return whether to close the connection after this response: on shutdown, or with a long body unread."""
     if info.status in (400, 408) or service is None or service.draining:
         return True
     left = MAX_DISCARDED_BYTES + 1 if info.length is None else info.length - info.received
@@ -217,11 +217,11 @@ def should_close_connection(info: RequestInfo, headers: dict[bytes, bytes], serv
 
 
 def parse_deadline(text: bytes) -> float:
-    """Seconds from the header X-Deadline-Ms. Raises Refusal, 422."""
+    """Parse the header X-Deadline-Ms to seconds. Raises Refusal, 422."""
     if not (text.isdigit() and len(text) < 9 and 1 <= int(text) <= MAX_DEADLINE_MS):
         message, hint = (
             f"X-Deadline-Ms: {shorten_text(text.decode('latin-1'))}",
-            f"a whole number from 1 to {MAX_DEADLINE_MS}",
+            f"use an integer from 1 to {MAX_DEADLINE_MS}",
         )
         raise Refusal(422, "bad_parameter", message, hint)
     return int(text) / 1000

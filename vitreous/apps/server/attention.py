@@ -1,8 +1,8 @@
-"""What a served model can be asked about itself and one picture: attention, positions, filters, and what it saw of the
-picture.
+"""Inspection of a served model and one image: attention, position embeddings, patch filters, and the visible crop.
 
-It is looked at in float32, uncompiled, while a frozen copy answers. L blocks, h heads, P prefix tokens, N patches on a
-(rows, columns) grid, or, of clips, (slots, rows, columns).
+Inspection runs in float32, uncompiled, while a frozen copy serves predictions. L blocks, h heads, P prefix tokens,
+N patches on a
+(rows, columns) grid, or (slots, rows, columns) for clips.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from vitreous.models.zoo import Model
     from vitreous.weights.bundle import Bundle
 
-HOOK_LOCK = Lock()  # hooks see every pass of a model: two of them at once would see each other's
-MAX_POSITIONS = 1024  # positions whose similarities are told: more would be an answer of over 8 MB
-MIN_PNG_SIZE = 448  # pixels along the longer side that a PNG has at least
-SIGNIFICANT_DIGITS = 6  # of a weight
+HOOK_LOCK = Lock()  # hooks see every pass of a model, so two inspections must not run concurrently
+MAX_POSITIONS = 1024  # for similarities; more would make a response above 8 MB
+MIN_PNG_SIZE = 448  # minimum pixels of the longer side of a PNG
+SIGNIFICANT_DIGITS = 6  # of an attention weight
 
 HEAD_FUSIONS = ("mean", "max", "min")
 
 
 @dataclass(frozen=True)
 class AttentionRequest:
-    """Whose attention, where, and from which token.
+    """Selection of an attention map: kind, layer, head and query token.
 
-    `raw` is what heads look at in a block; `compute_rollout` what the blocks up to it mix together, its `head` the way
-    heads become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
-    None: where the answer is read from.
+    `raw` is the attention of the heads in a block. `compute_rollout` combines the blocks up to it, and `head` is the
+    fusion of its heads. `layer` counts from 0. `query` is the (row, column) of a patch, for clips (slot, row, column);
+    None is the output position (class token or pooling).
     """
 
     kind: Literal["raw", "rollout"] = "rollout"
@@ -48,10 +48,10 @@ class AttentionRequest:
 
     @staticmethod
     def parse(parameters: Mapping[str, str], model: Model, preprocess: Preprocess | None = None) -> AttentionRequest:
-        """The words `kind`, `layer`, `head` and `query` of a request; others are not looked at. `preprocess`: that of
-        the model, by which images may have more patches along an axis than its own grid; None: they do not.
+        """Parse `kind`, `layer`, `head` and `query` of a request; other parameters are ignored. With the model's
+        `preprocess`, images may have more patches along an axis than the model's grid; with None they may not.
 
-        Raises UsageError with the word, its value and what is allowed, and for a model whose attention cannot be shown.
+        Raises UsageError with the parameter, its value and the allowed values, and for models without such attention.
         """
         c = require_attention_config(model.config)
         kind, head = parameters.get("kind", "rollout"), parameters.get("head", "mean")
@@ -80,7 +80,7 @@ class AttentionRequest:
 
 
 def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str, ...] = (), whole: str = "") -> Any:
-    """One of the words, or a number from 0 to below `end`. Raises UsageError with the `whole` value."""
+    """Parse one of the words, or an integer from 0 to below `end`. Raises UsageError with the `whole` value."""
     if text in words:
         return text
     if not (text.isascii() and text.isdecimal() and len(text) < 6 and int(text) < end):
@@ -89,22 +89,22 @@ def parse_number(name: str, text: str, end: int, allowed: str, words: tuple[str,
 
 
 def make_parameter_error(name: str, value: str, allowed: str) -> UsageError:
-    """The refusal of a parameter."""
-    return UsageError(f"{name}={value[:40]} cannot be", f"{name} is {allowed}")
+    """Make the error for an invalid parameter."""
+    return UsageError(f"invalid {name}={value[:40]}", f"use {name}: {allowed}")
 
 
 def require_attention_config(config: ModelConfig) -> ViTConfig:
-    """The config of a model whose every block sees a whole picture or clip. Raises UsageError for others."""
+    """Return the config of a model with global attention in every block. Raises UsageError for other models."""
     if not config.has_attention:
-        raise UsageError("a BiT ResNet has no attention over tokens to look at", "ask for its filters")
+        raise UsageError("a BiT ResNet has no attention over tokens", "request its filters")
     if not config.sees_whole_image:
-        message = "blocks of this model see rows, columns, windows or slots of time, not one whole picture or clip"
-        raise UsageError(message, "ask for its filters")
+        message = "blocks of this model attend within rows, columns, windows or time slots, not globally"
+        raise UsageError(message, "request its filters")
     return cast(ViTConfig, config)
 
 
 def detect_inspections(bundle: Bundle) -> dict[str, bool]:
-    """Which of `attention_to_json`, `compute_position_similarity` and `render_patch_filters` the model has."""
+    """Return which of attention, position similarity and patch filters the model supports."""
     c = bundle.model.config
     try:
         seen = bool(require_attention_config(c))
@@ -115,11 +115,11 @@ def detect_inspections(bundle: Bundle) -> dict[str, bool]:
 
 
 def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> dict[str, Any]:
-    """(C, *image) pixels as `reading.read_model_input` makes them -> what is asked, as JSON has it.
+    """(C, *image) pixels as `reading.read_model_input` makes them -> the requested attention as a JSON document.
 
-    `weights` is [h][w], of clips [t][h][w], one axis before it for all layers and one after that for all
-    heads; `prefix_weights` [P] likewise. A token's weights and prefix weights together sum to one, but for `max` and
-    `min` of heads. Raises UsageError where a model has none.
+    `weights` is [h][w], for clips [t][h][w], with a leading axis for all layers and then one for all heads;
+    `prefix_weights` [P] likewise. A token's weights and prefix weights sum to one, except for `max` and `min` of heads.
+    Raises UsageError for a model without attention.
     """
     selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
     c = require_attention_config(bundle.model.config)
@@ -140,7 +140,7 @@ def attention_to_json(bundle: Bundle, pixels: np.ndarray, asked: AttentionReques
 def compute_attention_weights(
     bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest
 ) -> tuple[np.ndarray, tuple[int, ...], int]:
-    """(C, *image) pixels -> (..., P + N) float32 weights, the axes before as `asked`; the grid, and P."""
+    """Return (..., P + N) float32 weights of (C, *image) pixels, with leading axes as `asked`; the grid; and P."""
     import torch
 
     from vitreous.inspection.attention import compute_attention_maps as raw
@@ -152,7 +152,7 @@ def compute_attention_weights(
     if asked.query is not None:
         if any(place >= length for place, length in zip(asked.query, grid, strict=True)):
             raise make_parameter_error(
-                "query", ",".join(map(str, asked.query)), f"a place on the grid {grid} of this picture"
+                "query", ",".join(map(str, asked.query)), f"a position on the grid {grid} of this image"
             )
         queries = torch.zeros(c.prefix + math.prod(grid))
         queries[c.prefix + int(np.ravel_multi_index(asked.query, grid))] = 1
@@ -174,8 +174,8 @@ def compute_attention_weights(
 
 
 def round_significant(values: np.ndarray) -> np.ndarray:
-    """(n, ...) numbers to `SIGNIFICANT_DIGITS` significant digits, float64, so that JSON writes no more; below 1e-16
-    fewer."""
+    """Round (n, ...) numbers to `SIGNIFICANT_DIGITS` significant digits, float64, for short JSON; below 1e-16 to
+    fewer digits."""
     values = values.astype(np.float64)
     size = np.floor(np.log10(np.maximum(np.abs(values), 1e-16)))
     scale = np.array([float(10**k) for k in range(23)])[np.clip(SIGNIFICANT_DIGITS - 1 - size, 0, 22).astype(int)]
@@ -183,8 +183,8 @@ def round_significant(values: np.ndarray) -> np.ndarray:
 
 
 def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionRequest) -> bytes:
-    """Return the model's input (C, *image) with the attention map over it (`overlay_heat_map`; the map is that of
-    arXiv:2010.11929, Fig. 6): a PNG, of clips an animated GIF. Raises UsageError."""
+    """Return the model's input (C, *image) with an overlay of the attention map (`overlay_heat_map`; arXiv:2010.11929,
+    Fig. 6): a PNG, or an animated GIF for clips. Raises UsageError."""
     import torch
 
     from vitreous.data.rgb_images import to_rgb_frames
@@ -192,7 +192,7 @@ def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionR
 
     if "all" in (asked.layer, asked.head):
         name = "layer" if asked.layer == "all" else "head"
-        raise make_parameter_error(name, "all", "one for a picture; format=json has them all")
+        raise make_parameter_error(name, "all", "a single one for an image; format=json returns all")
     selected, grid, prefix = compute_attention_weights(bundle, pixels, asked)
     weights = selected[prefix:].reshape(-1, *grid[-2:])
     weights = scale_attention_map(weights)
@@ -203,7 +203,7 @@ def render_attention_image(bundle: Bundle, pixels: np.ndarray, asked: AttentionR
 
 
 def render_clip_frames(pixels: np.ndarray) -> bytes:
-    """(C, T, H, W) pixels of a clip -> a PNG of the frames below one another, as the model sees them."""
+    """Render the (C, T, H, W) model input of a clip as a PNG with the frames stacked vertically."""
     import torch
     from PIL import Image
 
@@ -214,10 +214,10 @@ def render_clip_frames(pixels: np.ndarray) -> bytes:
 
 
 def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
-    """Cosine similarity of every place's embedding with all others (arXiv:2010.11929, Fig. 7 centre), or None.
+    """Return the cosine similarities of all position embeddings (arXiv:2010.11929, Fig. 7 centre), or None.
 
-    `compute_position_cosines` is [N][N], places in rows from the top left; `range` the least and the greatest of two
-    different places, the ends of a colour scale. Models that add positions before each block tell those of the first.
+    `compute_position_cosines` is [N][N], positions in row-major order; `range` is the minimum and maximum over distinct
+    positions, the ends of a colour scale. Models that add positions before each block use those of the first block.
     """
     from vitreous.inspection.positions import compute_position_cosines, get_position_embeddings, similarity_range
 
@@ -233,7 +233,7 @@ def compute_position_similarity(bundle: Bundle) -> dict[str, Any] | None:
 
 
 def render_patch_filters(bundle: Bundle) -> bytes | None:
-    """A PNG of the principal components of the patch filters (arXiv:2010.11929, Fig. 7 left), or None."""
+    """Render the principal components of the patch filters as a PNG (arXiv:2010.11929, Fig. 7 left), or None."""
     from PIL import Image
 
     from vitreous.inspection.features import compute_filter_components as components
@@ -246,5 +246,5 @@ def render_patch_filters(bundle: Bundle) -> bytes | None:
 
 
 def compute_visible_box(preprocess: Preprocess, width: int, height: int) -> list[float]:
-    """The part of an upright image that the model sees: left, top, right, bottom as shares of width and height."""
+    """Return the visible crop of an upright image: left, top, right, bottom as fractions of width and height."""
     return [round(edge, 6) for edge in preprocess.visible_box(width, height)]

@@ -1,8 +1,6 @@
-"""The one thread that computes: it takes the pictures that wait, leaves out those that nobody waits for, and answers
-them together.
+"""The computing thread: it takes waiting images, drops cancelled ones, and computes the rest as a batch.
 
-It never waits long for a batch to fill: only while pictures are being decoded, and for a small part of what a batch
-takes.
+It waits for a batch to fill only while images are being decoded, and only for a small fraction of the time of a batch.
 """
 
 from __future__ import annotations
@@ -21,19 +19,17 @@ from typing import Any
 from vitreous.apps.server.responses import Refusal
 from vitreous.inference.pipeline import stack_same_size
 
-DEFAULT_BATCH_SIZE = 8  # pictures of a batch, of engines without `chunk_size`
-MAX_WAIT_SHARE = 0.1  # of a batch's time, that pictures which are being decoded are waited for
-HANG_SECONDS = 5.0  # seconds beyond ten times the usual after which a batch is given up for lost
-COMPUTE_NICENESS = (
-    10  # steps that the computing thread stands back: whoever asks how the server does is answered while it computes
-)
+DEFAULT_BATCH_SIZE = 8  # images per batch, for engines without `chunk_size`
+MAX_WAIT_SHARE = 0.1  # maximum wait for images in decoding, as a fraction of a batch's time
+HANG_SECONDS = 5.0  # a batch that takes longer than ten times the usual plus this is hung
+COMPUTE_NICENESS = 10  # niceness of the computing thread, so that health checks are served while it computes
 
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the computing thread. Images of the same `work` are computed together unless `alone`.
+    """Work for the computing thread. Images with the same `work` are batched unless `alone`.
 
-    `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); where `alone` one input
+    `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `alone`, one input
     -> its result.
     """
 
@@ -46,7 +42,8 @@ class BatchItem:
 
 
 class Batcher:
-    """`decoding` tells how many pictures will soon be here. `observe` hears of each batch: pictures, seconds."""
+    """Batch and compute images. `decoding` returns the number of images in decoding; `observe(images, seconds)`
+    is called after each batch."""
 
     def __init__(
         self, decoding: Callable[[], int], observe: Callable[[int, float], None], size: int = DEFAULT_BATCH_SIZE
@@ -54,9 +51,9 @@ class Batcher:
         self.decoding, self.observe, self.size = decoding, observe, size
         self.jobs: deque[BatchItem] = deque()
         self.arrived = threading.Condition()
-        self.usual = self.per_image = 0.0  # seconds of a batch and of a picture in it, running means
+        self.usual = self.per_image = 0.0  # seconds per batch and per image, running means
         self.began: float | None = None
-        self.alive = 0.0  # when long work last showed that it goes on
+        self.alive = 0.0  # time of the last sign of life of long work
         self.expired = self.cancelled = self.failures = 0
         self.closed = False
         self.loop = asyncio.get_running_loop()
@@ -64,8 +61,8 @@ class Batcher:
         self.thread.start()
 
     async def compute(self, work: Callable[[Any], Any], input: Any, deadline: float, alone: bool = False) -> Any:
-        """The result for one input, `work` as in BatchItem. Raises Refusal where the deadline passes first, and what
-        `work` raises or, alone, returns as an exception."""
+        """Return the result for one input, `work` as in BatchItem. Raises Refusal if the deadline passes first, and the
+        exceptions that `work` raises or, if `alone`, returns."""
         job = BatchItem(work, input, deadline, self.loop.create_future(), alone=alone)
         with self.arrived:
             self.jobs.append(job)
@@ -74,7 +71,7 @@ class Batcher:
 
     @property
     def lost(self) -> str:
-        """Why there will be no more answers; an empty string where all is well."""
+        """Return why computation has failed for good; an empty string if it has not."""
         began = self.began
         if not self.thread.is_alive() and not self.closed:
             return "the computing thread ended"
@@ -83,7 +80,7 @@ class Batcher:
         return "computing failed three times in a row" if self.failures >= 3 else ""
 
     def run(self) -> None:
-        """Take and answer, until closed."""
+        """Compute batches until closed."""
         if sys.platform == "linux":
             with suppress(OSError):
                 own = threading.get_native_id()
@@ -107,7 +104,7 @@ class Batcher:
             self.schedule_in_loop(self.deliver_results, batch, answers, seconds)
 
     def take(self) -> list[BatchItem] | None:
-        """The next batch, perhaps empty; None when closed."""
+        """Return the next batch, possibly empty; None when closed."""
         with self.arrived:
             while not self.jobs and not self.closed:
                 self.arrived.wait()
@@ -133,26 +130,26 @@ class Batcher:
         return batch
 
     def beat(self) -> None:
-        """Show that the batch which is being computed goes on, in whatever thread; else it is given up as hung."""
+        """Report progress of the current batch, from any thread; without it a long batch counts as hung."""
         self.alive = time.monotonic()
 
     def schedule_in_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Run something in the event loop, if it still runs."""
+        """Schedule a callback in the event loop if it is still running."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback, *arguments)
 
     def expire_jobs(self, jobs: list[BatchItem]) -> None:
-        """Drop jobs that are late or cancelled."""
+        """Drop expired or cancelled jobs."""
         for job in jobs:
             late = job.deadline <= self.loop.time()
             self.expired, self.cancelled = self.expired + late, self.cancelled + (not late)
             if not job.answer.done():
                 job.answer.set_exception(
-                    Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one")
+                    Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline")
                 )
 
     def deliver_results(self, jobs: list[BatchItem], answers: list[Any], seconds: float) -> None:
-        """The answers of a batch."""
+        """Deliver the results of a batch."""
         if not jobs[0].alone:
             self.observe(len(jobs), seconds)
         for job, one in zip(jobs, answers, strict=True):
@@ -164,12 +161,12 @@ class Batcher:
                 job.answer.set_result(one)
 
     def close(self) -> None:
-        """Take no more work."""
+        """Stop accepting work."""
         with self.arrived:
             self.closed = True
             self.arrived.notify()
 
 
 def update_running_mean(mean: float, value: float) -> float:
-    """An exponential moving average."""
+    """Update an exponential moving average."""
     return 0.8 * mean + 0.2 * value if mean else value

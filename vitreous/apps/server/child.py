@@ -1,8 +1,7 @@
-"""A process that decodes pictures for the server, and may die of one: it has no model, no file and no way out but its
-socket.
+"""Decoding process of the server. It may crash on an image: it has no model, no open files, and only its socket.
 
-Job: flags (a byte), lengths of settings and content (8 bytes each), settings as JSON, content. Answer: a status byte,
-two lengths, a text as JSON (type and shape of the pixels, or the reason), the pixels. It runs without PyTorch.
+Job: flags (a byte), lengths of settings and content (8 bytes each), settings as JSON, content. Response: a status byte,
+two lengths, a JSON text (type and shape of the pixels, or the error), the pixels. It runs without PyTorch.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ FLAG_WITH_SIZE, FLAG_FULL_SIZE = 1, 2  # flags of a job: return the image's size
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How the images of one model are decoded: its preprocessing, `exact` for every JPEG at its full size, and the
-    limit on an image's pixels."""
+    """Decoding settings of one model: its preprocessing, `exact` to decode every JPEG at full size, and the maximum
+    number of pixels of an image."""
 
     preprocess: Preprocess
     exact: bool
@@ -52,23 +51,23 @@ class DecodeSettings:
 
     @cached_property
     def encoded(self) -> bytes:
-        """The settings as JSON, for the decoding process."""
+        """Encode the settings as JSON for the decoding process."""
         return json.dumps([to_builtins(self.preprocess), self.exact, self.max_pixels]).encode()
 
 
 @cache
 def parse_settings(encoded: bytes) -> DecodeSettings:
-    """The settings that `DecodeSettings.encoded` has as JSON."""
+    """Parse the settings from the JSON of `DecodeSettings.encoded`."""
     preprocess, exact, max_pixels = json.loads(encoded)
     return DecodeSettings(from_builtins(AnyPreprocess, preprocess), exact, max_pixels)
 
 
-#: content, settings, whether pixels are at the image's own size -> pixels
+#: content, settings, whether to keep the image's original size -> pixels
 DecodeFunction = Callable[[bytes, DecodeSettings, bool], np.ndarray]
 
 
 def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bool) -> np.ndarray:
-    """One image as (C, *image) pixels, or as (C, H, W) at its own size; or one clip. Raises DataError."""
+    """Decode one image to (C, *image) pixels, or to (C, H, W) at its original size; or one clip. Raises DataError."""
     preprocess, most = settings.preprocess, settings.max_pixels
     if full_size:
         return to_native_array(preprocess.decode_within(content, "image", most))
@@ -81,7 +80,7 @@ def decode_request_image(content: bytes, settings: DecodeSettings, full_size: bo
 
 
 def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
-    """Answer jobs from the socket whose number is the first argument, until it is closed."""
+    """Run jobs from the socket whose file descriptor is the first argument, until it is closed."""
     pipe = socket.socket(fileno=int(sys.argv[1]))
     seconds, memory = float(sys.argv[2]), int(sys.argv[3])
     drop_privileges(memory)
@@ -101,7 +100,7 @@ def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
             status = STATUS_PIXELS
         except (DataError, MemoryError) as error:
             known = (
-                error if isinstance(error, DataError) else DataError("image: takes too much memory", "scale it down")
+                error if isinstance(error, DataError) else DataError("image: needs too much memory", "scale it down")
             )
             answer, data, status = {"message": known.message, "hint": known.hint}, memoryview(b""), STATUS_REFUSED
         limit_cpu_time(0)
@@ -111,15 +110,15 @@ def serve_jobs(decode: DecodeFunction = decode_request_image) -> None:
 
 
 def limit_cpu_time(seconds: float) -> None:
-    """End this process, in whatever code it is, once it has computed for so long; 0 takes the limit away."""
-    if hasattr(signal, "setitimer"):  # the signal's default is the end of the process
+    """Kill this process after a number of seconds of CPU time; 0 removes the limit."""
+    if hasattr(signal, "setitimer"):  # by default the signal ends the process
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
 
 def drop_privileges(memory: int) -> None:
     """Drop privileges: limit memory to `memory` bytes, forbid files, processes and core dumps, and die with the
-    parent; what the system has of these."""
-    for number in STOP_SIGNALS:  # they go to the whole group; the server answers what it accepted, then ends this
+    parent, as far as the system supports it."""
+    for number in STOP_SIGNALS:  # they go to the process group; the server drains, then ends this process
         signal.signal(number, signal.SIG_IGN)
     import_decoders()
     with suppress(OSError, AttributeError):
@@ -132,7 +131,7 @@ def drop_privileges(memory: int) -> None:
         libc.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
     try:
         import resource
-    except ImportError:  # no such limits on this system
+    except ImportError:  # the system has no such limits
         return
     limits = {"RLIMIT_AS": memory, "RLIMIT_CORE": 0, "RLIMIT_FSIZE": 0, "RLIMIT_NPROC": 0}
     for name, most in limits.items():
@@ -144,7 +143,7 @@ def drop_privileges(memory: int) -> None:
 
 
 def import_decoders() -> None:
-    """Import what decoding imports when it first needs it, also by decoding: afterwards no file can be opened."""
+    """Import all lazy imports of decoding, also by decoding an image: files cannot be opened afterwards."""
     from importlib import import_module
 
     import PIL

@@ -1,4 +1,4 @@
-"""Processes that decode pictures, so that a picture that crashes, spins or eats memory costs its own request alone."""
+"""Decoding processes, so that a malicious image (crash, endless loop, memory) fails only its own request."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from vitreous.apps.server.settings import ServerLimits
 from vitreous.system.children import block_stop_signals
 
 DECODER_COMMAND = (sys.executable, "-m", "vitreous.apps.server.child")
-START_SECONDS = 60.0  # until a new process says that it is ready, on a busy machine
-DECODE_TIMEOUT_FACTOR = 6  # times the limit on computing that a process is waited for, whatever keeps it
-EXIT_POLL_SECONDS = 0.02  # between the end of a process's socket and its own
+START_SECONDS = 60.0  # maximum startup time of a process, on a busy machine
+DECODE_TIMEOUT_FACTOR = 6  # maximum wall time of a job, in units of the CPU time limit
+EXIT_POLL_SECONDS = 0.02  # from the end of a process's socket to its exit
 INHERITED_VARIABLES = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "HOME", "VIRTUAL_ENV", "SYSTEMROOT")
 
 
 class DecoderProcess:
-    """One process and the socket to it."""
+    """A decoding process and its socket."""
 
     def __init__(self, command: Sequence[str], limits: ServerLimits) -> None:
         self.socket, theirs = socket.socketpair()
@@ -49,14 +49,14 @@ class DecoderProcess:
             )
 
     async def ready(self) -> bool:
-        """Wait until it has imported what it needs."""
+        """Wait until the process has finished its imports."""
         with suppress(OSError, TimeoutError):
             async with asyncio.timeout(START_SECONDS):
                 return await asyncio.get_running_loop().sock_recv(self.socket, 1) == b"!"
         return False
 
     async def send_job(self, content: memoryview, settings: bytes, flags: int) -> tuple[Any, np.ndarray | None]:
-        """One job: JSON of the answer, (C, *image) pixels or None. Raises ConnectionError where the process died."""
+        """Run one job: JSON of the response, (C, *image) pixels or None. Raises ConnectionError if the process dies."""
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.socket, JOB_HEADER.pack(flags, len(settings), len(content)) + settings)
         await loop.sock_sendall(self.socket, content)
@@ -66,12 +66,12 @@ class DecoderProcess:
             return answer, None
         pixels = np.empty(answer["shape"], answer["dtype"])
         if pixels.nbytes != size:
-            raise ConnectionError("a decoder answered something else")
+            raise ConnectionError("invalid response of a decoder")
         await self.receive(pixels.data)
         return answer, pixels
 
     async def receive(self, into: Any) -> Any:
-        """Fill a buffer. Raises ConnectionError where the other end is closed."""
+        """Fill a buffer. Raises ConnectionError if the process closed the socket."""
         view, loop = memoryview(into).cast("B"), asyncio.get_running_loop()
         while len(view):
             got = await loop.sock_recv_into(self.socket, view)
@@ -81,17 +81,17 @@ class DecoderProcess:
         return into
 
     def end(self) -> None:
-        """Kill it."""
+        """Kill the process."""
         self.socket.close()
         self.process.kill()
         self.process.wait()
 
 
 class DecoderPool:
-    """`count` such processes; one that dies is replaced. Raises Refusal, 422 for the picture and 503 where there is no
-    process.
+    """Pool of `count` decoding processes; a process that dies is replaced. Raises Refusal: 422 for the image, 503 if
+    no process is available.
 
-    `restarts` counts the replacements, `waiting` the pictures that are being decoded or wait for it.
+    `restarts` counts replacements, `waiting` the images that are queued or being decoded.
     """
 
     def __init__(self, count: int, limits: ServerLimits, command: Sequence[str] = DECODER_COMMAND) -> None:
@@ -103,16 +103,16 @@ class DecoderPool:
         self.closed = False
 
     async def start(self) -> None:
-        """Start them all and wait until they are ready. Raises Refusal where none can be."""
+        """Start all processes and wait until they are ready. Raises Refusal if none starts."""
         await asyncio.gather(*(self.add(once=True) for _ in range(self.count)))
         for _ in range(self.count - len(self.children)):
             self.run_in_background(self.add())
         if not self.children:
-            message = "no process that decodes pictures can be started"
-            raise Refusal(503, "decoder_lost", message, "see whether memory or processes ran out")
+            message = "no decoding process can be started"
+            raise Refusal(503, "decoder_lost", message, "check the limits on memory and processes")
 
     async def add(self, once: bool = False) -> None:
-        """Start a process. If that fails, try again unless `once`: memory may be free a second later."""
+        """Start a process. If that fails, retry unless `once`: memory may be free a second later."""
         pause = 0.1
         while not self.closed:
             with suppress(OSError):
@@ -128,18 +128,18 @@ class DecoderPool:
             pause = min(2 * pause, 5.0)
 
     def drop(self, child: DecoderProcess) -> None:
-        """End a process for good."""
+        """End a process without replacement."""
         self.children.discard(child)
         child.end()
 
     def replace(self, child: DecoderProcess) -> None:
-        """End a process and start another."""
+        """End a process and start a new one."""
         self.restarts += 1
         self.drop(child)
         self.run_in_background(self.add())
 
     def run_in_background(self, work: Any) -> asyncio.Task[Any]:
-        """Run a task to its end, even if its caller is cancelled."""
+        """Run a task to completion, even if its caller is cancelled."""
         task = asyncio.get_running_loop().create_task(work)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
@@ -148,10 +148,10 @@ class DecoderPool:
     async def decode(
         self, content: memoryview, settings: DecodeSettings, with_size: bool = False, full_size: bool = False
     ) -> tuple[np.ndarray, tuple[int, int]]:
-        """Decode an image's bytes; a cancelled caller leaves the process to finish.
+        """Decode an image's bytes; if the caller is cancelled, the process finishes the job.
 
-        Returns (C, *image) pixels, of `full_size` (C, H, W) at the image's own size, and, `with_size`, width and height
-        of the upright image, else 0. Raises Refusal: 422 for the image, 503 where the process was killed.
+        Returns (C, *image) pixels, or with `full_size` (C, H, W) at the image's original size; and, with `with_size`,
+        width and height of the upright image, else 0. Raises Refusal: 422 for the image, 503 if the process was killed.
         """
         flags = FLAG_WITH_SIZE * with_size | FLAG_FULL_SIZE * full_size
         self.waiting += 1
@@ -176,11 +176,11 @@ class DecoderPool:
                 await asyncio.sleep(EXIT_POLL_SECONDS)
             killed = child.process.poll() == -getattr(signal, "SIGKILL", 9)
             self.replace(child)
-            if killed:  # from outside: what the picture does ends in other ways
-                message = "the process that decoded the picture was killed"
-                raise Refusal(503, "decoder_lost", message, "ask again", retry=1) from None
-            message = "image: decoding it took too much time or memory, or failed"
-            raise Refusal(422, "unreadable_image", message, "save it as an ordinary JPEG or PNG") from None
+            if killed:  # from outside: an image cannot cause this
+                message = "the decoding process was killed"
+                raise Refusal(503, "decoder_lost", message, "retry", retry=1) from None
+            message = "image: decoding failed, or took too much time or memory"
+            raise Refusal(422, "unreadable_image", message, "save it as a standard JPEG or PNG") from None
         if self.closed:
             self.drop(child)
         else:
@@ -191,7 +191,7 @@ class DecoderPool:
         return pixels, (width, height)
 
     async def measure_seconds(self, settings: DecodeSettings) -> float:
-        """Seconds to decode an ordinary photograph; 0 where the model takes none."""
+        """Return the seconds to decode a typical photograph; 0 if the model does not take images."""
         loop, content = asyncio.get_running_loop(), memoryview(make_synthetic_photograph())
         seconds = []
         with suppress(Refusal):
@@ -209,7 +209,7 @@ class DecoderPool:
 
 
 def make_synthetic_photograph() -> bytes:
-    """A JPEG of 500 x 375 pixels with about as much in it as a photograph."""
+    """Make a JPEG of 500 x 375 pixels with about as much detail as a photograph."""
     import io
 
     from PIL import Image

@@ -1,4 +1,4 @@
-"""Handlers of the addresses that say what is where on a picture."""
+"""Handlers of the endpoints for segmentation and object detection."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from vitreous.tasks.detections import Detections
 from vitreous.tasks.detections import detect_objects as detect_objects
 from vitreous.tasks.tiles import list_tile_starts, predict_class_map
 
-MAX_TILES = 256  # of a picture, at most
+MAX_TILES = 256  # per image
 
 
 async def handle_segment(request: Request) -> Response:
-    """The class of each pixel of one image. Raises Refusal, 404, for a model of classes of images, 413 for an image of
-    too many tiles."""
+    """Predict the class of each pixel of one image. Raises Refusal, 404 for a model of another task, 413 for an image
+    with too many tiles."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
-    require_endpoint(served, "segment", "this model gives no class to pixels")
+    require_endpoint(served, "segment", "this is not a segmentation model")
     form = parse_choice("format", parameters, ("json", "png"))
     upload, image = require_single_upload(await read_uploads(request, service.limits)), card.preprocess.plane
     with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
@@ -55,11 +55,11 @@ async def handle_segment(request: Request) -> Response:
 
 
 async def handle_detect(request: Request) -> Response:
-    """The objects on one image. Raises Refusal, 404, for a model that finds none, 413 for an image of too many
-    tiles."""
+    """Detect the objects in one image. Raises Refusal, 404 for a model of another task, 413 for an image with too
+    many tiles."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served, card = service.served, service.served.predictor.card
-    require_endpoint(served, "detect", "this model finds no objects")
+    require_endpoint(served, "detect", "this is not a detector")
     form = parse_choice("format", parameters, ("json", "png"))
     tiles = parse_choice("tiles", parameters, ("false", "true")) == "true"
     threshold = parse_share("threshold", parameters["threshold"]) if "threshold" in parameters else DEFAULT_THRESHOLD
@@ -84,8 +84,8 @@ async def handle_detect(request: Request) -> Response:
 
 
 def check_tiles(pixels: np.ndarray, image: tuple[int, int]) -> None:
-    """Raise Refusal, 413, for (C, H, W) pixels of more than `MAX_TILES` tiles of a model's size."""
+    """Raise Refusal, 413, for (C, H, W) pixels with more than `MAX_TILES` tiles of the model's image size."""
     count = len(list_tile_starts(pixels.shape[1], image[0])) * len(list_tile_starts(pixels.shape[2], image[1]))
     if count > MAX_TILES:
-        size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels are {count} tiles of {image[1]} x {image[0]}"
-        raise Refusal(413, "too_large", size, f"at most {MAX_TILES} are answered: scale it down, or use `predict`")
+        size = f"{pixels.shape[2]} x {pixels.shape[1]} pixels need {count} tiles of {image[1]} x {image[0]}"
+        raise Refusal(413, "too_large", size, f"use at most {MAX_TILES} tiles: scale it down, or use `predict`")

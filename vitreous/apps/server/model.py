@@ -1,4 +1,4 @@
-"""The served model: warmed up, checked and described. A reload makes a new one."""
+"""The served model: warm-up, self-check and description. A reload makes a new instance."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from vitreous.inference.samples import Generator, Sample
 
 
-MAX_BATCH_SIZE = 64  # pictures of a batch
-FAST_STEP_SECONDS = 0.5  # seconds of two steps of an image, below which a batch is measured too
+MAX_BATCH_SIZE = 64  # images per batch
+FAST_STEP_SECONDS = 0.5  # if two steps of an image take less, a batch is measured too
 
 
 @dataclass(eq=False)
 class ServedModel:
-    """A predictor that has answered a picture of noise twice alike.
+    """A predictor that gave identical outputs for a noise image twice.
 
-    `images_per_second`: in full batches; `note`: a warning for the log. A generative model has a `generator`, the
-    limits of its requests (`sampling`) and `step_seconds`, the seconds of one denoising step of an image.
+    `images_per_second`: in full batches; `note`: a warning for the log. A generative model has a `generator`, request
+    limits (`sampling`) and `step_seconds`, the seconds per denoising step of an image.
     """
 
     predictor: Predictor
@@ -53,7 +53,7 @@ class ServedModel:
 
     @cached_property
     def can(self) -> dict[str, bool]:
-        """Which requests it can answer."""
+        """Return which requests the model supports."""
         from vitreous.apps.server import attention as attention_api
 
         bundle, card = self.predictor.bundle, self.predictor.card
@@ -70,7 +70,7 @@ class ServedModel:
         }
 
     def describe(self) -> dict[str, Any]:
-        """The document of GET /v1/model, without the server's limits."""
+        """Return the document of GET /v1/model, without the server's limits."""
         from vitreous.version import __version__
 
         card, bundle = self.predictor.card, self.predictor.bundle
@@ -106,25 +106,23 @@ class ServedModel:
 
 
 def size_to_list(value: Any) -> list[int] | None:
-    """Two numbers, or three of clips, as a list; None for anything else."""
+    """Convert two numbers, or three for clips, to a list; None for other values."""
     return [int(n) for n in value] if isinstance(value, (tuple, list)) and len(value) in (2, 3) else None
 
 
 def warm_up_predictor(
     predictor: Predictor, limits: ServerLimits, run: str | os.PathLike[str] | None = None
 ) -> ServedModel:
-    """Warm a predictor up; `run` may have an index.
+    """Warm up a predictor; `run` may have an index of training images.
 
-    Raises WeightsError where its answer is not finite, has another shape, or is another one the second time, and
-    UsageError for a model of volumes.
+    Raises WeightsError if its output is not finite, has a wrong shape, or differs the second time, and UsageError for
+    a model of volumes.
     """
     if (generator := get_generator(predictor)) is not None:
         return warm_up_generator(predictor, generator, limits)
     if not predictor.card.preprocess.is_browsable:
-        problem = (
-            f"{predictor.card.name} answers for {predictor.card.preprocess.noun}, the server takes pictures and clips"
-        )
-        raise UsageError(problem, "`vitreous predict RUN FILE …` answers for these")
+        problem = f"{predictor.card.name} takes {predictor.card.preprocess.noun}; the server supports images and clips"
+        raise UsageError(problem, "use `vitreous predict RUN FILE …`")
     size = min(choose_batch_size(predictor), limits.queue or MAX_BATCH_SIZE)
     one, card = predictor.card.preprocess.noise(), predictor.card
     answer = partial(card.task.compute, predictor.engine)
@@ -134,13 +132,13 @@ def warm_up_predictor(
     except VitreousError:
         raise
     except Exception as error:
-        message = f"{card.name} cannot answer: {str(error).splitlines()[0][:200]}"
-        raise WeightsError(message, "see whether `vitreous predict` can") from error
+        message = f"{card.name} fails: {str(error).splitlines()[0][:200]}"
+        raise WeightsError(message, "check it with `vitreous predict`") from error
     finite = bool(np.isfinite(golden).all())
     fits = [expected in (None, length) for expected, length in zip(shape, golden.shape, strict=False)]
     is_shaped = golden.ndim == len(shape) and all(fits)
     if not is_shaped or not finite or not np.array_equal(golden, again):
-        symptom = "another answer the second time" if finite else "numbers that are not finite"
+        symptom = "different outputs for the same input" if finite else "outputs that are not finite"
         message = f"{card.name} {card.version} gives {symptom}, shape {golden.shape}"
         raise WeightsError(message, "train or export it again")
     full, seconds = predictor.card.preprocess.noise(size), []
@@ -158,12 +156,12 @@ def warm_up_predictor(
         index=index,
         note=note,
     )
-    served.describe()  # here, in no hurry: it imports what looks inside
+    served.describe()  # at startup, since it imports the inspection code
     return served
 
 
 def warm_up_generator(predictor: Predictor, generator: Generator, limits: ServerLimits) -> ServedModel:
-    """Warm a generator up, by two steps of an image. Raises WeightsError where it is not finite, or another one the
+    """Warm up a generator by two steps of an image. Raises WeightsError if the image is not finite, or differs the
     second time."""
     from vitreous.inference.samples import SampleOptions
 
@@ -179,7 +177,7 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
 
     (golden, _), (again, seconds) = make(1), make(1)
     if not all(finite) or not np.array_equal(golden[0].image, again[0].image):
-        symptom = "another image the second time" if all(finite) else "numbers that are not finite"
+        symptom = "different images for the same seed" if all(finite) else "images that are not finite"
         raise WeightsError(f"{card.name} {card.version} gives {symptom}", "train it again")
     passes = count_forward_passes(*options.resolve_sampler(generator.process))
     count = DEFAULT_BATCH_SIZE if seconds < FAST_STEP_SECONDS else 1
@@ -200,7 +198,7 @@ def warm_up_generator(predictor: Predictor, generator: Generator, limits: Server
 
 
 def open_run_index(predictor: Predictor, run: str | os.PathLike[str] | None) -> tuple[NeighbourIndex | None, str]:
-    """The run's index of training images, if it has one; and what is wrong with it, as where it is of other weights."""
+    """Open the run's index of training images, if any; and return a warning, such as for an index of other weights."""
     from vitreous.inference.index import open_index
 
     if run is None or predictor.bundle is None:
@@ -212,7 +210,7 @@ def open_run_index(predictor: Predictor, run: str | os.PathLike[str] | None) -> 
 
 
 def choose_batch_size(predictor: Predictor) -> int:
-    """Pictures of a batch: a part for each thread that computes one; more would only wait for each other."""
+    """Return the batch size: one chunk per computing thread; larger batches would only add waiting."""
     import sys
 
     part = int(getattr(predictor.engine, "chunk_size", DEFAULT_BATCH_SIZE))
@@ -221,7 +219,7 @@ def choose_batch_size(predictor: Predictor) -> int:
 
 
 def can_compute_features(predictor: Predictor) -> bool:
-    """Whether it gives features. A bundle does; computing them would pack its weights a second time."""
+    """Return whether features are available. A bundle has them; computing them would pack its weights twice."""
     if predictor.bundle is not None:
         return True
     try:

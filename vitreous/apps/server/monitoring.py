@@ -1,6 +1,6 @@
-"""The log, JSON lines on stderr, and Prometheus metrics.
+"""The log (JSON lines on stderr) and Prometheus metrics.
 
-A thread writes the log, so a slow reader of stderr delays no request.
+A thread writes the log, so that a slow reader of stderr does not delay requests.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ServerLog:
             pass  # stderr is closed
 
     def close(self) -> None:
-        """Write pending lines, for at most a second, and end the thread."""
+        """Write pending lines for at most a second, and end the thread."""
         self.closed.set()
         if self.thread.is_alive():
             self.thread.join(1.0)
@@ -95,18 +95,18 @@ class ServerMetrics:
         self.seconds.observe(seconds)
 
     def render(self) -> bytes:
-        """All metrics in the text format."""
+        """Render all metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
 
 class StateCollector(Collector):
-    """Reads the state of the server whenever metrics are rendered."""
+    """Collect the state of the server when metrics are rendered."""
 
     def __init__(self, read_state: Callable[[], tuple[dict[str, float], dict[str, float], dict[str, str]]]) -> None:
         self.read_state = read_state
 
     def collect(self) -> Iterator[Metric]:
-        """One metric family per value."""
+        """Yield one metric family per value."""
         gauges, counters, model = self.read_state()
         for name, value in gauges.items():
             yield GaugeMetricFamily(name, name, value)
@@ -115,5 +115,5 @@ class StateCollector(Collector):
         yield InfoMetricFamily("vitreous_model", "The served model", model)
 
     def describe(self) -> Iterator[Metric]:
-        """No families in advance: the model may not be loaded yet."""
+        """Yield no families in advance, since the model may not be loaded yet."""
         return iter(())

@@ -1,4 +1,4 @@
-"""The description of the interface, as OpenAPI 3.1, for programs that make or test clients."""
+"""OpenAPI 3.1 description of the HTTP API."""
 
 from __future__ import annotations
 
@@ -9,89 +9,86 @@ from vitreous.apps.server.settings import ServerLimits
 from vitreous.generation.settings import MAX_GUIDANCE
 
 ERROR_DESCRIPTIONS = {
-    "400": "no request, no form or no picture",
+    "400": "invalid request, invalid form or no image",
     "401": "the token is missing or wrong",
-    "403": "another host, or a page of another site",
-    "405": "another method",
-    "408": "it came too slowly",
-    "413": "too large, or too many pictures",
-    "415": "another kind of body",
-    "422": "a parameter or a picture that cannot be",
-    "429": "the queue is full: ask again after Retry-After seconds",
+    "403": "wrong host name, or cross-origin request",
+    "405": "method not allowed",
+    "408": "the request arrived too slowly",
+    "413": "too large, or too many images",
+    "415": "unsupported body type",
+    "422": "invalid parameter or image",
+    "429": "the queue is full: retry after Retry-After seconds",
     "503": "starting, shutting down, or failed: see the code",
-    "504": "not answered before the deadline",
+    "504": "the deadline expired",
 }
 
 #: parameters of the query string: schema and description
 QUERY_PARAMETERS: dict[str, tuple[dict[str, Any], str]] = {
-    "top": ({"type": "integer", "minimum": 1}, "classes to name at most"),
+    "top": ({"type": "integer", "minimum": 1}, "maximum number of classes"),
     "threshold": (
         {"type": "number", "minimum": 0, "maximum": 1},
-        "name classes of a probability above it, or objects of a score from it on, alone",
+        "return only classes with a probability above it, or objects with at least this score",
     ),
-    "tiles": ({"enum": ["false", "true"]}, "answer a picture larger than the model's at its own resolution"),
-    "kind": ({"enum": ["raw", "rollout"]}, "what heads look at in a block, or what blocks up to it mix together"),
-    "layer": ({"type": "string"}, "a block, from 0, or all"),
-    "head": ({"type": "string"}, "a head, from 0, or mean, max, min or all; a rollout: how heads become one"),
-    "query": ({"type": "string"}, "answer, or ROW,COLUMN of a patch, of clips SLOT,ROW,COLUMN, all from 0"),
+    "tiles": ({"enum": ["false", "true"]}, "process a large image in tiles, at full resolution"),
+    "kind": ({"enum": ["raw", "rollout"]}, "attention of the heads in a block, or attention rollout up to the block"),
+    "layer": ({"type": "string"}, "block index from 0, or all"),
+    "head": ({"type": "string"}, "head index from 0, or mean, max, min or all; for a rollout, the fusion of heads"),
+    "query": ({"type": "string"}, "answer (the output), or ROW,COLUMN of a patch, for clips SLOT,ROW,COLUMN, from 0"),
     "format": (
         {"enum": ["json", "png", "gif"]},
-        "numbers, or a picture: with the answer over it, of clips a GIF, or of classes in colours",
+        "JSON, or an image: with the prediction as overlay, a GIF for clips, or a colour map of classes",
     ),
-    "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "how many"),
+    "count": ({"type": "integer", "minimum": 1, "maximum": 50}, "number of images"),
 }
 
-#: addresses that take pictures: summary, schema of the answer, parameters
+#: endpoints that take images: summary, schema of the response, parameters
 POST_ENDPOINTS: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "/v1/predict": ("Classes and probabilities, or values, of pictures", "Predictions", ("top", "threshold")),
-    "/v1/embed": ("What the head reads of pictures", "Embeddings", ()),
-    "/v1/segment": ("The class of each pixel of one picture", "Segments", ("format",)),
-    "/v1/detect": ("The objects on one picture", "Objects", ("threshold", "tiles", "format")),
+    "/v1/predict": ("Predict classes and probabilities, or values, for images", "Predictions", ("top", "threshold")),
+    "/v1/embed": ("Compute features of images (the inputs of the head)", "Embeddings", ()),
+    "/v1/segment": ("Predict the class of each pixel of one image", "Segments", ("format",)),
+    "/v1/detect": ("Detect objects in one image", "Objects", ("threshold", "tiles", "format")),
     "/v1/attention": (
-        "What the model looks at in one picture", "Attention", ("kind", "layer", "head", "query", "format")
+        "Compute attention maps of one image", "Attention", ("kind", "layer", "head", "query", "format")
     ),
-    "/v1/frames": ("The frames of one clip that the model sees, below one another", "image/png", ()),
-    "/v1/neighbours": ("The training images most like one picture", "Neighbours", ("count",)),
+    "/v1/frames": ("Return the model's input frames of one clip, stacked vertically", "image/png", ()),
+    "/v1/neighbours": ("Find the training images nearest to one image", "Neighbours", ("count",)),
 }  # fmt: skip
-#: the body of POST /v1/sample: values that may be left out, or null
+#: the body of POST /v1/sample: optional values, which may be null
 SAMPLE_FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "class": ({"type": ["string", "null"]}, "a class of the model; else images are of the classes in turn"),
-    "count": ({"type": ["integer", "null"], "minimum": 1, "maximum": MAX_SAMPLE_IMAGES}, "images, 1 if left out"),
+    "class": ({"type": ["string", "null"]}, "a class of the model; by default images cycle through the classes"),
+    "count": ({"type": ["integer", "null"], "minimum": 1, "maximum": MAX_SAMPLE_IMAGES}, "images (default: 1)"),
     "guidance": (
         {"type": ["number", "null"], "minimum": 0, "maximum": MAX_GUIDANCE},
-        "how far answers are moved away from those for no class; 1: not at all",
+        "classifier-free guidance scale; 1 for none",
     ),
-    "steps": ({"type": ["integer", "null"], "minimum": 1}, "of the sampler; GET /v1/model has their number and limit"),
-    "seed": (
-        {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_JSON_SEED},
-        "what noise is drawn from, 0 if left out",
-    ),
+    "steps": ({"type": ["integer", "null"], "minimum": 1}, "sampling steps; GET /v1/model has default and maximum"),
+    "seed": ({"type": ["integer", "null"], "minimum": 0, "maximum": MAX_JSON_SEED}, "seed of the noise (default: 0)"),
     "to_seed": (
         {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_JSON_SEED},
-        "go from the image of `seed` to that of this one in `count` images of a class",
+        "interpolate from the noise of `seed` to that of this seed, in `count` images of a class",
     ),
-    "sampler": ({"type": ["string", "null"]}, "one of those of GET /v1/model"),
+    "sampler": ({"type": ["string", "null"]}, "one of the samplers in GET /v1/model"),
 }
-#: addresses that take nothing: summary, and schema or content type of the answer
+#: endpoints without input: summary, and schema or content type of the response
 GET_ENDPOINTS = {
-    "/v1/positions": ("How alike the position embeddings are", "Positions"),
-    "/v1/filters": ("The filters that read the picture", "image/png"),
-    "/v1/model": ("The model", "Model"),
-    "/healthz": ("The process is alive", "Status"),
-    "/readyz": ("Whether it answers", "Status"),
-    "/metrics": ("Counters for Prometheus", "text/plain"),
+    "/v1/positions": ("Cosine similarity of the position embeddings", "Positions"),
+    "/v1/filters": ("Filters of the patch embedding", "image/png"),
+    "/v1/model": ("Description of the model", "Model"),
+    "/healthz": ("Liveness of the process", "Status"),
+    "/readyz": ("Readiness of the model", "Status"),
+    "/metrics": ("Prometheus metrics", "text/plain"),
 }
 
 COMMON_FIELDS = {"request_id": "string", "model": {"name": "string", "version": "string"}}
 IMAGE_ERROR_SCHEMA = ({"code": "string", "message": "string"}, None)
 WEIGHTS_SCHEMA = {
     "type": "array",
-    "description": "[h][w], of clips [t][h][w], with an axis before it for all layers and one after that for all heads",
+    "description": "[h][w], for clips [t][h][w], with a leading axis for all layers and then one for all heads",
 }
 CLASSES_SCHEMA = [{"class": "string", "probability": "number"}]
 VALUES_SCHEMA = {"type": "object", "additionalProperties": {"type": "number"}, "description": "by target, in its unit"}
 OBJECT_SCHEMA = {"label": "string"} | dict.fromkeys(("score", "left", "top", "right", "bottom"), "number")
-#: documents, as `expand_schema` takes them
+#: documents, in the short form of `expand_schema`
 DOCUMENT_SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": {"error": {"code": "string", "message": "string", "hint": "string", "request_id": "string"}},
     "Status": {"status": "string"},
@@ -140,7 +137,7 @@ DEADLINE_PARAMETER = (
     "header",
     "X-Deadline-Ms",
     {"type": "integer", "minimum": 1, "maximum": 600_000},
-    "milliseconds to answer in",
+    "deadline of the response in milliseconds",
 )
 BINARY_SCHEMA = {"type": "string", "format": "binary"}
 IMAGE_SUBTYPES = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
@@ -148,7 +145,7 @@ VIDEO_SUBTYPES = ("mp4", "webm", "x-matroska", "quicktime", "x-msvideo", "mpeg")
 
 
 def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[str, Any]:
-    """All addresses, what they take and what they answer; they are below `root_path`."""
+    """Build the description of all endpoints, which are below `root_path`."""
     paths = {path: {"post": describe_post(*row)} for path, row in POST_ENDPOINTS.items()}
     paths["/v1/sample"] = {"post": describe_sample()}
     paths |= {
@@ -156,7 +153,7 @@ def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[st
         for path, (text, kind) in GET_ENDPOINTS.items()
     }
     description = (
-        f"Pictures of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
+        f"Images of up to {limits.bytes:,} bytes and {limits.pixels:,} pixels, up to {limits.images} in one request."
     )
     schemas = {name: expand_schema(fields) for name, fields in DOCUMENT_SCHEMAS.items()}
     return {
@@ -170,9 +167,9 @@ def build_openapi_document(limits: ServerLimits, root_path: str = "") -> dict[st
 
 
 def expand_schema(short: Any) -> dict[str, Any]:
-    """JSON schema: of an object all of whose fields are required, from a dict; of an array from a list of one; of
-    alternatives from a tuple, with None for null; of a type or of another document from its name. A dict with a `type`
-    is a schema."""
+    """Expand a short form to a JSON schema. A dict is an object with only required fields, a list of one item is an
+    array, and a tuple is a choice, with None for null. A string is a type or the name of another document. A dict with
+    a `type` is already a schema."""
     if short is None:
         return {"type": "null"}
     if isinstance(short, str):
@@ -188,7 +185,7 @@ def expand_schema(short: Any) -> dict[str, Any]:
 
 
 def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, Any]:
-    """An address that takes pictures."""
+    """Describe an endpoint that takes images."""
     parameters = [("query", name, *QUERY_PARAMETERS[name]) for name in names] + [DEADLINE_PARAMETER]
     images = {"type": "array", "items": BINARY_SCHEMA, "minItems": 1}
     types = {"application/octet-stream": BINARY_SCHEMA} | {f"image/{name}": BINARY_SCHEMA for name in IMAGE_SUBTYPES}
@@ -208,12 +205,12 @@ def describe_post(summary: str, kind: str, names: tuple[str, ...]) -> dict[str, 
 
 
 def describe_parameter(place: str, name: str, schema: dict[str, Any], text: str) -> dict[str, Any]:
-    """A parameter that may be left out."""
+    """Describe an optional parameter."""
     return {"name": name, "in": place, "required": False, "schema": schema, "description": text}
 
 
 def describe_sample() -> dict[str, Any]:
-    """The address that makes images."""
+    """Describe the endpoint that generates images."""
     properties = {name: {**schema, "description": text} for name, (schema, text) in SAMPLE_FIELDS.items()}
     body = {"type": "object", "properties": properties, "additionalProperties": False}
     form = {"type": "object", "properties": {"image": BINARY_SCHEMA, "mask": BINARY_SCHEMA, "settings": body}}
@@ -224,11 +221,11 @@ def describe_sample() -> dict[str, Any]:
         "application/x-ndjson": {"schema": {"type": "string"}},
     }
     return {
-        "summary": "Images of a model that makes them: documents, one grid, or lines with previews, as Accept asks",
+        "summary": "Generate images: JSON, a PNG grid, or JSON lines with previews, depending on Accept",
         "parameters": [describe_parameter(*DEADLINE_PARAMETER)],
         "requestBody": {
             "required": True,
-            "description": "settings; or a form of an image that stays as it is where its mask is black, and settings",
+            "description": "settings; or a form with settings, an image, and a mask (white areas are inpainted)",
             "content": {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}},
         },
         "responses": answers,
@@ -236,18 +233,18 @@ def describe_sample() -> dict[str, Any]:
 
 
 def describe_responses(kind: str) -> dict[str, Any]:
-    """The answer, a document or a content type, and the refusals."""
+    """Describe the response, a document or a content type, and the errors."""
     content = {kind: {"schema": {"type": "string"}}} if "/" in kind else describe_json_content(kind)
-    answers = {"200": {"description": "the answer", "content": content}}
-    refusals = {**ERROR_DESCRIPTIONS, "404": "this model has none"}
+    answers = {"200": {"description": "the response", "content": content}}
+    refusals = {**ERROR_DESCRIPTIONS, "404": "not available for this model"}
     answers |= {
         code: {"description": text, "content": describe_json_content("Error")} for code, text in refusals.items()
     }
     if kind == "Status":
-        answers["503"] = {"description": "not now", "content": describe_json_content("Status")}
+        answers["503"] = {"description": "not ready", "content": describe_json_content("Status")}
     return answers
 
 
 def describe_json_content(name: str) -> dict[str, Any]:
-    """The content of a response that is a document."""
+    """Describe the content of a JSON response."""
     return {"application/json": {"schema": expand_schema(name)}}

@@ -1,9 +1,9 @@
-"""uvicorn's HTTP/1.1 protocol with limits on everything that a client can make last or grow.
+"""uvicorn's HTTP/1.1 protocol with limits on every size and duration that a client controls.
 
-The application judges a request as soon as its head is there and may answer before the body has come. What is left of
-a short body is then discarded, so that the connection can be used again; before a long one the connection closes, after
-a moment in which the client can read why. A request that arrives before the one ahead of it is answered is not taken:
-the connection closes after that answer.
+The application checks a request when its headers are complete, and may respond before the body has arrived. The rest of
+a short body is then discarded, so that the connection can be reused. With a long body the connection closes after a
+short delay in which the client can read the response. Pipelining is not supported: if a request arrives before the
+response to the previous one, the connection closes after that response.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from uvicorn.server import ServerState
 from vitreous.apps.server.responses import SECURITY_HEADERS, Refusal, refusal_response
 from vitreous.apps.server.settings import ServerLimits
 
-MAX_DISCARDED_BYTES = 2**20  # bytes of a refused request's body that are read and thrown away
-LINGER_SECONDS = 2.0  # seconds that a client has to read the last answer of a connection
-SEND_SECONDS, SEND_RATE = 10.0, 10_000.0  # a client has so long to read an answer, and a second for so many bytes
-MAX_TINY_CHUNKS = 4096  # chunks of a body that may be tiny; beyond them there are at least 16 bytes each
+MAX_DISCARDED_BYTES = 2**20  # bytes of a refused request's body that are read and discarded
+LINGER_SECONDS = 2.0  # seconds for a client to read the last response of a connection
+SEND_SECONDS, SEND_RATE = 10.0, 10_000.0  # seconds to read a response, plus a second per this many bytes
+MAX_TINY_CHUNKS = 4096  # chunks of a body; further ones must average at least 16 bytes each
 _TARGET = re.compile(rb"/[!-~]*")
-_UNREADABLE = Refusal(400, "bad_request", "this is no HTTP/1.1 request", "let an HTTP library make it")
+_UNREADABLE = Refusal(400, "bad_request", "this is not an HTTP/1.1 request", "use an HTTP library")
 
 IDLE, HEAD, BODY, ANSWERING = "idle", "head", "body", "answering"
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. `phase`: it waits for a request, for its head, for its body, or for the answer; `since` then.
+    """One connection. `phase`: waiting for a request, its head, its body, or the response; `since`: its start.
 
-    `count_malformed` is called with the status of what was no request; `refuse_full` gives the refusal and the id of a
-    request for which there is no room.
+    `count_malformed` is called with the status of each malformed request. `refuse_full` returns the refusal and the id
+    of a request if the server is full.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class LimitedProtocol(HttpToolsProtocol):
         self.limits, self.count_malformed, self.refuse_full = limits, count_malformed, refuse_full
         self.phase, self.since = HEAD, self.loop.time()
         self.head_bytes = self.header_count = self.chunks = self.body_bytes = self.discarded = 0
-        self.deaf = False  # nothing that comes is taken for a request any more
-        self.unread_since: float | None = None  # when a client began not to read what it is sent
+        self.deaf = False  # further data are not parsed as requests
+        self.unread_since: float | None = None  # since when the client has not read its response
 
     def connection_made(self, transport: asyncio.Transport) -> None:
-        """Register a connection; above the limit, close the one that has been without a request for longest."""
+        """Register a connection; above the limit, close the connection that has been idle for longest."""
         if len(self.connections) >= self.limits.connections:
             waiting = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.phase != ANSWERING]
             (min(waiting, key=lambda c: c.since).transport if waiting else transport).abort()
         super().connection_made(LingeringTransport(transport, self))  # type: ignore[arg-type]
-        transport.max_size = 2**16  # type: ignore[attr-defined]  # of one read: a short turn for everybody
+        transport.max_size = 2**16  # type: ignore[attr-defined]  # bytes per read, so that connections take short turns
 
     def data_received(self, data: bytes) -> None:
-        """Parse; discard what follows the end of the conversation."""
+        """Parse received data; discard data after the end of the conversation."""
         if self.deaf:
             self.discard(len(data))
             return
@@ -77,17 +77,17 @@ class LimitedProtocol(HttpToolsProtocol):
             self.head_bytes += len(data)
         super().data_received(data)
         if self.phase == HEAD and self.head_bytes > self.limits.head and not self.deaf:
-            hint = f"at most {self.limits.head} bytes"
-            self.reject(Refusal(431, "too_large", "the head of the request is too long", hint))
+            hint = f"send at most {self.limits.head} bytes"
+            self.reject(Refusal(431, "too_large", "the request headers are too long", hint))
 
     def discard(self, size: int) -> None:
-        """Count bytes that are thrown away; beyond the limit, stop reading and close."""
+        """Count discarded bytes; above the limit, stop reading and close."""
         self.discarded += size
         if self.discarded > MAX_DISCARDED_BYTES:
             self.flow.pause_reading() if self.transport.is_closing() else self.transport.close()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        """Start the application; but a request for which there is no room is refused here, without a task."""
+        """Start the application; if the server is full, refuse the request here, without a task."""
         refused = self.refuse_full(cycle.scope) if cycle.keep_alive else None
         if refused is None:
             super()._start_asgi_task(cycle, app)
@@ -99,7 +99,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # callbacks of the parser; an exception in one of them ends up in send_400_response
 
     def on_message_begin(self) -> None:
-        """The first byte of a request. Raises Refusal for one that does not wait for the answer before it."""
+        """Handle the first byte of a request. Raises Refusal for a pipelined request."""
         if self.phase in (BODY, ANSWERING):
             raise _UNREADABLE
         super().on_message_begin()
@@ -108,36 +108,36 @@ class LimitedProtocol(HttpToolsProtocol):
             self.phase, self.since, self.head_bytes = HEAD, self.loop.time(), 0
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target. Raises Refusal, 414."""
+        """Handle a chunk of the URL. Raises Refusal, 414."""
         super().on_url(url)
         if len(self.url) > self.limits.head // 4:
-            raise Refusal(414, "too_large", "the address is too long", f"at most {self.limits.head // 4} bytes")
+            raise Refusal(414, "too_large", "the URL is too long", f"use at most {self.limits.head // 4} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header. Raises Refusal, 431."""
+        """Handle one header. Raises Refusal, 431."""
         self.header_count += 1
         if self.header_count > self.limits.headers:
-            raise Refusal(431, "too_large", "too many headers", f"at most {self.limits.headers}")
+            raise Refusal(431, "too_large", "too many headers", f"send at most {self.limits.headers}")
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the application. Raises Refusal, 400, for an upgrade and a target that is no path."""
+        """Start the application. Raises Refusal, 400, for an upgrade, and for a target that is not a path."""
         if self.parser.should_upgrade():  # type: ignore[union-attr]
-            hint = "send an ordinary request"
-            raise Refusal(400, "bad_request", "no upgrade of the connection, and no proxy", hint)
+            hint = "send a normal request"
+            raise Refusal(400, "bad_request", "connection upgrades and proxy requests are not supported", hint)
         if not _TARGET.fullmatch(self.url):
-            raise Refusal(400, "bad_request", "an address that cannot be", "ask for a path, as in /v1/predict")
+            raise Refusal(400, "bad_request", "invalid URL", "request a path such as /v1/predict")
         super().on_headers_complete()
         self.phase, self.since = BODY, self.loop.time()
 
     def on_chunk_header(self) -> None:
-        """One more chunk. Raises Refusal, 413: a million of a byte each would keep everybody else waiting."""
+        """Count a chunk. Raises Refusal, 413: a million one-byte chunks would delay all other requests."""
         self.chunks += 1
         if self.chunks > MAX_TINY_CHUNKS + self.body_bytes // 16:
-            raise Refusal(413, "too_large", "too many small chunks", "send larger ones")
+            raise Refusal(413, "too_large", "too many small chunks", "send larger chunks")
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body, discarded where the answer is already sent."""
+        """Handle a chunk of the body, which is discarded if the response is already sent."""
         self.body_bytes += len(body)
         if self.cycle.response_complete:
             self.discard(len(body))
@@ -145,34 +145,34 @@ class LimitedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """Handle the end of a request."""
         super().on_message_complete()
         self.phase, self.since = (IDLE if self.cycle.response_complete else ANSWERING), self.loop.time()
 
     def on_response_complete(self) -> None:
-        """The answer is on its way; that to HEAD is a head alone."""
+        """Handle the end of a response; the response to HEAD has no body."""
         self.transport.write(b"")
         if self.phase == ANSWERING:
             self.phase = IDLE
         self.since = self.loop.time()
         super().on_response_complete()
 
-    # the ends of a connection
+    # closing a connection
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what the parser could not read; called while its error is handled."""
+        """Refuse a request with a parser error; called while the error is handled."""
         error = sys.exception()
         cause = error.__context__ if error is not None else None
         self.reject(cause if isinstance(cause, Refusal) else _UNREADABLE)
 
     def reject(self, refusal: Refusal) -> None:
-        """Read no further; refuse the request that has begun, unless it is whole or answered."""
+        """Stop reading; refuse the current request, unless it is complete or has a response."""
         self.deaf, cycle = True, self.cycle
         if self.phase == ANSWERING:
             cycle.keep_alive = False
         elif self.phase == BODY and cycle.response_complete:
             self.transport.close()
-        elif self.phase == BODY:  # the application has the request's id, and answers
+        elif self.phase == BODY:  # the application has the request id and responds
             cycle.scope["refusal"] = refusal  # type: ignore[typeddict-unknown-key]
             cycle.keep_alive = cycle.more_body = False
             cycle.message_event.set()
@@ -183,14 +183,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self.count_malformed(refusal.status)
 
     def render(self, refusal: Refusal, name: str, *extra: tuple[bytes, bytes]) -> bytes:
-        """The whole response of a refusal, under the request's id."""
+        """Render the full response of a refusal, with the request id."""
         response = refusal_response(refusal, name)
         headers = [*self.server_state.default_headers, *response.raw_headers, *SECURITY_HEADERS, *extra]
         lines = [STATUS_LINE[refusal.status], *(b"%s: %s\r\n" % header for header in headers)]
         return b"".join([*lines, b"x-request-id: ", name.encode(), b"\r\n\r\n", bytes(response.body)])
 
     def sweep(self, now: float) -> None:
-        """End whatever takes too long; called several times a second."""
+        """End all phases that take too long; called several times per second."""
         waited, limits, unsent = now - self.since, self.limits, self.transport.get_write_buffer_size()
         if not unsent:
             self.unread_since = None
@@ -205,15 +205,15 @@ class LimitedProtocol(HttpToolsProtocol):
             if waited > (limits.idle_seconds if self.phase == IDLE else limits.head_seconds):
                 self.transport.close()
         elif self.phase == HEAD and waited > limits.head_seconds:
-            hint = f"at most {limits.head_seconds:g} s"
-            self.reject(Refusal(408, "too_slow", "the head of the request took too long", hint))
+            hint = f"send them within {limits.head_seconds:g} s"
+            self.reject(Refusal(408, "too_slow", "the request headers arrived too slowly", hint))
         elif self.phase == BODY and self.cycle.response_complete and waited > limits.body_seconds:
             self.transport.close()
 
 
 class LingeringTransport:
-    """A transport that sends the head of a response together with its body, in one system call, and whose `close` lets
-    a client that is still sending read the response before a reset could."""
+    """A transport that sends head and body of a response in one system call. `close` lets a client that is still
+    sending read the response before the connection is reset."""
 
     def __init__(self, transport: asyncio.Transport, protocol: LimitedProtocol) -> None:
         self.transport, self.protocol, self.lingering = transport, protocol, False
@@ -223,7 +223,7 @@ class LingeringTransport:
         return getattr(self.transport, name)
 
     def write(self, data: bytes) -> None:
-        """Send; hold back a head until the piece that follows it."""
+        """Send; delay a head until the next chunk."""
         if data.endswith(b"\r\n\r\n") and data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 100 "):
             self.head = data
         elif self.head or data:
@@ -231,7 +231,7 @@ class LingeringTransport:
             self.transport.write(data)
 
     def is_closing(self) -> bool:
-        """Whether no more is sent."""
+        """Return whether sending has ended."""
         return self.lingering or self.transport.is_closing()
 
     def close(self) -> None:

@@ -30,7 +30,7 @@ SECURITY_HEADERS = (
 
 
 class Refusal(VitreousError):
-    """Why a request is refused: an HTTP status and a stable code for programs.
+    """An error response: an HTTP status and a stable code for programs.
 
     `retry`: seconds for the header Retry-After, 0 for none.
     """
@@ -49,17 +49,17 @@ class Refusal(VitreousError):
         self.status, self.name, self.retry, self.headers = status, code, retry, dict(headers or {})
 
     def to_json(self, request_id: str) -> dict[str, str]:
-        """The refusal as JSON has it, under the key `error`."""
+        """Return the content of the key `error` in the JSON response."""
         return {"code": self.name, "message": self.message, "hint": self.hint, "request_id": request_id}
 
 
 def shorten_text(text: str) -> str:
-    """A client's words as one printable line of at most 60 characters."""
+    """Shorten text of a client to one printable line of at most 60 characters."""
     return escape_unprintable(text if len(text) <= 60 else text[:57] + "...")
 
 
 def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON document that no cache keeps."""
+    """Make a JSON response that is not cached."""
     from starlette.responses import Response
 
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -72,6 +72,6 @@ def json_response(document: dict[str, Any], status: int = 200, headers: Mapping[
 
 
 def refusal_response(refusal: Refusal, request_id: str) -> Response:
-    """A refusal as a client gets it: `{"error": {code, message, hint, request_id}}`."""
+    """Make the response of a refusal: `{"error": {code, message, hint, request_id}}`."""
     retry = {"retry-after": str(refusal.retry)} if refusal.retry else {}
     return json_response({"error": refusal.to_json(request_id)}, refusal.status, refusal.headers | retry)

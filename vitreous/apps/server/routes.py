@@ -1,4 +1,4 @@
-"""Handlers of all addresses."""
+"""Handlers of all endpoints."""
 
 from __future__ import annotations
 
@@ -47,25 +47,25 @@ PUBLIC_ROUTES = frozenset(("healthz", "readyz", "page", "static"))  # routes tha
 
 
 def build_page_routes() -> list[Route]:
-    """A route for each file of the page."""
+    """Build a route for each file of the page."""
     routes = []
     for file in files("vitreous.apps.server.page").iterdir():
         kind = file.name.rpartition(".")[2]
         if file.is_file() and kind in MEDIA_TYPES:
             path, name = ("/", "page") if file.name == "index.html" else (f"/static/{file.name}", "static")
-            # a reload of the page is a reload of its parts
+            # reloading the page must reload its files
             response = Response(file.read_bytes(), 200, {"cache-control": "no-cache"}, MEDIA_TYPES[kind])
             routes.append(Route(path, response, methods=["GET"], name=name))
     return routes
 
 
 async def handle_healthz(request: Request) -> Response:
-    """The process is alive."""
+    """Report that the process is alive."""
     return json_response({"status": "alive"})
 
 
 async def handle_readyz(request: Request) -> Response:
-    """Whether it answers questions."""
+    """Report whether the server accepts requests."""
     state = get_request_context(request)[0].state
     if state == "ready":
         return json_response({"status": state})
@@ -80,7 +80,7 @@ async def handle_metrics(request: Request) -> Response:
 
 
 async def handle_openapi(request: Request) -> Response:
-    """The description of all this."""
+    """Return the OpenAPI description."""
     service, _ = get_request_context(request)
     cache = service.served.cache
     if "openapi" not in cache:
@@ -89,7 +89,7 @@ async def handle_openapi(request: Request) -> Response:
 
 
 async def handle_model(request: Request) -> Response:
-    """The description of the model, made once: 30 requests at a time cost as much as a picture otherwise."""
+    """Return the description of the model, cached, since 30 uncached requests cost as much as an image."""
     service, _ = get_request_context(request)
     read_parameters(request)
     cache = service.served.cache
@@ -101,7 +101,7 @@ async def handle_model(request: Request) -> Response:
 
 
 async def handle_predict(request: Request) -> Response:
-    """Names and probabilities. Raises Refusal, 404, for a model without classes."""
+    """Predict names and probabilities. Raises Refusal, 404, for a model without classes."""
     service, parameters = get_request_context(request)[0], read_parameters(request)
     served, card = service.served, service.served.predictor.card
     require_image_input(card)
@@ -123,12 +123,12 @@ async def handle_predict(request: Request) -> Response:
 
 
 async def handle_embed(request: Request) -> Response:
-    """Features. Raises Refusal, 404, for a model that has none."""
+    """Compute features. Raises Refusal, 404, for a model without them."""
     served = get_request_context(request)[0].served
     read_parameters(request)
     require_image_input(served.predictor.card)
     if not served.has_features:
-        raise Refusal(404, "not_available", "this model tells no features", "serve the run that it was exported from")
+        raise Refusal(404, "not_available", "this model has no features", "serve the run that it was exported from")
 
     def describe(name: str | None, features: np.ndarray) -> dict[str, Any]:
         return {"name": name, "embedding": [float(f"{v:.8g}") for v in features.tolist()], "error": None}
@@ -151,10 +151,10 @@ async def compute_image_responses(
     describe: Callable[[str | None, np.ndarray], dict[str, Any]],
     empty: dict[str, Any],
 ) -> Response:
-    """Decode the images of a request, compute those that can be read, and describe all of them in their order.
+    """Decode the images of a request, compute the readable ones, and describe all of them in order.
 
-    `work`: (B, C, *image) pixels -> (B, ...). `describe`: an image's name and its row of that -> its JSON. Raises
-    Refusal where no image can be read.
+    `work`: (B, C, *image) pixels -> (B, ...). `describe`: an image's name and its output -> its JSON. Raises Refusal
+    if no image can be read.
     """
     service, info = get_request_context(request)
     uploads = await read_uploads(request, service.limits)
@@ -183,7 +183,7 @@ async def compute_image_responses(
 
 
 async def compute_image(service: Service, info: RequestInfo, served: ServedModel, work: Any, upload: Upload) -> Any:
-    """One image's row of `work`, or the Refusal of that image alone."""
+    """Return the output of `work` for one image, or the Refusal of that image."""
     try:
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
     except Refusal as refusal:
@@ -192,7 +192,7 @@ async def compute_image(service: Service, info: RequestInfo, served: ServedModel
 
 
 async def handle_attention(request: Request) -> Response:
-    """Attention of one image. Raises Refusal, 422, for parameters that cannot be."""
+    """Compute the attention of one image. Raises Refusal, 422, for invalid parameters."""
     from vitreous.apps.server import attention as attention_api
 
     service, info = get_request_context(request)
@@ -202,8 +202,8 @@ async def handle_attention(request: Request) -> Response:
     form = parse_choice("format", parameters, ("json", picture))
     options = attention_api.AttentionRequest.parse(parameters, bundle.model, bundle.preprocess)
     if form != "json" and "all" in (options.layer, options.head):
-        problem = f"a {form.upper()} of several maps"
-        raise Refusal(422, "bad_parameter", problem, "ask for one layer and one head, or format=json")
+        problem = f"a {form.upper()} cannot contain several maps"
+        raise Refusal(422, "bad_parameter", problem, "select one layer and one head, or format=json")
     render = attention_api.attention_to_json if form == "json" else attention_api.render_attention_image
     upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, min(HEAVY_REQUEST_COST, service.queue)):
@@ -218,7 +218,7 @@ async def handle_attention(request: Request) -> Response:
 
 
 async def handle_frames(request: Request) -> Response:
-    """The frames of one clip as the model sees them, below one another. Raises Refusal, 404, for other models."""
+    """Return the model's input frames of one clip, stacked vertically. Raises Refusal, 404, for other models."""
     from vitreous.apps.server import attention as attention_api
 
     service, info = get_request_context(request)
@@ -232,13 +232,13 @@ async def handle_frames(request: Request) -> Response:
 
 
 async def handle_neighbours(request: Request) -> Response:
-    """The training images most like one image. Raises Refusal, 404, for a run without an index."""
+    """Find the training images nearest to one image. Raises Refusal, 404, for a run without an index."""
     (service, info), parameters = get_request_context(request), read_parameters(request)
     served = service.served
     count = parse_int("count", parameters["count"], 1, 50) if "count" in parameters else 8
     index = served.index
     if index is None:
-        raise Refusal(404, "not_available", "this run has no index", "vitreous embed RUN --index makes one")
+        raise Refusal(404, "not_available", "this run has no index", "create it: vitreous embed RUN --index")
     upload = require_single_upload(await read_uploads(request, service.limits))
     with service.admit_images(info, 1):
         pixels, _ = await service.decoders.decode(upload.content, served.decode_settings)
@@ -259,14 +259,14 @@ async def handle_neighbours(request: Request) -> Response:
 
 
 async def handle_positions(request: Request) -> Response:
-    """How alike the position embeddings are."""
+    """Return the similarities of the position embeddings."""
     from vitreous.apps.server import attention as attention_api
 
     return json_response(await compute_cached(request, "positions", attention_api.compute_position_similarity))
 
 
 async def handle_filters(request: Request) -> Response:
-    """The filters that read the image."""
+    """Return the filters of the patch embedding."""
     from vitreous.apps.server import attention as attention_api
 
     return Response(
@@ -275,7 +275,7 @@ async def handle_filters(request: Request) -> Response:
 
 
 async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]) -> Any:
-    """A result that depends on the model alone, computed on its first request."""
+    """Return a result that depends only on the model, computed on the first request."""
     service, info = get_request_context(request)
     read_parameters(request)
     served, bundle = service.served, require_bundle(service.served, name)
@@ -285,14 +285,14 @@ async def compute_cached(request: Request, name: str, work: Callable[[Any], Any]
 
 
 def require_bundle(served: ServedModel, name: str) -> Any:
-    """The bundle of a model that can show `name`. Raises Refusal, 404."""
+    """Return the bundle of a model that supports `name`. Raises Refusal, 404."""
     if not served.can[name]:
-        raise Refusal(404, "not_available", f"this model has no {name} to show", "GET /v1/model tells what it can")
+        raise Refusal(404, "not_available", f"this model has no {name}", "GET /v1/model lists the supported requests")
     return served.predictor.bundle
 
 
 def make_route(prefix: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
-    """The route of a handler: `handle_predict` answers at PREFIX/predict."""
+    """Make the route of a handler: `handle_predict` serves PREFIX/predict."""
     name = handler.__name__.removeprefix("handle_")
     return Route(f"{prefix}/{name}", handler, methods=[method], name=name)
 

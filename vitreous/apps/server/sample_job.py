@@ -1,4 +1,4 @@
-"""Images that are made for a request: by the computing thread and its helpers, for a client in the event loop.
+"""Generation of images for a request, in the computing thread and its helpers, for a client in the event loop.
 
 B images of C channels.
 """
@@ -33,21 +33,21 @@ from vitreous.inference.samples import (
     square_grid_columns,
 )
 
-MAX_PREVIEWS = 24  # of one request at most
-PREVIEW_INTERVAL = 0.1  # seconds between them at least
-PREVIEW_SIZE = 128  # pixels of a preview's longer side at most
-MAX_GRID_ASPECT = 2.5  # a grid's longer side by its shorter at most, for columns of few classes
+MAX_PREVIEWS = 24  # per request
+PREVIEW_INTERVAL = 0.1  # minimum seconds between previews
+PREVIEW_SIZE = 128  # maximum pixels of a preview's longer side
+MAX_GRID_ASPECT = 2.5  # maximum aspect ratio of a grid, if its columns have few classes
 
 
 class SampleJobStopped(Exception):
-    """Nobody waits for the images any more."""
+    """The request was cancelled or its deadline expired."""
 
 
 class SampleJob:
-    """Images that are being made. `stop`, or the deadline, ends it after the step that is being computed.
+    """A generation in progress. `stop`, or the deadline, ends it after the current step.
 
-    `document` and `grid` are work for the batcher; their input is what `begin` returned, the job. `given`: an image
-    (C, H, W) that stays as it is, but where its mask (1, H, W) is white.
+    `document` and `grid` are work for the batcher; their input is the job that `begin` returned. `given`: an image
+    (C, H, W) to inpaint; only the white area of its mask (1, H, W) is generated.
     """
 
     def __init__(
@@ -65,13 +65,13 @@ class SampleJob:
         self.loop = asyncio.get_running_loop()
         self.deadline = self.done = self.next = self.last = 0.0
         self.previews = False
-        self.states: dict[int, Tensor] = {}  # images as they are taken to be, (B, C, H, W), by their first row
+        self.states: dict[int, Tensor] = {}  # first sample index -> estimated images (B, C, H, W)
         self.preview: dict[str, Any] | None = None
 
     @property
     def columns(self) -> int:
-        """Columns of the grid, about as many as rows; where images are of the classes in turn, so many that each has
-        images of few classes, if that goes."""
+        """Return the columns of the grid, about as many as rows. If images cycle through the classes, choose columns
+        that each contain few classes, if possible."""
         classes, count = len(self.generator.classes), self.asked.count
         if self.asked.name is not None or not 1 < classes <= count:
             return square_grid_columns(count)
@@ -81,21 +81,21 @@ class SampleJob:
         return best if stretch[best] <= MAX_GRID_ASPECT else square_grid_columns(count)
 
     def begin(self, deadline: float, previews: bool = False) -> SampleJob:
-        """Set until when images are made, and whether there are previews. Returns itself."""
+        """Set the deadline, and whether to send previews. Returns itself."""
         self.deadline, self.previews = deadline, previews
         return self
 
     def compute(self) -> list[Sample]:
-        """The images, in order. Raises Refusal, 504, where nobody waits for them any more."""
+        """Return the images, in order. Raises Refusal, 504, if the deadline expired or the request was cancelled."""
         options = SampleOptions(**asdict(self.asked.options), count=self.asked.count, to_seed=self.asked.to_seed)
         canvas = None if self.given is None else self.generator.canvas_of(*self.given, len(self.pairs))
         try:
             return list(self.generator.make(self.pairs, options, on_step=self.after_step, canvas=canvas))
         except SampleJobStopped:
-            raise Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one") from None
+            raise Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline") from None
 
     def document(self, job: SampleJob) -> dict[str, Any] | Refusal:
-        """The images as JSON has them, with their settings; or the refusal."""
+        """Return the images and their settings as a JSON document, or the refusal."""
         began = time.monotonic()
         try:
             samples = self.compute()
@@ -110,7 +110,7 @@ class SampleJob:
         return answer | {"seconds": round(time.monotonic() - began, 4)}
 
     def grid(self, job: SampleJob) -> bytes | Refusal:
-        """Return the images as one PNG, as `sample` writes it, or the refusal."""
+        """Return the images as one PNG in the layout of `sample`, or the refusal."""
         try:
             samples = self.compute()
             captions = [one.name for one in samples] if any(one.name for one in samples) else []
@@ -121,7 +121,7 @@ class SampleJob:
             return refusal
 
     def after_step(self, rows: slice, state: SamplerState) -> None:
-        """Count a step of some rows, and publish a preview now and then. Raises Stopped where nobody waits."""
+        """Count a step of some samples, and publish a preview at intervals. Raises SampleJobStopped on cancellation."""
         now = time.monotonic()
         if self.stop.is_set() or now >= self.deadline:
             raise SampleJobStopped
@@ -146,18 +146,18 @@ class SampleJob:
             self.loop.call_soon_threadsafe(self.publish, preview)
 
     def publish(self, preview: dict[str, Any]) -> None:
-        """Put a preview in the place of the one before, in the event loop."""
+        """Replace the current preview, in the event loop."""
         self.preview = preview
         self.changed.set()
 
 
 def encode_preview(image: np.ndarray) -> str:
-    """An image (H, W, C) uint8 as a data URI, scaled down where it is large."""
+    """Encode an image (H, W, C) uint8 as a data URI, scaled down if it is large."""
     picture = array_to_image(image)
     picture.thumbnail((PREVIEW_SIZE, PREVIEW_SIZE), Image.Resampling.BOX)
     return encode_png_uri(picture)
 
 
 def encode_png_uri(picture: Image.Image) -> str:
-    """A picture as a PNG in a URI."""
+    """Encode an image as a PNG data URI."""
     return "data:image/png;base64," + b64encode(encode_png(picture)).decode()

@@ -1,4 +1,4 @@
-"""What a client asks of a model that makes images, read from JSON within limits."""
+"""Requests to a generative model, parsed from JSON within limits."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from vitreous.generation.settings import (
     max_sampler_steps,
 )
 
-MAX_SAMPLE_IMAGES = 64  # of one request
-MAX_STEPS_PER_IMAGE = 250  # of so many images; fewer images may have more
+MAX_SAMPLE_IMAGES = 64  # per request
+MAX_STEPS_PER_IMAGE = 250  # with the maximum number of images; fewer images may use more
 MAX_SAMPLE_BODY_BYTES = 2**14  # bytes of a request
-MAX_JSON_SEED = 2**53 - 1  # what every reader of JSON takes for a whole number
+MAX_JSON_SEED = 2**53 - 1  # largest integer that every JSON parser reads exactly
 SAMPLE_KEYS = ("class", "count", "guidance", "steps", "seed", "to_seed", "sampler")
 
 
 @dataclass(frozen=True)
 class SampleLimits:
-    """What may be asked for: `classes` by name; at most `images`, by a sampler of `samplers`, {name: its usual steps},
-    the default first, in at most `steps`; `inpaint`: whether a part of an image may be given."""
+    """Limits of a request: `classes` by name; at most `images`; a sampler of `samplers`, {name: default steps}, the
+    default sampler first; at most `steps`; `inpaint`: whether inpainting is supported."""
 
     classes: tuple[str, ...]
     process: str
@@ -43,7 +43,7 @@ class SampleLimits:
     inpaint: bool = True
 
     def describe(self) -> dict[str, Any]:
-        """Limits and defaults, for GET /v1/model."""
+        """Return limits and defaults, for GET /v1/model."""
         defaults = {"count": 1, "guidance": 1.0, "seed": 0, "sampler": next(iter(self.samplers))}
         guidance = MAX_GUIDANCE if self.classes else 1.0
         limits = {"count": self.images, "steps": self.steps, "image_steps": self.image_steps}
@@ -53,14 +53,14 @@ class SampleLimits:
 
     @property
     def image_steps(self) -> int:
-        """Images times steps of a request at most."""
+        """Return the maximum of images times steps of a request."""
         return max(self.images * MAX_STEPS_PER_IMAGE, self.steps)
 
 
 def make_sample_limits(
     classes: Sequence[str], process: Process, image: tuple[int, int], pixels: int, inpaint: bool = True
 ) -> SampleLimits:
-    """The limits of a model of `image` (H, W) where an answer may have so many pixels."""
+    """Make the limits of a model with image size `image` (H, W); `pixels` is the maximum of a response."""
     steps = max_sampler_steps(process)
     samplers = {name: default_steps(process, name) for name in DEFAULT_SAMPLER_STEPS[type(process)]}
     if find_spec("diffusers") is None:
@@ -71,8 +71,8 @@ def make_sample_limits(
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """Images that are asked for: `count` of `name`, or, without one, of the classes in turn; each way of `options`.
-    With `to_seed` they go from an image of one seed to that of the other."""
+    """Requested images: `count` of class `name`, or, without a name, cycling through the classes; sampling `options`.
+    With `to_seed` they interpolate from one seed to the other."""
 
     name: str | None
     count: int
@@ -83,13 +83,13 @@ class SampleRequest:
     to_seed: int | None = None
 
     def pairs(self, classes: Sequence[str]) -> list[tuple[int, int]]:
-        """Class and number of each image: `vitreous sample` makes the same image of the same pair."""
+        """Return class and number of each image; `vitreous sample` generates the same image from the same pair."""
         if self.name is not None:
             return [(classes.index(self.name), number) for number in range(self.count)]
         return cycle_classes(self.count, len(classes))
 
     def cost(self, limits: SampleLimits) -> int:
-        """Images that cost about as much where they are made by the defaults; at least 1."""
+        """Return the cost in images with default settings; at least 1."""
         passes = count_forward_passes(self.sampler, self.steps) * (
             2 if limits.classes and self.options.guidance != 1 else 1
         )
@@ -97,27 +97,25 @@ class SampleRequest:
         return max(1, math.ceil(self.count * passes / usual))
 
     def describe(self, precision: str) -> dict[str, Any]:
-        """The settings, as an answer repeats them."""
+        """Return the settings, for the response."""
         own = {"class": self.name, "count": self.count, "guidance": self.options.guidance, "steps": self.steps}
         seeds = {"seed": self.options.seed, "to_seed": self.to_seed}
         return own | seeds | {"sampler": self.sampler, "precision": precision}
 
 
 def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -> SampleRequest:
-    """The request in a body. Raises Refusal: 413 for a body too large and for too many images or steps together, 415
-    for another type, 400 for what is no JSON object, 422 for a value that cannot be."""
+    """Parse a request body. Raises Refusal: 413 if the body is too large or has too many images or steps together, 415
+    for another content type, 400 if it is not a JSON object, 422 for an invalid value."""
     fields = parse_json_fields(content_type, body)
     if unknown := next((name for name in fields if name not in SAMPLE_KEYS), None):
-        raise Refusal(
-            422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"there are {', '.join(SAMPLE_KEYS)}"
-        )
+        raise Refusal(422, "bad_parameter", f"unknown key {shorten_text(unknown)}", f"use {', '.join(SAMPLE_KEYS)}")
     name, sampler = fields.get("class"), fields.get("sampler")
     sampler = next(iter(limits.samplers)) if sampler is None else sampler
     if name is not None:
         check_sample_class(name, limits.classes)
     if not isinstance(sampler, str) or sampler not in limits.samplers:
         hint = f"use {' or '.join(limits.samplers)}"
-        raise Refusal(422, "bad_parameter", f"a {limits.process} has no sampler {shorten_text(str(sampler))}", hint)
+        raise Refusal(422, "bad_parameter", f"unknown sampler {shorten_text(str(sampler))} for {limits.process}", hint)
     count = parse_whole_number("count", fields, 1, 1, limits.images)
     steps = parse_whole_number("steps", fields, limits.samplers[sampler], 1, limits.steps)
     seed, guidance = (
@@ -127,87 +125,87 @@ def parse_sample_request(content_type: str, body: bytes, limits: SampleLimits) -
     to_seed = parse_to_seed(fields, name, count, limits)
     if count * steps > limits.image_steps:
         fewer = max(1, limits.image_steps // steps)
-        hint = f"at most {fewer} in so many steps, or {limits.image_steps // count} steps of so many"
+        hint = f"use at most {fewer} images, or at most {limits.image_steps // count} steps"
         raise Refusal(413, "too_large", f"{count} images in {steps} steps", hint)
     options = SamplingOptions(guidance=guidance, sampler=sampler, steps=steps, seed=seed)
     return SampleRequest(name, count, options=options, sampler=sampler, steps=steps, to_seed=to_seed)
 
 
 def parse_to_seed(fields: dict[str, Any], name: str | None, count: int, limits: SampleLimits) -> int | None:
-    """The seed that images go to, if any. Raises Refusal, 422, also for one image, and for images of several
-    classes."""
+    """Parse the target seed of an interpolation, if any. Raises Refusal, 422, also for one image, and for images of
+    several classes."""
     if fields.get("to_seed") is None:
         return None
     if count < 2:
-        message = "to_seed goes from one image to another in count images"
-        raise Refusal(422, "bad_parameter", message, "use a count of 2 or more")
+        message = "to_seed interpolates between two images, so count must be at least 2"
+        raise Refusal(422, "bad_parameter", message, "set count to 2 or more")
     if name is None and len(limits.classes) > 1:
-        raise Refusal(422, "bad_parameter", "to_seed goes from one image of a class to another", "name the class")
+        raise Refusal(422, "bad_parameter", "to_seed interpolates within one class", "set class")
     return parse_whole_number("to_seed", fields, 0, 0, MAX_JSON_SEED)
 
 
 def parse_json_fields(content_type: str, body: bytes) -> dict[str, Any]:
-    """A body as names and values. Raises Refusal: 413, 415, 400 for what is no JSON object, 422 for a key given
-    twice."""
+    """Parse a body to names and values. Raises Refusal: 413, 415, 400 if it is not a JSON object, 422 for a duplicate
+    key."""
     media_type = content_type.split(";", 1)[0].strip().lower()
     if media_type != "application/json":
-        message = f"a body of type {shorten_text(media_type)}" if media_type else "a body without a content type"
+        message = f"unsupported content type {shorten_text(media_type)}" if media_type else "no content type"
         raise Refusal(415, "unsupported_media", message, "send a JSON object as application/json")
     if len(body) > MAX_SAMPLE_BODY_BYTES:
-        raise Refusal(413, "too_large", "the body is too large", f"at most {MAX_SAMPLE_BODY_BYTES:,} bytes")
+        raise Refusal(413, "too_large", "the body is too large", f"send at most {MAX_SAMPLE_BODY_BYTES:,} bytes")
     try:
         pairs = json.loads(body, object_pairs_hook=JsonPairs)
     except (ValueError, RecursionError):
-        raise Refusal(400, "bad_request", "the body is no JSON", 'send one as {"class": null, "count": 4}') from None
+        raise Refusal(400, "bad_request", "the body is not JSON", 'send {"class": null, "count": 4}') from None
     if not isinstance(pairs, JsonPairs):
-        raise Refusal(400, "bad_request", "the body is no JSON object", 'send one as {"class": null, "count": 4}')
+        raise Refusal(400, "bad_request", "the body is not an object", 'send {"class": null, "count": 4}')
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise Refusal(422, "bad_parameter", f"{shorten_text(twice)} is given twice", "give it once")
+        raise Refusal(422, "bad_parameter", f"duplicate key {shorten_text(twice)}", "send it once")
     return fields
 
 
 class JsonPairs(list[tuple[str, Any]]):
-    """A JSON object as it is written: keys may be there twice."""
+    """The pairs of a JSON object, including duplicate keys."""
 
 
 def check_sample_class(name: Any, classes: Sequence[str]) -> None:
-    """Raise Refusal, 422, for what is no class of the model."""
+    """Raise Refusal, 422, for a class that the model does not have."""
     if not isinstance(name, str):
-        raise Refusal(422, "bad_parameter", f"class={shorten_json(name)}", "class is a name, or null")
+        raise Refusal(422, "bad_parameter", f"invalid class={shorten_json(name)}", "use a name or null")
     if not classes:
-        hint = "leave class out"
-        raise Refusal(422, "bad_parameter", "the model makes images of one kind, without classes", hint)
+        hint = "remove class"
+        raise Refusal(422, "bad_parameter", "the model is unconditional: it has no classes", hint)
     if name not in classes:
-        hint = suggest_nearest(name[:60], classes) or f"there are {', '.join(classes[:20])}"
-        raise Refusal(422, "bad_parameter", f"no class {shorten_text(name)}", hint)
+        hint = suggest_nearest(name[:60], classes) or f"use one of {', '.join(classes[:20])}"
+        raise Refusal(422, "bad_parameter", f"unknown class {shorten_text(name)}", hint)
 
 
 def parse_whole_number(name: str, fields: dict[str, Any], usual: int, least: int, most: int) -> int:
-    """A whole number in a range, `usual` where there is none. Raises Refusal, 422."""
+    """Parse an integer in a range; the default is `usual`. Raises Refusal, 422."""
     value = fields.get(name)
     if value is None:
         return usual
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        hint = f"{name} is a whole number from {least} to {most}"
-        raise Refusal(422, "bad_parameter", f"{name}={shorten_json(value)}", hint)
+        hint = f"use an integer from {least} to {most}"
+        raise Refusal(422, "bad_parameter", f"invalid {name}={shorten_json(value)}", hint)
     return value
 
 
 def parse_guidance(value: Any, limits: SampleLimits) -> float:
-    """How far answers are moved, 1 where nothing is asked. Raises Refusal, 422, also for a model without classes."""
+    """Parse the guidance scale; the default is 1. Raises Refusal, 422, also for a model without classes."""
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_GUIDANCE:
-        hint = f"guidance is a number from 0 to {MAX_GUIDANCE:g}"
-        raise Refusal(422, "bad_parameter", f"guidance={shorten_json(value)}", hint)
+        hint = f"use a number from 0 to {MAX_GUIDANCE:g}"
+        raise Refusal(422, "bad_parameter", f"invalid guidance={shorten_json(value)}", hint)
     if value != 1 and not limits.classes:
-        raise Refusal(422, "bad_parameter", "guidance goes to a class, and the model has none", "leave guidance out")
+        raise Refusal(422, "bad_parameter", "guidance needs classes, and the model has none", "remove guidance")
     return float(value)
 
 
 def shorten_json(value: Any) -> str:
-    """A value as JSON, in few characters."""
+    """Format a value as shortened JSON."""
     return shorten_text(json.dumps(value))

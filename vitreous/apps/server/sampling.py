@@ -1,4 +1,4 @@
-"""The handler of POST /v1/sample: images as JSON, as one PNG, or as lines with previews while they are made."""
+"""The handler of POST /v1/sample: images as JSON, as one PNG, or as JSON lines with previews."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from vitreous.apps.server.sample_job import SampleJob
 
 NDJSON_TYPE, PNG_TYPE, JSON_TYPE = "application/x-ndjson", "image/png", "application/json"
-LAST_LINE_SECONDS = 0.5  # seconds before the deadline after which lines end, so that a last one can say so
+LAST_LINE_SECONDS = 0.5  # seconds before the deadline at which the stream ends, to leave time for an error line
 
 
 async def handle_sample(request: Request) -> Response:
-    """Images of a model that makes them. Raises Refusal: 404 for a model that makes none, and those of
-    `read_sample_request` and `read_inpainting_images`."""
+    """Generate images. Raises Refusal: 404 if the model is not generative, and as `read_sample_request` and
+    `read_inpainting_images`."""
     service, info = get_request_context(request)
     read_parameters(request)
     served = service.served
     if served.generator is None or served.sampling is None:
-        raise Refusal(404, "not_available", "this model makes no images", format_endpoint(served.predictor.card))
+        raise Refusal(404, "not_available", "this is not a generative model", format_endpoint(served.predictor.card))
     asked, uploads = await read_sample_request(request, served.sampling)
     given = await read_inpainting_images(service, info, uploads) if uploads else None
     kind = choose_response_type(request.headers.get("accept", ""))
@@ -61,23 +61,23 @@ async def handle_sample(request: Request) -> Response:
 
 
 async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[SampleRequest, dict[str, Upload]]:
-    """What a request asks for, and its `image` and `mask`, if it has any: a JSON object, or a form of these two files
-    and the object as its part `settings`. Raises Refusal as `parse_sample_request`, 400 for another form, 422 for a
-    model whose images cannot be given in part."""
+    """Read a request, and its `image` and `mask`, if any: a JSON object, or a form with these two files and the object
+    in the field `settings`. Raises Refusal as `parse_sample_request`, 400 for another form, 422 if the model does not
+    support inpainting."""
     media_type = request.headers.get("content-type", "")
     if media_type.split(";", 1)[0].strip().lower() != "multipart/form-data":
         return parse_sample_request(media_type, await request.body(), limits), {}
     if not limits.inpaint:
-        raise Refusal(422, "bad_parameter", "the model makes latents, of which no part can be given", "send JSON")
+        raise Refusal(422, "bad_parameter", "a model of latents does not support inpainting", "send JSON")
     parts = await read_parts(request)
-    names, hint = [name for name, _ in parts], "send image and mask as files, and settings as JSON in a part"
+    names, hint = [name for name, _ in parts], "send image and mask as files, and settings as a JSON field"
     if wrong := next((name for name in names if name not in ("image", "mask", "settings")), None):
-        raise Refusal(400, "bad_request", f"unknown part {shorten_text(wrong)}", hint)
+        raise Refusal(400, "bad_request", f"unknown field {shorten_text(wrong)}", hint)
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise Refusal(400, "bad_request", f"{twice} is given twice", "give it once")
+        raise Refusal(400, "bad_request", f"duplicate field {twice}", "send it once")
     uploads = {name: part for name, part in parts if isinstance(part, Upload) and name != "settings"}
     if uploads.keys() != {"image", "mask"}:
-        raise Refusal(400, "bad_request", "a part of an image is given by an image and a mask", hint)
+        raise Refusal(400, "bad_request", "inpainting needs an image and a mask", hint)
     settings = dict(parts).get("settings", "{}")
     body = settings.encode() if isinstance(settings, str) else bytes(settings.content)
     return parse_sample_request(JSON_TYPE, body, limits), uploads
@@ -86,8 +86,8 @@ async def read_sample_request(request: Request, limits: SampleLimits) -> tuple[S
 async def read_inpainting_images(
     service: Service, info: RequestInfo, uploads: dict[str, Upload]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """An image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images that
-    cannot be decoded, and for a mask of another size."""
+    """Read an image and its mask at the model's size, (C, H, W) and (1, H, W) uint8. Raises Refusal, 422, for images
+    that cannot be decoded, and if the sizes of image and mask differ."""
     preprocess = service.served.predictor.card.preprocess
     grey = DecodeSettings(ImagePreprocess(preprocess.image, 1), False, service.limits.pixels)
     with service.admit_images(info, len(uploads)):
@@ -96,20 +96,20 @@ async def read_inpainting_images(
         mask, other = await decode(uploads["mask"].content, grey, with_size=True)
     if size != other:
         sizes = [" x ".join(map(str, one)) for one in (size, other)]
-        raise Refusal(422, "bad_parameter", f"the image has {sizes[0]} pixels, its mask {sizes[1]}", "make them equal")
+        raise Refusal(422, "bad_parameter", f"image {sizes[0]} and mask {sizes[1]} differ in size", "make them equal")
     return image, mask
 
 
 def choose_response_type(accept: str) -> str:
-    """The first type of an Accept header that there is, JSON if none is."""
+    """Return the first supported type of an Accept header, JSON if none is."""
     kinds = [part.split(";", 1)[0].strip().lower() for part in accept.split(",")]
     return next((kind for kind in kinds if kind in (NDJSON_TYPE, PNG_TYPE, JSON_TYPE)), JSON_TYPE)
 
 
 class SampleStream(Response):
-    """A JSON document a line: `preview` while images are made, then `result`, or `error` where there is none.
+    """A stream of JSON lines: `preview` during generation, then `result`, or `error` on failure.
 
-    A client that reads slowly misses previews; nothing waits for it but its own connection.
+    A client that reads slowly misses previews and delays only its own connection.
     """
 
     def __init__(self, service: Service, info: RequestInfo, job: SampleJob) -> None:
@@ -117,7 +117,7 @@ class SampleStream(Response):
         self.service, self.info, self.job, self.started = service, info, job, False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The response (ASGI). Raises Refusal and TimeoutError before its first line; later they are the last."""
+        """Send the response (ASGI). Raises Refusal and TimeoutError before the first line; later, as an error line."""
         service, info, job = self.service, self.info, self.job
         deadline = info.deadline - min(LAST_LINE_SECONDS, (info.deadline - info.began) / 4)
         assert job.served.sampling is not None

@@ -1,4 +1,4 @@
-"""`serve`: load, warm up, listen, answer until told to stop, and then answer what was accepted."""
+"""`serve`: load and warm up the model, listen, serve until stopped, and then drain accepted requests."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from vitreous.inference.predict import Predictor
 from vitreous.system.cores import default_worker_count
 
 RunPath = str | os.PathLike[str] | None
-LISTEN_BACKLOG = 1024  # connections that the system keeps for us
-ACCEPTS_PER_TURN = 32  # of them that are accepted in one turn of the event loop
+LISTEN_BACKLOG = 1024  # pending connections in the kernel
+ACCEPTS_PER_TURN = 32  # accepted per iteration of the event loop
 RESERVED_FILES = 32  # open files that are not connections
-MIN_DRAIN_SECONDS = 0.05  # seconds at least between `readyz` saying no and the listener closing
-THREAD_SWITCH_SECONDS = 0.001  # seconds after which the computing thread has to let the event loop run
+MIN_DRAIN_SECONDS = 0.05  # minimum seconds from `readyz` failing to closing the listener
+THREAD_SWITCH_SECONDS = 0.001  # switch interval, after which the computing thread yields to the event loop
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, with this server's signals and end, and a sweep over its connections."""
+    """uvicorn with this server's signals and shutdown, and a periodic sweep over its connections."""
 
     drain: Callable[[], Awaitable[None]]
 
@@ -48,13 +48,13 @@ class HttpServer(uvicorn.Server):
         return nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; accept few connections in one turn, but let the system keep many."""
+        """Listen; accept few connections per iteration, with a long kernel backlog."""
         await super().startup(sockets)
         for listening in sockets or ():
             listening.listen(LISTEN_BACKLOG)
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: end connections that take too long."""
+        """End connections that take too long; called ten times per second."""
         if counter % 2 == 0:
             now = asyncio.get_running_loop().time()
             for connection in list(self.server_state.connections):
@@ -62,14 +62,14 @@ class HttpServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer what was accepted, then close."""
+        """Drain accepted requests, then close."""
         await self.drain()
 
 
 class Server:
-    """A model behind a socket, which is bound at once.
+    """A model behind a socket, which is bound immediately.
 
-    `load` makes the predictor, and again when SIGHUP asks; `home` may have an index.
+    `load` loads the predictor, also on SIGHUP; `home` may have an index of training images.
     """
 
     service: Service
@@ -96,19 +96,19 @@ class Server:
 
     @property
     def address(self) -> str:
-        """The URL."""
+        """Return the URL."""
         host, port = self.socket.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def count_malformed(self, status: int) -> None:
-        """Count what was no request."""
+        """Count a malformed request."""
         if self.gate.service is not None:
             self.gate.service.metrics.record("none", status, 0.0)
 
     async def run(self, on_ready: Callable[[], None] = lambda: None, signals: bool = True) -> int:
-        """Serve until stopped; `on_ready` is called when the model answers.
+        """Serve until stopped; `on_ready` is called when the model is ready.
 
-        Returns the exit code. Raises VitreousError where it cannot start.
+        Returns the exit code. Raises VitreousError if it cannot start.
         """
         settings, loop = self.settings, asyncio.get_running_loop()
         count = settings.decoders or max(2, default_worker_count())
@@ -116,7 +116,7 @@ class Server:
         loop.set_exception_handler(lambda loop, context: self.log_trouble(context))
         if signals:
             sys.setswitchinterval(THREAD_SWITCH_SECONDS)
-            # until there is anything to finish
+            # until there are requests to drain
             self.handle_signals(lambda number: os._exit(128 + number), lambda: None)
         serving = loop.create_task(self.http.serve([self.socket]))
         try:
@@ -150,12 +150,12 @@ class Server:
         return self.code
 
     def log_trouble(self, context: dict[str, Any]) -> None:
-        """Log what the event loop reports, such as too many open files."""
+        """Log errors of the event loop, such as too many open files."""
         error = f"{context.get('message', '')}: {context.get('exception') or ''}"
         self.log.write(event="trouble", error=error[:500])
 
     def log_start(self) -> None:
-        """Log that the server answers."""
+        """Log that the server is ready."""
         service, card = self.service, self.service.served.predictor.card
         fields = {"model": card.name, "version": card.version, "queue": service.queue, "rate": round(service.rate, 1)}
         self.log.write(event="up", address=self.address, **fields)
@@ -163,7 +163,7 @@ class Server:
             self.log.write(event="no index", error=service.served.note)
 
     def handle_signals(self, on_end: Callable[[int], None], on_reload: Callable[[], None]) -> None:
-        """Set what happens on SIGTERM and Ctrl-C, and on SIGHUP."""
+        """Install handlers for SIGTERM and Ctrl-C, and for SIGHUP."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_end, number)
@@ -175,7 +175,7 @@ class Server:
         return warm_up_predictor(self.load(), self.limits, self.home)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Answer what was accepted and end; the second time, end at once."""
+        """Drain accepted requests and end; on the second call, end immediately."""
         if self.http.should_exit:
             os._exit(128 + number)
         self.code = 130 if number == signal.SIGINT else 0
@@ -184,18 +184,18 @@ class Server:
         self.log.write(event="draining", images=self.service.taken, connections=connections)
 
     async def drain(self) -> None:
-        """Close the listener, answer every request that came whole, and close the connections."""
+        """Close the listener, respond to every complete request, and close the connections."""
         loop, connections = asyncio.get_running_loop(), self.http.server_state.connections
         seconds = 0.0 if self.gate.service is None else 1.5 if self.code else self.limits.drain_seconds
         end = loop.time() + seconds
         await asyncio.sleep(min(MIN_DRAIN_SECONDS, seconds))
-        # closing the listener resets connections that nobody has accepted yet
+        # closing the listener resets connections that are not accepted yet
         while has_pending_connections(self.socket) and loop.time() < end:
             await asyncio.sleep(0)
         for listener in self.http.servers:
             listener.close()
         self.socket.close()
-        quiet = loop.time() + 0.5  # a request may be under way on a connection that is kept
+        quiet = loop.time() + 0.5  # a request may be arriving on a kept-alive connection
         while connections and loop.time() < end:
             for connection in list(connections):
                 if loop.time() > quiet:
@@ -206,12 +206,12 @@ class Server:
         await asyncio.sleep(0)
 
     def reload(self) -> None:
-        """Load the model again; the old one answers until the new one can, and goes on if loading fails."""
+        """Reload the model; the old model serves until the new one is ready, and continues if loading fails."""
         if self.reloading is None or self.reloading.done():
             self.reloading = asyncio.get_running_loop().create_task(self.replace_model())
 
     async def replace_model(self) -> None:
-        """Put the new model in place. Pictures that were asked of the old model are answered by the old model."""
+        """Replace the model. Requests that were accepted for the old model are served by the old model."""
         service = self.service
         try:
             served = await asyncio.to_thread(self.prepare_model)
@@ -224,7 +224,7 @@ class Server:
 
 
 def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
-    """The config of uvicorn for plain HTTP alone, without a log or a header of its own, and with `options` of it."""
+    """Configure uvicorn for plain HTTP only, without its log and headers, and with further `options`."""
     return uvicorn.Config(
         app,
         ws="none",
@@ -238,33 +238,33 @@ def configure_uvicorn(app: Any, **options: Any) -> uvicorn.Config:
 
 
 def has_pending_connections(listening: socket.socket) -> bool:
-    """Whether connections wait to be accepted."""
+    """Return whether connections wait to be accepted."""
     poll = select.poll()
     poll.register(listening, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def bind_socket(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ResourceError where the address is taken, UsageError where it cannot be."""
+    """Bind a listening socket. Raises ResourceError if the port is in use, UsageError if the address is invalid."""
     try:
         family, *_, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
     except (OSError, UnicodeError, OverflowError) as error:
-        raise UsageError(f"no address {host}", str(error)) from None
+        raise UsageError(f"invalid address {host}", str(error)) from None
     both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
     try:
         listening = socket.create_server(place, family=family, backlog=LISTEN_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else error
-        hint = "name another with --port; 0 finds a free one"
-        raise ResourceError(f"port {port} of {host} cannot be had ({reason})", hint) from None
+        hint = "use another --port; 0 selects a free one"
+        raise ResourceError(f"cannot listen on port {port} of {host} ({reason})", hint) from None
     except OverflowError:
-        raise UsageError(f"no port {port}", "0 to 65535") from None
+        raise UsageError(f"invalid port {port}", "use 0 to 65535") from None
     listening.setblocking(False)
     return listening
 
 
 def limit_connections(limits: ServerLimits) -> ServerLimits:
-    """The limits with no more connections than files may be open."""
+    """Limit the number of connections to the number of open files that the system allows."""
     try:
         import resource
     except ImportError:
@@ -284,9 +284,9 @@ def limit_connections(limits: ServerLimits) -> ServerLimits:
 def serve_in_thread(
     predictor: Predictor, settings: ServerSettings | None = None, run: RunPath = None
 ) -> Iterator[Server]:
-    """A server in a thread of this process, ready: `with running(predictor) as server: … server.address`.
+    """Run a server in a thread of this process: `with serve_in_thread(predictor) as server: … server.address`.
 
-    It listens at a free port unless `settings` say otherwise; `run` may have an index.
+    It listens on a free port unless `settings` set one; `run` may have an index of training images.
     """
     server = Server(settings or ServerSettings(port=0, quiet=True), run, lambda: predictor)
     ready, errors, loops = Event(), list[BaseException](), list[asyncio.AbstractEventLoop]()

@@ -1,4 +1,4 @@
-"""The served model and what is being done with it: whether more may come, and what is counted and logged."""
+"""State of the served model: admission of requests, counters and log."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from vitreous.errors import UsageError
 
 @dataclass
 class RequestInfo:
-    """What the server knows of a request beside HTTP; handlers find it in `scope["info"]`. Times are the event loop's.
+    """Server state of a request, in `scope["info"]` for handlers. Times are those of the event loop's clock.
 
-    `length`: bytes of the body, None where they are not announced; `status`: 0 until a response is sent.
+    `length`: bytes of the body, None if unknown; `status`: 0 until a response is sent.
     """
 
     id: str
@@ -37,10 +37,10 @@ class RequestInfo:
 
 
 class Service:
-    """`taken` counts pictures from the whole request to its answer, `held` the bytes of bodies in memory. `root_path`:
-    where a reverse proxy shows the server.
+    """The served model with its limits and counters. `taken` counts images from the complete request to its response,
+    `held` the bytes of bodies in memory. `root_path`: path of this server at a reverse proxy.
 
-    `decode_seconds`: seconds that decoding an image takes; `connections`: those that are open.
+    `decode_seconds`: seconds to decode an image; `connections`: the open connections.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Service:
             lambda: decoders.waiting, lambda count, seconds: self.metrics.batches.observe(count), served.batch_size
         )
         self.batcher.usual = served.step_seconds
-        # images/s, where one core both decodes and computes
+        # images/s if one core both decodes and computes
         self.rate = 1 / (1 / served.images_per_second + decode_seconds)
         self.queue = limits.queue or max(MIN_QUEUE, math.ceil(self.rate))
         self.taken = self.held = self.reloads = 0
@@ -73,44 +73,44 @@ class Service:
 
     @property
     def state(self) -> str:
-        """`ready`, or why not."""
+        """Return `ready`, or the reason why the service is not ready."""
         return "draining" if self.draining else "failed" if self.batcher.lost or not self.decoders.children else "ready"
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for one more picture."""
+        """Return whether the queue has no space for one more image."""
         return bool(self.taken and self.taken >= self.queue) or self.held > self.limits.flight
 
     def check_capacity(self, count: int) -> None:
-        """Raises Refusal, 429 or 503, where there is no room for so many more pictures."""
+        """Check that the queue has space for `count` more images. Raises Refusal, 429 or 503."""
         if self.draining:
-            raise Refusal(503, "draining", "the server is shutting down", "ask another, or later", retry=5)
-        hint = "ask again after Retry-After seconds"
-        # a form of many pictures gets its turn when nobody else waits
+            raise Refusal(503, "draining", "the server is shutting down", "retry later, or use another server", retry=5)
+        hint = "retry after Retry-After seconds"
+        # a form with many images is accepted when the queue is empty
         if self.taken and self.taken + count > self.queue:
             retry = max(1, math.ceil(self.taken * (self.batcher.per_image or 1 / self.rate)))
-            raise Refusal(429, "queue_full", f"{self.taken} pictures are waiting", hint, retry=retry)
+            raise Refusal(429, "queue_full", f"{self.taken} images are queued", hint, retry=retry)
         if self.held > self.limits.flight:
-            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of pictures are waiting", hint, retry=1)
+            raise Refusal(429, "queue_full", f"{self.held >> 20} MiB of images are queued", hint, retry=1)
         if not self.decoders.children:
-            raise Refusal(503, "decoder_lost", "no process decodes pictures", "ask again later", retry=5)
+            raise Refusal(503, "decoder_lost", "no decoding process is running", "retry later", retry=5)
         if lost := self.batcher.lost:
             raise Refusal(503, "failed", lost, "restart the server", retry=5)
 
     def check_body_size(self, size: int) -> None:
-        """Raises Refusal where a body is too large, 413, or all of them together are, 429."""
+        """Check the size of a body. Raises Refusal: 413 if it is too large, 429 if all bodies together are."""
         if size > self.limits.bytes:
             raise self.make_size_refusal()
         if self.held > self.limits.flight:
             self.check_capacity(0)
 
     def make_size_refusal(self) -> Refusal:
-        """The refusal of a body above the limit."""
-        return Refusal(413, "too_large", "the body is too large", f"at most {self.limits.bytes:,} bytes")
+        """Make the refusal of a body above the limit."""
+        return Refusal(413, "too_large", "the body is too large", f"send at most {self.limits.bytes:,} bytes")
 
     @contextmanager
     def admit_images(self, info: RequestInfo, count: int) -> Iterator[None]:
-        """Count a request's pictures as being worked on. Raises Refusal where there is no room for them."""
+        """Count a request's images as in progress. Raises Refusal if the queue has no space for them."""
         self.check_capacity(count)
         self.taken += count
         info.images = count
@@ -120,7 +120,7 @@ class Service:
             self.taken -= count
 
     def record(self, info: RequestInfo, method: str, path: str) -> None:
-        """Count and log a request that is over."""
+        """Count and log a finished request."""
         seconds = self.loop.time() - info.began
         self.metrics.record(info.route, info.status, seconds)
         if info.status == 429:
@@ -130,20 +130,20 @@ class Service:
         self.log.write_request(request_id=info.id, method=method, path=shorten_text(path), **fields)
 
     def to_refusal(self, error: Exception, info: RequestInfo) -> Refusal:
-        """What a client is told of an error; what is not its fault goes into the log."""
+        """Convert an exception to a refusal; errors of the server are logged."""
         if isinstance(error, Refusal):
             return error
         if isinstance(error, TimeoutError):
-            return Refusal(504, "deadline", "not answered before the deadline", "ask again, with a longer one", retry=1)
+            return Refusal(504, "deadline", "the deadline expired", "retry with a longer deadline", retry=1)
         if isinstance(error, UsageError):
             return Refusal(422, "bad_parameter", error.message, error.hint)
         self.log.write(event="failed", request_id=info.id, error=f"{type(error).__name__}: {str(error)[:500]}")
         if isinstance(error, MemoryError):
-            return Refusal(503, "failed", "out of memory", "ask again, with a smaller picture", retry=5)
+            return Refusal(503, "failed", "out of memory", "retry with a smaller image", retry=5)
         return Refusal(503, "failed", "the model failed on this request", "see the server's log", retry=5)
 
     def read_state(self) -> tuple[dict[str, float], dict[str, float], dict[str, str]]:
-        """Gauges, counters and the model's labels for the metrics."""
+        """Return gauges, counters and the model's labels for the metrics."""
         gauges: dict[str, float] = {
             "vitreous_queue_images": self.taken,
             "vitreous_queue_limit": self.queue,

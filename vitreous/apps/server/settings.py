@@ -1,6 +1,6 @@
-"""Settings of the server: limits per client and in total, access control, and the address to listen at.
+"""Settings of the server: limits per client and in total, access control, and the address to listen on.
 
-Free of Starlette, so that options can be checked without the extra `serve`.
+It does not import Starlette, so that options can be checked without the extra `serve`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from vitreous.apps.server.responses import Refusal, shorten_text
 
 MAX_IMAGE_PIXELS = 25_000_000
 MAX_BODY_BYTES = 20 * 2**20
-MIN_QUEUE = 8  # images: while one is computed, others are decoded
+MIN_QUEUE = 8  # images; while one is computed, others are decoded
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -21,9 +21,9 @@ LOCAL_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 class ServerLimits:
     """Sizes in bytes, times in seconds; `queue` and `images` count images.
 
-    `queue` holds every image from the moment its request has arrived whole until its response is sent, so it bounds the
-    wait. 0 is as many as the model computes in a second, at least MIN_QUEUE. `flight`: bytes of bodies in memory, over
-    all connections. `decode_seconds` are seconds of CPU time: on a busy machine an image may wait for far longer.
+    `queue` counts every image from the complete arrival of its request until its response is sent, so it bounds the
+    wait. 0 is the number of images computed per second, at least MIN_QUEUE. `flight`: bytes of bodies in memory, over
+    all connections. `decode_seconds` is CPU time; the wall time of an image may be far longer on a busy machine.
     """
 
     bytes: int = MAX_BODY_BYTES
@@ -47,23 +47,23 @@ class ServerLimits:
 
 @dataclass(frozen=True)
 class AccessControl:
-    """The host names that a request may be for, and the token that it must bring, if any."""
+    """The allowed host names, and the required token, if any."""
 
     hosts: frozenset[str] = frozenset(LOCAL_HOSTS)
     token: bytes | None = None
 
     def check(self, headers: Mapping[bytes, bytes], needs_token: bool) -> None:
-        """Raises Refusal: 400 without a host, 403 for another host or origin, 401 without the token."""
+        """Check host, origin and token. Raises Refusal: 400 for no host, 403 for wrong ones, 401 for the token."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if not host:
-            raise Refusal(400, "bad_request", "no header Host", "let an HTTP library make the request")
+            raise Refusal(400, "bad_request", "no Host header", "use an HTTP library")
         if strip_port(host) not in self.hosts:
-            hint = f"use {', '.join(sorted(self.hosts))}, or start it with --host-name"
-            raise Refusal(403, "forbidden_host", f"this server is not called {shorten_text(host)}", hint)
+            hint = f"use {', '.join(sorted(self.hosts))}, or start the server with --host-name"
+            raise Refusal(403, "forbidden_host", f"unknown host name {shorten_text(host)}", hint)
         origin = headers.get(b"origin", b"").decode("latin-1")
         if b"origin" in headers and origin.lower() not in (f"http://{host}", f"https://{host}"):
             raise Refusal(
-                403, "forbidden_origin", f"a page of {shorten_text(origin)} asks", "use the server's own page"
+                403, "forbidden_origin", f"cross-origin request from {shorten_text(origin)}", "use this server's page"
             )
         if self.token is None or not needs_token:
             return
@@ -74,21 +74,21 @@ class AccessControl:
 
 
 def strip_port(host: str) -> str:
-    """A host without its port."""
+    """Remove the port from a host."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isdigit() else host
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """The address to listen at, limits and access control.
+    """The address to listen on, limits and access control.
 
     Args:
         decoders: processes that decode images; 0 is one per core, at least two.
         quiet: log no requests.
-        command: the command that starts a decoding process; () is this package's own.
-        root_path: the path below which a reverse proxy shows the server, as `/vit`, "" for none; requests are answered
-            with it and without.
+        command: the command that starts a decoding process; () is the default command of this package.
+        root_path: the path of this server at a reverse proxy, such as `/vit`, "" for none; requests are accepted with
+            and without it.
     """
 
     host: str = "127.0.0.1"

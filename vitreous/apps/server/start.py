@@ -1,4 +1,4 @@
-"""The verb `serve`, and what it was told as settings, refused before anything is loaded."""
+"""The verb `serve`, with options that are checked before the model is loaded."""
 
 from __future__ import annotations
 
@@ -35,16 +35,15 @@ def serve(
     up: Callable[[Server], None] = lambda server: None,
     vae: str | None = None,
 ) -> int:
-    """What `vitreous serve` does, from the main thread: answer HTTP until SIGTERM or Ctrl-C, load `run` again on
-    SIGHUP.
+    """Serve a model over HTTP until SIGTERM or Ctrl-C, from the main thread; reload `run` on SIGHUP.
 
-    `settings` say where to listen (127.0.0.1:8000) and what to bear; `how`, `exact` and `quick` are those of `load`.
-    `up` is called when it answers. `vae`: the autoencoder of a model of latents. Returns the exit code. Raises
-    UsageError and WeightsError as `load` does, ResourceError for a port that is taken and for a system on which the
-    processes that decode cannot be given a socket.
+    `settings` are the address (default 127.0.0.1:8000) and limits; `how`, `exact` and `quick` are those of `load`.
+    `up` is called when the server is ready. `vae`: the autoencoder of a latent model. Returns the exit code. Raises
+    UsageError and WeightsError as `load` does, and ResourceError if the port is in use or the system does not support
+    the sockets of the decoding processes.
     """
     if sys.platform == "win32":
-        raise ResourceError("`serve` does not run on Windows", "run it in WSL or in the container of Containerfile")
+        raise ResourceError("`serve` does not run on Windows", "use WSL or the container of Containerfile")
     from vitreous.apps.server.server import Server
 
     server = Server(settings or ServerSettings(), run, lambda: load_served_predictor(run, how, exact, quick, vae))
@@ -58,19 +57,19 @@ def load_served_predictor(
     quick: bool = True,
     vae: str | None = None,
 ) -> Predictor:
-    """What `load` gives, or a model that makes images. Raises UsageError and WeightsError as `load` does."""
+    """Load a predictor, also of a generative model. Raises UsageError and WeightsError as `load` does."""
     if vae is None and is_exported_file(run):
         return load(run, how, exact=exact, quick=quick)
     from vitreous.inference.open_model import find_bundle, select_task_bundle
 
     def ignore(text: str) -> None:
-        """Notes are those of the bundle, which the caller prints."""
+        """Ignore notes of the bundle, which the caller prints."""
 
     bundle = find_bundle(run, ignore)
     if not bundle.task.reads_images:
         return build_generator_predictor(bundle, how, vae)
     if vae is not None:
-        raise UsageError(f"--vae is for models that make images, and {run} makes none", "leave it out")
+        raise UsageError(f"--vae applies to generative models, and {run} is not one", "remove it")
     predictor = build_predictor(
         run, select_task_bundle(run, bundle, True, ignore, dense=True), how, exact=exact, quick=quick
     )
@@ -79,17 +78,17 @@ def load_served_predictor(
 
 
 def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
-    """Settings from options, and a generated token or an empty string. Raises UsageError, and ResourceError
+    """Parse options to settings, and a generated token or an empty string. Raises UsageError, and ResourceError
     without the extra `serve`."""
     require_installed(("starlette", "uvicorn", "httptools", "python_multipart", "prometheus_client"), "serve")
     for name, least in (("queue", 0), ("max_bytes", 1), ("max_pixels", 1), ("decoders", 0)):
         if getattr(options, name) < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {getattr(options, name)}")
     if not 0 <= options.port <= 65535:
-        raise UsageError(f"--port {options.port}", "0 to 65535; 0 finds a free one")
+        raise UsageError(f"invalid --port {options.port}", "use 0 to 65535; 0 selects a free one")
     if options.host not in LOOPBACK_HOSTS and not options.public:
-        message = f"--host {options.host} lets other machines in"
-        raise UsageError(message, "say so with --public; they will need a token")
+        message = f"--host {options.host} accepts connections from other machines"
+        raise UsageError(message, "add --public; clients then need a token")
     generated = ""
     token = read_token(options.token_file) if options.token_file else b""
     if options.public and not token:
@@ -118,22 +117,22 @@ def parse_server_options(options: Any) -> tuple[ServerSettings, str]:
 
 
 def parse_root_path(path: str) -> str:
-    """A path without the slash at its end, "" for the root itself. Raises UsageError for what is no path."""
+    """Remove the trailing slash of a path, "" for the root. Raises UsageError for an invalid path."""
     root = path.rstrip("/")
     if root and not (ROOT_PATH_PATTERN.fullmatch(root) and not {".", ".."} & set(root.split("/"))):
         raise UsageError(
-            f"--root-path {path} is no path", "write it as in /vit: a slash, then letters, digits, - . _ ~"
+            f"--root-path {path} is not a path", "use a path such as /vit: a slash, then letters, digits, - . _ ~"
         )
     return root
 
 
 def read_token(path: str) -> bytes:
-    """The token in a file, without the blanks around it. Raises UsageError."""
+    """Read the token in a file, without surrounding whitespace. Raises UsageError."""
     try:
         token = Path(path).read_bytes().strip()
     except OSError as error:
-        raise UsageError(f"--token-file {path}: {error.strerror}", "name a file with a token") from None
+        raise UsageError(f"--token-file {path}: {error.strerror}", "use a file with a token") from None
     if len(token) < MIN_TOKEN_LENGTH or not token.isascii() or b" " in token or b"\n" in token:
-        message = f"--token-file {path} has no token of at least {MIN_TOKEN_LENGTH} characters"
-        raise UsageError(message, "python -c 'import secrets; print(secrets.token_urlsafe())'")
+        message = f"--token-file {path} does not contain a token of at least {MIN_TOKEN_LENGTH} characters"
+        raise UsageError(message, "create one: python -c 'import secrets; print(secrets.token_urlsafe())'")
     return token

@@ -1,4 +1,4 @@
-"""`watch_run`: a page on this machine with the curves of a run, which grow as the run does."""
+"""`watch_run`: a local web page with the live curves of a run."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from vitreous.tasks.metrics import METRICS
 from vitreous.training.folder import MetricsFollower, RunFolder
 from vitreous.weights.model_paths import find_newest_run
 
-METRICS_POLL_SECONDS = 0.5  # seconds between two looks at the file
-HEARTBEAT_SECONDS = 15.0  # seconds after which a page hears that nothing is new
-MAX_EVENT_LINES = 2_000  # of an event, at most
-MAX_OPEN_PAGES = 32  # that are open at a time
+METRICS_POLL_SECONDS = 0.5  # seconds between polls of the file
+HEARTBEAT_SECONDS = 15.0  # seconds between events without new lines
+MAX_EVENT_LINES = 2_000  # per event
+MAX_OPEN_PAGES = 32  # concurrently open
 WATCH_CONTENT_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:"
 )
-#: panels in this order, each with its metrics by their names in it; all other metrics are folded
+#: panels in this order, each with its metrics and their labels; all other metrics are collapsed
 PANELS = (
     {"title": "loss", "about": "losses", "series": {"train/loss": "training", "val/nll": "validation (NLL)"}},
     *(
@@ -50,7 +50,7 @@ PANELS = (
 
 
 class WatchApp:
-    """The application: the page, its events, and the report of a run that has ended."""
+    """The application: the page, its events, and the report of a finished run."""
 
     def __init__(self, folder: RunFolder) -> None:
         run = folder.run()
@@ -72,7 +72,7 @@ class WatchApp:
         )
 
     def require_local_access(self, handler: Callable[[], Response]) -> Callable[[Request], Any]:
-        """A handler that answers this machine's own pages alone."""
+        """Wrap a handler so that it serves only pages of this machine."""
 
         async def handle(request: Request) -> Response:
             try:
@@ -84,26 +84,26 @@ class WatchApp:
         return handle
 
     def show_page(self) -> Response:
-        """The page."""
+        """Return the page."""
         return HTMLResponse(
             self.page, headers={"content-security-policy": WATCH_CONTENT_POLICY, "cache-control": "no-store"}
         )
 
     def show_report(self) -> Response:
-        """The report of a run that has ended."""
+        """Return the report of a finished run."""
         path = self.folder.path / "report.html"
         if not path.is_file():
-            return PlainTextResponse("the run has not ended: there is no report yet\n", 404)
+            return PlainTextResponse("the run has not finished: there is no report yet\n", 404)
         return FileResponse(path, headers={"cache-control": "no-store"})
 
     def send_events(self) -> Response:
-        """The lines of the run as server-sent events: all that there are, then each as it is written."""
+        """Stream the lines of the run as server-sent events: first the existing lines, then each new line."""
         if self.pages >= MAX_OPEN_PAGES:
-            return PlainTextResponse(f"{MAX_OPEN_PAGES} pages look on already\n", 503, {"retry-after": "5"})
+            return PlainTextResponse(f"{MAX_OPEN_PAGES} pages are already open\n", 503, {"retry-after": "5"})
         return StreamingResponse(self.events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def events(self) -> AsyncIterator[str]:
-        """Events `lines` ({"anew": drop those before, "lines": […]}) and `state` ({"finished", "age"})."""
+        """Yield events `lines` ({"anew": drop earlier lines, "lines": […]}) and `state` ({"finished", "age"})."""
         follower, before, spoke = MetricsFollower(self.folder.metrics), None, 0.0
         first = True
         self.pages += 1
@@ -123,7 +123,7 @@ class WatchApp:
             self.pages -= 1
 
     def state(self) -> dict[str, Any]:
-        """Whether the run has ended, and seconds since its last line (None before the first)."""
+        """Return whether the run has finished, and seconds since its last line (None before the first)."""
         finished = self.folder.summary.is_file() and (self.folder.path / "report.html").is_file()
         try:
             age = max(0.0, time.time() - self.folder.metrics.stat().st_mtime)
@@ -133,14 +133,14 @@ class WatchApp:
 
 
 class WatchServer(uvicorn.Server):
-    """uvicorn, which ends the streams of events as it ends."""
+    """uvicorn that ends event streams on shutdown."""
 
     def __init__(self, watch: WatchApp) -> None:
         super().__init__(configure_uvicorn(watch.app, timeout_graceful_shutdown=1))
         self.watch = watch
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: see whether it ends."""
+        """Check for shutdown, ten times per second."""
         ends = await super().on_tick(counter)
         self.watch.closing = ends
         return ends
@@ -152,10 +152,10 @@ def watch_run(
     on_ready: Callable[[str], None] = lambda address: None,
     note: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """What `vitreous watch` does, from the main thread: show the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM.
+    """Serve the curves of a run at 127.0.0.1 until Ctrl-C or SIGTERM, from the main thread.
 
-    `port` 0 finds a free one; `on_ready` is called with the address. A run that has not begun is waited for, which
-    `note` is told. Raises UsageError for a folder of other content, ResourceError for a port that is taken.
+    `port` 0 selects a free one; `on_ready` is called with the address. If the run has not begun, it waits for it and
+    calls `note`. Raises UsageError for a folder with other content, ResourceError if the port is in use.
     """
     check_port(port)
     wait_for_run(run, note)
@@ -165,9 +165,9 @@ def watch_run(
 
 
 def open_watch_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServer, Any]:
-    """A server for a run and the socket that it is to listen at.
+    """Open a server for a run, and its listening socket.
 
-    Raises UsageError for what is no run folder or port, ResourceError for a port that is taken.
+    Raises UsageError for an invalid run folder or port, ResourceError for a port in use.
     """
     check_port(port)
     folder = RunFolder(Path(run))
@@ -178,39 +178,39 @@ def open_watch_server(run: str | os.PathLike[str], port: int) -> tuple[WatchServ
 
 
 def check_port(port: int) -> None:
-    """Raise UsageError for a number that no port has."""
+    """Raise UsageError for an invalid port."""
     if not 0 <= port <= 65535:
-        raise UsageError(f"--port {port}", "0 to 65535; 0 finds a free one")
+        raise UsageError(f"invalid --port {port}", "use 0 to 65535; 0 selects a free one")
 
 
 def make_run_folder_error(folder: RunFolder) -> UsageError:
-    """The refusal of what is no run folder."""
-    return UsageError(f"{folder.path} is no run folder: it has no config.yaml", "name a run, as in runs/latest")
+    """Make the error for a folder that is not a run folder."""
+    return UsageError(f"{folder.path} is not a run folder: it has no config.yaml", "use one such as runs/latest")
 
 
 def wait_for_run(run: str | os.PathLike[str], note: Callable[[str], None] = lambda text: None) -> None:
-    """Return once a run folder has its config: a run that has not begun is waited for, which `note` is told. Raises
-    UsageError for a file, and for a folder of other content."""
+    """Return once a run folder has its config; if the run has not begun, call `note` and wait. Raises UsageError for a
+    file, and for a folder with other content."""
     folder, has_noted = RunFolder(Path(run)), False
     while not folder.config.is_file():
         if folder.path.exists() and not has_noted and not (folder.path / "command.txt").is_file():
             raise make_run_folder_error(folder)
         if not has_noted:
             newest = find_newest_run()
-            beside = f" (the newest run here is {newest})" if newest else ""
-            note(f"waiting for a run in {folder.path}{beside}; Ctrl-C ends it")
+            beside = f" (the newest run in this folder is {newest})" if newest else ""
+            note(f"waiting for a run in {folder.path}{beside}; press Ctrl-C to stop")
             has_noted = True
         time.sleep(METRICS_POLL_SECONDS)
 
 
 def make_loopback_url(listening: Any) -> str:
-    """The URL of a listening socket of this machine."""
+    """Return the URL of a listening socket on this machine."""
     return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
 @contextmanager
 def watch_in_thread(run: str | os.PathLike[str], port: int = 0) -> Any:
-    """`watch_run` in a thread of this process: `with watching(run) as address: …`."""
+    """Run `watch_run` in a thread of this process: `with watch_in_thread(run) as address: …`."""
     server, listening = open_watch_server(run, port)
     thread = Thread(target=lambda: asyncio.run(server.serve([listening])), name="watch")
     thread.start()

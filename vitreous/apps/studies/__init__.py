@@ -1,1 +1,1 @@
-"""The papers' figures and tables as commands: what is trained, how it is judged, and a page of the result."""
+"""Studies: commands that reproduce figures and tables of papers, with a page of the result."""

@@ -1,10 +1,10 @@
-"""The verb `run_study`: make the runs of a study, one after another or on a cluster, and write its table and page.
+"""The verb `run_study`: train the runs of a study, sequentially or on a cluster, and write its table and page.
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
 OUT/sets/               parts of the digits, for studies that need other data sets
 OUT/NAME/study.json     the settings, every run, the table
-OUT/NAME/readings/      what was measured of each run; OUT/NAME/albums/ what was drawn of it
+OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its figures
 OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
@@ -44,7 +44,7 @@ STATE_FILE = "study.json"
 
 @dataclass(frozen=True)
 class StudySettings:
-    """What a study was begun with; `share` of the scale's steps is what its budget left."""
+    """The initial settings of a study; `share`: the share of the scale's steps that fits its budget."""
 
     name: str
     data: str = "digits"
@@ -62,10 +62,10 @@ class StudySettings:
 def run_study(
     name: str, listener: ProgressListener | None = None, progress: bool = True, **options: Any
 ) -> dict[str, Any]:
-    """Make a study and return its document, as `vitreous study NAME --json` prints it; `options` are the fields of
+    """Run a study and return its document, as `vitreous study NAME --json` prints it; `options` are the fields of
     `StudyOptions`.
 
-    Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with its way out.
+    Raises UsageError for an unknown study or option, DataError, ResourceError or Interrupted, each with a hint.
     """
     (wanted,) = apply_keyword_options("study", options, StudyOptions(name), known=("name", "listener", "progress"))
     if listener is not None or not progress:
@@ -78,9 +78,9 @@ def run_study(
 
 
 def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str, Any]:
-    """Make the runs of a study that are not there yet, and write its table and page; with `dry_run` its plan alone.
+    """Train the missing runs of a study, and write its table and page; with `dry_run` return only its plan.
 
-    Raises what `run_study` raises.
+    Raises as `run_study` does.
     """
     asked, home = get_study(options.name), Path(options.out) / options.name
     settings = resolve_study_settings(options, home)
@@ -95,7 +95,7 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
             precision=settings.precision,
             workers=options.workers,
         )
-        # what there is to say of a training says nothing of models that are measured as they are drawn
+        # notes on training do not apply to untrained models
         factory = RunFactory(common, listener if asked.trained else NullListener())
         cells = list_study_cells(asked, settings, factory.side(), sources.others)
         if options.dry_run or (options.budget and not options.resume):
@@ -119,14 +119,14 @@ def execute_study(options: StudyOptions, listener: ProgressListener) -> dict[str
 
 
 def forecast_runs(asked: Study, factory: RunFactory, cells: list[StudyCell], settings: StudySettings) -> Forecast:
-    """What the runs of a study cost here, by a few timed steps; models that are not trained cost nothing."""
+    """Forecast the cost of a study on this machine by a few timed steps; untrained models cost nothing."""
     seeds = range(settings.seeds) if asked.trained else ()
     return forecast_study([factory.make(cell, seed) for cell in cells for seed in seeds], factory.listener)
 
 
 def resolve_study_settings(options: StudyOptions, home: Path) -> StudySettings:
-    """The settings of a study: those that it was begun with, or those that the options give. Raises UsageError for a
-    folder that is there without --resume, one that is not there with it, and options that contradict it."""
+    """Return the settings of a study: the stored ones, or those of the options. Raises UsageError for an existing
+    folder without --resume, a missing one with it, and options that contradict stored settings."""
     names = [field.name for field in fields(StudySettings) if hasattr(options, field.name)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     state = home / STATE_FILE
@@ -139,19 +139,19 @@ def resolve_study_settings(options: StudyOptions, home: Path) -> StudySettings:
         stored = StudySettings(**json.loads(state.read_text("utf-8"))["settings"])
         stored = replace(stored, to=tuple(stored.to))
     except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{home} is no study: it has no {STATE_FILE}", "start it without --resume") from None
+        raise UsageError(f"{home} is not a study: it has no {STATE_FILE}", "start it without --resume") from None
     differing = [
         f"{name}: {getattr(stored, name)} -> {value}" for name, value in given.items() if value != getattr(stored, name)
     ]
     if differing:
-        raise UsageError(f"a resumed study keeps its settings; these differ: {', '.join(differing)}", "leave them out")
+        raise UsageError(f"a resumed study keeps its settings; these differ: {', '.join(differing)}", "remove them")
     return stored
 
 
 def list_study_cells(
     asked: Study, settings: StudySettings, side: int, others: tuple[OtherDataset, ...]
 ) -> list[StudyCell]:
-    """The cells of a study, and what is trained before them, with the steps that the settings give."""
+    """List the cells of a study and their prerequisites, with the steps of the settings."""
     setting = StudySetting(SCALES[settings.scale], side, others)
     if settings.steps is not None:
         setting = replace(setting, scale=replace(setting.scale, steps=settings.steps))
@@ -159,19 +159,19 @@ def list_study_cells(
 
 
 def write_initial_state(home: Path, settings: StudySettings) -> None:
-    """Write down what a study begins with, where it is new. Raises ResourceError where that cannot be written."""
+    """Write the initial state of a new study. Raises ResourceError if it cannot be written."""
     if (home / STATE_FILE).exists():
         return
     try:
         home.mkdir(parents=True, exist_ok=True)
         write_text_atomic(home / STATE_FILE, json.dumps({"settings": asdict(settings)}, indent=2) + "\n")
     except OSError as error:
-        raise ResourceError(f"cannot write {home}: {error.strerror}", "choose another --out") from None
+        raise ResourceError(f"cannot write {home}: {error.strerror}", "use another --out") from None
 
 
 @dataclass(frozen=True)
 class TrainingContext:
-    """How runs are made: by what options, who hears of it, and what stops it."""
+    """Context of the trainings: options, listener and stop signals."""
 
     options: StudyOptions
     listener: ProgressListener
@@ -179,16 +179,16 @@ class TrainingContext:
 
 
 class MeasuringListener(NullListener):
-    """Passes on what measuring says, and ends it after a signal: what was measured is written already."""
+    """Forward progress of measurements, and stop after a signal; measurements so far are already written."""
 
     def __init__(self, training: TrainingContext) -> None:
         self.training = training
 
     def note(self, text: str) -> None:
-        """The text is the measure's own matter, and is left out."""
+        """Ignore notes of the measure."""
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """The progress. Raises Interrupted after a signal, with the way to go on."""
+        """Forward the progress. Raises Interrupted after a signal, with the command to continue."""
         options = self.training.options
         if self.training.signals.received:
             hint = f"continue with `vitreous study {options.name} --resume --out {options.out}`"
@@ -199,10 +199,10 @@ class MeasuringListener(NullListener):
 def train_runs(
     factory: RunFactory, cells: list[StudyCell], settings: StudySettings, training: TrainingContext
 ) -> list[StudyRun]:
-    """Make every run that is not complete, those first that others begin from; returns all.
+    """Train every incomplete run, prerequisites first; returns all runs.
 
-    Raises Interrupted after a signal, with everything saved, and what a run raises. A loss that is not finite ends a
-    run, and is its result.
+    Raises Interrupted after a signal, with everything saved, and the exceptions of a run. A loss that is not finite
+    ends a run, and is its result.
     """
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
@@ -221,7 +221,7 @@ def train_runs(
 
 
 def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[StudyRun]) -> StudyRun:
-    """The run of a cell with a seed, after those of the same seed that it begins from."""
+    """Return the run of a cell with a seed, which starts from its prerequisites of the same seed."""
     parents = {
         path: next(one.folder.path.absolute() for one in finished if one.seed == seed and one.cell == parent)
         for path, parent in cell.after.items()
@@ -230,7 +230,7 @@ def make_run(factory: RunFactory, cell: StudyCell, seed: int, finished: list[Stu
 
 
 def train_in_process(one: StudyRun, label: str, training: TrainingContext) -> None:
-    """Make one run in this process, and its page. Raises Interrupted after a signal, with the way to go on."""
+    """Train one run in this process, and write its page. Raises Interrupted after a signal, with a command."""
     options = training.options
     try:
         if not one.complete:
@@ -247,7 +247,7 @@ def train_in_process(one: StudyRun, label: str, training: TrainingContext) -> No
 
 
 def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
-    """Make the runs on a cluster, those that read the same images at the same time."""
+    """Train the runs on a cluster, those on the same images concurrently."""
     by_images: dict[int, list[StudyRun]] = {}
     for one in runs:
         by_images.setdefault(id(one.inputs), []).append(one)
@@ -259,7 +259,7 @@ def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
 
 
 def describe_forecast(settings: StudySettings, forecast: Forecast) -> dict[str, Any]:
-    """The document of --dry-run."""
+    """Return the document of --dry-run."""
     seconds = forecast.seconds * settings.share
     return asdict(settings) | {
         "runs": forecast.runs,

@@ -82,7 +82,7 @@ AUGMENTATIONS_STUDY = Study(
     reference=("nothing",),
     published=Published("ImageNet accuracy of DeiT-B at 224 pixels, 300 epochs; its Table 8 is not repeated here", {}),
     differs=(
-        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation keeps a model from learning "
-        "them by heart. Runs of few steps have no time for that, and may be better without."
+        "DeiT trains for 300 epochs on 1.28 million images, where strong augmentation prevents "
+        "overfitting. Short runs hardly overfit, and may be better without it."
     ),
 )

@@ -16,7 +16,7 @@ from vitreous.reports.pages.plots import INK, LINE_COLOURS, figure_to_svg_markup
 AXIS_LABELS = {
     "exaflops": "exaFLOPs of training",
     "parameters": "parameters",
-    "images_per_second": "images a second",
+    "images_per_second": "images/s",
     "samples": "images seen in training",
     "gflops": "gigaFLOPs of a forward pass",
 }
@@ -115,7 +115,7 @@ def scale_interval(interval: tuple[float, float], factor: float) -> list[float]:
 
 
 def get_x_value(study: Study, row: TableRow) -> float | None:
-    """Where a row is on the axis of the figure: the number in its place, or what was measured; None for no number."""
+    """Return the x value of a row: the number in its cell, or a measured quantity; None without a number."""
     if study.chart.x not in study.axes:
         return row.measured.get(study.chart.x)
     with suppress(ValueError):

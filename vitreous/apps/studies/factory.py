@@ -1,4 +1,4 @@
-"""The runs of a study: each cell's options and the data made into a `Run`, and its folder in the shared store."""
+"""The runs of a study: a `Run` from each cell's options and the data, and its folder in the shared store."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
 MIN_RUN_STEPS = 10  # of a run that a budget shortens
-DIGITS_HOLD_OUT = "0.3"  # of the images of `digits`: a tenth are 180, which tell no small difference
-MAX_EVALUATION_SHARE = 0.25  # of the images that a run is trained on, those it is judged on along its way: at most
-#: what can be otherwise and gives the same figures
+DIGITS_HOLD_OUT = "0.3"  # of `digits`; a tenth are 180 images, too few to detect small differences
+MAX_EVALUATION_SHARE = 0.25  # maximum ratio of evaluated images to training images during a run
+#: settings that do not change the metrics
 RESULT_NEUTRAL_FIELDS = {"timeout": 300.0, "log_every": 1, "evaluate_every": 1, "save_every": 1, "keep": 2}
 
 
 @dataclass(frozen=True)
 class SharedRunOptions:
-    """What all runs of a study have in common: the data, the store, the share of their steps that a budget leaves, and
-    where they compute."""
+    """Common settings of all runs of a study: data, store, the share of their steps within the budget, and
+    compute."""
 
     data: str
     store: Path
@@ -63,12 +63,12 @@ class StudyRun:
 
     @property
     def complete(self) -> bool:
-        """Whether it was made, by this study or another."""
+        """Return whether the run is complete, by this study or another."""
         return self.folder.summary.is_file()
 
 
 class RunFactory:
-    """Makes the runs of cells on one data set, which is opened and looked through once for each share of its images."""
+    """Make the runs of cells on one dataset, which is opened and scanned once per share of its images."""
 
     def __init__(self, common: SharedRunOptions, listener: ProgressListener) -> None:
         self.common, self.listener = common, OnceListener(listener)
@@ -76,13 +76,13 @@ class RunFactory:
         self._inputs: dict[Any, tuple[RunInputs, int]] = {}
 
     def side(self) -> int:
-        """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for other than
-        pictures."""
+        """The longer side of the images in pixels. Raises DataError for data without labels, UsageError for data other
+        than images."""
         opened = open_data(self.common.data)
         require_labels(opened)
         size = infer_dataset_info(opened, TrainOptions(self.common.data), None).size
         if len(size) != 2:
-            raise UsageError(f"studies are of pictures, and {self.common.data} has other data", "name pictures")
+            raise UsageError(f"studies need images, and {self.common.data} has other data", "use a dataset of images")
         return max(size)
 
     def make(self, cell: StudyCell, seed: int, parents: dict[str, Path] | None = None) -> StudyRun:
@@ -104,7 +104,7 @@ class RunFactory:
         )
 
     def options(self, cell: StudyCell, parents: dict[str, Path]) -> TrainOptions:
-        """The options of a cell's runs."""
+        """Return the options of a cell's runs."""
         common = self.common
         options = update_options(cell.options, **(cell.then if parents else {}))
         options = replace(
@@ -125,7 +125,7 @@ class RunFactory:
         return replace(options, exclude=str(self.exclusions(options, cell.share))) if cell.share < 1 else options
 
     def derive_inputs(self, options: TrainOptions) -> tuple[Run, RunInputs, Data]:
-        """The run of the options, its images and the data set."""
+        """Return the run of the options, its images and the dataset."""
         images_of = options.data, options.exclude
         if images_of not in self._opened:
             opened, run, inputs = prepare_data(options.data, None, options, self.listener)
@@ -147,7 +147,7 @@ class RunFactory:
         return replace(run, data=replace(run.data, images=images)), inputs, opened
 
     def exclusions(self, options: TrainOptions, share: float) -> Path:
-        """The list of the training images that a share leaves out, written into the store."""
+        """Write the list of training images outside of a share to the store, and return its path."""
         whole = self.derive_inputs(replace(options, exclude=None))[2].split("train")
         names = (whole.name(sample) for sample in select_excluded_samples(whole, share))
         text = format_csv([["path"], *([escape_formula(name)] for name in names)])
@@ -183,7 +183,7 @@ def compute_run_key(run: Run, store: Path, other: str = "") -> str:
 
 
 def short_sha256(text: str) -> str:
-    """Twelve hexadecimal digits of a text."""
+    """Return the first twelve hexadecimal digits of a text's SHA-256."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
@@ -199,7 +199,7 @@ def select_excluded_samples(split: Split, share: float) -> np.ndarray:
 
 
 class OnceListener(NullListener):
-    """Passes a note on once."""
+    """Forward each note only once."""
 
     def __init__(self, listener: ProgressListener) -> None:
         self.listener = listener

@@ -32,8 +32,8 @@ PATCH_DROPOUT_STUDY = Study(
     reference=("0 %",),
     published=Published("no number is repeated here: models and data of these papers are others", {}),
     differs=(
-        "The papers train larger models on images of many patches, of which many are alike. In small images each patch "
-        "says more. All runs have as many steps; those that leave out patches have less compute."
+        "The papers train larger models on images of many patches, of which many are similar. In small ones each patch "
+        "matters more. All runs have as many steps; those that leave out patches have less compute."
     ),
     chart=Chart("left out"),
 )
@@ -63,7 +63,7 @@ TOKEN_MERGING_STUDY = Study(
     reference=unmerged_reference,
     published=Published("ViT-L at 512 pixels is twice as fast for 0.2 to 0.3 % of its accuracy, without training", {}),
     differs=(
-        "All rows of a seed are one model, trained without merging. Small pictures have few tokens, so that merging "
+        "All rows of a seed are one model, trained without merging. Small images have few tokens, so that merging "
         "costs more accuracy and saves less time; images a second are of this machine, of batches of 64 in float32."
     ),
     chart=Chart("images_per_second", "model"),

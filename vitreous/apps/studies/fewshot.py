@@ -41,8 +41,8 @@ def base_vit_reference(place: AxisValues) -> AxisValues:
 
 
 FEW_SHOT_DIFFERS = (
-    "The paper judges on ImageNet, by a regression on frozen features, models that learned from JFT-300M. Here models "
-    "are of minutes and the other sets are near to what was learned first. The figure is the mean over the sets, and "
+    "The paper evaluates models pre-trained on JFT-300M by regression on frozen ImageNet features. Here models "
+    "train for minutes, and other datasets resemble the pre-training data. The metric is the mean over datasets, and "
     "over three draws of the shots; its interval is over runs."
 )
 FEW_SHOT_STUDY = Study(
@@ -62,7 +62,7 @@ FEW_SHOT_STUDY = Study(
 FEW_SHOT_IMAGES_STUDY = Study(
     "few-shot-images",
     "5-shot accuracy against the number of images learned from",
-    question="How many images have to be learned from, before a larger model's features are better?",
+    question="How many training images does a larger model need for better features?",
     source="arXiv:2010.11929, section 4.3 and Figure 4, right",
     axes=("model", "training images"),
     cells=few_shot_image_cells,

@@ -1,4 +1,4 @@
-"""What follows from curves of several models: fitted frontiers of accuracy against compute, and where curves cross.
+"""Conclusions from curves of models: fitted frontiers of accuracy against compute, and where curves cross.
 
 A frontier is 1 - accuracy = a C^-b of C exaFLOPs, a line in logarithms, fitted to each seed by itself. Intervals are
 Student's t over seeds.
@@ -65,20 +65,18 @@ def conclude_frontiers(rows: Sequence[Any]) -> Conclusion:
 
 
 def compare_frontiers(first: str, second: str, points: dict[str, Any], fits: dict[str, Any]) -> str:
-    """How much compute the second family takes for the accuracy of the first, in the middle of the errors that both
-    have, in words."""
+    """Describe the compute ratio of two families for the same accuracy, in the middle of their common range of
+    errors."""
     shared = sorted(fits[first].keys() & fits[second].keys())
     ranges = [[error for _, errors in points[family] for error in errors.values()] for family in (first, second)]
     if not shared:
-        return f"No two models of {first} and of {second} were made of one seed: the data cannot tell."
+        return f"Inconclusive: {first} and {second} have no two models with the same seed."
     low, high = max(map(min, ranges)), min(map(max, ranges))
     if low > high:
-        return f"{first} and {second} reach no accuracy in common: the data cannot tell the compute of each."
+        return f"Inconclusive: {first} and {second} reach no common accuracy."
     error = float(np.sqrt(low * high))
     if min(fits[family][seed][0] for family in (first, second) for seed in shared) <= 0:
-        return (
-            f"With a seed, larger models of {first} or {second} are no better: the data cannot tell a ratio of compute."
-        )
+        return f"Inconclusive: with one seed, larger models of {first} or {second} are not better."
     logs = [
         np.subtract(*((fits[f][seed][1] - np.log(error)) / fits[f][seed][0] for f in (second, first)))
         for seed in shared
@@ -86,9 +84,9 @@ def compare_frontiers(first: str, second: str, points: dict[str, Any], fits: dic
     ratio = estimate_mean([float(log) for log in logs])
     text = f"For an accuracy of {1 - error:.1%}, {second} takes {np.exp(ratio.mean):.2g} times the compute of {first}"
     if ratio.interval is None:
-        return f"{text}, by one seed, which cannot tell."
+        return f"{text}, inconclusive with one seed."
     ends = " to ".join(f"{np.exp(end):.2g}" for end in ratio.interval)
-    unsure = "" if ratio.verdict != "cannot be told" else ": the data cannot tell which takes more"
+    unsure = "" if ratio.verdict != "cannot be told" else ": inconclusive"
     return f"{text} (95 % interval {ends}){unsure}."
 
 
@@ -113,13 +111,13 @@ def describe_crossing(first: str, second: str, values: dict[tuple[str, float], d
         ahead, behind = ahead + all(d > 0 for d in differences), behind + all(d <= 0 for d in differences)
         crossings += find_first_crossing(shares, differences)
     if not seeds:
-        return f"{first} and {second} have no seed with all shares: the data cannot tell where they cross."
+        return f"Inconclusive: {first} and {second} have no seed with all shares."
     if behind == len(seeds):
         return f"{first} is not better than {second} on any share of the images, with any seed."
     if ahead == len(seeds):
         return f"{first} is better than {second} on every share of the images, with every seed."
     if len(crossings) < max(2, len(seeds)):
-        return f"{first} rises above {second} with {len(crossings)} of {len(seeds)} seeds: the data cannot tell where."
+        return f"{first} rises above {second} with {len(crossings)} of {len(seeds)} seeds: inconclusive."
     mean = estimate_mean([float(np.log(crossing)) for crossing in crossings])
     low, high = np.exp(mean.interval or (np.nan, np.nan))
     unsure = "" if shares[0] <= low and high <= shares[-1] else ", which is wider than the shares that were tried"

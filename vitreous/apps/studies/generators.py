@@ -68,8 +68,8 @@ DIT_STUDY = Study(
         "FID-50K on ImageNet at 256 pixels after 400,000 steps, without guidance (Table 4)", DIT_PUBLISHED_FIDS
     ),
     differs=(
-        "DiT makes latents of an autoencoder, and its distance is in the space of Inception's features. Here pixels "
-        "are made, the distance of 500 images to the validation images is in the space of pixels, and it has a bias "
+        "DiT generates latents of an autoencoder; its distance is in the space of Inception's features. Here pixels "
+        "are generated, the distance of 500 images to the validation images is in pixel space, and it has a bias "
         "that numbers of images share."
     ),
     chart=Chart("gflops", "patch", logarithmic=True, logarithmic_y=True),

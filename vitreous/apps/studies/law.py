@@ -20,7 +20,7 @@ LAW_EPOCHS = 7.0
 
 
 def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Every size for every length, each length with a schedule of its own."""
+    """Every size for every length, each length with a separate schedule."""
     rows = []
     for part in STEP_DIVISORS:
         if setting.scale.name == "published":
@@ -39,15 +39,15 @@ def scaling_law_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
-    """The law fitted to the means over seeds, with what it cannot tell."""
+    """The law fitted to the means over seeds, with its uncertainties."""
     points = [(row.measured["parameters"], row.measured["samples"], row.mean.mean) for row in rows if row.mean]
     title = "L(N, D) = E + A / N^a + B / D^b"
     try:
         fit = fit_law(*zip(*points, strict=True), hold_out=LAW_HOLD_OUT_SHARE) if points else None
     except DataError as error:
-        return Conclusion(title, (f"The data cannot tell: {error.message}.",))
+        return Conclusion(title, (f"Inconclusive: {error.message}.",))
     if fit is None:
-        return Conclusion(title, ("The data cannot tell: no run has a finite loss.",))
+        return Conclusion(title, ("Inconclusive: no run has a finite loss.",))
     law = fit.law
     lines = tuple(
         (name, f"{getattr(law, name):.4g}", "{:.4g} to {:.4g}".format(*fit.interval(name))) for name in LAW_PARAMETERS
@@ -62,7 +62,7 @@ def conclude_scaling_law(rows: Sequence[Any]) -> Conclusion:
 
 
 def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
-    """What the fit says, and what it cannot tell."""
+    """Describe the fit and its uncertainties."""
     outside = len(fit.held_out)
     missed = "" if fit.largest_error is None else f", which it misses by {fit.largest_error:.1%} at most"
     first = (
@@ -70,7 +70,7 @@ def describe_fit(fit: ScalingLawFit, count: int) -> tuple[str, ...]:
         f"{count - outside} points, the means over seeds, with an error of {fit.residual:.1%} in L; the {outside} "
         f"points of the most compute are predicted, not fitted{missed}."
     )
-    return first, *(f"The data cannot tell: {doubt}." for doubt in fit.doubts)
+    return first, *(f"Inconclusive: {doubt}." for doubt in fit.doubts)
 
 
 def sample_law_curves(fit: ScalingLawFit, rows: Sequence[Any]) -> dict[str, tuple[tuple[float, float], ...]]:
@@ -108,7 +108,7 @@ SCALING_LAW_STUDY = Study(
     ),
     differs=(
         "Images are seen again and again where there are few, which a law of new images does not know; a loss that "
-        "rises again is then no fault of the model's size. Each length has a learning rate schedule of its own."
+        "rises again is then no fault of the model's size. Each length has a separate learning rate schedule."
     ),
     chart=Chart("samples", "model", logarithmic=True, logarithmic_y=True),
     figure="nll",

@@ -89,7 +89,7 @@ def first_block_reference(place: AxisValues) -> AxisValues:
 
 
 INSPECTION_DIFFERS = (
-    "The paper shows models that learned from JFT-300M, of which a picture is drawn; here a number of each picture is "
+    "The paper shows models that learned from JFT-300M, as figures; here a metric of each figure is "
     "measured over runs of minutes and over up to 128 validation images, and small images have few patches. "
 )
 FILTERS_STUDY = Study(
@@ -111,15 +111,15 @@ FILTERS_STUDY = Study(
 POSITION_SIMILARITY_STUDY = Study(
     "position-similarity",
     "What position embeddings learn",
-    question="Do learned positions know rows and columns, whatever the learning rate and the decay?",
+    question="Do learned positions encode rows and columns at all learning rates and weight decays?",
     source="arXiv:2010.11929, section 4.5, Figures 7 centre and 10",
     axes=("learning rate", "weight decay"),
     cells=position_similarity_cells,
     reference=POSITION_HYPERPARAMETERS[1],
     published=Published("Figure 10 shows the similarities of three trainings of ViT-L/16, without a number", {}),
     differs=INSPECTION_DIFFERS
-    + "The figure is the mean cosine similarity of two positions in one row or column, less that of others: 0 for "
-    "positions that know nothing of the grid.",
+    + "The metric is the mean cosine similarity of two positions in one row or column, minus that of others: 0 for "
+    "positions that do not encode the grid.",
     measure=Measure("position_contrast", measure_position_contrast),
 )
 ATTENTION_DISTANCE_STUDY = Study(
@@ -132,27 +132,27 @@ ATTENTION_DISTANCE_STUDY = Study(
     reference=first_block_mean_reference,
     published=Published(
         "Figures 7 and 11 have dots and no table: of ViT-L/16 some heads look near in the first blocks and all far in "
-        "the last ones, of R50+ViT-L/16 fewer look near; a head that looks everywhere alike has 116 pixels at 224",
+        "the last ones, of R50+ViT-L/16 fewer look near; a head with uniform attention has 116 pixels at 224",
         {},
     ),
     differs=INSPECTION_DIFFERS
-    + "The hybrid has a stem of convolutions for a ResNet and larger pictures, so that distances in pixels are to "
-    "be read beside its own: rows of one model compare with its first block.",
+    + "The hybrid has a stem of convolutions for a ResNet and larger images, so that distances in pixels are not "
+    "comparable between models: compare rows of one model with its first block.",
     chart=Chart("block", ("model", "heads")),
     measure=Measure("attention_distance", measure_attention_distance),
 )
 ROLLOUT_STUDY = Study(
     "rollout",
     "Attention rollout by depth",
-    question="On how few patches does the answer rest, as far as attention mixes tokens?",
+    question="On how few patches does the prediction depend, by attention rollout?",
     source="arXiv:2010.11929, section 4.5, D.8, Figures 6 and 14; arXiv:2005.00928",
     axes=("pooling", "block"),
     cells=rollout_cells,
     reference=first_block_reference,
     published=Published("Figures 6 and 14 show the rollout of single images of ViT-L/16, without a number", {}),
     differs=INSPECTION_DIFFERS
-    + "The figure is the fewest patches that hold half of the rollout from where the answer is read, as a share of "
-    "all: near a half where all count alike. The pictures are of a few validation images.",
+    + "The metric is the fewest patches that hold half of the rollout from the output token, as a share of "
+    "all: about a half for uniform attention. The figures show a few validation images.",
     chart=Chart("block", "pooling"),
     measure=Measure("rollout_spread", measure_rollout_spread, "lower"),
 )

@@ -1,4 +1,4 @@
-"""What studies measure of their runs beside the figures of validation images. Needs no PyTorch until it measures."""
+"""Measurements of studies in addition to validation metrics. PyTorch is imported only to measure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMED_BATCH_SIZE, TIMED_PASSES = 64, 5  # images of a timed pass, and passes of 
 
 
 def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
-    """How answers of a subject are computed."""
+    """Make the evaluation settings of a run."""
     from vitreous.inference.options import InferenceOptions
     from vitreous.reports.answers import EvaluationSettings
 
@@ -31,8 +31,8 @@ def make_compute_settings(subject: MeasuredRun) -> EvaluationSettings:
 
 
 def measure_few_shot_accuracy(subject: MeasuredRun, shots: Sequence[int] = FEW_SHOT_COUNTS) -> list[Measurement]:
-    """Few-shot accuracy (arXiv:2010.11929, section 4.1), the mean over the other sets: a reading for each number of
-    shots. Raises what `evaluate --protocol fewshot` raises."""
+    """Few-shot accuracy (arXiv:2010.11929, section 4.1), the mean over the other datasets, for each number of
+    shots. Raises as `evaluate --protocol fewshot` does."""
     from vitreous.reports.protocols.protocols import run_protocol
     from vitreous.reports.protocols.task import ProtocolOptions
 
@@ -68,7 +68,7 @@ def measure_filter_variance(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_position_contrast(subject: MeasuredRun) -> list[Measurement]:
-    """How much more alike positions of one row or column are than others (arXiv:2010.11929, Figs. 7 centre and 10)."""
+    """Similarity of positions in one row or column minus that of others (arXiv:2010.11929, Figs. 7 centre and 10)."""
     row, column, other, contrast = draw_inspect_figure(subject, "positions")["structure"][0]
     return [Measurement((), float(contrast), {"row": float(row), "column": float(column), "other": float(other)})]
 
@@ -86,7 +86,7 @@ def measure_attention_distance(subject: MeasuredRun) -> list[Measurement]:
 
 
 def open_run_scene(subject: MeasuredRun) -> FigureContext:
-    """The model of a run and its validation images, to be looked into."""
+    """Open the model of a run and its validation images for inspection."""
     from vitreous.inference.open_model import open_bundle
     from vitreous.progress import NullListener
     from vitreous.reports.figures.subject import FigureContext, InspectOptions
@@ -107,7 +107,7 @@ def open_run_scene(subject: MeasuredRun) -> FigureContext:
 
 def measure_rollout_spread(subject: MeasuredRun) -> list[Measurement]:
     """The fewest patches that hold half of the rollout, as a share of all, by block (arXiv:2010.11929, Figs. 6 and
-    14): the mean over images. Attention to all patches alike gives about a half."""
+    14): the mean over images. Uniform attention gives about a half."""
     from vitreous.inspection.attention import threshold_attention_mass
     from vitreous.inspection.rollout import compute_rollout
 
@@ -164,14 +164,14 @@ def measure_token_merging(subject: MeasuredRun, counts: Sequence[int] = ()) -> l
 
 
 def pick_run_device(subject: MeasuredRun) -> str:
-    """The device that a subject computes on."""
+    """Return the device of a run."""
     from vitreous.system.machine import pick_device
 
     return pick_device(subject.device)
 
 
 def time_fastest_call(turn: Any) -> float:
-    """Seconds of the fastest of a few turns, after one to warm up."""
+    """Return the seconds of the fastest of a few calls, after one warm-up call."""
     times = []
     for _ in range(TIMED_PASSES + 1):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""What is read of the runs of a study: a figure of their validation images, or what a `Measure` measures, once each."""
+"""Results of the runs of a study: a validation metric, or the measurements of a `Measure`, once per run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def measure_runs(
     others: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """The results of the runs that are in the table; what is measured is written to HOME/readings, and read from there
-    the next time. Raises what the measure raises."""
+    """Return the results of the runs in the table. Measurements are written to HOME/readings, and read from there the
+    next time. Raises the exceptions of the measure."""
     results: list[RunResult] = []
     for number, one in enumerate(runs, 1):
         if not one.cell.place:
@@ -65,7 +65,7 @@ def measure_runs(
 
 
 def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[Measurement]:
-    """The readings of a run: of the file where there is one, else measured and written to it."""
+    """Load the measurements of a run from its file if it exists, else measure and write it."""
     with suppress(OSError, ValueError, KeyError):
         rows = json.loads(file.read_text("utf-8"))
         return [Measurement(tuple(row["place"]), row["value"], row["measured"]) for row in rows]
@@ -76,12 +76,12 @@ def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[
 
 
 def has_diverged(one: StudyRun) -> bool:
-    """Whether the loss of a run was not finite."""
+    """Return whether the loss of a run was not finite."""
     return "failure" in json.loads(one.folder.summary.read_text("utf-8"))
 
 
 def make_untrained_result(one: StudyRun) -> RunResult:
-    """A result without a run, to which what is measured is added."""
+    """Make a result without a run, to which measurements are added."""
     return RunResult(
         one.cell.place, one.seed, folder="", figure="", value=None, better="higher", measured={}, images=None
     )

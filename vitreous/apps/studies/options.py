@@ -1,4 +1,4 @@
-"""What a user can say to `study`. Needs no PyTorch."""
+"""Options of `study`. Needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class StudyOptions:
 
     def __post_init__(self) -> None:
         if self.to is not None and not self.to:
-            raise UsageError("--to names no data set", "vitreous study transfer --to pets/ flowers/")
+            raise UsageError("--to has no dataset", "use vitreous study transfer --to pets/ flowers/")
         for name in ("seeds", "steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -66,9 +66,9 @@ class StudyOptions:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `30m`, `1.5h` or `2d`. Raises UsageError for anything else, and for 0."""
+    """Parse `90s`, `30m`, `1.5h` or `2d` to seconds. Raises UsageError for other forms, and for 0."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd])", text.strip().lower())
     seconds = float(match[1]) * DURATION_UNITS[match[2]] if match else 0.0
     if not seconds:
-        raise UsageError(f"--budget cannot be {text!r}", "give a number and a unit: 90s, 30m, 2h, 1d")
+        raise UsageError(f"invalid --budget {text!r}", "use a number and a unit: 90s, 30m, 2h, 1d")
     return seconds

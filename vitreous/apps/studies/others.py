@@ -1,4 +1,4 @@
-"""The other data sets of a study: those that are named, or parts of the embedded digits, written as pictures.
+"""Further datasets of a study: those of --to, or subsets of the embedded digits, written as images.
 
 The digits 0 to 4 are what is learned first; the others are the digits 5 to 9, by their value or odd and even, upright
 and turned by a quarter.
@@ -16,8 +16,8 @@ from vitreous.apps.studies.study import OtherDataset, Study
 from vitreous.errors import DataError, UsageError, escape_unprintable
 from vitreous.system.disk import remove_path
 
-FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # what is learned first; the share of each class that is judged
-#: name, group, and the quarters that pictures are turned by
+FIRST_DIGITS, DIGITS_VAL_SHARE = "0-4", 0.4  # pre-training subset; validation share of each class
+#: name, group, and the rotation of images in quarter turns
 DIGIT_SUBSETS = (
     ("5-9", "upright", 0),
     ("5-9 turned", "turned", 1),
@@ -42,13 +42,13 @@ def resolve_study_data(study: Study, data: str, named: tuple[str, ...], home: Pa
     """
     if not study.others:
         if named:
-            raise UsageError(f"the study {study.name} takes no other data sets", "leave --to out")
+            raise UsageError(f"the study {study.name} takes no other datasets", "remove --to")
         return StudyData(data)
     if named:
         return StudyData(data, parse_named_datasets(named) if study.others == "sets" else list_group_datasets(named))
     if data != "digits":
         example = "pets/ flowers/" if study.others == "sets" else "vtab/natural vtab/structured"
-        raise UsageError(f"the study {study.name} needs other data sets than {data}", f"name them: --to {example}")
+        raise UsageError(f"the study {study.name} needs other datasets than {data}", f"add --to {example}")
     parts = DIGIT_SUBSETS if study.others == "groups" else DIGIT_SUBSETS[:2]
     return StudyData(
         write_digit_subset(home, FIRST_DIGITS, 0),
@@ -66,7 +66,7 @@ def parse_named_datasets(named: tuple[str, ...], group: str = "") -> tuple[Other
         others.append(OtherDataset(name if equals else Path(source).name or source, os.fspath(source), group))
     twice = {other.name for other in others if [one.name for one in others].count(other.name) > 1}
     if twice:
-        raise UsageError(f"--to has two data sets called {min(twice)}", "name them: --to NAME=FOLDER NAME=FOLDER")
+        raise UsageError(f"--to has two datasets called {min(twice)}", "name them: --to NAME=FOLDER NAME=FOLDER")
     return tuple(others)
 
 
@@ -78,8 +78,8 @@ def list_group_datasets(named: tuple[str, ...]) -> tuple[OtherDataset, ...]:
         root = Path(folder if equals else text)
         sets = sorted(one for one in root.iterdir() if one.is_dir()) if root.is_dir() else []
         if not sets:
-            problem = f"{escape_unprintable(root)} holds no folders of data sets"
-            raise DataError(problem, "--to takes folders of data sets, one for each group")
+            problem = f"{escape_unprintable(root)} contains no folders of datasets"
+            raise DataError(problem, "use folders of datasets in --to, one per group")
         others += parse_named_datasets(tuple(map(os.fspath, sets)), name if equals else root.name)
     return tuple(others)
 

@@ -43,7 +43,7 @@ def embed_figure(path: Path, title: str) -> str:
 
 
 def build_page_context(home: Path, study: Study, document: dict[str, Any], rows: list[TableRow]) -> dict[str, Any]:
-    """What both pages show, as texts."""
+    """Build the content of both pages as texts."""
     figure = document["figure"]
     label = STUDY_METRIC_LABELS.get(figure, get_metric_label(figure))
     table = [
@@ -92,7 +92,7 @@ def format_row_cells(row: TableRow, figure: str) -> list[str]:
 
 
 def format_interval_ends(estimate: Estimate | None, form: Any) -> str:
-    """The ends of an interval; a dash where there is none."""
+    """The ends of an interval; a dash for None."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
 
 
@@ -111,53 +111,51 @@ def list_run_links(home: Path, row: TableRow) -> list[dict[str, Any]]:
 
 
 def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
-    """How the runs were made, in sentences."""
+    """Describe the settings of the runs in sentences."""
     settings = document["settings"]
     label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
     if not document["steps"]:
-        return [f"Models as they are drawn, {settings['seeds']} of each; nothing is trained. The figure is {label}."]
+        return [f"Randomly initialised models, {settings['seeds']} of each; nothing is trained. The metric is {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
     judged = f" of {document['images']:,} validation images" if document["images"] else ""
     summary = (
         f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
         f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
         f"{format_seconds(document['seconds'])} of training in all. "
-        f"The figure is {label}{judged}."
+        f"The metric is {label}{judged}."
     )
     lines = [summary]
     if others := list(dict.fromkeys(settings["to"])):
-        lines.append(f"Other data sets: {', '.join(others)}.")
+        lines.append(f"Other datasets: {', '.join(others)}.")
     elif document["others"]:
         lines.append(
-            "The other data sets are parts of the digits: what is learned first are the digits 0 to 4, and 40 % of the "
-            "images of each part are judged."
+            "The other datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of the "
+            "images of each subset are evaluated."
         )
     if settings["share"] < 1:
         lines.append(
-            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: what "
-            "is learned late is not seen."
+            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: "
+            "late training is not covered."
         )
     return lines
 
 
 def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
-    """What the reader has to know of the table."""
+    """List the notes on the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
-    paired = "Intervals are Student's t over seeds, each for itself: of 20 such, one is expected to miss. A difference "
-    paired += (
-        f"is to the reference ({'; '.join(reference)}) of the same seeds; where its interval holds 0 it cannot be "
-    )
-    paired += "told which is better."
-    notes = [paired, "All seeds are judged on the same images, so that the intervals say nothing of other images."]
+    paired = "Intervals are Student's t over seeds, separately: of 20 intervals, one is expected to miss. A difference "
+    paired += f"is to the reference ({'; '.join(reference)}) of the same seeds; if its interval contains 0, it is "
+    paired += "inconclusive."
+    notes = [paired, "All seeds are evaluated on the same images, so the intervals do not cover other images."]
     if document["settings"]["seeds"] == 1:
-        notes.append("One seed gives no interval: no difference can be told. Use --seeds 3 or more.")
+        notes.append("One seed gives no interval, so differences are inconclusive. Use --seeds 3 or more.")
     if failed := sum(row.failed for row in rows):
-        notes.append(f"{failed} runs ended in a loss that was not finite; they are in no mean.")
+        notes.append(f"{failed} runs ended with a non-finite loss and are excluded from the means.")
     return notes
 
 
 def format_study_command(settings: dict[str, Any], home: Path) -> str:
-    """The one command that makes the study again, elsewhere."""
+    """Format the command that reproduces the study."""
     words = ["vitreous", "study", settings["name"]]
     for name in ("data", "scale", "seeds", "steps", "budget", "device", "precision"):
         if settings[name] is not None:

@@ -1,4 +1,4 @@
-"""What a study costs: counted for the list, and by a few timed steps before its first run."""
+"""Cost of a study: counted for the list, and by a few timed steps before its first run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from vitreous.recipes.registry import RECIPES, get_recipe
 from vitreous.system.cores import get_peak_memory
 from vitreous.training.run import Run
 
-TRAINING_BUDGET_SHARE = 0.8  # of a budget is for steps, the rest for judging, saving and the pages
+TRAINING_BUDGET_SHARE = 0.8  # of a budget is for steps, the rest for evaluation, saving and the pages
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What the runs of a study that are not made yet cost here, one after another."""
+    """Cost of the missing runs of a study on this machine, trained sequentially."""
 
     runs: int
     complete: int

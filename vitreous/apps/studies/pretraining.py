@@ -27,18 +27,18 @@ def mask_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 MASK_RATIO_STUDY = Study(
     "masks",
     "How many patches MAE hides",
-    question="What share of the patches has a masked autoencoder to hide, for features that are worth fine-tuning?",
+    question="Which mask ratio gives a masked autoencoder the best features for fine-tuning?",
     source="arXiv:2111.06377, section 4.1 and Figure 5",
     axes=("hidden",),
     cells=mask_cells,
     reference=("none",),
     published=Published(
-        "Figure 5 has curves: fine-tuned ViT-L/16 are alike from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
+        "Figure 5 has curves: fine-tuned ViT-L/16 are similar from 40 % to 80 %, with 84.9 % at 75 % (Table 1); from "
         "scratch 82.5 %",
         {("75 %",): "84.9 %", ("none",): "82.5 %"},
     ),
     differs=(
-        "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have "
+        "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a separate recipe. Here both parts have "
         "the same few steps, and fine-tuning is that of the model from scratch; images of few patches leave little "
         "to fill in."
     ),
@@ -70,7 +70,7 @@ def dino_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 DINO_TEACHER_STUDY = Study(
     "dino",
     "DINO's teacher",
-    question="How fast may DINO's teacher follow its student, and how sharp has its answer to be?",
+    question="How fast may DINO's teacher follow its student, and how sharp should its output be?",
     source="arXiv:2104.14294, section 5 and appendix D",
     axes=("momentum", "temperature"),
     cells=dino_cells,
@@ -85,7 +85,7 @@ DINO_TEACHER_STUDY = Study(
 )
 
 
-# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and what it has to restore.
+# Table 1 of arXiv:2111.06377: the depth of MAE's decoder, and its target.
 MAE_DEPTHS = (1, 2, 4, 8)
 MAE_TARGETS = {"pixels": "false", "normalised pixels": "true"}
 
@@ -109,21 +109,21 @@ def depth_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def target_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Pixels as they are, and with mean 0 and deviation 1 in each patch."""
+    """Pixels as they are, and with mean 0 and standard deviation 1 in each patch."""
     return tuple(
         mae_finetune_cell(setting, name, {"objective.normalise": value}) for name, value in MAE_TARGETS.items()
     )
 
 
 MAE_DIFFERS = (
-    "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a recipe of its own. Here both parts have the same "
+    "MAE pre-trains for 800 epochs on ImageNet and is fine-tuned by a separate recipe. Here both parts have the same "
     "few steps, and fine-tuning is that of a model from scratch; the decoder is as wide as the paper's, which is wide "
-    "beside a small encoder."
+    "for a small encoder."
 )
 MAE_DECODER_STUDY = Study(
     "mae-decoder",
     "Depth of MAE's decoder",
-    question="How deep has the decoder of a masked autoencoder to be?",
+    question="How deep should the decoder of a masked autoencoder be?",
     source="arXiv:2111.06377, section 4.1 and Table 1a",
     axes=("decoder blocks",),
     cells=depth_cells,
@@ -180,7 +180,7 @@ def supervised_reference(place: AxisValues) -> AxisValues:
 LABELS_STUDY = Study(
     "labels",
     "How many labels there are",
-    question="What is learning without labels worth, when few or many images have labels?",
+    question="How much does self-supervised pre-training gain with few or many labels?",
     source="arXiv:2111.06377 and arXiv:2104.14294",
     axes=("first", "labelled"),
     cells=label_cells,

@@ -12,7 +12,7 @@ LOCAL_VIEW_COUNTS = (0, 2, 4, 8)
 
 
 def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """DINO with so many registers; DINOv2 at the published scale."""
+    """DINO with several numbers of registers; DINOv2 at the published scale."""
     published = setting.scale.name == "published"
     recipe = "dinov2" if published else "dino"
     base = setting.options(TrainOptions(recipe=recipe, model="ViT-L/16"), recipe=recipe)
@@ -23,7 +23,7 @@ def register_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 
 def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """DINO with so many local views beside the two global ones."""
+    """DINO with several numbers of local views and two global ones."""
     base = setting.options(TrainOptions(recipe="dino", model="ViT-S/16"), recipe="dino")
     return tuple(
         StudyCell((f"{count}",), update_options(base, settings={"views.locals": f"{count}"}))
@@ -33,7 +33,7 @@ def view_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 
 REGISTERS_DIFFERS = (
     "Artefacts appear in large models that were trained for long: the paper's DINOv2 has none below ViT-L. Runs of "
-    "minutes of small models are no evidence against registers; the same command on a larger scale asks the question."
+    "minutes of small models are no evidence against registers; use the same command on a larger scale."
 )
 REGISTERS_STUDY = Study(
     "registers",
@@ -69,7 +69,7 @@ ARTEFACT_NORMS_STUDY = Study(
 DINO_CROPS_STUDY = Study(
     "dino-crops",
     "DINO's local views",
-    question="How many local views does DINO need beside its two global ones?",
+    question="How many local views does DINO need in addition to its two global views?",
     source="arXiv:2104.14294, section 5.4 and Table 8",
     axes=("local views",),
     cells=view_cells,
@@ -78,7 +78,7 @@ DINO_CROPS_STUDY = Study(
         "ViT-S/16 after 100 epochs with 8 local views: 69.3 % by k-NN, 74.0 % by a linear probe", {("8",): "69.3 %"}
     ),
     differs=(
-        "DINO trains on 1.28 million photographs. Local views of small pictures have few patches, and every view more "
+        "DINO trains on 1.28 million photographs. Local views of small images have few patches, and every view more "
         "costs time: all runs have as many steps."
     ),
     chart=Chart("local views"),

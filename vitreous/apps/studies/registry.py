@@ -60,7 +60,7 @@ STUDIES: dict[str, Study] = {
 
 
 def get_study(name: str) -> Study:
-    """The study of that name. Raises UsageError with the nearest."""
+    """Return a study by name. Raises UsageError with the nearest name."""
     if name not in STUDIES:
         raise UsageError(f"unknown study {name}", suggest_nearest(name, STUDIES) or "`vitreous study` lists them")
     return STUDIES[name]

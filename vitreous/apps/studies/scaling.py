@@ -1,4 +1,4 @@
-"""Scaling laws: L(N, D) = E + A / N^a + B / D^b fitted to runs, its intervals, and what it says of a compute budget.
+"""Scaling laws: L(N, D) = E + A / N^a + B / D^b fitted to runs, its intervals, and the optimum for a compute budget.
 
 N are parameters, D samples seen, L a loss in nats, C training FLOPs. The fit is that of arXiv:2203.15556 (section 3.3
 and appendix D.4): a Huber loss on logarithms, L-BFGS from a grid of starts. For images arXiv:2106.04560 found laws that
@@ -129,14 +129,14 @@ def fit_law(
 def check_fit_runs(fitted: np.ndarray) -> None:
     """(n, 3) N, D, L. Raises DataError for runs that no law can be fitted to."""
     if not (np.isfinite(fitted).all() and (fitted > 0).all()):
-        raise DataError("parameters, samples and losses have to be above 0 and finite", "leave out runs that diverged")
+        raise DataError("parameters, samples and losses must be above 0 and finite", "remove diverged runs")
     if len(fitted) < MIN_FIT_RUNS:
         raise DataError(
-            f"{len(fitted)} runs cannot tell five numbers", f"make {MIN_FIT_RUNS} or more, of several sizes"
+            f"{len(fitted)} runs cannot fit five parameters", f"train {MIN_FIT_RUNS} or more, of several sizes"
         )
     for column, name in enumerate(("size of the model", "number of samples")):
         if len(np.unique(fitted[:, column])) < 3:
-            raise DataError(f"fewer than three values of the {name} tell no exponent", "vary both, in a grid")
+            raise DataError(f"fewer than three values of the {name} cannot fit an exponent", "vary both, in a grid")
 
 
 def predict_log_loss(theta: np.ndarray, own: np.ndarray) -> np.ndarray:
@@ -188,10 +188,10 @@ def describe_doubts(fit: ScalingLawFit, fitted: np.ndarray) -> tuple[str, ...]:
             ratio = fitted[:, column].max() / fitted[:, column].min()
             doubts.append(
                 f"the exponent {name} is between {low:.2f} and {high:.2f}: {subject} that differ by a factor of "
-                f"{ratio:.3g} do not tell it"
+                f"{ratio:.3g} do not determine it"
             )
     if fit.interval("E")[0] < 0.05 * fitted[:, 2].min():
-        doubts.append("the loss that stays, E, cannot be told from 0: no run is near it")
+        doubts.append("the irreducible loss E is not distinguishable from 0: no run is near it")
     error = fit.largest_error
     if error is not None and error > max(0.05, 4 * fit.residual):
         doubts.append(f"the law misses a run that was held out by {error:.0%}: do not extrapolate it")

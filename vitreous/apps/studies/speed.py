@@ -31,14 +31,14 @@ CPU_SECONDS_PER_MODEL = (
 
 
 def speed_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
-    """Models of several sizes, as they are drawn."""
+    """Randomly initialised models of several sizes."""
     return tuple(
         StudyCell((name,), TrainOptions(model=name, image_size=224)) for name in SPEED_MODELS[setting.scale.name]
     )
 
 
 def measure_throughput_by_size(subject: MeasuredRun) -> list[Measurement]:
-    """Images a second by the size of images."""
+    """Measure images/s by image size."""
     alone = pick_run_device(subject) == "cpu"
     return measure_throughput(
         subject,
@@ -48,7 +48,7 @@ def measure_throughput_by_size(subject: MeasuredRun) -> list[Measurement]:
 
 
 def measure_largest_batch_by_size(subject: MeasuredRun) -> list[Measurement]:
-    """Images in the largest batch by the size of images."""
+    """Measure the largest batch by image size."""
     return measure_largest_batch(subject, CPU_IMAGE_SIZES if pick_run_device(subject) == "cpu" else GPU_IMAGE_SIZES)
 
 
@@ -71,7 +71,7 @@ SPEED_STUDY = Study(
         {},
     ),
     differs=(
-        "These are images a second of this machine, as a model infers in float32, the filters of a ResNet standardised "
+        "These are inference images/s on this machine in float32, with the filters of a ResNet standardised "
         "once, of the fastest of the batches that there was time for; other work on the machine makes them fewer. "
         "Sizes that take longer than the time for a model are left out."
     ),
@@ -81,7 +81,7 @@ SPEED_STUDY = Study(
 LARGEST_BATCH_STUDY = Study(
     "largest-batch",
     "Largest batch against the size of images",
-    question="How many images does the memory hold at once, of ViTs and of ResNets?",
+    question="How many images fit into memory for ViTs and for ResNets?",
     source="arXiv:2010.11929, D.5 and Figure 12, right",
     axes=("model", "image size"),
     cells=speed_cells,

@@ -28,8 +28,8 @@ class Estimate:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the mean, of a difference, is above or below 0; an interval that holds 0 cannot tell, nor can one
-        seed."""
+        """Whether the mean, of a difference, is above or below 0; an interval that contains 0 or one seed is
+        inconclusive."""
         if self.interval is None or self.interval[0] <= 0 <= self.interval[1]:
             return "cannot be told"
         return "higher" if self.mean > 0 else "lower"

@@ -1,4 +1,4 @@
-"""What a study is: a question, the runs that answer it at three scales, and what was published.
+"""Definition of a study: a question, its runs at three scales, and the published results.
 
 A study is one file with one `Study` or a few that share runs. It trains nothing itself: its cells are options of
 `train`, so that each of its runs is one that `vitreous train` makes too. What is read of a run is the figure that it
@@ -26,7 +26,7 @@ STUDY_METRIC_LABELS = {
     "attention_distance": "attention distance, pixels",
     "rollout_spread": "share of the patches that hold half of the rollout",
     "norm_ratio": "largest norm of a patch token, of the median",
-    "fastest_rate": "images a second",
+    "fastest_rate": "images/s",
     "largest_batch": "images in the largest batch",
 }
 MAX_IMAGE_SIZE = 64  # pixels: larger pictures are scaled to it, but at the published scale
@@ -64,7 +64,7 @@ SCALES: dict[str, Scale] = {
 
 @dataclass(frozen=True)
 class OtherDataset:
-    """A data set beside that of the study, as `train` takes it, with the name and the group that a table has."""
+    """A further dataset of a study, as for `train`, with its name and group in the table."""
 
     name: str
     source: str
@@ -73,7 +73,7 @@ class OtherDataset:
 
 @dataclass(frozen=True)
 class StudySetting:
-    """What a study's cells depend on: the scale, the side of the images in pixels, and the other data sets."""
+    """Settings of a study's cells: the scale, the image size in pixels, and the other datasets."""
 
     scale: Scale
     side: int
@@ -237,17 +237,17 @@ class Study:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The axes of which each value has a line in the figure."""
+        """Return the axes with one line per value in the figure."""
         series = self.chart.series
         return series if isinstance(series, tuple) else (series,) if series else ()
 
     @property
     def trained(self) -> bool:
-        """Whether its models are trained."""
+        """Return whether the models of the study are trained."""
         return self.measure is None or self.measure.trained
 
     def get_reference(self, place: AxisValues) -> AxisValues:
-        """The place that a place is compared with."""
+        """Return the reference cell of a cell."""
         return self.reference(place) if callable(self.reference) else self.reference
 
 

@@ -34,7 +34,7 @@ class RunResult:
     value: float | None
     better: str
     measured: dict[str, float | None]
-    images: int | None  # that it was judged on
+    images: int | None  # of its evaluation
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class TableRow:
 
     @property
     def verdict(self) -> str:
-        """What can be told of the row beside its reference, in words."""
+        """Return the verdict of the comparison with the reference, in words."""
         if self.mean is None:
             return "loss not finite"
         if self.reference is None:
@@ -90,7 +90,7 @@ def read_run_result(one: StudyRun, figure: str = "") -> RunResult:
 
 
 def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
-    """The rows of a study, in the order of its cells."""
+    """Build the rows of a study, in the order of its cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
         known = values.setdefault(result.place, {})
@@ -121,7 +121,7 @@ def build_table_row(
 
 
 def mean_or_none(values: list[float | None]) -> float | None:
-    """The mean of what was measured; None where nothing was."""
+    """Return the mean of the values that are not None; None without any."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 

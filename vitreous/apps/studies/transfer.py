@@ -46,7 +46,7 @@ GROUP_MEANS = {"ViT-H/14": ("86.7", "87.0", "65.0"), "ViT-L/16": ("85.6", "86.7"
 
 
 def pretraining_cells(setting: StudySetting) -> dict[str, StudyCell]:
-    """What is trained first, on the study's data, by the name of the model."""
+    """Pre-training cells on the study's data, by model name."""
     if setting.scale.name == "published":
         return {
             name: StudyCell((), setting.options(TrainOptions(recipe="vit-jft", model=name))) for name in TRANSFER_MODELS
@@ -136,27 +136,29 @@ def conclude_groups(rows: Sequence[Any]) -> Conclusion:
         ends = "–" if mean.interval is None else " to ".join(f"{100 * end:.1f} %" for end in mean.interval)
         count = len(next(iter(seeds.values())))
         lines.append((model, group, f"{count}", f"{100 * mean.mean:.2f} %", ends))
-    sentence = "A group's figure is the plain mean over its sets, and `all groups` that over all sets, as VTAB has it."
+    sentence = (
+        "A group's metric is the mean over its datasets, and `all groups` is the mean over all datasets, as in VTAB."
+    )
     return Conclusion("By group", (sentence,), ("model", "group", "sets", "mean", "95 % interval"), tuple(lines))
 
 
 TRANSFER_STUDY = Study(
     "transfer",
     "Transfer of several models to several data sets",
-    question="Which pre-trained model is better on other data sets, and how sure is that over runs?",
+    question="Which pre-trained model is better on other datasets, with which confidence over runs?",
     source="arXiv:2010.11929, Tables 2 and 5",
     axes=("model", "data set"),
     cells=transfer_cells,
     reference=scratch_reference,
     published=Published(
-        "accuracy after pre-training on JFT-300M, fine-tuned at 384 pixels (Table 5); Table 2 has mean and deviation "
+        "accuracy after pre-training on JFT-300M, fine-tuned at 384 pixels (Table 5); Table 2 has mean and std "
         "of three runs, of ViT-L/16 on CIFAR-10 99.42 ± 0.03 %, on CIFAR-100 93.90 ± 0.05 %, on Pets 97.32 ± 0.11 %, "
         "on Flowers 99.74 ± 0.00 %",
         TRANSFER_PUBLISHED,
     ),
     differs=(
         "The paper pre-trains on 303 million images with 18,291 classes, and its seeds are those of fine-tuning alone. "
-        "Here what is learned first is small and near to the other sets, each seed has a pre-training of its own, "
+        "Here the pre-training data are few and resemble the other sets, each seed has a separate pre-training, "
         "and the model from scratch, which the paper's table does not have, is the reference."
     ),
     others="sets",
@@ -165,7 +167,7 @@ TRANSFER_STUDY = Study(
 GROUP_TRANSFER_STUDY = Study(
     "groups",
     "Transfer by group of data sets",
-    question="On which kind of data sets does pre-training help most?",
+    question="On which datasets does pre-training help most?",
     source="arXiv:2010.11929, Figure 2 and Table 9; arXiv:1910.04867",
     axes=("model", "group", "data set"),
     cells=group_transfer_cells,

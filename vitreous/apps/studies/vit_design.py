@@ -46,15 +46,15 @@ def position_cells(setting: StudySetting) -> tuple[StudyCell, ...]:
 POSITIONS_STUDY = Study(
     "positions",
     "Position embeddings",
-    question="Does it matter what kind of position embedding a ViT has, and where it is added?",
+    question="Does the type of position embedding matter, and where it is added?",
     source="arXiv:2010.11929, Table 8",
     axes=("positions", "added at"),
     cells=position_cells,
     reference=("1-D", "input"),
     published=Published("ImageNet 5-shot accuracy of ViT-B/16 pre-trained on JFT-300M (Table 8)", POSITIONS_PUBLISHED),
     differs=(
-        "The paper pre-trains on JFT-300M and judges by a linear 5-shot classifier on ImageNet. Here models are "
-        "trained and judged on the classes of the data named, and they are smaller: with few tokens of few pixels "
+        "The paper pre-trains on JFT-300M and evaluates a linear 5-shot classifier on ImageNet. Here models are "
+        "trained and evaluated on the classes of --data, and they are smaller: with few tokens of few pixels "
         "places say more of an image, and few images have to teach positions."
     ),
 )
@@ -143,7 +143,7 @@ SHAPE_STUDY = Study(
     ),
     differs=(
         "The paper starts from 8 layers of width 1024 with an MLP of 2048 on patches of 32, pre-trains on JFT-300M and "
-        "judges by 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger "
+        "evaluates 5-shot accuracy. Sizes here begin smaller, and every run has the same number of steps: a larger "
         "model has more compute, which is the axis of the figure."
     ),
     chart=Chart("exaflops", "changed", logarithmic=True),
@@ -183,7 +183,7 @@ AXIAL_STUDY = Study(
     ),
     differs=(
         "An axial block has two MLPs, so that Axial-ViT has more compute and more parameters than the ViT beside it, "
-        "as in the paper. The paper pre-trains on JFT-300M and judges by 5-shot accuracy on ImageNet."
+        "as in the paper. The paper pre-trains on JFT-300M and evaluates 5-shot accuracy on ImageNet."
     ),
     chart=Chart("exaflops", "model", logarithmic=True),
 )
@@ -220,7 +220,7 @@ def no_pretraining_reference(place: AxisValues) -> AxisValues:
 MASKED_PATCHES_STUDY = Study(
     "masked-patches",
     "Masked patch prediction against labels",
-    question="How much of what labels teach does a ViT learn from patches that are hidden?",
+    question="How does masked patch prediction compare with supervised pre-training?",
     source="arXiv:2010.11929, section 4.6 and B.1.2",
     axes=("learned first", "data set"),
     cells=masked_patch_cells,
@@ -231,7 +231,7 @@ MASKED_PATCHES_STUDY = Study(
         PATCHES_PUBLISHED,
     ),
     differs=(
-        "The paper pre-trains for a million steps. Here what is learned first and what is judged are near to each "
+        "The paper pre-trains for a million steps. Here pre-training and evaluation data are similar to each "
         "other, and images of few patches leave little to predict."
     ),
     others="sets",

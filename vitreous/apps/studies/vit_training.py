@@ -89,7 +89,7 @@ def vit_reference(place: AxisValues) -> AxisValues:
 IMAGES_STUDY = Study(
     "images",
     "Accuracy against the number of images",
-    question="From how many images on is a ViT better than a ResNet?",
+    question="How many training images does a ViT need to outperform a ResNet?",
     source="arXiv:2010.11929, section 4.3 and Figure 4",
     axes=("model", "training images"),
     cells=image_cells,
@@ -171,7 +171,7 @@ COMPUTE_STUDY = Study(
         "ImageNet accuracy after pre-training on JFT-300M for 7 epochs and fine-tuning (Table 6)", COMPUTE_PUBLISHED
     ),
     differs=(
-        "The paper fine-tunes what it has pre-trained; here models are judged on what they are trained on. One "
+        "The paper pre-trains and fine-tunes; here models are evaluated on the dataset of their training. One "
         "learning rate serves all models of a family, and hybrids have a stem of convolutions for a ResNet."
     ),
     chart=Chart("exaflops", "family", logarithmic=True),
@@ -224,8 +224,8 @@ OPTIMIZERS_STUDY = Study(
         "ImageNet accuracy after pre-training on JFT-300M and fine-tuning (Table 7)", OPTIMIZERS_PUBLISHED
     ),
     differs=(
-        "The paper pre-trains and fine-tunes; here models are judged on what they are trained on. At the small "
-        "scales R50 and R152x2 stand for ResNets of two stages, a small and a larger one. Each optimiser has one "
+        "The paper pre-trains and fine-tunes; here models are evaluated on the dataset of their training. At small "
+        "scales R50 and R152x2 are ResNets of two stages, a small and a larger one. Each optimiser has one "
         "learning rate, which is not tuned: a difference may be that of the rates."
     ),
 )
@@ -273,8 +273,8 @@ RESOLUTION_STUDY = Study(
         "ImageNet accuracy of Swin-B, at 384 pixels fine-tuned from 224; DeiT-B has 81.8 % at 224", RESOLUTION_PUBLISHED
     ),
     differs=(
-        "Small pictures are scaled up to the size, which brings tokens and no detail. Both have as many steps and "
-        "patches of one size; the axis of the figure is the compute of training. Swin stands for two stages of two "
+        "Small images are upscaled, which adds tokens and no detail. Both have as many steps and "
+        "patches of one size; the axis of the figure is the compute of training. Swin has two stages of two "
         "blocks."
     ),
     chart=Chart("exaflops", "model", logarithmic=True),

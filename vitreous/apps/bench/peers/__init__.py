@@ -1,1 +1,1 @@
-"""Other libraries at the same work. None is a dependency: each is imported inside, and only where it is installed."""
+"""Benchmark steps of other libraries. None is a dependency: each is imported lazily if it is installed."""

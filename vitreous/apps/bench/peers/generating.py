@@ -59,7 +59,7 @@ def build_diffusers_train_step(work: Workload, precision: str = "fp32", compiled
 
 
 def build_diffusers_sampling_step(work: Workload, precision: str = "fp32", compiled: bool = False) -> BenchmarkStep:
-    """Images by DDIM in as many steps as ours, both answers of the guidance in one batch, as its pipeline has it."""
+    """Images by DDIM in as many steps as ours, both guidance outputs in one batch, as in its pipeline."""
     from diffusers import DDIMScheduler
 
     config, model = configure_generator(work), build_diffusers_dit(work).eval()

@@ -1,6 +1,6 @@
 """Other libraries from files, archives and memory to training batches: random resized crop, flip, normalise.
 
-`best` is what somebody who knows the library would write: as many workers as cores, 8-bit pixels until they are
+`best` are expert settings: as many workers as cores, 8-bit pixels until they are
 normalised, the fastest decoder that it takes.
 """
 # pyright: reportMissingImports=false
@@ -94,7 +94,7 @@ def read_with_torchvision(path: str) -> Tensor:
 
 
 def build_train_transform(work: Workload, best: bool) -> Callable[[Any], Tensor]:
-    """Return torchvision's transform to (3, size, size) float32: on Pillow's pictures, or v2 on uint8."""
+    """Return torchvision's transform to (3, size, size) float32: on Pillow images, or v2 on uint8."""
     from torchvision.transforms import v2
 
     cubic = v2.InterpolationMode.BICUBIC
@@ -178,7 +178,7 @@ def build_datasets_loader(work: Workload, best: bool = False) -> BenchmarkStep:
 
 
 def build_cifar_loader(work: Workload, best: bool = False) -> BenchmarkStep:
-    """torchvision's CIFAR10 with random pictures in its place: pad by 4, crop, flip, normalise."""
+    """torchvision's CIFAR10 with random images instead: pad by 4, crop, flip, normalise."""
     from torchvision.datasets import CIFAR10
     from torchvision.transforms import v2
 

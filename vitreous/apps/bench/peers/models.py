@@ -99,7 +99,7 @@ def compute_fp32_logits(work: Workload, peer: str = "timm") -> np.ndarray:
 
 
 def extract_logits(answer: Any) -> np.ndarray:
-    """Return (B, K) float32 of what a model returns; transformers' has more in it."""
+    """Return the (B, K) float32 logits of a model's output."""
     return getattr(answer, "logits", answer).float().cpu().numpy()
 
 

@@ -1,4 +1,4 @@
-"""Other libraries from image files to answers."""
+"""Other libraries: image files to predictions."""
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def build_timm_predict_step(work: Workload, best: bool = False, compiled: bool =
 def build_transformers_predict_step(work: Workload, best: bool = False) -> BenchmarkStep:
     """Files to the five best classes by the transformers pipeline with its fast processor, torchvision's.
 
-    As it comes; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
+    With default settings; or, `best`, in batches of 8 that workers read, in bfloat16 where the machine has it.
     """
     from transformers import ViTImageProcessor, pipeline
 

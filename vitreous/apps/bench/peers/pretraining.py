@@ -19,7 +19,7 @@ TEACHER_MOMENTUM = 0.996
 
 
 def build_adamw(work: Workload, parameters: Any, fused: bool) -> torch.optim.Optimizer:
-    """Return PyTorch's AdamW with the numbers of ours."""
+    """Return PyTorch's AdamW with our hyperparameters."""
     options = PRETRAINING_CONFIGS[work.task][1]
     return torch.optim.AdamW(
         parameters, options.lr, options.betas, weight_decay=options.weight_decay, fused=fused or None
@@ -105,7 +105,7 @@ def build_lightly_dino_step(work: Workload, precision: str = "fp32", together: b
 
 
 def forward_views(model: Callable[[Tensor], Tensor], views: Tensor, together: bool) -> list[Tensor]:
-    """(V, B, C, h, w) views -> V answers of a model, (B, K)."""
+    """(V, B, C, h, w) views -> V outputs of a model, (B, K)."""
     if together:
         return list(model(views.flatten(0, 1)).chunk(len(views)))
     return [model(view) for view in views]

@@ -1,1 +1,1 @@
-"""What is true of a data set: every file looked at once, and what that means for training."""
+"""Checks of a dataset: statistics from one pass over every file, and findings for training."""

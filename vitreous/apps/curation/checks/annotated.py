@@ -1,4 +1,4 @@
-"""What is true of the annotations of a data set: objects, classes of pixels, and what is wrong with them."""
+"""Checks of annotations: objects, pixel classes, and their problems."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from vitreous.data.annotations.objects import ObjectAnnotations, Scene, read_ima
 from vitreous.data.annotations.target import IGNORE_INDEX, AnnotatedFiles, AnnotatedSplit, Target
 from vitreous.errors import DataError
 
-MAX_BOX_OVERHANG = 1.0  # pixels that a box may reach over the edge of its image: more is reported
-DUPLICATE_IOU = 0.95  # intersection over union from which two objects of a class count as one that is there twice
+MAX_BOX_OVERHANG = 1.0  # pixels by which a box may exceed its image without a report
+DUPLICATE_IOU = 0.95  # minimum intersection over union of duplicate objects of a class
 COCO_AREA_LIMITS = {
     "small": 32**2,
     "medium": 96**2,
 }  # area in pixels below which COCO calls an object so; others are large
-MAX_LISTED_PROBLEMS = 10_000  # places of a kind that are listed at most
+MAX_LISTED_PROBLEMS = 10_000  # listed locations per problem
 
-ProblemLocation = dict[str, Any]  # split, path, and what is there
+ProblemLocation = dict[str, Any]  # split, path, and details
 
 
 def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
-    """Return what is reported of the annotations, before it is judged; None for data that have none.
+    """Summarise the annotations; None for data without annotations.
 
-    `objects` and `pixels` count by class, the latter those of class maps; `unreadable`, `outside` (boxes that reach
-    over the edge) and `twice` list places; `unused` are classes that nothing has, `held_out` those that training images
-    lack.
+    `objects` and `pixels` count by class, the latter for class maps; `unreadable`, `outside` (boxes that exceed the
+    image) and `twice` (duplicates) list locations; `unused` are classes without annotations, `held_out` those missing
+    in training images.
     """
     splits = {name: split for name, split in subject.splits.items() if isinstance(split, AnnotatedSplit)}
     if not splits or not subject.classes:
@@ -60,7 +60,7 @@ def summarise_annotations(subject: CheckedDataset) -> dict[str, Any] | None:
 
 
 class AnnotationTally:
-    """Counts and places of the images so far, of K classes."""
+    """Counts and problem locations of the images so far, for K classes."""
 
     def __init__(self, classes: int) -> None:
         self.objects, self.pixels = np.zeros(classes, np.int64), np.zeros(classes, np.int64)
@@ -71,7 +71,7 @@ class AnnotationTally:
         self.twice: list[ProblemLocation] = []
 
     def add(self, name: str, split: AnnotatedSplit, sample: int) -> None:
-        """Count an image. Raises DataError where its annotations cannot be read."""
+        """Count an image. Raises DataError if its annotations cannot be read."""
         where = {"split": name, "path": split.name(sample), "number": sample}
         if isinstance(split, AnnotatedFiles) and isinstance(split.annotations, ObjectAnnotations):
             scene = split.annotations.scenes[int(split.rows[sample])]
@@ -80,12 +80,12 @@ class AnnotationTally:
         self.add_target(split.target(sample), where)
 
     def add_scene(self, scene: Scene, where: ProblemLocation) -> None:
-        """Count the objects of an image as its file has them, without drawing masks. Raises DataError for an image that
-        cannot be read, or has another size than told."""
+        """Count the annotated objects of an image, without drawing masks. Raises DataError if the image cannot be read,
+        or if its size differs from the annotations."""
         height, width = read_image_size(scene.image)
         if scene.size not in (None, (height, width)):
-            assert scene.size is not None, "asked above"
-            problem = f"{width} x {height} pixels, its annotations say {scene.size[1]} x {scene.size[0]}"
+            assert scene.size is not None, "checked above"
+            problem = f"{width} x {height} pixels, but {scene.size[1]} x {scene.size[0]} in its annotations"
             raise DataError(problem)
         rows = [(shape.label, shape.compute_bounding_box(), shape.crowd) for shape in scene.shapes]
         boxes = np.array([box or (0, 0, width, height) for _, box, _ in rows], np.float64).reshape(-1, 4)
@@ -108,7 +108,7 @@ class AnnotationTally:
         self.add_objects(target.labels, target.boxes.astype(np.float64), where)
 
     def add_objects(self, labels: np.ndarray, boxes: np.ndarray, where: ProblemLocation) -> None:
-        """Count objects, labels (n,) and boxes (n, 4), and find those that are there twice."""
+        """Count objects, labels (n,) and boxes (n, 4), and find duplicates."""
         self.without += not len(labels)
         self.objects += np.bincount(labels, minlength=len(self.objects))
         areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

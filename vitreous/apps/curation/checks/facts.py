@@ -1,4 +1,4 @@
-"""What the records of a data set add up to: counts, sizes, colours, kinds of files, and images that are alike."""
+"""Statistics of the records of a dataset: counts, sizes, colours, file formats, and duplicates."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from vitreous.data.decoding.spectral import NO_DATA_REASON
 from vitreous.errors import DataError
 
 _NUMBER = re.compile(r"\d[\d,]*")
-MIN_CLASS_IMAGES = 10  # images below which a class is named
-VALUE_TOLERANCE = 1.0  # standard deviations that values of near-duplicates may differ by
-MAX_LISTED_GROUPS = 10_000  # groups of copies listed at most
+MIN_CLASS_IMAGES = 10  # classes with fewer images are listed
+VALUE_TOLERANCE = 1.0  # allowed difference of values of near-duplicates, in standard deviations
+MAX_LISTED_GROUPS = 10_000  # listed groups of duplicates
 
 
 def summarise_dataset(
@@ -33,9 +33,9 @@ def summarise_dataset(
     image_size: int | None,
     groups: dict[str, Any],
 ) -> dict[str, Any]:
-    """Everything that is reported of (n,) RECORD, one split after the other, before it is judged.
+    """Summarise (n,) RECORD, one split after the other.
 
-    Every figure but `unreadable` is of the images that can be read.
+    All statistics except `unreadable` are over the readable images.
     """
     readable = records[records["state"] == READABLE]
     parts = np.split(records, subject.pool.ends[:-1])
@@ -80,7 +80,7 @@ def summarise_dataset(
 
 
 def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size: int | None) -> dict[str, str]:
-    """The first of (n,) RECORD that can be read of each kind that a finding names: its traits, mode, depth and size."""
+    """Find the first readable example in (n,) RECORD for each finding on traits, mode, depth or size."""
     short = np.minimum(records["width"], records["height"]).astype(np.int64)
     kinds = {trait.name.lower(): records["traits"] & trait > 0 for trait in ImageTrait}
     kinds |= {"cmyk": records["mode"] == IMAGE_MODES.index("CMYK"), "deep": records["depth"] == 16}
@@ -91,17 +91,17 @@ def find_first_examples(subject: CheckedDataset, records: np.ndarray, image_size
 
 
 def locate_image(subject: CheckedDataset, row: int) -> dict[str, str]:
-    """An image by its split and its name."""
+    """Return split and name of an image."""
     return {"split": subject.place(row)[0], "path": subject.pool.name(row)}
 
 
 def error_to_dict(error: DataError | None) -> dict[str, str] | None:
-    """An error as `message` and `hint`."""
+    """Convert an error to `message` and `hint`."""
     return {"message": error.message, "hint": error.hint} if error else None
 
 
 def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, bad: int) -> dict[str, Any]:
-    """Images, bytes and classes of a split with (n,) RECORD, of which `bad` cannot be read."""
+    """Summarise images, bytes and classes of a split with (n,) RECORD, of which `bad` are unreadable."""
     counts = subject.counts(name) if subject.classes else []
     return {
         "images": len(records),
@@ -112,9 +112,9 @@ def summarise_split(subject: CheckedDataset, name: str, records: np.ndarray, bad
 
 
 def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
-    """How evenly the training images (or those of the only split) spread over the classes; None without classes.
+    """Measure the class balance of the training images (or of the only split); None without classes.
 
-    `effective` is the number of equal classes of the same entropy.
+    `effective` is the effective number of classes: that of equal classes with the same entropy.
     """
     if not subject.classes:
         return None
@@ -136,9 +136,9 @@ def measure_class_balance(subject: CheckedDataset) -> dict[str, Any] | None:
 
 
 def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[str, Any] | None:
-    """Widths, heights and proportions of (n,) RECORD, also relative to the side of the model's input; None for n = 0.
+    """Summarise widths, heights and aspect ratios of (n,) RECORD, also relative to the model's input; None for n = 0.
 
-    `histogram` counts short sides. `image_size` is 0, and nothing relative to it, of volumes, which have `slices` too.
+    `histogram` counts shorter sides. For volumes `image_size` is 0, without relative values, and `slices` is added.
     """
     if not len(records) or image_size is None:
         return None
@@ -162,12 +162,12 @@ def summarise_image_sizes(records: np.ndarray, image_size: int | None) -> dict[s
 
 
 def summarise_range(values: np.ndarray) -> dict[str, float]:
-    """Minimum, median and maximum of (n,) values."""
+    """Return minimum, median and maximum of (n,) values."""
     return {"min": float(values.min()), "median": float(np.median(values)), "max": float(values.max())}
 
 
 def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | None:
-    """Mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, every image weighing the same."""
+    """Return mean and standard deviation of red, green and blue over (n,) RECORD, 0 to 1, with equal image weights."""
     if not len(records):
         return None
     mean, std = records["mean"].astype(np.float64) / 255, records["std"].astype(np.float64) / 255
@@ -176,24 +176,24 @@ def measure_colour_statistics(records: np.ndarray) -> dict[str, list[float]] | N
 
 
 def count_categories(places: np.ndarray, words: tuple[str, ...]) -> dict[str, int]:
-    """Count words by their (n,) positions."""
+    """Count words by their (n,) indices."""
     counts = np.bincount(places, minlength=len(words))
     return {words[i]: int(counts[i]) for i in np.flatnonzero(counts)}
 
 
 def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: float = 0.0) -> dict[str, Any]:
-    """Report groups of images that are alike: how many, images too many, in two splits, and under two labels.
+    """Summarise groups of duplicates: groups, surplus images, groups across splits, and groups with two labels.
 
-    Labels that are values differ by more than `tolerance` standard deviations.
+    Numeric labels differ if they are more than `tolerance` standard deviations apart.
 
-    `across` counts, for each pair of splits, the images of the second that are in the first. The groups listed are the
-    first LISTED of those across splits, then of those with two labels, then of the others.
+    `across` counts, for each pair of splits, the images of the second that are in the first. At most MAX_LISTED_GROUPS
+    are listed: those across splits, then those with two labels, then others.
     """
     across: Counter[str] = Counter()
     ranked: list[tuple[bool, bool, int]] = []
     for number, group in enumerate(groups):
         places = [subject.place(int(row)) for row in group]
-        homes = Counter(split for split, _ in places)  # in the order of the splits, as rows are
+        homes = Counter(split for split, _ in places)  # in the order of the splits
         across.update({f"{one}/{other}": homes[other] for one, other in combinations(homes, 2)})
         ranked.append((len(homes) < 2, not subject.labels_differ(places, tolerance), number))
     return {
@@ -209,14 +209,14 @@ def summarise_copies(subject: CheckedDataset, groups: CopyGroups, tolerance: flo
 
 
 def describe_sample_entry(subject: CheckedDataset, row: int) -> dict[str, Any]:
-    """An image by its split, its number there, its name and its class."""
+    """Describe an image by split, index in the split, name and class."""
     split, sample = subject.place(row)
     path = subject.pool.name(row)
     return {"split": split, "number": sample, "path": path, "class": subject.describe_label(split, sample)}
 
 
 def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[dict[str, str]]]]:
-    """Group unreadable images by reason, the most frequent first; numbers that differ within a reason become N."""
+    """Group unreadable images by reason, the most frequent first; different numbers in a reason become N."""
     rows_of: dict[str, list[dict[str, str]]] = {}
     for row in unreadable:
         rows_of.setdefault(_NUMBER.sub("N", row["reason"]), []).append(row)
@@ -225,7 +225,7 @@ def group_by_reason(unreadable: list[dict[str, str]]) -> list[tuple[str, list[di
 
 
 def merge_reasons(reasons: list[str]) -> str:
-    """Join reasons that differ in numbers only."""
+    """Merge reasons that differ only in numbers."""
     parts = zip(*(_NUMBER.split(reason) for reason in sorted(set(reasons))), strict=True)
     numbers = zip(*(_NUMBER.findall(reason) for reason in sorted(set(reasons))), strict=True)
     shared = [words[0] if len(set(words)) == 1 else "N" for words in numbers]

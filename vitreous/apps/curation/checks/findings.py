@@ -1,4 +1,4 @@
-"""What the facts mean for training: sentences, each with the command that helps."""
+"""Findings for training: sentences, each with a command that fixes the problem."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from vitreous.errors import format_first_names
 
-COPIES_HINT = "--out REPORT.html shows them, --json names them; leave one of each"
-MAX_LISTED_NAMES = 20  # names in a sentence's list
+COPIES_HINT = "see --out REPORT.html or --json; keep one of each"
+MAX_LISTED_NAMES = 20  # names in a sentence
 SMALL_IMAGE_RATIO = (
-    0.75  # of the model's input: below this side a smaller input gains; 28 to 32 pixels is rounding to patches
+    0.75  # fraction of the model's input below which a smaller input pays off; 28 of 32 pixels is rounding
 )
-SAME_FRAME_RATE_RATIO = 1.05  # ratio of two rates of clips up to which they count as one
-IMBALANCE_RATIO = 10.0  # ratio of the largest class to the smallest from which it is reported
+SAME_FRAME_RATE_RATIO = 1.05  # ratio of two frame rates up to which they count as equal
+IMBALANCE_RATIO = 10.0  # minimum reported ratio of the largest class to the smallest
 FAIL_LEVEL, WARN_LEVEL, INFO_LEVEL = "fails", "warns", "tells"
 
 Finding = dict[str, str]
@@ -22,10 +22,10 @@ FindingRow = tuple[str, str, str, str]  # level, identifier, sentence, hint
 
 
 def derive_findings(facts: dict[str, Any]) -> list[Finding]:
-    """Judge facts: what fails the check first, then what to look at, then what the loader does by itself.
+    """Derive findings: failures first, then warnings, then information on the loader.
 
-    The check fails on what training refuses or what makes its figures untrue: an unknown layout, unreadable images, the
-    same image in two splits or under two labels, groups in two splits.
+    The check fails for problems that stop training or falsify its metrics: an unknown layout, unreadable images, the
+    same image in two splits or with two labels, groups in two splits.
     """
     source = shlex.quote(facts["data"])
     rows = [*report_failures(facts, source), *report_annotations(facts["annotations"]), *report_copies(facts, source)]
@@ -40,36 +40,36 @@ def derive_findings(facts: dict[str, Any]) -> list[Finding]:
 
 
 def format_image_count(count: int, kind: str = "images") -> str:
-    """Write a number of images, or of clips: `1 image`, `1,234 clips`."""
+    """Format a number of images, or of clips: `1 image`, `1,234 clips`."""
     return f"{count:,} {singular_noun(kind)}" + ("" if count == 1 else "s")
 
 
 def singular_noun(kind: str) -> str:
-    """What one of the data is called: `clip`, `volume`, `signal` or `image`."""
+    """Return the noun of one sample: `clip`, `volume`, `signal` or `image`."""
     return kind.removesuffix("s")
 
 
 def format_dedup_command(source: str, split: str) -> str:
-    """The command that lists the copies between a split and the others."""
+    """Format the command that lists duplicates between a split and the others."""
     return f"vitreous data dedup {source} --against {source} --against-split {split} --out copies.csv"
 
 
 def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
-    """Yield what hinders training."""
+    """Yield problems that impair training."""
     for level, kind in ((FAIL_LEVEL, "refused"), (FAIL_LEVEL, "unlearnable"), (WARN_LEVEL, "unlabelled")):
         if error := facts[kind]:
             yield level, kind, error["message"], error["hint"]
     kind = facts["kind"]
     if bad := len(facts["unreadable"]):
         total = sum(split["images"] for split in facts["splits"].values())
-        hint = f"mend or remove them, or `vitreous train {source} --bad-images skip`"
+        hint = f"fix or delete these files, or `vitreous train {source} --bad-images skip`"
         text = (
             f"{bad:,} of {format_image_count(total, kind)} cannot be read; the first: {facts['unreadable'][0]['path']}"
         )
         yield FAIL_LEVEL, "unreadable", text, hint
     if empty := facts["without_data"]:
-        text = f"{format_image_count(len(empty), kind)} without a pixel that has data; the first: {empty[0]['path']}"
-        yield WARN_LEVEL, "without_data", text, "training leaves them out"
+        text = f"{format_image_count(len(empty), kind)} without valid pixels; the first: {empty[0]['path']}"
+        yield WARN_LEVEL, "without_data", text, "training skips them"
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
         text = (
@@ -99,11 +99,11 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
         where = " and in ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAIL_LEVEL if facts["groups"]["by"] else WARN_LEVEL
-        yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each to one of them"
+        yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each group to one split"
 
 
 def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
-    """Yield what is wrong with annotations, and what they hold."""
+    """Yield problems and statistics of annotations."""
     if facts is None:
         return
     if bad := facts["unreadable"]:
@@ -111,10 +111,10 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
             f"the annotations of {format_image_count(len(bad))} cannot be read; the "
             f"first: {bad[0]['path']}: {bad[0]['reason']}"
         )
-        yield FAIL_LEVEL, "annotations", text, "mend or remove them"
+        yield FAIL_LEVEL, "annotations", text, "fix or delete them"
     for kind, text, hint in (
-        ("twice", "there twice: two boxes of one class that are nearly the same", "remove one of each pair"),
-        ("outside", "reaching over the edge of the image", "they are cut off there; is it the right image?"),
+        ("twice", "duplicated: two boxes of one class that are nearly identical", "remove one of each pair"),
+        ("outside", "exceeding their image", "they are clipped; check that the image is the right one"),
     ):
         if rows := facts[kind]:
             count = f"{len(rows):,} object" + ("" if len(rows) == 1 else "s")
@@ -123,16 +123,16 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
         yield (
             WARN_LEVEL,
             "unused",
-            f"nothing is of the classes {format_first_names(facts['unused'], MAX_LISTED_NAMES)}",
-            "leave them out",
+            f"no annotations for the classes {format_first_names(facts['unused'], MAX_LISTED_NAMES)}",
+            "remove these classes",
         )
     if facts["held_out"]:
-        text = f"no training image has the classes {format_first_names(facts['held_out'], MAX_LISTED_NAMES)}"
-        yield WARN_LEVEL, "held_out", text, "they cannot be learned: move images to train"
+        text = f"no training images for the classes {format_first_names(facts['held_out'], MAX_LISTED_NAMES)}"
+        yield WARN_LEVEL, "held_out", text, "these classes cannot be learned: move images to train"
     if total := sum(facts["objects"].values()):
         sizes = ", ".join(f"{count:,} {kind}" for kind, count in facts["sizes"].items() if count)
         text = f"{total:,} objects: {sizes} (below 32 x 32, below 96 x 96 pixels, larger)"
-        text += f"; {facts['crowds']:,} stand for crowds" if facts["crowds"] else ""
+        text += f"; {facts['crowds']:,} are crowd regions" if facts["crowds"] else ""
         yield INFO_LEVEL, "objects", text, ""
     if facts["without_objects"]:
         yield INFO_LEVEL, "without_objects", f"{format_image_count(facts['without_objects'])} without an object", ""
@@ -140,16 +140,16 @@ def report_annotations(facts: dict[str, Any] | None) -> Iterator[FindingRow]:
         rows = sorted(facts["pixels"].items(), key=lambda row: -row[1])
         shares = ", ".join(f"{name} {count / total:.2%}" for name, count in rows[:MAX_LISTED_NAMES] if count)
         unknown = facts["unknown_pixels"] / (total + facts["unknown_pixels"])
-        text = f"pixels by class: {shares}" + (f"; {unknown:.2%} have none" if unknown else "")
+        text = f"pixels by class: {shares}" + (f"; {unknown:.2%} without a class" if unknown else "")
         yield INFO_LEVEL, "pixels", text, ""
 
 
 def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
-    """Yield copies that do not fail the check: near ones, and those within a split."""
+    """Yield duplicates that do not fail the check: near-duplicates, and those within a split."""
     near, kind = facts["near_copies"], facts["kind"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        hint = f"list them, with copies of image regions: `{format_dedup_command(source, other)}`"
+        hint = f"list them, with duplicates of image regions: `{format_dedup_command(source, other)}`"
         hint = f"compare them; {COPIES_HINT}" if kind == "clips" else hint
         verb = "is a near-duplicate" if count == 1 else "are near-duplicates"
         text = (
@@ -170,18 +170,18 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
         listed = (facts["copies"]["listed"] or near["listed"])[:1]
         text += "".join(format_first_pair(group) for group in listed)
         if kind == "clips":
-            yield INFO_LEVEL, "copies", text, "remove them, or keep them together by --group-by"
+            yield INFO_LEVEL, "copies", text, "remove them, or keep them in one split with --group-by"
             return
-        yield INFO_LEVEL, "copies", text, f"list them: `{command}`; keep frames of one scene together with --group-by"
+        yield INFO_LEVEL, "copies", text, f"list them: `{command}`; keep frames of a scene together with --group-by"
 
 
 def format_first_pair(group: Sequence[dict[str, Any]]) -> str:
-    """Write the first two images of a group of copies for the end of a sentence."""
+    """Format the first two images of a group of duplicates for the end of a sentence."""
     return f"; the first: {group[0]['path']} and {group[1]['path']}"
 
 
 def format_cross_split_pair(copies: dict[str, Any], one: str, other: str) -> str:
-    """Write the first pair of copies in two splits; an empty string where none is listed."""
+    """Format the first pair of duplicates in two splits; an empty string if none is listed."""
     for group in copies["listed"]:
         rows = [next((row for row in group if row["split"] == split), None) for split in (one, other)]
         if rows[0] and rows[1]:
@@ -190,7 +190,7 @@ def format_cross_split_pair(copies: dict[str, Any], one: str, other: str) -> str
 
 
 def format_label_conflict(copies: dict[str, Any]) -> str:
-    """Write the first pair of copies of different classes; an empty string where none is listed."""
+    """Format the first pair of duplicates with different classes; an empty string if none is listed."""
     for group in copies["listed"]:
         if other := next((row for row in group if row["class"] != group[0]["class"]), None):
             return format_first_pair([group[0], other])
@@ -198,15 +198,15 @@ def format_label_conflict(copies: dict[str, Any]) -> str:
 
 
 def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
-    """Yield how the images spread over the classes."""
+    """Yield findings on class balance."""
     spread = facts["balance"]
     if spread is None:
         return
     if spread["largest"] >= IMBALANCE_RATIO * max(spread["smallest"], 1):
         text = (
-            f"the largest class has {format_image_count(spread['largest'], facts['kind'])}, the smallest "
+            f"imbalanced: the largest class has {format_image_count(spread['largest'], facts['kind'])}, the smallest "
             f"{spread['smallest']:,}; "
-            f"as hard to tell apart as {spread['effective']:.1f} even classes of {len(facts['classes'])}"
+            f"effective number of classes {spread['effective']:.1f} of {len(facts['classes'])}"
         )
         hint = f"`vitreous train {source} --sampling balanced`, or --class-weights balanced"
         if facts["annotations"]:
@@ -217,42 +217,39 @@ def report_class_balance(facts: dict[str, Any], source: str) -> Iterator[Finding
             f"{len(few):,} classes have fewer than {format_image_count(10, facts['kind'])}: "
             f"{format_first_names(few, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "few", text, "find more, or join classes"
+        yield WARN_LEVEL, "few", text, "add more, or merge classes"
     for name, missing in spread["missing"].items():
         text = (
-            f"{name} has no {singular_noun(facts['kind'])} of {len(missing):,} classes: "
+            f"{name} has no {singular_noun(facts['kind'])}s of {len(missing):,} classes: "
             f"{format_first_names(missing, MAX_LISTED_NAMES)}"
         )
-        yield WARN_LEVEL, "missing", text, "their figures will be unknown"
+        yield WARN_LEVEL, "missing", text, "their metrics are undefined"
 
 
 def report_target_values(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
-    """Yield what is true of the values of each target."""
+    """Yield findings on the values of each target."""
     for row in facts["targets"]:
         name, own = row["target"], row["splits"][row["split"]]
         if not own["values"]:
-            yield FAIL_LEVEL, "no_values", f"no image of {row['split']} has a value of {name}", "leave the target out"
+            yield FAIL_LEVEL, "no_values", f"no image of {row['split']} has a value of {name}", "remove the target"
             continue
         if own["min"] == own["max"]:
             text = f"all values of {name} in {row['split']} are the same, {own['min']:g}"
-            yield FAIL_LEVEL, "constant", text, "leave the target out: there is nothing to learn"
+            yield FAIL_LEVEL, "constant", text, "remove the target: it is constant"
         if outliers := row["outliers"]:
             low, high = row["fences"]
             first = f"{outliers[0]['value']:g} of {outliers[0]['path']}"
-            text = (
-                f"{format_image_count(len(outliers))} with a value of {name} far "
-                f"from the others, below {low:.4g} or above"
-            )
+            text = f"{format_image_count(len(outliers))} with an outlier value of {name}, below {low:.4g} or above"
             text += f" {high:.4g}; the first: {first}"
-            hint = f"check them; if they are right, `vitreous train {source} --loss huber` is less sensitive to them"
+            hint = f"check them; if they are correct, `vitreous train {source} --loss huber` is less sensitive to them"
             yield WARN_LEVEL, "outliers", text, hint
         if outside := row["outside"]:
             text = (
-                f"{format_image_count(len(outside))} with a value of {name} beyond "
-                f"those of {row['split']}, {own['min']:g} to"
+                f"{format_image_count(len(outside))} with a value of {name} outside "
+                f"the range of {row['split']}, {own['min']:g} to"
             )
             text += f" {own['max']:g}; the first: {outside[0]['value']:g} of {outside[0]['path']}"
-            yield WARN_LEVEL, "outside_range", text, "a model is less reliable beyond the values that it learned"
+            yield WARN_LEVEL, "outside_range", text, "predictions are less reliable outside the training range"
         total, known = (sum(part[key] for part in row["splits"].values()) for key in ("images", "values"))
         if known < total:
             yield (
@@ -266,52 +263,52 @@ def report_target_values(facts: dict[str, Any], source: str) -> Iterator[Finding
 
 
 def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
-    """Yield what is true of clips alone: that they are short, stand still, or have different rates."""
+    """Yield findings on clips: short clips, still clips, or different frame rates."""
     if not (own := facts["clips"]):
         return
     if rows := own["frozen"]:
-        text = f"{format_image_count(len(rows), 'clips')} in which nothing changes; the first: {rows[0]['path']}"
-        yield WARN_LEVEL, "frozen", text, "are they stills, or was the recording stuck?"
+        text = f"{format_image_count(len(rows), 'clips')} without motion; the first: {rows[0]['path']}"
+        yield WARN_LEVEL, "frozen", text, "check whether these are still images or failed recordings"
     if rows := own["short"]:
         text = (
             f"{format_image_count(len(rows), 'clips')} with fewer than the "
             f"{own['read']} frames that a run reads by default"
         )
-        text += f"; some are read several times; the first: {rows[0]['path']}"
+        text += f"; some frames are repeated; the first: {rows[0]['path']}"
         yield WARN_LEVEL, "short", text, "`vitreous train` reads fewer with --frames"
     if (rate := own["rate"]) and rate["max"] > SAME_FRAME_RATE_RATIO * rate["min"]:
-        text = f"from {rate['min']:.3g} to {rate['max']:.3g} frames a second, half of the clips up to"
-        text += f" {rate['median']:.3g}: with --stride the same number of frames is another time"
-        yield INFO_LEVEL, "rates", text, "without --stride frames are spread over the whole clip"
+        text = f"from {rate['min']:.3g} to {rate['max']:.3g} frames/s, median"
+        text += f" {rate['median']:.3g}: with --stride, equal numbers of frames span different times"
+        yield INFO_LEVEL, "rates", text, "without --stride, frames are spread over the full clip"
 
 
 def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
-    """Yield properties of the images, and what the loader does with them."""
+    """Yield properties of the images, and how the loader handles them."""
     traits, size, left_out, kind = facts["traits"], facts["sizes"], facts["left_out"], facts["kind"]
     first = {name: f"; the first: {path}" for name, path in facts["examples"].items()}
     if count := traits["one_colour"]:
         text = f"{format_image_count(count, kind)} of one colour{first['one_colour']}"
-        yield WARN_LEVEL, "one_colour", text, "are they broken, or placeholders?"
+        yield WARN_LEVEL, "one_colour", text, "check whether they are damaged or placeholders"
     if outside := left_out.get("images", 0):
         text = (
             f"{format_image_count(outside, kind)} in the folder belong to no split "
-            f"or class and are left out{first['outside']}"
+            f"or class and are ignored{first['outside']}"
         )
-        yield WARN_LEVEL, "outside", text, "move them"
+        yield WARN_LEVEL, "outside", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("misnamed", traits["misnamed"], "named as another format; the content decides"),
-        ("turned", traits["turned"], "turned by EXIF; they are loaded upright"),
-        ("alpha", traits["alpha"], "with transparency; they are laid over white"),
-        ("animated", traits["animated"], "with several frames; the first is taken"),
-        ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they become RGB"),
-        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "of 16 bits; they are scaled to 8"),
+        ("misnamed", traits["misnamed"], "with the file name extension of another format; the content is used"),
+        ("turned", traits["turned"], "rotated by EXIF; they are loaded upright"),
+        ("alpha", traits["alpha"], "with transparency; they are composited on white"),
+        ("animated", traits["animated"], "with several frames; the first is used"),
+        ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
+        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
     ):
         if count:
             yield INFO_LEVEL, trait, f"{format_image_count(count, kind)} {text}{first[trait]}", ""
     others = {name: count for name, count in left_out.items() if name != "images"}
     if others:
         ends = format_first_names(others, MAX_LISTED_NAMES)
-        text = f"{sum(others.values()):,} files are no {singular_noun(kind)}s by their names and are left out: {ends}"
+        text = f"{sum(others.values()):,} files without {singular_noun(kind)} file names are ignored: {ends}"
         text += first["others"]
         yield INFO_LEVEL, "others", text, ""
     if size is None:
@@ -324,9 +321,9 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {singular_noun(kind)}s"
-        text = f"{share} have twice the model's {side} pixels: most of the decoding is for nothing{first['large']}"
-        hint = f"`vitreous data pack {source} --out PACKED` once, then train on that"
+        text = f"{share} are twice the model input ({side} pixels): most of the decoding is wasted{first['large']}"
+        hint = f"`vitreous data pack {source} --out PACKED` once, then train on the pack"
         hint = "scale them down once" if kind == "clips" else hint
         if facts["annotations"]:
-            hint = "packs do not hold annotations: scale images and annotations together if decoding limits training"
+            hint = "packs do not store annotations: scale images and annotations together if decoding limits training"
         yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint

@@ -23,13 +23,13 @@ from vitreous.data.layouts.video import open_sample
 from vitreous.data.split import Split, decode_sample
 from vitreous.errors import DataError, escape_unprintable
 
-MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # groups of copies that are shown, and images of each
+MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # groups of duplicates on the page, and images of each
 THUMBNAIL_SIZE = 112  # pixels of a shown image
 MAX_BARS = 40  # classes in the bar chart
 
 
 def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
-    """Render the document of a check as HTML, with images of copies: in two splits or under two labels first."""
+    """Render the document of a check as HTML, with duplicates: those in two splits or with two labels first."""
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -59,14 +59,14 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
 
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
-    """Rows of a bar chart: the name, the count, and the length of its bar, 0 to 100."""
+    """Make rows of a bar chart: name, count, and bar length, 0 to 100."""
     most = max(counts, default=0) or 1
     rows = zip(names, counts, strict=True)
     return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in rows]
 
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
-    """The first PAIRS groups of copies: across splits before under two labels, equal before near ones."""
+    """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
     groups = [("equal", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
     groups += [("alike", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
@@ -84,10 +84,10 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 
 
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
-    """The first objects that reach over the edge or are there twice, each as a picture with its box, and the first
-    clips to look at, each as its middle frame; without a picture where it cannot be read any more."""
-    texts = {"twice": "there twice", "outside": "over the edge", "one_colour": "of one colour"}
-    texts |= {"frozen": "nothing changes", "short": "short"}
+    """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
+    clips (middle frame); without an image if it cannot be read any more."""
+    texts = {"twice": "duplicate", "outside": "exceeds the image", "one_colour": "of one colour"}
+    texts |= {"frozen": "no motion", "short": "short"}
     places = (document["annotations"] or {}) | (document["clips"] or {})
     rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: MAX_SHOWN_GROUPS // 2]]
     return [
@@ -101,14 +101,14 @@ def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -
 
 
 def select_group_images(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Choose TOGETHER images of a group, the first of each split and label among them."""
+    """Select up to MAX_GROUP_IMAGES of a group, including the first of each split and label."""
     kinds = [(row["split"], row["class"]) for row in group]
     order = sorted(range(len(group)), key=lambda i: (kinds.index(kinds[i]) != i, i))
     return [group[i] for i in sorted(order[:MAX_GROUP_IMAGES])]
 
 
 def render_middle_image(split: Split, sample: int) -> Image.Image:
-    """The middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError."""
+    """Render the middle slice of a volume, the middle frame of a clip, or the curve of a signal. Raises DataError."""
     if get_sample_noun(split) == "clips" and isinstance(clip := open_sample(split, sample), Clip):
         return Image.fromarray(clip.read(np.array([len(clip) // 2]))[0])
     raw = split.raw(sample)
@@ -118,7 +118,7 @@ def render_middle_image(split: Split, sample: int) -> Image.Image:
 
 
 def encode_thumbnail_url(subject: CheckedDataset, split: str, sample: int, box: Sequence[float] = ()) -> str:
-    """Encode a thumbnail as a data URL, with a `box` of pixels if there is one; an empty string where the image cannot
+    """Encode a thumbnail as a data URL, with a `box` of pixels if it is not empty; an empty string if the image cannot
     be read any more."""
     try:
         own = subject.splits[split]

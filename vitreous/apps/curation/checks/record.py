@@ -1,4 +1,4 @@
-"""Records of fixed size of the images that were read: a million take at most 100 MB."""
+"""Fixed-size records of the images that were read; a million take at most 100 MB."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ RECORD = np.dtype(
             "whole",
             "i1",
             DESCRIPTOR_LENGTH,
-        ),  # descriptor that near copies are searched by: 127 times `compute_whole_descriptors`
+        ),  # descriptor for the near-duplicate search: 127 times `compute_whole_descriptors`
         ("bytes", "<u8"),
         ("width", "<u4"),  # upright
         ("height", "<u4"),
-        ("slices", "<u4"),  # of a volume, the length of its first axis; 0 of a picture
-        ("mean", "<f4", 3),  # of the decoded picture, 0..255
+        ("slices", "<u4"),  # length of the first axis of a volume; 0 for an image
+        ("mean", "<f4", 3),  # of the decoded image, 0..255
         ("std", "<f4", 3),
         ("traits", "u1"),
         ("state", "u1"),
-        ("format", "u1"),  # position in KINDS
-        ("mode", "u1"),  # position in MODES
+        ("format", "u1"),  # index of the format
+        ("mode", "u1"),  # index of the mode
         ("depth", "u1"),  # bits of a channel as stored
     ]
 )
-# how an image is read
+# pixel format of an image
 PIXEL_FORMAT = np.dtype([("channels", "<u4"), ("numbers", "U8"), ("height", "<u4"), ("width", "<u4"), ("state", "u1")])
 FILE_FORMATS = (
     "other",
@@ -97,9 +97,9 @@ FORMAT_SUFFIXES = {
 }  # fmt: skip
 
 
-VOXELS, SIGNAL = "voxels", "signal"  # in place of a dtype: images are volumes or signals
+VOXELS, SIGNAL = "voxels", "signal"  # instead of a dtype, for volumes and signals
 AXES_BY_CONTENT = {SIGNAL: 1, VOXELS: 3}
-# channels and dtype of images that are read channel by channel, as `detect_channel_form` returns it, or one of AXES
+# channels and dtype of multi-channel images as from `detect_channel_form`, or VOXELS or SIGNAL
 PixelFormat = tuple[int, str] | None
 ImageHeader = tuple[str, str, int, int]  # format, mode, bits of a channel, traits
 PLACEHOLDER_NAME = "image"  # name of an image in errors; `fill_records` removes it
@@ -113,16 +113,16 @@ class ImageTrait(IntEnum):
     ALPHA = 2
     TURNED = 4  # by EXIF
     ONE_COLOUR = 8
-    MISNAMED = 16  # the name ends as that of another format
-    FROZEN = 32  # a clip of several frames that are all the same
+    MISNAMED = 16  # file name extension of another format
+    FROZEN = 32  # a clip of several identical frames
 
 
 def survey_images(
     pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Read and decode n samples once: (n,) RECORD, and why some cannot be read.
+    """Read and decode n samples once: (n,) RECORD, and read errors.
 
-    Reads as training does: with `decode_to_pillow`, or `read_bands` where `form` gives the channels and their dtype.
+    Decodes as training does: with `decode_to_pillow`, or `read_bands` if `form` has channels and dtype.
     """
     records, views = np.zeros(len(samples), RECORD), np.zeros((len(samples), VIEW_SIZE, VIEW_SIZE), np.uint8)
     rows = {sample: row for row, sample in enumerate(samples)}
@@ -154,12 +154,12 @@ def survey_images(
 def read_image_views(
     pool: SampleSource, samples: Sequence[int], form: PixelFormat = None
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Larger grey views of n samples, which may be copies: (n,) VIEW, and why some cannot be read."""
+    """Read larger grey views of n candidate duplicates: (n,) VIEW, and read errors."""
     return read_views(pool, samples, lambda pool, sample: decode_with_header(pool.raw(sample), form)[0])
 
 
 def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """How n samples have to be read, and their upright sizes: (n,) FORM, and why some cannot be read."""
+    """Probe pixel formats and upright sizes of n samples: (n,) FORM, and read errors."""
     records = np.zeros(len(samples), PIXEL_FORMAT)
 
     def read(pool: SampleSource, sample: int, record: Any) -> None:
@@ -171,7 +171,7 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
             read_middle_slice(raw, int(record["channels"]), axes)
             return
         form = detect_channel_form(raw, PLACEHOLDER_NAME)
-        record["channels"], record["numbers"] = form or (0, "")  # from the header: also where values cannot be read
+        record["channels"], record["numbers"] = form or (0, "")  # from the header, also if values cannot be read
         picture = (
             decode_to_pillow(raw, 3, PLACEHOLDER_NAME) if form is None else read_bands(raw, *form, PLACEHOLDER_NAME)[0]
         )
@@ -181,15 +181,15 @@ def probe_pixel_formats(pool: SampleSource, samples: Sequence[int]) -> tuple[np.
 
 
 def stretch_to_grey(band: Image.Image) -> Image.Image:
-    """Convert one channel of any numbers to a grey RGB image, from its least value to its greatest."""
+    """Convert one channel of any dtype to a grey RGB image, scaled from its minimum to its maximum."""
     values = np.asarray(band, np.float64)
     low, high = float(values.min()), float(values.max())
     return Image.fromarray(((values - low) * (255 / (high - low) if high > low else 0)).astype(np.uint8)).convert("RGB")
 
 
 def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> Image.Image:
-    """The middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB image;
-    a signal as a row (1, L). Raises DataError."""
+    """Read the middle slice (H, W) of the first channel of a file's bytes, or of voxels (D, H, W[, C]), as a grey RGB
+    image; a signal as an image (1, L). Raises DataError."""
     volume = read_volume(raw, channels, PLACEHOLDER_NAME, axes)[0]
     if axes == 1:
         return stretch_to_grey(Image.fromarray(volume[None]))
@@ -197,12 +197,12 @@ def read_middle_slice(raw: bytes | np.ndarray, channels: int, axes: int = 3) -> 
 
 
 def category_index(word: str, known: tuple[str, ...]) -> int:
-    """Position of a word among the known ones; 0 (`other`) if it is none of them."""
+    """Return the index of a word in `known`; 0 (`other`) if it is missing."""
     return known.index(word) if word in known else 0
 
 
 def compute_channel_moments(picture: Image.Image) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of an RGB image, exact, from its histogram."""
+    """Return exact mean and standard deviation of each channel of an RGB image, from its histogram."""
     counts = np.array(picture.histogram(), np.float64).reshape(3, 256)
     mean, square = (counts @ _POWERS).T / (picture.width * picture.height)
     return mean.tolist(), np.sqrt((square - mean**2).clip(0)).tolist()
@@ -211,7 +211,7 @@ def compute_channel_moments(picture: Image.Image) -> tuple[list[float], list[flo
 def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Image.Image, ImageHeader]:
     """Decode a file's bytes or pixels (H, W[, C]) as in training, to RGB, and read the header. Raises DataError.
 
-    Of images that are read channel by channel, the first channel stands for all; of volumes its middle slice.
+    Multi-channel images are represented by their first channel, volumes by its middle slice.
     """
     if form is not None and form[1] in AXES_BY_CONTENT:
         axes = AXES_BY_CONTENT[form[1]]
@@ -232,7 +232,7 @@ def decode_with_header(raw: bytes | np.ndarray, form: PixelFormat) -> tuple[Imag
 
 
 def detect_volume_format(raw: bytes | np.ndarray) -> str:
-    """The format of a file's bytes, or of voxels (D, H, W[, C]), one of KINDS."""
+    """Detect the format of a file's bytes, or of voxels (D, H, W[, C])."""
     if isinstance(raw, np.ndarray):
         return "pixels"
     nifti = raw.startswith(GZIP_MAGIC) or is_nifti(raw)
@@ -258,5 +258,5 @@ def read_image_header(raw: bytes | np.ndarray, picture: Image.Image) -> ImageHea
                 read_exif_orientation(image) > 1
             )
             return kind, mode, depth, traits | ImageTrait.ANIMATED * bool(getattr(image, "is_animated", False))
-    except Exception:  # Pillow cannot open all that `read_bands` can
+    except Exception:  # Pillow does not support all formats of `read_bands`
         return "other", "other", 8, 0

@@ -1,4 +1,4 @@
-"""The images to check: the splits of a data set, or the images of a folder that is not one."""
+"""The images to check: the splits of a dataset, or the images of a folder without a known layout."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from vitreous.data.split import FileSplit, Split, create_empty_labels
 from vitreous.data.values import are_measurements, with_targets
 from vitreous.errors import DataError, escape_unprintable
 
-LOOSE_SPLIT = "images"  # the split of a folder that is not a data set
-ANNOTATION_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # files that say what is where
+LOOSE_SPLIT = "images"  # the split of a folder that is not a dataset
+ANNOTATION_SUFFIXES = (".json", ".xml", ".txt", ".csv", ".yaml", ".yml")  # annotation files
 
 
 @dataclass(frozen=True)
 class CheckedDataset:
-    """Splits by name, as the user made them: what `train` would draw from the training images is not drawn.
+    """Splits by name, as stored: no validation split is drawn from the training images.
 
-    `refused` is why the source is not a data set, `unlabelled` why its images have no labels, and thus no classes,
-    `unlearnable` why nothing of their annotations can be learned.
+    `refused` is the error if the source is not a dataset, `unlabelled` the error if its images have no labels and thus
+    no classes, `unlearnable` the error if its annotations cannot be trained on.
     """
 
     name: str
@@ -47,21 +47,21 @@ class CheckedDataset:
     refused: DataError | None = None
     unlabelled: DataError | None = None
     unlearnable: DataError | None = None
-    column: str | None = None  # of a table, that names the group of each image
-    targets: tuple[str, ...] = ()  # names of the values that images have in the place of classes
+    column: str | None = None  # table column with the group of each image
+    targets: tuple[str, ...] = ()  # names of numeric targets instead of classes
 
     @cached_property
     def pool(self) -> ConcatenatedSplits:
-        """All images, one split after the other."""
+        """Return all images, one split after the other."""
         return ConcatenatedSplits(self.splits.values())
 
     def place(self, row: int) -> tuple[str, int]:
-        """The split and the sample in it of a row of all images."""
+        """Return split and sample index of an image of the pool."""
         part, sample = self.pool.place(row)
         return list(self.splits)[part], sample
 
     def describe_label(self, name: str, sample: int) -> str:
-        """The class of an image, several with `|` between them, or its values; an empty string where it has none."""
+        """Format the class of an image, several joined by `|`, or its values; an empty string without labels."""
         if self.targets:
             values = self.splits[name].labels[sample].tolist()
             return ", ".join(f"{target} {value:.6g}" for target, value in zip(self.targets, values, strict=False))
@@ -71,7 +71,7 @@ class CheckedDataset:
         return "|".join(self.classes[i] for i in (np.flatnonzero(label) if np.ndim(label) else [int(label)]))
 
     def labels_differ(self, places: list[tuple[str, int]], tolerance: float = 0.0) -> bool:
-        """Whether images have different classes, or values further apart than `tolerance` standard deviations."""
+        """Return whether images have different classes, or values more than `tolerance` standard deviations apart."""
         if not self.targets:
             return len({self.describe_label(*spot) for spot in places}) > 1
         rows = np.array([self.splits[name].labels[sample] for name, sample in places if self.has_values(name)])
@@ -82,17 +82,17 @@ class CheckedDataset:
         return bool((apart > tolerance * self.target_stds).any())
 
     def has_values(self, name: str) -> bool:
-        """Whether a split has values of the targets."""
+        """Return whether a split has values of the targets."""
         return self.splits[name].labels.shape[1] > 0
 
     @cached_property
     def target_stds(self) -> np.ndarray:
-        """(T,) standard deviations of the values of all images."""
+        """Return (T,) standard deviations of the values of all images."""
         rows = [split.labels for name, split in self.splits.items() if self.has_values(name)]
         return np.nanstd(np.concatenate(rows), 0)
 
     def counts(self, name: str) -> np.ndarray:
-        """(K,) images of each class in a split."""
+        """Count the images of each class in a split: (K,)."""
         labels = self.splits[name].labels
         return labels.sum(0).astype(np.int64) if labels.ndim == 2 else np.bincount(labels, minlength=len(self.classes))
 
@@ -106,8 +106,8 @@ def open_checked_dataset(
     targets: tuple[str, ...] = (),
 ) -> CheckedDataset:
     """Open a source, or a single split of it, and the groups of a table by the column `group_by`; `axes`,
-    `ignore_index` and `targets` as `open_data` has them. Raises DataError where there are no images, and for a column
-    that is not there."""
+    `ignore_index` and `targets` are those of `open_data`. Raises DataError without images, and for a missing
+    column."""
     try:
         data = open_by_layout(source, 0, group_by, axes=axes, ignore_index=ignore_index, targets=targets)
         if not targets and are_measurements(data):
@@ -126,12 +126,12 @@ def open_checked_dataset(
         )
     splits, refused, notes = restore_original_splits(data), None, list(data.notes)
     if data.unread_annotations is not None:
-        notes.append(f"the annotations in {data.unread_annotations} are not used: `train` asks for --recipe")
+        notes.append(f"the annotations in {data.unread_annotations} are not used: `train` needs --recipe")
     if split is not None:
         splits = {split: data.split(split)}
     elif data.unsplit and not data.labelled:
         if data.unlabelled is not None and find_inner_source(Path(source)) is not None:
-            refused = data.unlabelled  # which names it
+            refused = data.unlabelled  # this error contains the source
         kind = get_sample_noun(splits["train"])
         splits = {LOOSE_SPLIT if kind == "images" else kind: splits["train"]}
     return CheckedDataset(
@@ -161,8 +161,8 @@ def find_leaking_groups(subject: CheckedDataset, group_by: str | None) -> list[d
 
 
 def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[str, str]]:
-    """Count files below a folder that no split has: `images` outside the layout, or clips, and other files by suffix,
-    but for annotations; and the first file of both: of images as `outside`, of other files as `others`."""
+    """Count unused files below a folder: `images` or clips outside the layout, and other files by suffix, without
+    annotations. Also return the first of both: of images as `outside`, of other files as `others`."""
     if not (listing := list_folder_files(subject)):
         return {}, {}
     images, others, used = listing
@@ -174,8 +174,8 @@ def count_unused_files(subject: CheckedDataset) -> tuple[dict[str, int], dict[st
 
 
 def list_folder_files(subject: CheckedDataset) -> tuple[list[str], dict[str, list[str]], set[str]] | None:
-    """The images or clips below a folder, its other files but annotations by suffix, and the images, masks and clips
-    that splits have, as absolute paths; None for data that are not files of a folder."""
+    """List images or clips below a folder, its other files except annotations by suffix, and the images, masks and
+    clips of the splits, as absolute paths; None for data that are not files of a folder."""
     root = Path(subject.source)
     splits = [split for split in subject.splits.values() if isinstance(split, FileSplit)]
     if not root.is_dir() or len(splits) < len(subject.splits):

@@ -1,4 +1,4 @@
-"""What is true of the values of a data set: their spread, those that are missing, and those far from the others."""
+"""Checks of numeric targets: distribution, missing values and outliers."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from vitreous.apps.curation.checks.subject import CheckedDataset
 from vitreous.errors import escape_unprintable
 
-TUKEY_FENCE_RANGES = 3.0  # interquartile ranges beyond the quartiles from which a value is far out (Tukey, 1977)
-MIN_FENCE_VALUES = 8  # values below which quartiles say little
-MAX_LISTED_VALUES = 10_000  # images listed at most
+TUKEY_FENCE_RANGES = 3.0  # interquartile ranges from the quartiles to the outer fences (Tukey, 1977)
+MIN_FENCE_VALUES = 8  # with fewer values, quartiles are not meaningful
+MAX_LISTED_VALUES = 10_000  # listed images
 
 ValueLocation = dict[str, Any]  # split, path and value
 
 
 def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
-    """Return what is reported of each target, before it is judged; nothing for data without targets.
+    """Summarise each target; an empty list for data without targets.
 
-    `splits`: number of images, of values, and their spread. `compute_tukey_fences`: the limits beyond which training
-    values are far out, None where there are too few; `outliers` lists these images, `outside` those of other splits
-    that are beyond all training values.
+    `splits`: number of images, of values, and their distribution. `compute_tukey_fences`: the limits beyond which
+    training values are outliers, None for too few values; `outliers` lists these images, `outside` those of other
+    splits outside the range of training values.
     """
     if not subject.targets:
         return []
@@ -58,13 +58,13 @@ def summarise_targets(subject: CheckedDataset) -> list[dict[str, Any]]:
 
 
 def get_target_values(subject: CheckedDataset, split: str, place: int) -> np.ndarray:
-    """(n,) values of a target in a split, NaN for none."""
+    """Return (n,) values of a target in a split, NaN for missing ones."""
     labels = subject.splits[split].labels
     return labels[:, place] if labels.shape[1] else np.full(len(labels), np.nan)
 
 
 def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
-    """(n,) values -> Tukey's outer fences; None for too few values, and where half of them are the same."""
+    """Return Tukey's outer fences of (n,) values; None for too few values, and if half of them are equal."""
     if len(values) < MIN_FENCE_VALUES:
         return None
     low, high = np.percentile(values, [25, 75])
@@ -75,14 +75,14 @@ def compute_tukey_fences(values: np.ndarray) -> tuple[float, float] | None:
 def find_values_outside(
     subject: CheckedDataset, split: str, values: np.ndarray, ends: tuple[float, float]
 ) -> Iterator[ValueLocation]:
-    """The images of a split with (n,) values below the first or above the second of the ends."""
+    """Yield the images of a split whose (n,) values are below the first or above the second of `ends`."""
     for sample in np.flatnonzero((values < ends[0]) | (values > ends[1])).tolist():
         yield {"split": split, "path": subject.splits[split].name(sample), "value": float(values[sample])}
 
 
 def summarise_values(values: np.ndarray) -> dict[str, Any]:
-    """Images, values, and minimum, median, maximum, mean and standard deviation of (n,) values, None where there are
-    none."""
+    """Return images, values, and minimum, median, maximum, mean and standard deviation of (n,) values, None without
+    values."""
     own = values[~np.isnan(values)]
     numbers: dict[str, float | None] = dict.fromkeys(("min", "median", "max", "mean", "std"))
     if len(own):

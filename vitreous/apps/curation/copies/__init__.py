@@ -1,2 +1,2 @@
-"""Images of one data set that are in another one too: the same bytes, the same pixels, or the same picture cut, scaled
-or changed."""
+"""Search for duplicate images across datasets: the same bytes, the same pixels, or near-duplicates (cropped, scaled or
+modified)."""

@@ -1,8 +1,8 @@
-"""Images that are the same, byte for byte or nearly: the quick search of `data check`.
+"""Exact and near-duplicates on whole images: the fast search of `data check`.
 
-It searches and verifies as `data dedup` does, but compares whole images with whole images only, and verifies the most
-alike: images that were cut, or shifted by more than a little, are left to `data dedup`. Clips are compared frame by
-frame, at the same parts of their lengths: a part of a clip is no copy of it.
+It searches and verifies as `data dedup` does, but compares only whole images and verifies only the most similar pairs;
+crops and larger shifts need `data dedup`. Clips are compared frame by frame, at the same fractions of their lengths: a
+part of a clip is not a duplicate of it.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from vitreous.apps.curation.copies.verification import (
 )
 from vitreous.apps.curation.copies.windows import LARGER_VIEW_SIZE, VIEW_SIZE, is_distinctive
 
-MIN_IMAGE_CONTRAST = 4.0  # mean standard deviation of the channels below which an image shows nothing to compare
+MIN_IMAGE_CONTRAST = 4.0  # images with a lower mean standard deviation of the channels are skipped
 MIN_WHOLE_COSINE, NUM_SEARCHED_LISTS = (
     0.9,
     4,
-)  # cosine from which whole images are compared, and the lists that are searched for each
-MIN_COPIED_FRAME_SHARE = 0.75  # share of the frames of two clips that have to be copies
+)  # minimum cosine of compared images, and number of searched lists per image
+MIN_COPIED_FRAME_SHARE = 0.75  # minimum share of duplicate frames of two clips
 MIN_MOTION_CORRELATION, STILL_CLIP_STD = (
     0.5,
     1.0,
-)  # correlation of what changes; grey levels of its deviation below which hardly anything does
-REREAD_IMAGES, REREAD_SHARE = 300, 0.02  # images that are read again: more of them found hardly more copies
-# rows of images that are alike, each in rising order; groups in the order of their first rows
+)  # minimum correlation of motion; grey levels of its std below which a clip is still
+REREAD_IMAGES, REREAD_SHARE = 300, 0.02  # images that are read again; more of them found hardly any more duplicates
+# sorted indices of similar images; groups in the order of their first indices
 CopyGroups = list[np.ndarray]
 
 
 def group_exact_copies(records: np.ndarray) -> CopyGroups:
-    """Group the readable images of (n,) RECORD by equal bytes, or equal pixels where pixels are stored."""
+    """Group the readable images of (n,) RECORD by equal bytes, or by equal pixels if pixels are stored."""
     rows = np.flatnonzero(records["state"] == READABLE)
     return group_by_number(rows, find_first_equal(records["digest"][rows]))
 
@@ -51,8 +51,8 @@ def group_near_copies(
     progress: Callable[[int, int], None],
     slow: bool = False,
 ) -> CopyGroups:
-    """Group images or clips of (n,) RECORD that look alike: those that may be copies are read again by `job`, and
-    compared. `slow` is that of `scan_samples`."""
+    """Group similar images or clips of (n,) RECORD: candidates are read again by `job`, and compared. `slow` is that of
+    `scan_samples`."""
     samples, pairs = compact_indices(propose_near_pairs(records))
     again, _ = scan_samples(
         pool, samples.tolist(), job=job, workers=workers, progress=lambda done: progress(done, len(samples)), slow=slow
@@ -63,10 +63,10 @@ def group_near_copies(
 
 
 def propose_near_pairs(records: np.ndarray) -> np.ndarray:
-    """Find in (n,) RECORD the pairs that may be near copies, whole images only, the most alike first: (p,) CANDIDATE.
+    """Propose near-duplicate pairs in (n,) RECORD, whole images only, the most similar first: (p,) CANDIDATE.
 
-    They are of READ images or SHARE of all, whichever is more, as each is read again. Images of hardly any contrast are
-    left out. Of images of the same bytes the first stands for all.
+    They contain REREAD_IMAGES images or REREAD_SHARE of all, whichever is more, as each is read again. Images with
+    hardly any contrast are skipped. The first of images with the same bytes represents all.
     """
     rows = find_comparable_samples(records)
     pairs = search_whole_pairs(records, rows, rows)
@@ -77,18 +77,18 @@ def propose_near_pairs(records: np.ndarray) -> np.ndarray:
 
 
 def find_contrasting_samples(records: np.ndarray) -> np.ndarray:
-    """The rows of (n,) RECORD that show something to compare, (m,) rising."""
+    """Return the (m,) sorted indices of (n,) RECORD with enough contrast to compare."""
     return np.flatnonzero((records["state"] == READABLE) & (records["std"].mean(1) >= MIN_IMAGE_CONTRAST))
 
 
 def find_comparable_samples(records: np.ndarray) -> np.ndarray:
-    """The rows (m,) of (n,) RECORD that show something to compare, of the same bytes the first alone."""
+    """Return the (m,) indices of (n,) RECORD with enough contrast, only the first of those with the same bytes."""
     rows = find_contrasting_samples(records)
     return rows[find_first_equal(records["digest"][rows]) == np.arange(len(rows))]
 
 
 def search_whole_pairs(records: np.ndarray, asked: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Find for rows `asked` of (n,) RECORD earlier ones in `known` that look alike as a whole: (p,) CANDIDATE."""
+    """Find earlier samples in `known` that are similar as whole images to `asked` of (n,) RECORD: (p,) CANDIDATE."""
     wholes = records["whole"].astype(np.float32)
     wholes /= np.maximum(np.linalg.norm(wholes, axis=1, keepdims=True), 1e-6)
     return search_candidates(
@@ -104,11 +104,11 @@ def search_whole_pairs(records: np.ndarray, asked: np.ndarray, known: np.ndarray
 def verify_frame_pairs(
     pairs: np.ndarray, views: np.ndarray, threshold: float = COPY_THRESHOLD
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Keep of (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views of T frames, the near copies, (q,), and their
-    likeness (q,): the mean over the frames where both show something.
+    """Keep the near-duplicates of (p,) CANDIDATE, indices into (n, T, side, side) larger views of T frames: (q,), and
+    their similarity (q,), the mean over frames in which both have contrast.
 
-    MATCHED of these frames are copies of each other, of a likeness of at least `threshold`, and they are half or more
-    of those where one shows something; what changes from frame to frame is alike, too.
+    At least MIN_COPIED_FRAME_SHARE of these frames are duplicates with a similarity of at least `threshold`, and they
+    are half or more of the frames in which either has contrast; the motion must be similar, too.
     """
     alike, both = np.zeros((2, len(pairs)), np.int64)
     total = np.zeros(len(pairs))
@@ -129,10 +129,10 @@ def verify_frame_pairs(
 
 
 def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """Whether what changes is alike in (p,) CANDIDATE, positions in (n, T, LARGER, LARGER) views: (p,) bool.
+    """Return whether motion is similar in (p,) CANDIDATE, indices into (n, T, side, side) larger views: (p,) bool.
 
-    The correlation of both clips, each without the mean of its frames, is at least MOTION: before a camera that stands
-    still all clips have the same background. True where one of them hardly changes.
+    The correlation of both clips, each minus the mean of its frames, must reach a minimum, since all clips of a fixed
+    camera share the background. True if one of them hardly moves.
     """
     alike = np.ones(len(pairs), bool)
     for row, pair in enumerate(pairs):
@@ -144,8 +144,8 @@ def has_similar_motion(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 
 def score_frame_pairs(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
-    """How alike (p,) CANDIDATE, positions in (n, LARGER, LARGER) views, are: (p,) float32, up to 1; 0 where a quick
-    look says that they are not."""
+    """Return the similarity of (p,) CANDIDATE, indices into (n, side, side) larger views: (p,) float32, up to 1; 0 if a
+    fast comparison excludes a duplicate."""
     small = views.reshape(
         len(views), VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE, VIEW_SIZE, LARGER_VIEW_SIZE // VIEW_SIZE
     ).mean((2, 4), dtype=np.float32)
@@ -156,10 +156,10 @@ def score_frame_pairs(pairs: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 
 def group_connected_samples(pairs: np.ndarray) -> CopyGroups:
-    """Group the rows of (2, p) pairs that are alike, directly or by way of others."""
+    """Group the indices of (2, p) similar pairs into connected components."""
     if not pairs.size:
         return []
-    from scipy.sparse import coo_array  # half a second, which most data sets have no need of
+    from scipy.sparse import coo_array  # takes half a second, and most datasets do not need it
     from scipy.sparse.csgraph import connected_components
 
     rows, places = np.unique(pairs, return_inverse=True)
@@ -169,7 +169,7 @@ def group_connected_samples(pairs: np.ndarray) -> CopyGroups:
 
 
 def group_by_number(rows: np.ndarray, number: np.ndarray) -> CopyGroups:
-    """Split (n,) rising rows into groups of two and more with the same (n,) number."""
+    """Split (n,) sorted indices into groups of two and more with the same (n,) number."""
     counts = np.bincount(number, minlength=1)
     shared = counts[number] > 1
     rows, number = rows[shared], number[shared]

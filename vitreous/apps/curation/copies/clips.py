@@ -1,7 +1,7 @@
-"""Records of clips: how long they are, at what rate, whether they show or move anything, and what they are compared by.
+"""Records of clips: length, frame rate, contrast, motion, and descriptors for comparison.
 
-Each file is opened as training opens it, decoded to its end, so that both refuse the same files. Of its frames those
-are looked at that a run reads by default in evaluation, FRAMES evenly spread ones. One clip is in memory at a time.
+Each file is decoded to its end as in training, so that both refuse the same files. The frames are those of evaluation
+by default, evenly spread over the clip. One clip is in memory at a time.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ from vitreous.data.decoding.decode import read_input_file
 from vitreous.data.decoding.video import detect_demuxer
 from vitreous.data.layouts.video import ClipFiles, StoredClips
 
-#: a RECORD of the frames looked at (`whole`: the mean of their descriptors), and the clip's length; 0 seconds: unknown
+#: a RECORD of the selected frames (`whole`: mean of their descriptors), and the clip's length; 0 seconds: unknown
 CLIP_RECORD = np.dtype([*RECORD.descr, ("frames", "<u4"), ("seconds", "<f4")])
 CLIP_VIEWS = np.dtype([("view", "u1", (DEFAULT_CLIP_FRAMES, LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])
-STILL_TOLERANCE = 8  # levels of 0..255 by which compression changes what is of one colour, or stands still
+STILL_TOLERANCE = 8  # levels of 0..255 by which compression changes uniform or still content
 CONTAINER_FORMATS = {"mov": "MOV", "avi": "AVI", "matroska": "MATROSKA", "mpeg": "MPEG", "mpegvideo": "MPEG"}
 
 
 def locate_clip(pool: ConcatenatedSplits, sample: int) -> tuple[ClipFiles | StoredClips, int]:
-    """The split that a clip is in, and its number there."""
+    """Return the split of a clip, and its index there."""
     split, number = pool.home(sample)
     assert isinstance(split, ClipFiles | StoredClips)
     return split, number
 
 
 def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Read and decode n clips once: (n,) CLIP, and why some cannot be read."""
+    """Read and decode n clips once: (n,) CLIP, and read errors."""
     records, views = (
         np.zeros(len(samples), CLIP_RECORD),
         np.zeros((len(samples), DEFAULT_CLIP_FRAMES, VIEW_SIZE, VIEW_SIZE), np.uint8),
@@ -94,13 +94,13 @@ def survey_clips(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.n
     descriptors = compute_whole_descriptors(views.reshape(-1, VIEW_SIZE, VIEW_SIZE)).reshape(
         len(samples), DEFAULT_CLIP_FRAMES, RECORD["whole"].shape[0]
     )
-    descriptors[views.std((2, 3)) < MIN_VIEW_STD] = 0  # shows nothing
+    descriptors[views.std((2, 3)) < MIN_VIEW_STD] = 0  # no contrast
     records["whole"] = np.rint(127 * descriptors.mean(1))
     return records, reasons
 
 
 def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """Larger grey views of the frames of n clips, which may be copies: (n,) VIEWS, and why some cannot be read."""
+    """Read larger grey views of the frames of n candidate duplicates: (n,) VIEWS, and read errors."""
     records = np.zeros(len(samples), CLIP_VIEWS)
 
     def read(pool: ConcatenatedSplits, sample: int, record: Any) -> None:
@@ -114,8 +114,8 @@ def read_clip_views(pool: ConcatenatedSplits, samples: Sequence[int]) -> tuple[n
 
 
 def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[Clip, int, np.ndarray, int]:
-    """A clip, the position of its format, its digest (2,) uint64 and the bytes of its file; of a folder those of its
-    pictures. Raises DataError."""
+    """Open a clip; return it with the index of its format, its digest (2,) uint64 and the bytes of its file, for a
+    folder those of its frames. Raises DataError."""
     files, name = split if isinstance(split, ClipFiles) else None, split.name(sample)
     part = files.part(sample) if files else None
     if files and os.path.isdir(path := files.path(sample)):
@@ -142,22 +142,22 @@ def open_clip_with_digest(split: ClipFiles | StoredClips, sample: int) -> tuple[
 
 
 def make_frame_views(pixels: np.ndarray, side: int) -> np.ndarray:
-    """Grey views of frames (T, H, W, 3) uint8: (T, side, side) uint8."""
+    """Make grey views of frames (T, H, W, 3) uint8: (T, side, side) uint8."""
     return np.stack([make_grey_view(Image.fromarray(frame), side) for frame in pixels])
 
 
 def compute_clip_duration(clip: Clip) -> float:
-    """How long a clip is shown, its last frame as long as the mean of the others; 0 where nothing says so."""
+    """Return the duration of a clip in seconds, with the mean duration for its last frame; 0 if unknown."""
     count = len(clip)
     return float(clip.times[-1]) * count / (count - 1) if len(clip.times) and count > 1 else 0.0
 
 
 def summarise_clips(subject: CheckedDataset, records: np.ndarray) -> dict[str, Any] | None:
-    """What is reported of the lengths of clips, (n,) CLIP, before it is judged; None for anything else.
+    """Summarise the lengths of clips, (n,) CLIP; None for other data.
 
-    `frames`, `compute_clip_duration` and `rate` (frames a second) have a minimum, median and maximum, the latter two of
-    clips that say when their frames are shown (None: no clip does). `short` lists clips with fewer frames than `read`,
-    those that a run reads by default; `one_colour` and `frozen` those that show nothing and those that stand still.
+    `frames`, `seconds` and `rate` (frames/s) have a minimum, median and maximum, the latter two over clips with frame
+    times (None: no such clip). `short` lists clips with fewer frames than `read`, the default of a run; `one_colour`
+    and `frozen` list clips without contrast and without motion.
     """
     if get_sample_noun(subject.pool.splits[0]) != "clips":
         return None
@@ -190,8 +190,8 @@ def find_clip_copies(
     workers: int,
     progress: Callable[[str, int, int], None],
 ) -> tuple[list[Copy], ReadErrors]:
-    """The clips from `others` on that are copies of one before, or, `within`, of any earlier one; and why some cannot
-    be read."""
+    """Find clips from index `others` on that are duplicates of an earlier one before `others` or, with `within`, of any
+    earlier one; and read errors."""
     records, reasons = scan_samples(
         pool,
         range(len(pool)),

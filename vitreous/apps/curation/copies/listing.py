@@ -1,7 +1,7 @@
-"""The list that `data dedup` writes, `path,copy_of,reason,score` with one copy a row, and the data set without them.
+"""The list of `data dedup`, `path,copy_of,reason,score` with one copy per line, and the dataset without them.
 
-A cell that a spreadsheet would take for a formula, or that begins with an apostrophe, gets an apostrophe in front:
-removing one gives every name back.
+A cell that a spreadsheet could interpret as a formula, or that begins with an apostrophe, is prefixed with an
+apostrophe; removing one restores every name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LIST_COLUMNS = ["path", "copy_of", "reason", "score"]
 
 
 class Copy(NamedTuple):
-    """A sample, the sample it is a copy of, how that was found, and their likeness: up to 1."""
+    """A sample, the sample that it is a copy of, the reason, and their similarity: up to 1."""
 
     sample: int
     of: int
@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
 
 def resolve_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
-    """List one copy a sample, of an image that is not a copy itself; an image that is only like copies is none."""
+    """List one copy per sample, of an image that is not a copy itself; an image that only resembles copies is none."""
     listed: dict[int, Copy] = {}
     order: dict[int, list[Copy]] = {}
     for copy in alike:
@@ -49,7 +49,7 @@ def resolve_copies(equal: dict[int, Copy], alike: list[Copy]) -> list[Copy]:
 
 
 def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
-    """Write the copies of a document of `dedup` as CSV."""
+    """Format the copies of a document of `dedup` as CSV."""
     rows = (
         [escape_formula(copy["path"]), escape_formula(copy["copy_of"]), copy["reason"], f"{copy['score']:.4f}"]
         for copy in copies
@@ -58,8 +58,8 @@ def copies_to_csv(copies: Sequence[dict[str, Any]]) -> str:
 
 
 def remaining_to_csv(data: Data, names: frozenset[str], home: Path) -> str:
-    """Write the data set without some samples as the CSV `path,label[,split]` that `train` reads, of parts of clips
-    `path,label,split,start,end`, of values `path,TARGET...[,split]`, its paths relative to `home`.
+    """Format the dataset without some samples as the CSV `path,label[,split]` of `train`; for parts of clips
+    `path,label,split,start,end`, for values `path,TARGET...[,split]`, with paths relative to `home`.
 
     Raises UsageError for data that are not image files, DataError for a path or a class that the format cannot hold.
     """
@@ -73,7 +73,7 @@ def remaining_to_csv(data: Data, names: frozenset[str], home: Path) -> str:
     rows[0] += ["start", "end"] if cut else []
     for part, split in restore_original_splits(data).items():
         if not isinstance(split, FileSplit):
-            problem = f"{data.name} has no image files to write down"
+            problem = f"{data.name} has no image files for a table"
             raise UsageError(problem, "use the list: vitreous train DATA --exclude LIST")
         for sample in find_kept_samples(split, names):
             path, label = os.path.relpath(split.paths[sample], home), split.labels[sample]
@@ -89,7 +89,7 @@ def remaining_to_csv(data: Data, names: frozenset[str], home: Path) -> str:
 
 
 def write_label(data: Data, label: np.ndarray) -> list[str]:
-    """A label () or (K,) -> its cells: the names of its classes, or the value of each target, empty for none."""
+    """Format a label () or (K,) as cells: the names of its classes, or the value of each target, empty for none."""
     if data.targets:
         return ["" if math.isnan(value) else f"{value:.17g}" for value in label.tolist()]
     return ["|".join(data.classes[int(k)] for k in (np.flatnonzero(label) if label.ndim else [label]))]

@@ -1,4 +1,4 @@
-"""Read samples once, in worker processes: a file that crashes or hangs a process costs only itself."""
+"""Read samples once, in worker processes: a file that crashes or hangs a process affects only itself."""
 
 from __future__ import annotations
 
@@ -23,16 +23,13 @@ from vitreous.data.split import Split
 from vitreous.errors import DataError, ResourceError
 from vitreous.system.children import block_stop_signals, ignore_group_signals
 
-TASK_SAMPLES = 32  # samples of a task
-TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (
-    60.0,
-    1800.0,
-)  # seconds after which a task is ended, and one of a sample that takes long
-MAX_BROKEN_POOLS = 5  # pools in a row that may break before they read anything
+TASK_SAMPLES = 32  # samples per task
+TASK_TIMEOUT, SLOW_TASK_TIMEOUT = (60.0, 1800.0)  # timeouts in seconds of a task, and of a task with one slow sample
+MAX_BROKEN_POOLS = 5  # consecutive process pools that may break before they read anything
 UNSEEN, READABLE, UNREADABLE = range(3)  # values of the field `state` of a record
 VIEW = np.dtype([("view", "u1", (LARGER_VIEW_SIZE, LARGER_VIEW_SIZE)), ("state", "u1")])
 
-ReadErrors = dict[int, str]  # sample -> why it cannot be read, without its name
+ReadErrors = dict[int, str]  # sample -> error message without its name
 
 
 class ConcatenatedSplits:
@@ -46,12 +43,12 @@ class ConcatenatedSplits:
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def place(self, sample: int) -> tuple[int, int]:
-        """Return the number of the split that a sample is in, and its number there."""
+        """Return the index of a sample's split, and its index there."""
         part = int(np.searchsorted(self.ends, sample, side="right"))
         return part, sample - int(self.ends[part]) + len(self.splits[part])
 
     def home(self, sample: int) -> tuple[Split, int]:
-        """Return the split that a sample is in, and its number there."""
+        """Return the split of a sample, and its index there."""
         part, number = self.place(sample)
         return self.splits[part], number
 
@@ -67,7 +64,7 @@ class ConcatenatedSplits:
 
 
 SampleSource = Split | ConcatenatedSplits
-#: (pool, n samples) -> (n,) records with a field `state`, and the reasons of those that cannot be read
+#: (pool, n samples) -> (n,) records with a field `state`, and read errors
 ScanJob = Callable[[Any, Sequence[int]], tuple[np.ndarray, ReadErrors]]
 
 
@@ -79,11 +76,11 @@ def scan_samples(
     progress: Callable[[int], None] = lambda done: None,
     slow: bool = False,
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Run `job` on samples -> (n,) records in their order, and why some samples cannot be read.
+    """Run `job` on samples -> (n,) records in their order, and read errors.
 
-    The result does not depend on `workers` (0: this process, which a decoder that crashes ends); `progress` gets the
-    number of samples done. `slow`: a sample takes long, as a clip does; it is a task, and has SLOW instead of HANG.
-    Raises ResourceError where no process survives its start.
+    The result does not depend on `workers` (0: this process, which a crashing decoder ends); `progress` receives the
+    number of finished samples. `slow`: each sample, such as a clip, is a task with a longer timeout. Raises
+    ResourceError if no process survives its start.
     """
     records, reasons, done = np.zeros(len(samples), job(pool, ())[0].dtype), {}, 0
     with closing(scan_in_chunks(pool, samples, job, workers, slow)) as parts:
@@ -98,10 +95,10 @@ def scan_samples(
 def scan_in_chunks(
     pool: SampleSource, samples: Sequence[int], job: ScanJob, workers: int, slow: bool = False
 ) -> Generator[tuple[range, np.ndarray, ReadErrors], None, None]:
-    """Yield (positions in `samples`, (m,) records, reasons) as they are finished, and an empty part after each second.
+    """Yield (indices into `samples`, (m,) records, errors) of finished chunks, and an empty chunk every second.
 
-    A part that ends its process, or takes longer than HANG (SLOW if `slow`), is done again sample by sample. Closing
-    the generator ends the processes. Raises ResourceError where no process survives its start.
+    A chunk that ends its process, or exceeds its timeout, is repeated sample by sample. Closing the generator ends the
+    processes. Raises ResourceError if no process survives its start.
     """
     size, limit = (1, SLOW_TASK_TIMEOUT) if slow else (TASK_SAMPLES, TASK_TIMEOUT)
     spans = deque(range(low, min(low + size, len(samples))) for low in range(0, len(samples), size))
@@ -120,7 +117,7 @@ def scan_in_chunks(
             while spans or tasks:
                 while spans and len(tasks) < 2 * workers:
                     span = spans.popleft()
-                    with block_stop_signals():  # for the pool's threads and processes, which the first task starts
+                    with block_stop_signals():  # for the pool's threads and processes, which start with the first task
                         task = processes.schedule(run_scan_job, [samples[span.start : span.stop]], timeout=limit)
                     tasks[task] = span
                 finished = wait(tasks, timeout=1.0, return_when=FIRST_COMPLETED).done
@@ -136,11 +133,11 @@ def scan_in_chunks(
                         record = np.zeros(1, empty.dtype)
                         record["state"] = UNREADABLE
                         yield span, record, {samples[span.start]: result}
-        except RuntimeError:  # also what a pool that broke raises for the next task
+        except RuntimeError:  # a broken pool also raises it for the next task
             broken += 1
             if broken > MAX_BROKEN_POOLS:
                 raise ResourceError(
-                    "processes end before they read an image", "try fewer --workers, or --workers 0"
+                    "worker processes end before they read an image", "try fewer --workers, or --workers 0"
                 ) from None
             spans.extendleft(tasks.values())
             tasks.clear()
@@ -150,7 +147,7 @@ def scan_in_chunks(
 
 
 def get_task_result(future: Future, limit: float) -> Any:
-    """The result of a task, or why there is none within `limit` seconds. Raises BrokenProcessPool, a RuntimeError."""
+    """Return the result of a task, or an error after `limit` seconds. Raises BrokenProcessPool, a RuntimeError."""
     from pebble import ProcessExpired
 
     try:
@@ -168,7 +165,7 @@ def get_task_result(future: Future, limit: float) -> Any:
 def fill_records(
     records: np.ndarray, pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int, Any], None]
 ) -> ReadErrors:
-    """Call `read(pool, sample, record)` for each of (n,) records and set `state` -> why samples cannot be read."""
+    """Call `read(pool, sample, record)` for each of (n,) records and set `state` -> read errors."""
     reasons: ReadErrors = {}
     for record, sample in zip(records, samples, strict=True):
         try:
@@ -184,7 +181,7 @@ def fill_records(
 def read_views(
     pool: SampleSource, samples: Sequence[int], read: Callable[[Any, int], Image.Image]
 ) -> tuple[np.ndarray, ReadErrors]:
-    """Larger grey views of the n images that `read(pool, sample)` decodes: (n,) VIEW, and why some cannot be read."""
+    """Make larger grey views of the n images that `read(pool, sample)` decodes: (n,) VIEW, and read errors."""
     records = np.zeros(len(samples), VIEW)
 
     def fill_view(pool: Any, sample: int, record: Any) -> None:
@@ -194,7 +191,7 @@ def read_views(
 
 
 def digest_content(raw: bytes | np.ndarray) -> np.ndarray:
-    """The first half of the SHA-256 of bytes, or of pixels (H, W[, C]) with their shape and dtype, as (2,) uint64."""
+    """Return the first half of the SHA-256 of bytes, or of pixels (H, W[, C]) with shape and dtype, as (2,) uint64."""
     if isinstance(raw, bytes):
         sha256 = hashlib.sha256(raw)
     else:
@@ -212,12 +209,12 @@ _worker: dict[str, Any] = {}  # in a worker process: the pool and the job
 
 
 def start_scan_worker(pool: SampleSource, job: ScanJob) -> None:
-    """In a worker process: leave stop signals to the main process, and keep the pool and the job."""
+    """Initialise a worker process: ignore stop signals, and keep the pool and the job."""
     ignore_group_signals()
-    gc.freeze()  # to collect garbage among what the main process left would copy all of it
+    gc.freeze()  # collecting inherited objects would copy their memory
     _worker.update(pool=pool, job=job)
 
 
 def run_scan_job(samples: Sequence[int]) -> tuple[np.ndarray, ReadErrors]:
-    """In a worker process: the (n,) records and the reasons of n samples."""
+    """Run the job in a worker process: (n,) records and read errors of n samples."""
     return _worker["job"](_worker["pool"], samples)

@@ -1,7 +1,7 @@
-"""Search for the few images that each image may be a copy of.
+"""Search for candidate duplicates of each image.
 
-An image is compared whole with parts of the others, and in parts with the others whole, upright and mirrored; and its
-centre with parts of the others, for images that were shifted. Parts are sorted into inverted lists by their nearest
+A whole image is compared with parts of the others, and its parts with the others as wholes, upright and mirrored; its
+centre is compared with parts of the others, for shifted images. Parts are stored in inverted lists by their nearest
 centroid, and an image is compared with the parts in the lists nearest to it (Jégou et al., IEEE TPAMI 33(1), 2011,
 without the quantisation). N samples, descriptors of LENGTH numbers.
 """
@@ -14,20 +14,20 @@ import numpy as np
 
 from vitreous.apps.curation.copies.windows import CENTRE_BOX_INDEX, MIRROR_SIGNS, SEARCH_BOXES
 
-PARTS_PER_LIST = 448  # parts in a list, about
-MAX_LISTS, NUM_PROBED_LISTS = 1024, 24  # lists at most, and how many of them an image is compared with
+PARTS_PER_LIST = 448  # approximate parts per list
+MAX_LISTS, NUM_PROBED_LISTS = 1024, 24  # maximum lists, and lists that an image is compared with
 KMEANS_ROUNDS, KMEANS_PARTS_PER_LIST = 6, 40  # rounds of k-means, and parts per list that it uses
-MAX_HELD_PARTS = 425_984  # held at a time: those of 8192 images
+MAX_HELD_PARTS = 425_984  # in memory at a time: those of 8192 images
 FEATURE_BLOCK_SIZE = 8192  # images whose features are compared at a time
 QUERY_BLOCK_SIZE = 16384  # images that are compared with the parts at a time
-MAX_CANDIDATES = 8  # candidates of an image
+MAX_CANDIDATES = 8  # candidates per image
 MIN_DESCRIPTOR_COSINE, MIN_FEATURE_COSINE = (
     0.8,
     0.5,
-)  # cosine of a candidate at least: of descriptors, and of a model's features
+)  # minimum cosine of a candidate: of descriptors, and of a model's features
 
-#: `sample` may be a copy of `of`: one of them, mirrored or not, lies in the box of the other; `forward_before_output`:
-#: it is `sample`
+#: `sample` may be a copy of `of`: one of them, mirrored or not, matches the box of the other; `forward_before_output`:
+#: whether it is `sample`
 CANDIDATE = np.dtype(
     [("sample", "i8"), ("of", "i8"), ("cosine", "f4"), ("box", "f4", 4), ("mirrored", "?"), ("inner", "?")]
 )
@@ -43,11 +43,11 @@ def search_candidates(
     probed: int = NUM_PROBED_LISTS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """Find for each query the MOST earlier samples in `known` with the highest cosines from `floor` on: (p,) CANDIDATE.
+    """Find for each query the earlier samples in `known` with the highest cosines of at least `floor`: (p,) CANDIDATE.
 
     `wholes` (N, LENGTH) has the descriptor of every sample, `parts` computes those of the boxes of some; `queries` and
-    `known` are sample numbers in rising order. An image is compared with the parts in the `probed` lists nearest to it;
-    where `parts` gives whole images only, wholes are compared with wholes.
+    `known` are sorted sample indices. An image is compared with the parts in the `probed` nearest lists; if `parts`
+    returns only whole images, wholes are compared with wholes.
     """
     best = np.empty(0, CANDIDATE)
     if not len(queries) or not len(known):
@@ -55,7 +55,7 @@ def search_candidates(
     centres = train_centroids(parts, known)
     boxes = parts(known[:1]).shape[1]
     multiple, block = boxes > 1, max(MAX_HELD_PARTS // boxes, 1)
-    # whose parts, whose wholes, whether the query is whole
+    # samples of the parts, samples of the wholes, whether the query is the whole
     sides = [(known, queries, True), (queries, known, False)][: 1 + multiple]
     total, done = sum(len(listed) for listed, *_ in sides), 0
     for listed, asked, inner in sides:
@@ -88,7 +88,7 @@ def search_candidates(
 
 
 class InvertedLists:
-    """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k has the rows `starts[k]` to `starts[k + 1]`."""
+    """(n, boxes, LENGTH) parts sorted by their nearest centroid: list k is `starts[k]` to `starts[k + 1]`."""
 
     def __init__(self, parts: np.ndarray, numbers: np.ndarray, centres: np.ndarray) -> None:
         flat = parts.reshape(-1, parts.shape[2])
@@ -102,7 +102,7 @@ class InvertedLists:
 
 
 def train_centroids(parts: DescribeParts, known: np.ndarray) -> np.ndarray:
-    """Spherical k-means of some parts, (k, LENGTH) of length 1; deterministic."""
+    """Train centroids by spherical k-means on some parts: (k, LENGTH) of length 1; deterministic."""
     draw = np.random.default_rng(0)
     boxes = parts(known[:1]).shape[1]
     count = min(max(len(known) * boxes // PARTS_PER_LIST, 1), MAX_LISTS)
@@ -132,7 +132,7 @@ def compare_with_lists(
 ) -> Iterator[np.ndarray]:
     """Yield candidates, (p,) CANDIDATE, among images and the parts in the lists nearest to them.
 
-    `descriptors` (n, LENGTH) are those of the box `shown` of the images `asked`, compared upright and mirrored.
+    `descriptors` (n, LENGTH) are those of the box `shown` of the samples `asked`, compared upright and mirrored.
     """
     upright = descriptors.astype(np.float32)
     vectors, count = np.concatenate([upright, upright * MIRROR_SIGNS]), len(lists.centres)
@@ -140,7 +140,7 @@ def compare_with_lists(
     near = np.argpartition(-(vectors @ lists.centres.T), probed - 1, axis=1)[:, :probed].ravel()
     order = np.argsort(near, kind="stable")
     rows, starts = order // probed, np.searchsorted(near[order], np.arange(count + 1))
-    size = SEARCH_BOXES[:, 2:] / shown[2:]  # the place of the whole picture, where its part `shown` lies in each box
+    size = SEARCH_BOXES[:, 2:] / shown[2:]  # box of the whole image if its part `shown` matches each search box
     places = np.concatenate([SEARCH_BOXES[:, :2] - shown[:2] * size, size], 1)
     for k in range(count):
         own = slice(lists.starts[k], lists.starts[k + 1])
@@ -162,7 +162,7 @@ def compare_with_lists(
 
 
 def find_first_equal(keys: np.ndarray) -> np.ndarray:
-    """For each row of (n, 2) uint64 the first one that is equal to it, which may be itself: (n,) int64."""
+    """Find the first equal row for each row of (n, 2) uint64, which may be itself: (n,) int64."""
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal rows stay in their order
     ranked = keys[order]
     new = np.ones(len(keys), bool)
@@ -173,7 +173,7 @@ def find_first_equal(keys: np.ndarray) -> np.ndarray:
 
 
 def keep_best_candidates(pairs: np.ndarray) -> np.ndarray:
-    """Keep of (p,) CANDIDATE the best box of each pair and way, and of these the MOST of each sample."""
+    """Keep the best box of each pair and direction in (p,) CANDIDATE, and the best MAX_CANDIDATES of each sample."""
     order = np.lexsort((-pairs["cosine"], pairs["inner"], pairs["mirrored"], pairs["of"], pairs["sample"]))
     pairs = pairs[order]
     same = np.ones(len(pairs), bool)
@@ -188,9 +188,9 @@ def keep_best_candidates(pairs: np.ndarray) -> np.ndarray:
 
 
 def search_by_features(features: np.ndarray, queries: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Find for each query the MOST earlier samples in `known` with the nearest features (N, D): (p,) CANDIDATE.
+    """Find for each query the earlier samples in `known` with the nearest features (N, D): (p,) CANDIDATE.
 
-    Features do not give a box: each pair is entered upright and mirrored, whole in whole.
+    Features have no box: each pair is added upright and mirrored, as whole images.
     """
     pairs = [np.empty(0, CANDIDATE)]
     for low in range(0, len(queries), 1024):

@@ -1,6 +1,6 @@
-"""Verify that images are copies: one is laid over the other where it fits best, and the overlap is compared.
+"""Verification of duplicates: align one image to the other, and compare the overlap.
 
-p pairs of views (a, b), each (p, side, side) float32: a, mirrored or not, lies in a part of b, but for its edges.
+p pairs of views (a, b), each (p, side, side) float32: a, mirrored or not, matches a part of b, except at its edges.
 """
 
 from __future__ import annotations
@@ -11,29 +11,29 @@ import numpy as np
 
 from vitreous.apps.curation.copies.windows import average_cells, compute_weighted_spectrum
 
-MIN_BOX_SIDE, MAX_BOX_SIDE = 0.55, 1.1  # side of a box
-MAX_BOX_OUTSIDE = 0.15  # of a side: how far a box may reach out of the view
-# cosines of 8 and of 16 cells below which a pair is dropped; 99 % of copies have 0.86 and 0.67
+MIN_BOX_SIDE, MAX_BOX_SIDE = 0.55, 1.1  # width and height of a box
+MAX_BOX_OUTSIDE = 0.15  # of a side, by which a box may exceed the view
+# minimum cosines of 8 and of 16 cells; 99 % of duplicates reach 0.86 and 0.67
 MIN_ALIGNMENT_COSINES = (0.75, 0.5)
-MIN_SMALL_VIEW_COSINE = 0.65  # cosine of small views from which larger ones are compared
-COPY_THRESHOLD = 0.54  # likeness of copies, at least
-DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells a side of the detailed comparison, and of its blocks
-BLOCK_NOISE_VARIANCE = 0.002  # variance of a block, relative to the image, below which its pattern counts for little
+MIN_SMALL_VIEW_COSINE = 0.65  # minimum cosine of small views for a comparison of larger ones
+COPY_THRESHOLD = 0.54  # minimum similarity of duplicates
+DETAIL_CELLS, BLOCK_CELLS = 32, 4  # cells per side of the detailed comparison, and of its blocks
+BLOCK_NOISE_VARIANCE = 0.002  # variance of a block, relative to the image, below which its pattern has little weight
 MIN_SIGNIFICANCE, MAX_SIGNIFICANCE = (
     6.0,
     25.0,
-)  # standard deviations from chance: at least of a copy, and where more add nothing
+)  # standard deviations from chance: minimum of a duplicate, and saturation
 FINITE_DIFFERENCE_STEP, MAX_BOX_MOVE = (
     0.008,
     0.05,
 )  # fractions of the view: step of the finite difference, and largest move of a box
-PAIR_BLOCK_SIZE = 4096  # compared at a time
+PAIR_BLOCK_SIZE = 4096  # pairs compared at a time
 
 
 def align_pairs(
     views: np.ndarray, pairs: np.ndarray, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Apply `align_views` to (p,) CANDIDATE, positions in (n, side, side) small views: (p,) cosines and (p, 4)
+    """Apply `align_views` to (p,) CANDIDATE, indices into (n, side, side) small views: (p,) cosines and (p, 4)
     boxes."""
     cosines, boxes = np.empty(len(pairs), np.float32), np.empty((len(pairs), 4), np.float32)
     for low in range(0, len(pairs), PAIR_BLOCK_SIZE):
@@ -44,14 +44,14 @@ def align_pairs(
 
 
 def score_pairs(views: np.ndarray, pairs: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Apply `score_similarity` to (p,) CANDIDATE and (p, 4) boxes, positions in (n, side, side) larger views: (p,)."""
+    """Apply `score_similarity` to (p,) CANDIDATE and (p, 4) boxes, indices into (n, side, side) larger views: (p,)."""
     spans = [slice(low, low + PAIR_BLOCK_SIZE) for low in range(0, len(pairs), PAIR_BLOCK_SIZE)]
     parts = [score_similarity(*gather_pairs(views, pairs[span]), boxes[span]) for span in spans]
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
 def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The samples in (p,) CANDIDATE, (n,) rising, and a copy of the pairs with positions among those."""
+    """Return the samples in (p,) CANDIDATE, (n,) sorted, and a copy of the pairs with indices into them."""
     samples, places = np.unique(np.stack([pairs["sample"], pairs["of"]]), return_inverse=True)
     pairs = pairs.copy()
     pairs["sample"], pairs["of"] = places.reshape(2, -1)
@@ -59,7 +59,7 @@ def compact_indices(pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The inner image of each of (p,) CANDIDATE, mirrored if it has to be, and the outer: (p, side, side) float32."""
+    """Return the inner image of each of (p,) CANDIDATE, mirrored if needed, and the outer: (p, side, side) float32."""
     one, other = views[pairs["sample"]].astype(np.float32), views[pairs["of"]].astype(np.float32)
     inner = pairs["inner"][:, None, None]
     a, b = np.where(inner, one, other), np.where(inner, other, one)
@@ -69,11 +69,11 @@ def gather_pairs(views: np.ndarray, pairs: np.ndarray) -> tuple[np.ndarray, np.n
 def refine_boxes(
     a: np.ndarray, b: np.ndarray, boxes: np.ndarray, count: int, steps: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Move and stretch (p, 4) boxes until that part of `b` is most like `a`: (p,) cosines of `count` cells a side, and
-    boxes.
+    """Move and scale (p, 4) boxes to maximise the similarity of that part of `b` to `a`: (p,) cosines of `count` cells
+    per side, and boxes.
 
-    Parts of `a` outside of `b` are ignored. Damped Gauss-Newton steps on the difference of both spectra; the best box
-    on the way is kept.
+    Parts of `a` outside of `b` are ignored. Damped Gauss-Newton steps minimise the difference of both spectra; the best
+    box of all steps is kept.
     """
     best, placed, boxes = np.full(len(a), -1, np.float32), boxes.copy(), boxes.copy()
     moves = np.eye(4, dtype=np.float32) * FINITE_DIFFERENCE_STEP
@@ -101,13 +101,13 @@ def refine_boxes(
 
 
 def limit_boxes(boxes: np.ndarray) -> np.ndarray:
-    """Limit (p, 4) boxes to sides of NARROWEST to WIDEST, and to OUTSIDE out of the view."""
+    """Limit (p, 4) boxes to sides of MIN_BOX_SIDE to MAX_BOX_SIDE, and to MAX_BOX_OUTSIDE outside of the view."""
     size = boxes[:, 2:].clip(MIN_BOX_SIDE, MAX_BOX_SIDE)
     return np.concatenate([np.minimum(boxes[:, :2].clip(-MAX_BOX_OUTSIDE), 1 + MAX_BOX_OUTSIDE - size), size], 1)
 
 
 def compute_overlap_boxes(boxes: np.ndarray) -> np.ndarray:
-    """The part of `a` that is in `b`, as (p, 4) boxes of `a`, from the (p, 4) places of `a` in `b`."""
+    """Compute the part of `a` inside `b`, as (p, 4) boxes of `a`, from the (p, 4) boxes of `a` in `b`."""
     start, end = boxes[:, :2].clip(0), (boxes[:, :2] + boxes[:, 2:]).clip(None, 1)
     return np.concatenate([(start - boxes[:, :2]) / boxes[:, 2:], (end - start) / boxes[:, 2:]], 1)
 
@@ -120,7 +120,7 @@ def compose_boxes(boxes: np.ndarray, parts: np.ndarray) -> np.ndarray:
 def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Align small views from the (p, 4) boxes that a search found: (p,) cosines, 0 for dropped pairs, and boxes.
 
-    Coarse cells first: their steps converge from further away.
+    Coarse cells come first, since their steps converge from larger distances.
     """
     cosine, boxes = refine_boxes(a, b, boxes, 8, 2)
     for least, steps in ((MIN_ALIGNMENT_COSINES[0], 0), (MIN_ALIGNMENT_COSINES[1], 3)):
@@ -131,12 +131,12 @@ def align_views(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> tuple[np.nda
 
 
 def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndarray:
-    """Likeness of larger views from the (p, 4) boxes of `align_views`: (p,), at most 1; 0 where chance cannot be
-    excluded.
+    """Return the similarity of larger views for the (p, 4) boxes of `align_views`: (p,), at most 1; 0 if chance cannot
+    be excluded.
 
-    It adds the correlation of patterns block by block, which is low for two images of similar objects, and how far the
-    agreement of the whole is from chance, which is low for two drawings of a few strokes. Copies have at least
-    THRESHOLD.
+    It sums two terms: the correlation of patterns block by block, which is low for two images of similar objects, and
+    the significance of the overall agreement, which is low for two drawings of a few strokes. Duplicates reach
+    COPY_THRESHOLD.
     """
     _, boxes = refine_boxes(a, b, boxes, 16, 2)
     shown = compute_overlap_boxes(boxes)
@@ -154,10 +154,10 @@ def score_similarity(a: np.ndarray, b: np.ndarray, boxes: np.ndarray) -> np.ndar
 
 
 def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """How far the cosine of spectra (p, c, c) of length 1 is from chance, in standard deviations, (p,).
+    """Return the distance of the cosine of spectra (p, c, c) of length 1 from chance, in standard deviations, (p,).
 
-    A cosine r that d frequencies add up to is that many deviations from 0: atanh(r) * sqrt(d - 3) (Fisher's
-    transformation). d is counted as (sum t)^2 / sum t^2 over the terms t of r.
+    A cosine r over d frequencies is atanh(r) * sqrt(d - 3) standard deviations from 0 (Fisher's transformation). d is
+    counted as (sum t)^2 / sum t^2 over the terms t of r.
     """
     terms = a * b
     cosine = terms.sum((1, 2))
@@ -166,7 +166,7 @@ def compute_significance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def correlate_blocks(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Mean correlation of blocks of BLOCK x BLOCK cells of (p, c, c) greys, (p,); near 0 where both are plain."""
+    """Return the mean correlation of blocks of (p, c, c) greys, (p,); near 0 where both are uniform."""
 
     def blocks(views: np.ndarray) -> np.ndarray:
         count, side = len(views), views.shape[1] // BLOCK_CELLS

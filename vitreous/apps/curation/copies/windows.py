@@ -1,9 +1,9 @@
-"""Small grey views of images, parts of them, and what is compared of a part: the amplitudes of its low frequencies.
+"""Small grey views of images, boxes in them, and descriptors of a box: the amplitudes of its low frequencies.
 
-A box is (x, y, width, height) in fractions of the view. An image that was cut out of another one looks like the part of
-it in some box of `SEARCH_BOXES`; it is searched for among those, and then placed exactly. Photographs have most of
-their power in the lowest frequencies, so that all bright skies would be alike: each frequency is multiplied by its own
-length to some power, and mean and contrast are removed. Needs no PyTorch.
+A box is (x, y, width, height) in fractions of the view. A crop of an image is similar to the image in some box of
+`SEARCH_BOXES`; the search uses these boxes, and the verification refines them. Photographs have most of their power in
+the lowest frequencies, so that all bright skies would be similar: each frequency is multiplied by a power of itself,
+and mean and contrast are removed. Needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # of the views that all images are searched by, and of those that are read again
-MIN_SHARED_FREQUENCIES = 5  # frequencies that share the power, at least, of an image that can be told from others
-MIN_VIEW_STD = 2.0  # standard deviation of grey levels below which a view shows nothing to compare
-BORDER_SCAN_SIZE = 256  # longest side at which borders are looked for
+VIEW_SIZE, LARGER_VIEW_SIZE = 32, 64  # of the views for the search, and of those for the verification
+MIN_SHARED_FREQUENCIES = 5  # minimum effective number of frequencies of a distinctive image
+MIN_VIEW_STD = 2.0  # minimum standard deviation of grey levels of a view that is compared
+BORDER_SCAN_SIZE = 256  # longest side at which borders are detected
 BORDER_LINE_SPREAD, BORDER_LINE_DIFFERENCE = (
     10,
     6,
-)  # grey levels: spread within a line of a border, and difference between two of its lines
-DESCRIPTOR_CELLS = 8  # cells a side of a descriptor
-FREQUENCY_POWERS = {8: 0.5, 16: 0.75, 32: 0.75}  # cells a side -> power of the frequency
+)  # grey levels: range within a line of a border, and difference between two of its lines
+DESCRIPTOR_CELLS = 8  # cells per side of a descriptor
+FREQUENCY_POWERS = {8: 0.5, 16: 0.75, 32: 0.75}  # cells per side -> power of the frequency
 SQUARE_BOX_SIZES = (
     (1.0, 1),
     (0.95, 2),
     (0.84, 4),
     (0.707, 5),
-)  # side of the box, places along an axis: down to half of the area
-OBLONG_BOX_SIZE = (0.75, 3)  # the same, of one axis alone
+)  # side of the box, positions along an axis: down to half of the area
+OBLONG_BOX_SIZE = (0.75, 3)  # the same, for one axis only
 # along one axis
 AXIS_INTERVALS = [
     (size, float(at)) for size, count in (*SQUARE_BOX_SIZES, OBLONG_BOX_SIZE) for at in np.linspace(0, 1 - size, count)
@@ -39,7 +39,7 @@ BOX_INTERVALS = [
     for x, other in enumerate(AXIS_INTERVALS)
     if (one[0], other[0]) in BOX_SHAPES
 ]
-# the first is the whole
+# the first is the whole image
 SEARCH_BOXES = np.array(
     [
         (AXIS_INTERVALS[x][1], AXIS_INTERVALS[y][1], AXIS_INTERVALS[x][0], AXIS_INTERVALS[y][0])
@@ -53,7 +53,7 @@ CENTRE_BOX_INDEX = next(
     for k in range(len(SEARCH_BOXES))
     if np.allclose(SEARCH_BOXES[k, :2] * 2 + SEARCH_BOXES[k, 2:], 1, atol=1e-3) and SEARCH_BOXES[k, 2] < 0.75
 )
-#: vertical and horizontal frequency of a descriptor's entries: those that a shift of a few pixels does not upset
+#: vertical and horizontal frequency of a descriptor's entries: those robust to a shift of a few pixels
 FREQUENCIES = [(i, j) for i in range(DESCRIPTOR_CELLS) for j in range(DESCRIPTOR_CELLS) if 0 < i + j < DESCRIPTOR_CELLS]
 DESCRIPTOR_LENGTH = len(FREQUENCIES)
 # a mirror image changes the signs of odd frequencies
@@ -62,7 +62,7 @@ _FACTORS = np.array([np.hypot(i, j) ** FREQUENCY_POWERS[DESCRIPTOR_CELLS] for i,
 
 
 def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
-    """Scale an image without its borders to (side, side) uint8 greys, ignoring its aspect ratio."""
+    """Scale an image without its borders to (side, side) uint8 greys, without preserving its aspect ratio."""
     grey = image.convert("L")
     size = (min(grey.width, BORDER_SCAN_SIZE), min(grey.height, BORDER_SCAN_SIZE))
     small = grey if size == grey.size else grey.resize(size, Image.Resampling.BOX)
@@ -71,7 +71,7 @@ def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
     edges = (greys[::width], greys[:width], greys[width - 1 :: width], greys[-width:])
     if all(
         max(line) - min(line) > BORDER_LINE_SPREAD for line in edges
-    ):  # no border: of most images, and told in microseconds
+    ):  # no border: the common case, decided in microseconds
         if grey.size != (side, side):
             greys = grey.resize((side, side), Image.Resampling.BILINEAR).tobytes()
         return np.frombuffer(greys, np.uint8).reshape(side, side)
@@ -82,9 +82,9 @@ def make_grey_view(image: Image.Image, side: int) -> np.ndarray:
 
 
 def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
-    """Count the lines of one colour at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter each.
+    """Count uniform lines at the left, top, right and bottom of (h, w) uint8 greys, at most a quarter each.
 
-    The line after a border may show a little of it, and is counted too.
+    The line after a border may be blended with it, and is counted too.
     """
 
     def count(lines: np.ndarray) -> int:
@@ -101,7 +101,7 @@ def count_border_lines(values: np.ndarray) -> tuple[int, int, int, int]:
 
 
 def make_dct_matrix(side: int, count: int) -> np.ndarray:
-    """The first rows of the orthonormal discrete cosine transform (DCT-II), (count, side) float32."""
+    """Make the first basis vectors of the orthonormal discrete cosine transform (DCT-II): (count, side) float32."""
     rows = np.arange(count)[:, None]
     matrix = np.cos(np.pi * rows * (2 * np.arange(side) + 1) / (2 * side)) * np.sqrt(2 / side)
     matrix[0] /= np.sqrt(2)
@@ -109,7 +109,7 @@ def make_dct_matrix(side: int, count: int) -> np.ndarray:
 
 
 def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side: int) -> np.ndarray:
-    """The share of each pixel in each cell of parts of an axis, (n, count, side), from (n,) starts and lengths."""
+    """Compute pixel weights of each cell of intervals of an axis, (n, count, side), from (n,) starts and lengths."""
     steps = np.arange(count + 1, dtype=np.float32) / count
     edges = (start[:, None] + length[:, None] * steps).astype(np.float32) * side
     pixel = np.arange(side, dtype=np.float32)
@@ -120,7 +120,7 @@ def compute_cell_weights(start: np.ndarray, length: np.ndarray, count: int, side
 
 
 def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarray:
-    """Cut (n, 4) boxes out of (n, side, side) greys: (n, count, count) means of cells."""
+    """Average the cells of (n, 4) boxes of (n, side, side) greys: (n, count, count)."""
     side = views.shape[-1]
     down, across = (
         compute_cell_weights(boxes[:, 1], boxes[:, 3], count, side),
@@ -132,7 +132,7 @@ def average_cells(views: np.ndarray, boxes: np.ndarray, count: int) -> np.ndarra
 def compute_weighted_spectrum(
     views: np.ndarray, boxes: np.ndarray, count: int, power: float | None = None
 ) -> np.ndarray:
-    """Weighted frequencies of (n, 4) boxes of (n, side, side) float32 greys: (n, count, count) of length 1."""
+    """Compute weighted frequencies of (n, 4) boxes of (n, side, side) float32 greys: (n, count, count) of length 1."""
     cosines = make_dct_matrix(count, count)
     factors = np.hypot(*np.mgrid[:count, :count]).astype(np.float32) ** (
         FREQUENCY_POWERS[count] if power is None else power
@@ -147,7 +147,7 @@ def compute_descriptors(
     """Compute `compute_weighted_spectrum` of all boxes, lowest frequencies only: (n, SIDE, SIDE) greys -> (n, boxes,
     LENGTH) float32.
 
-    It transforms all places along one axis and then along the other, and picks those that make boxes.
+    It transforms all intervals along one axis and then along the other, and selects those that form boxes.
     """
     starts, sizes = np.array([at for _, at in places]), np.array([size for size, _ in places])
     rows = (
@@ -178,10 +178,10 @@ def compute_whole_descriptors(views: np.ndarray) -> np.ndarray:
 
 
 def is_distinctive(views: np.ndarray) -> np.ndarray:
-    """Which of (n, side, side) greys show enough to tell them from others, (n,) bool.
+    """Return which of (n, side, side) greys are distinctive, (n,) bool.
 
-    With whole spectra s of length 1, `1 / sum(s ** 4)` is about how many frequencies share the power: in photographs 10
-    to 90, at least 5; in a plain gradient 2, and all of those are alike.
+    With whole spectra s of length 1, `1 / sum(s ** 4)` is the effective number of frequencies: in photographs 10 to 90,
+    at least 5; in a uniform gradient 2, and all gradients are similar.
     """
     enough = np.empty(len(views), bool)
     for low in range(0, len(enough), 4096):

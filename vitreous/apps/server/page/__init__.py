@@ -1,1 +1,1 @@
-"""The page that `vitreous serve` shows: plain HTML, CSS and JavaScript modules, read as they are."""
+"""The web page of `vitreous serve`: plain HTML, CSS and JavaScript modules, without a build step."""
