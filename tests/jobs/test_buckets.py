@@ -65,7 +65,7 @@ def bucket_run(mixed_data, tmp_path_factory):
 
 def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
     out, notes = bucket_run
-    assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; 4x16x16 is what is judged" in note]
+    assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; evaluation uses 4x16x16" in note]
     preprocess = open_generator(out).preprocess
     assert preprocess.image == (4, 16, 16) and preprocess.buckets == (
         (4, 16, 16),
@@ -146,9 +146,7 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
     write_pictures(tmp_path / "flat", 30)
     notes, ways = Notes(), WAYS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"}
     vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **ways)
-    assert any(
-        note.startswith("buckets, and training images in each: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes
-    )
+    assert any(note.startswith("training images per bucket: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes)
     assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
     assert Image.open(tmp_path / "x.png").size == (60, 120)
 
@@ -178,7 +176,7 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": None, "model": None}, "buckets is for models that make images"),
+    ({"recipe": None, "model": None}, "buckets needs a generative model"),
     ({"buckets": ("16x16",)}, "buckets cannot be 16x16"), ({"buckets": ("4x18x16",)}, "no whole number of patches"),
     ({"reproducible": True}, "reproducible=True does not go with buckets"), ({"parallel": "fsdp"}, "fsdp"),
     ({"sampling": "balanced"}, "another sampling than even does not go with buckets"),

@@ -70,7 +70,7 @@ REFUSED = {
     "balance": ("classes", "dino", {"sampling": "balanced"}, {}, "balanced reads classes", "leave it out"),
     "class weights": ("classes", "mae", {"class_weights": "balanced"}, {}, "balanced reads classes", "leave it out"),
     "the best of none": ("flat", "mae", {"keep_best": True}, {}, "--keep-best chooses by the labels", "classes"),
-    "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid chooses by labels", "--lr"),
+    "a grid": ("classes", "mae", {"lr_grid": (0.1,)}, {}, "--lr-grid needs labels to choose by", "--lr"),
     "no labels": ("flat", "small", {}, {}, "so there are no labels", "folder of its class"),
     "no labels for a student": ("flat", "distil", {}, {}, "so there are no labels", "folder of its class"),
     "no teacher": ("classes", "distil", {}, {}, "no teacher to learn from", "--objective.teacher"),
