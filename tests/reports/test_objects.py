@@ -198,7 +198,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
     assert read_task_type(bundles / "boxes") is Detection
-    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* finds objects"):
+    with pytest.raises(UsageError, match=r"abstain is for image classification, and .* finds objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 
