@@ -178,7 +178,7 @@ def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect
     result = say("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
     assert result.returncode == 2 and "takes images of one size" in result.stderr
     result = say("inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
-    assert result.returncode == 0 and "squashed to the model's own size" in result.stderr
+    assert result.returncode == 0 and "squashed to the model's image size" in result.stderr
 
 
 def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(aspect_data, tmp_path):

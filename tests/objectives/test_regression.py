@@ -211,7 +211,7 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["evaluate", "RUN", "--calibrate"], "--calibrate is for image classification, and RUN predicts values of"),
-    (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, and DATA has values of glow, size"),
+    (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, but DATA has values of glow, size"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for models that name classes of images"),
     (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),

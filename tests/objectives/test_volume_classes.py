@@ -129,7 +129,7 @@ def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
         assert np.abs(np.asarray(plane)[..., 0] - grey.numpy()).max() <= 1
     with Image.open(tmp_path / "out/slices.png") as figure:
         assert figure.width > 2 * figure.height
-    with pytest.raises(UsageError, match=r"answers for volumes: no figure rollout\n.*slices"):
+    with pytest.raises(UsageError, match=r"figure rollout is not available for models of volumes\n.*slices"):
         inspect(balls[0], figures=["rollout"])
 
 

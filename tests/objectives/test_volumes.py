@@ -237,7 +237,7 @@ def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
     data = open_data(volume_data)
     with pytest.raises(UsageError, match="the server takes pictures"):
         warm_up_predictor(vitreous.load(volume_run), ServerLimits())
-    with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
+    with pytest.raises(UsageError, match="figure rollout is not available for models of volumes"):
         vitreous.inspect(volume_run, figures=["rollout"])
     with pytest.raises(UsageError, match="packs hold pictures"):
         pack_dataset(volume_data, tmp_path / "packed")

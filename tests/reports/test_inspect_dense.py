@@ -73,7 +73,7 @@ def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name
     shown = {one["name"].partition("-")[0] for one in document["figures"]}
     assert shown == FIGURES.keys() - document["refused"].keys() - {"clips", "slices", "curves"}
     assert any("its backbone alone is used" in text for text in notes.texts)
-    assert any("the ViT alone is shown" in text for text in notes.texts) == ("adapter" in name)
+    assert any("figures show the ViT without its adapter" in text for text in notes.texts) == ("adapter" in name)
     for one in document["figures"]:
         numbers = np.load(tmp_path / "model" / "inspect" / one["npz"])
         assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")

@@ -117,7 +117,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     assert (
         "box AP50" in html
         and "most confused with" in html
-        and 'aria-label="AP50 points lost by kind of error boxes"' in html
+        and 'aria-label="AP50 points lost by error type boxes"' in html
     )
 
 

@@ -172,6 +172,6 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
     heard = Heard()
     write_learned_images(RunFolder(tmp_path / "mae"), heard)
-    assert "no pictures of what the model learned" in heard.notes[-1]
+    assert "no images of learned features" in heard.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
     assert "<h2>Curves</h2>" in (tmp_path / "page.html").read_text()

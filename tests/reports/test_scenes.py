@@ -72,7 +72,7 @@ def test_images_of_training_are_called_so(scenes_run):
             notes.append(text)
 
     document = evaluate(scenes_run, split="train", workers=0, listener=Listener())
-    assert document["trained_on"] and any("remembers" in note for note in notes)
+    assert document["trained_on"] and any("memorisation" in note for note in notes)
 
 
 def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(scenes_run, tmp_path):

@@ -38,10 +38,7 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
     """
     parts = open_objective_state(source)
     if parts is None:
-        hint = (
-            f"use a run, its bundle, or MAE weights with a decoder; of "
-            f"vitreous's recipes {RESTORING_RECIPES_HINT}"
-        )
+        hint = f"use a run, its bundle, or MAE weights with a decoder; of vitreous's recipes {RESTORING_RECIPES_HINT}"
         raise UsageError(f"{source} has no decoder to restore images with", hint)
     name = parts.config.get("name", "")
     if name not in OBJECTIVES:
