@@ -335,7 +335,7 @@ def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
     same = made((20, 10, 10))
     train = same.splits["train"]
     same = replace(same, splits=same.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))})
-    with pytest.raises(DataError, match="of one class"):
+    with pytest.raises(DataError, match="have one class"):
         result(bundle, same)
     both = made((20, 10, 10))
     tagged = {
