@@ -84,7 +84,7 @@ def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(
     )
     assert open_generator(tmp_path / "more").model.config == open_generator(clip_generator_run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
-    with pytest.raises(UsageError, match="are for clips, the data are images"):
+    with pytest.raises(UsageError, match="are for clips, but the data are images"):
         vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(clip_generator_run[0]), progress=False)
 
 

@@ -214,12 +214,12 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volu
         == 1
     )
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="are for images, the data are volumes"):
+    with pytest.raises(UsageError, match="are for images, but the data are volumes"):
         vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "photos"}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
+    ({"recipe": "photos"}, "is for images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
     ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
 ])  # fmt: skip
 def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):

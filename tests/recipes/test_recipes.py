@@ -813,8 +813,8 @@ def test_what_is_asked_for_is_in_the_run():
         ({"recipe": "finetune-cifar"}, "finetune-cifar needs initial weights\n  set them with init"),
         ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
         ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use model='BiT-R50x1', or another recipe"),
-        ({"micro_batch": "half"}, "micro_batch cannot be half"),
-        ({"micro_batch": "0"}, "micro_batch cannot be 0"),
+        ({"micro_batch": "half"}, "invalid micro_batch: half"),
+        ({"micro_batch": "0"}, "invalid micro_batch: 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, expected):

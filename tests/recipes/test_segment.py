@@ -145,7 +145,7 @@ def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
     maps = data_job.measure_recipe_maps(open_data(solids), options)
     assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
     squares = write_coco(tmp_path / "squares")
-    with pytest.raises(UsageError, match="class_weights='balanced' reads classes"):
+    with pytest.raises(UsageError, match="class_weights='balanced' needs classes"):
         vitreous.train(str(squares), recipe="detect", class_weights="balanced", image_size=64, progress=False)
 
 

@@ -48,7 +48,7 @@ def test_a_run_on_a_small_set_logs_its_settings_in_one_line():
     (line,) = lines("dino", images=500, size=SMALL_IMAGE, settings={"objective.koleo": ["0.5"]}, batch_size=32)
     assert "batch size 32" in line and "KoLeo 0.5" in line  # the settings of this run, not the defaults
     (line,) = lines("mae", images=500)
-    assert line.endswith("64 images a step, learning rate 0.001, a decoder of 2 blocks of 384")
+    assert line.endswith("batch size 64, learning rate 0.001, a decoder of 2 blocks of 384")
     assert not lines("dino", images=10_000) and not lines("small", images=500, size=SMALL_IMAGE)
 
 
