@@ -220,7 +220,7 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volu
 
 @pytest.mark.parametrize(("change", "problem"), [
     ({"recipe": "photos"}, "is for images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
-    ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
+    ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for images"),
 ])  # fmt: skip
 def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):
     options = {

@@ -98,7 +98,7 @@ def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
     for words, problem in (
         (["--mirror"], "--mirror is for them"),
         (["--latents", latent_data / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
-        (["--latents", latent_data / "photos"], "no folder with an autoencoder"),
+        (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
         done = ask("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr

@@ -65,7 +65,9 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == [
         "mlp.gelu none -> tanh"
     ]
-    assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.mlp.gelu tanh it is the same)")
+    assert "gelu none -> tanh" in told[-1] and told[-1].endswith(
+        "(train with --model.mlp.gelu tanh for identical outputs)"
+    )
     bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
     assert "takes it for another" not in told[-1]

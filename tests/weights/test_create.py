@@ -71,10 +71,10 @@ def test_of_another_library(tmp_path):
     [
         ({}, "needs a name or weights"),
         ({"name": "ViT-B/16", "pretrained": True}, "names no weights"),
-        ({"name": "ViT-B/16", "img_size": 32, "image_size": 32}, "say the same thing"),
-        ({"name": "ViT-B/16", "drop_rate": 0.1, "regularization": {"dropout": 0.1}}, "say the same thing"),
+        ({"name": "ViT-B/16", "img_size": 32, "image_size": 32}, "are the same option"),
+        ({"name": "ViT-B/16", "drop_rate": 0.1, "regularization": {"dropout": 0.1}}, "are the same option"),
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),
-        ({"weights": True, "width": 64}, "width is as the weights have it"),
+        ({"weights": True, "width": 64}, "width is defined by the weights"),
         ({"weights": True, "regularization": {"drop_paht": 0.1}}, "did you mean regularization.drop_path"),
         ({"weights": True, "drop_path": 0.1}, "with weights there are regularization.dropout"),
         ({"name": "ViT-B/16", "drop_path": 0.1}, "use regularization="),

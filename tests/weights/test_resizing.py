@@ -497,7 +497,7 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_fol
         return say(*words, *known, cwd=state_dict_folder)
 
     without = told()
-    assert "does not tell the grid of its positions: assumed 5 x 5" in without.stderr, without.stderr
+    assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
     assert "bicubic-antialias was taken" in without.stderr
     found = told(*KNOWN)
     assert found.returncode == (0 if verb != "serve" else without.returncode), found.stderr

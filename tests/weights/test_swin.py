@@ -302,7 +302,7 @@ def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
     few = load_bundle(tmp_path / "few")
     assert few.classes == ("0", "1", "2")
     assert difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= LIMIT
-    for text, message in (("7\n", "names row 7"), ("a b", "no map of classes"), ("", "0 rows")):
+    for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "0 rows")):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
             select_classes(open_weights(path, told), tmp_path / "wrong.txt")

@@ -218,7 +218,7 @@ def test_a_mixer_is_named_as_one(tmp_path):
         "pre_head_layer_norm/scale": (8,),
     }
     np.savez(tmp_path / "mixer.npz", **{name: np.ones(shape, np.float32) for name, shape in kernels.items()})
-    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.npz")
+    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.npz")
     pytest.importorskip("timm")
     from timm.models.mlp_mixer import MlpMixer
 
@@ -226,4 +226,4 @@ def test_a_mixer_is_named_as_one(tmp_path):
         MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(),
         tmp_path / "mixer.safetensors",
     )
-    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.safetensors")
+    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.safetensors")
