@@ -70,7 +70,7 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     )
     bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
-    assert "takes it for another" not in told[-1]
+    assert "assume other settings" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["read_there_with"] == []
     bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
     assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["read_there_with"] == []
@@ -98,7 +98,7 @@ def test_what_cannot_be_leaves_nothing(tmp_path):
     ):
         with pytest.raises(kind):
             convert(tmp_path / "a", tmp_path / "b", **change)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         convert(tmp_path / "a", tmp_path / "a")
     with pytest.raises(WeightsError, match="no weights"):
         convert(tmp_path / "nothing", tmp_path / "b")
@@ -126,7 +126,7 @@ def test_the_command(tmp_path):
     assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
     again = say(*words)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
     wrong = say("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
 

@@ -70,7 +70,7 @@ def test_of_another_library(tmp_path):
     "options, message",
     [
         ({}, "needs a name or weights"),
-        ({"name": "ViT-B/16", "pretrained": True}, "names no weights"),
+        ({"name": "ViT-B/16", "pretrained": True}, "does not select weights"),
         ({"name": "ViT-B/16", "img_size": 32, "image_size": 32}, "are the same option"),
         ({"name": "ViT-B/16", "drop_rate": 0.1, "regularization": {"dropout": 0.1}}, "are the same option"),
         ({"name": "ViT-B/16", "weights": True}, "is ViT-32x2/8, not ViT-B/16"),

@@ -230,7 +230,7 @@ def test_what_the_hub_refuses_is_told_with_the_way_out(server, tmp_path):
         "hf:org/half": (4, "lists model-00002-of-00002.safetensors, which does not exist"),
         "hf:org/outside": (4, "files other than .safetensors in its folder"),
         "hf:org/odd": (4, "not a weights index"),
-        "hf:org/x--y": (4, "names no repository"),
+        "hf:org/x--y": (4, "is not a repository name"),
         "hf:whole": (2, "write hf:org/name"),
         "hf:org/whole:../../x": (2, "write hf:org/name"),
         "hf:": (2, "write hf:org/name"),

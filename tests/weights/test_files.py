@@ -191,9 +191,9 @@ STRANGERS = {
     "pointer.safetensors": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "Git LFS pointer"),
     "one.npy": (b"\x93NUMPY\1\0v\0{", "single array"),
     "keras.h5": (b"\x89HDF\r\n\x1a\n", "HDF5"),
-    "notes.txt": (b"these are no weights, but some text", "no weights file"),
-    "photo.npz": (b"\xff\xd8\xff\xe0" * 20, "no weights file"),
-    "zeros": (bytes(1000), "no weights file"),
+    "notes.txt": (b"these are no weights, but some text", "not a weights file"),
+    "photo.npz": (b"\xff\xd8\xff\xe0" * 20, "not a weights file"),
+    "zeros": (bytes(1000), "not a weights file"),
 }
 
 

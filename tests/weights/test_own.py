@@ -162,7 +162,7 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
 def test_nothing_is_overwritten_and_other_modules_are_named(tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
     (tmp_path / "a").mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         vitreous.save(model, tmp_path / "a")
     with pytest.raises(UsageError, match=r"Linear is not a model of vitreous\.create"):
         vitreous.save(torch.nn.Linear(2, 2), tmp_path / "b")  # type: ignore[arg-type]

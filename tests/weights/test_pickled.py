@@ -79,7 +79,7 @@ def attacks(marker: Path) -> dict[str, tuple[bytes, str]]:
         "text.pkl": (text, "os.system"),
         "text.bin": (text, "os.system"),
         "text.safetensors": (text, "does not fit"),
-        "text without a suffix": (text, "no weights file"),
+        "text without a suffix": (text, "not a weights file"),
         "instance.pkl": (f"(S'touch {marker}'\nios\nsystem\n.".encode(), "instruction STRING"),
         "object.pkl": (b"\x80\2(cos\nsystem\nX\1\0\0\0xo.", "os.system"),
         "extension.pkl": (b"\x80\2\x82\1.", "instruction EXT1"),

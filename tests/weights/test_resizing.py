@@ -315,11 +315,11 @@ def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
 DOUBTS = {
-    "timm, state dict alone": "bicubic-antialias was taken, timm's; for the original DeiT and MAE: --resize bicubic, "
+    "timm, state dict alone": "assumed bicubic-antialias, timm's; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
-    "DINO, `teacher` or `student`": "bicubic-offset was taken, DINO's",
-    "DeiT or MAE, under `model`": "bicubic was taken, that of DeiT and MAE",
-    "DINOv2, registers": "bicubic-antialias was taken, that of the released models with registers; one built with the "
+    "DINO, `teacher` or `student`": "assumed bicubic-offset, DINO's",
+    "DeiT or MAE, under `model`": "assumed bicubic, that of DeiT and MAE",
+    "DINOv2, registers": "assumed bicubic-antialias, that of the released models with registers; one built with the "
     "constructor's"
     " defaults: --resize bicubic-offset",
 }
@@ -498,17 +498,17 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_fol
 
     without = told()
     assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
-    assert "bicubic-antialias was taken" in without.stderr
+    assert "assumed bicubic-antialias" in without.stderr
     found = told(*KNOWN)
     assert found.returncode == (0 if verb != "serve" else without.returncode), found.stderr
-    assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not tell" in line)
+    assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not specify" in line)
 
 
 def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(state_dict_folder):
     weights = "weights/weights.safetensors"
     assert say("convert", weights, "beside", *KNOWN, cwd=state_dict_folder).returncode == 0
     result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=state_dict_folder)
-    assert result.returncode == 0 and "does not tell" not in result.stderr, result.stderr
+    assert result.returncode == 0 and "does not specify" not in result.stderr, result.stderr
     result = say("evaluate", weights, "beside", "data", cwd=state_dict_folder)
     assert "assumed 5 x 5" in result.stderr
 

@@ -135,8 +135,8 @@ def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
     "make,message",
     [
         (None, "no weights at"),
-        ("folder", "holds no weights"),
-        ("run", "holds no model.json"),
+        ("folder", "contains no weights"),
+        ("run", "has no model.json"),
         ("pt", "has a damaged pickle"),
         ("junk", "is cut short, or no safetensors file"),
     ],
