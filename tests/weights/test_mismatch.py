@@ -130,7 +130,7 @@ def test_every_difference_is_listed(case, tmp_path):
 def test_a_gap_is_named_as_one(tmp_path):
     state = tensors()
     CHANGES["a gap between blocks"][0](state)
-    assert "blocks.N.norm1.weight is not numbered from 0 on without a gap" in refusal(saved(tmp_path, state))
+    assert "blocks.N.norm1.weight is not numbered from 0 without gaps" in refusal(saved(tmp_path, state))
 
 
 def test_more_differences_than_anybody_reads_are_counted(tmp_path):
@@ -263,7 +263,7 @@ def test_a_model_that_no_computer_holds_is_refused_before_it_is_made(width, dept
 
 
 CLAIMS = {
-    "another width": ({"hidden_size": 128}, "said to have width 128, and its tensors have 64"),
+    "another width": ({"hidden_size": 128}, "settings have width 128, but its tensors have 64"),
     "another depth": ({"num_hidden_layers": 3}, "said to have depth 3"),
     "a depth without end": ({"num_hidden_layers": 10**6}, "said to have depth 1000000"),
     "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no whole number"),
@@ -273,14 +273,14 @@ CLAIMS = {
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
-    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no whole number"),
+    "heads in words": ({"num_attention_heads": "twelve"}, "num_attention_heads twelve, which is no integer"),
     "heads as a list": ({"num_attention_heads": [1]}, "no whole number"),
     "heads as truth": ({"num_attention_heads": True}, "no whole number"),
     "an image of words": ({"image_size": {"height": 32}}, "no whole number"),
     "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "no small number"),
     "an epsilon without end": ({"layer_norm_eps": float("inf")}, "no small number"),
     "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "no small number"),
-    "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not computed here"),
+    "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
     "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not computed here"),
 }
 
@@ -328,7 +328,7 @@ def test_a_resnet_that_is_no_bit(claims, tmp_path):
 def test_a_config_that_is_no_object(text, tmp_path):
     folder = folder_of(tmp_path, {}, config=replace(CONFIG, classes=0))
     (folder / "config.json").write_text(text)
-    assert "is not the JSON that belongs beside weights" in refusal(folder)
+    assert "is not valid JSON for weights" in refusal(folder)
 
 
 @pytest.mark.parametrize(

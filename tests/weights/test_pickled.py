@@ -281,8 +281,11 @@ def malformed() -> dict[str, tuple[bytes, str]]:
         "a dict for the key": (remade(good, {"data.pkl": b"\x80\2}}Ns."}), "a key that is a dict"),
         "items for a number": (remade(good, {"data.pkl": b"\x80\2K\1K\1K\1s."}), "damaged pickle"),
         "attributes": (remade(good, {"data.pkl": b"\x80\2}}X\5\0\0\0itemsK\1sb."}), "sets the attributes"),
-        "a call of a storage": (remade(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}), "calls what does not"),
-        "a call of a number": (remade(good, {"data.pkl": b"\x80\2K\1)R."}), "calls what does not"),
+        "a call of a storage": (
+            remade(good, {"data.pkl": b"\x80\2ctorch\nFloatStorage\n)R."}),
+            "calls a function that does not",
+        ),
+        "a call of a number": (remade(good, {"data.pkl": b"\x80\2K\1)R."}), "calls a function that does not"),
         "legacy, cut": (legacy[:-1], "tensors need"),
         "legacy, and more": (legacy + b"\0", "tensors need"),
         "legacy, other size": (legacy[:-32] + struct.pack("<q", 7) + legacy[-24:], "another size"),

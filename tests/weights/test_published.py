@@ -376,5 +376,5 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
 
 
 def test_an_unknown_pattern_is_refused():
-    with pytest.raises(UsageError, match="no published weights are called resnet"):
+    with pytest.raises(UsageError, match="no published weights match resnet"):
         published.select_published_weights("resnet")

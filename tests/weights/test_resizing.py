@@ -315,11 +315,11 @@ def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
 DOUBTS = {
-    "timm, state dict alone": "assumed bicubic-antialias, timm's; for the original DeiT and MAE: --resize bicubic, "
+    "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
     "DINO, `teacher` or `student`": "assumed bicubic-offset, DINO's",
-    "DeiT or MAE, under `model`": "assumed bicubic, that of DeiT and MAE",
-    "DINOv2, registers": "assumed bicubic-antialias, that of the released models with registers; one built with the "
+    "DeiT or MAE, under `model`": "assumed bicubic, DeiT's and MAE's rule",
+    "DINOv2, registers": "assumed bicubic-antialias, the rule of the released models with registers; for the "
     "constructor's"
     " defaults: --resize bicubic-offset",
 }
@@ -418,7 +418,7 @@ def test_what_is_said_and_cannot_be_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
-        with pytest.raises(UsageError, match="source_size takes one side or height and width"):
+        with pytest.raises(UsageError, match="source_size takes one number or height and width"):
             WeightsSource("weights", None, size)
     made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):

@@ -166,13 +166,13 @@ def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}
     message = refusal(saved(tmp_path, config, "huggingface", beside=described))
-    assert f"model_type {family}, a family that is not read" in message and "read are vit, deit" in message
+    assert f"model_type {family}, which is not supported" in message and "supported types are vit, deit" in message
 
 
 def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
-    assert "says model_type dinov2, and the tensors are those of transformers' ViT" in refusal(
+    assert "has model_type dinov2, but the tensors are those of transformers' ViT" in refusal(
         saved(tmp_path, config, "huggingface", beside=described)
     )
 
