@@ -55,7 +55,7 @@ def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
     weights = open_weights(made["out"])
     assert isinstance(weights.config, ViTConfig)
     assert (weights.config.image, weights.config.heads, weights.config.positions.slots) == ((48, 64), 2, 1)
-    with pytest.raises(UsageError, match="google-npz cannot hold"):
+    with pytest.raises(UsageError, match="google-npz cannot represent"):
         convert(tmp_path / "a", tmp_path / "c", "google-npz")
 
 

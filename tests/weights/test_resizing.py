@@ -382,7 +382,7 @@ def made_bundle(config: Any) -> Bundle:
 def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
     path = oblong(tmp_path, "google-npz")
     with pytest.raises(
-        WeightsError, match="25 positions form no square grid of patches beside 1 for the class token"
+        WeightsError, match="25 positions form no square grid of patches in addition to 1 for the class token"
     ) as refused:
         open_weights(path)
     assert "--source-size HEIGHT WIDTH" in refused.value.hint
@@ -415,7 +415,7 @@ def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
 
 
 def test_what_is_said_and_cannot_be_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no rule bicubik"):
+    with pytest.raises(UsageError, match="unknown position resize rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
         with pytest.raises(UsageError, match="source_size takes one number or height and width"):

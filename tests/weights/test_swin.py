@@ -282,7 +282,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match="no square window"):
         open_weights(tmp_path / "odd.safetensors")
-    with pytest.raises(UsageError, match="huggingface cannot hold"):
+    with pytest.raises(UsageError, match="huggingface cannot represent"):
         get_writable_format("huggingface", replace(SMALL, image=(32, 48)))
     folder = transformers_swin().file(tmp_path)
     settings = json.loads((folder / "config.json").read_text())

@@ -155,7 +155,7 @@ def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told
     described = find_writable_formats(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
     weights = open_weights(saved(tmp_path, config, "huggingface", beside=described))
     assert weights.config.heads == heads
-    assert [one for one in weights.notes if f"config.json says {heads} heads for a width of 64" in one] == (
+    assert [one for one in weights.notes if f"config.json has {heads} heads for a width of 64" in one] == (
         list(weights.notes) if told else []
     )
     assert bool(weights.notes) == told
