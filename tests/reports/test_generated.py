@@ -202,7 +202,7 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
         (["--reference", tmp_path / "odd.npz"], "not a mean and covariance"),
         (["--reference", tmp_path / "torn.npz"], "is no reference"),
         (["--reference", tmp_path / "whole.npz"], "moments of Inception's features"),
-        (["--reference", tmp_path / "odd.npz", "--split", "test"], "replaces the dataset"),
+        (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
         done = ask("evaluate", generator_run, *words, *few)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -214,5 +214,5 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
     torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match="another Inception network"):
         InceptionSpace(str(tmp_path / "half.pth"), "cpu")
-    with pytest.raises(UsageError, match="replaces the dataset"):
+    with pytest.raises(UsageError, match="instead of the dataset"):
         vitreous.evaluate(generator_run, latent_data / "photos", settings=GenerationOptions(reference="x.npz"))

@@ -79,11 +79,11 @@ CHANGES = {
     "no axis": (lambda s: s.update({"norm.weight": torch.tensor(1.0)}), ["norm.weight is (), not (64,)"]),
     "integers": (
         lambda s: s.update({"norm.weight": torch.ones(64, dtype=torch.int8)}),
-        ["norm.weight holds int8, not floating-point numbers"],
+        ["norm.weight has dtype int8, not floating-point numbers"],
     ),
     "booleans": (
         lambda s: s.update({"head.bias": torch.ones(5, dtype=torch.bool)}),
-        ["head.bias holds bool, not floating-point numbers"],
+        ["head.bias has dtype bool, not floating-point numbers"],
     ),
     "several": (
         lambda s: (s.pop("norm.bias"), s.update({"norm.weight": torch.ones(1), "extra": torch.ones(1)})),
@@ -263,13 +263,13 @@ def test_a_model_that_no_computer_holds_is_refused_before_it_is_made(width, dept
 
 
 CLAIMS = {
-    "another width": ({"hidden_size": 128}, "settings have width 128, but its tensors have 64"),
-    "another depth": ({"num_hidden_layers": 3}, "said to have depth 3"),
-    "a depth without end": ({"num_hidden_layers": 10**6}, "said to have depth 1000000"),
+    "another width": ({"hidden_size": 128}, "settings have width 128, and its tensors have 64"),
+    "another depth": ({"num_hidden_layers": 3}, "settings have depth 3"),
+    "a depth without end": ({"num_hidden_layers": 10**6}, "settings have depth 1000000"),
     "a number of hundreds of digits": ({"num_hidden_layers": 10**300}, "no integer"),
-    "another hidden width": ({"intermediate_size": 97}, "said to have mlp.hidden 97"),
-    "another patch": ({"patch_size": 16}, "said to have patch"),
-    "other channels": ({"num_channels": 1}, "said to have channels 1"),
+    "another hidden width": ({"intermediate_size": 97}, "settings have mlp.hidden 97"),
+    "another patch": ({"patch_size": 16}, "settings have patch"),
+    "other channels": ({"num_channels": 1}, "settings have channels 1"),
     "another image": ({"image_size": 64}, "17 positions form no grid of that image"),
     "heads that do not divide": ({"num_attention_heads": 5}, "not a multiple of 5 heads"),
     "no heads": ({"num_attention_heads": 0}, "at least 1"),
@@ -277,11 +277,11 @@ CLAIMS = {
     "heads as a list": ({"num_attention_heads": [1]}, "no integer"),
     "heads as truth": ({"num_attention_heads": True}, "no integer"),
     "an image of words": ({"image_size": {"height": 32}}, "no integer"),
-    "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "no small number"),
-    "an epsilon without end": ({"layer_norm_eps": float("inf")}, "no small number"),
-    "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "no small number"),
+    "an epsilon of words": ({"layer_norm_eps": "1e-12"}, "not a small number"),
+    "an epsilon without end": ({"layer_norm_eps": float("inf")}, "not a small number"),
+    "an epsilon that is no number": ({"layer_norm_eps": float("nan")}, "not a small number"),
     "an activation that is not known": ({"hidden_act": "relu"}, "hidden_act relu, which is not supported"),
-    "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not computed here"),
+    "an activation that is no word": ({"hidden_act": {"gelu": 1}}, "not supported"),
 }
 
 
@@ -307,7 +307,7 @@ def test_a_config_that_claims_what_is_not_so(case, tmp_path):
 )
 def test_a_resnet_that_is_no_bit(claims, tmp_path):
     config = BiTConfig(image=(64, 64), classes=0, blocks=(1,), width=32)
-    assert "another ResNet than BiT" in refusal(folder_of(tmp_path, claims, config=config))
+    assert "a ResNet other than BiT" in refusal(folder_of(tmp_path, claims, config=config))
 
 
 @pytest.mark.parametrize(

@@ -520,7 +520,7 @@ def test_looking_starts_no_process(tmp_path):
     path = tmp_path / "plain.pt"
     torch.save({"w": torch.zeros(3)}, path)
     script = (
-        "import sys; from vitreous.weights.files import open_weights as o; o(sys.argv[1]); print('torch' in "
+        "import sys; from vitreous.weights.files import open_weights_file as o; o(sys.argv[1]); print('torch' in "
         "sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script, os.fspath(path)], capture_output=True, text=True, timeout=280)

@@ -532,7 +532,7 @@ def test_training_keeps_what_was_said(state_dict_folder):
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)
     assert "positions resized 6x4 -> 4" in result.stderr
     result = say("train", "data", "--resize", "zoom", cwd=state_dict_folder)
-    assert result.returncode == 2 and "--resize and --source-size need --init weights" in result.stderr
+    assert result.returncode == 2 and "--resize and --source-size are for initial weights" in result.stderr
 
 
 def test_load_takes_both_and_an_exported_file_neither(state_dict_folder):

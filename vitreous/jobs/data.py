@@ -50,7 +50,7 @@ def prepare_data(
     """
     named = options.init or (base and base.init)
     if (options.resize or options.source_size) and (not named or named == INIT_FROM_SCRATCH):
-        message = "--resize and --source-size need --init weights, and none are set"
+        message = "--resize and --source-size are for initial weights, and none are set"
         raise UsageError(message, "add --init, or leave them out")
     seed, share, group_by = resolve_split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)

@@ -31,7 +31,7 @@ def check_native_aspect_options(options: TrainOptions) -> None:
     if options.tokens is not None and not options.native_aspect:
         raise UsageError("--tokens needs --native-aspect", "add --native-aspect, or leave it out")
     if options.native_aspect and options.image_size is not None:
-        problem = "--image-size sets one size for all images, which --native-aspect does not have"
+        problem = "--image-size sets one size for all images, but --native-aspect has none"
         raise UsageError(problem, "set the number of patches: --tokens 256")
     if options.tokens is not None:
         parse_token_range(options.tokens)

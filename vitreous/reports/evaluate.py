@@ -98,7 +98,7 @@ def evaluate(
         fitted = calibrate_temperature(run, data, computing) if chosen.calibrate else {}
         answers = predict_split(run, data, split, computing)
         if chosen.abstain is not None and answers.split.labels.ndim == 2:
-            hint = "use predict --threshold for multi-label data"
+            hint = "for multi-label data, use predict with --threshold"
             raise UsageError("--abstain needs single-label data", hint)
         report = answers.report
     document = build_head_document(run, data, answers, report, computing)

@@ -114,7 +114,7 @@ def measure_generator(
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
-        raise UsageError("--reference replaces the dataset", "leave DATA and --split out")
+        raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
     stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)

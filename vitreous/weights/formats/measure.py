@@ -35,7 +35,7 @@ def infer_vit_config(
     sizes = {"width": size.width, "depth": size.depth, "mlp.hidden": size.hidden, "patch": size.patch}
     for name, value in (sizes | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
         if settings.get(name, value) != value:
-            raise ValueError(f"its settings have {name} {settings[name]}, but its tensors have {value}")
+            raise ValueError(f"its settings have {name} {settings[name]}, and its tensors have {value}")
     heads = find_published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
     if size.width % heads and not {"heads"} & (fields.keys() | settings.keys()):
         raise ValueError(
