@@ -111,7 +111,7 @@ def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(bucket_run)
     notes = Notes()
     with pytest.raises(vitreous.errors.DataError, match="6 images are too few to compare with"):
         vitreous.evaluate(bucket_run[0], size="12x24", listener=notes, **made)
-    assert any("judged at 1x12x24, beside 6 of 30 test images" in note for note in notes.notes)
+    assert any("evaluated at 1x12x24, against the 6 of 30 test images" in note for note in notes.notes)
 
 
 def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(mixed_data, tmp_path):

@@ -89,7 +89,7 @@ def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_a
     assert open_objective_state(pretrained_runs / "wider").state["centre"].shape == (24,)
     heard = Heard()
     learn(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
-    assert not any("goes on with" in note for note in heard.notes)
+    assert not any("continues with" in note for note in heard.notes)
 
 
 def test_damaged_parts_stop_a_run_that_would_go_on_with_them(pretrained_runs, tmp_path):
