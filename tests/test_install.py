@@ -48,7 +48,7 @@ def test_what_is_missing_is_told_with_its_command(monkeypatch):
 def test_doctor_lists_every_extra():
     report = document(say("doctor", "--fix", "--json"))
     assert set(report["missing"]) == set(EXTRA_PURPOSES) and report["ok"]
-    assert "the page and the HTTP server" in say("doctor", "--fix").stdout
+    assert "web page and HTTP server" in say("doctor", "--fix").stdout
 
 
 def complete(script: str, *words: str) -> list[str]:

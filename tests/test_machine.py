@@ -112,7 +112,7 @@ def test_doctor_tells_the_precision_that_is_used(processor, monkeypatch):
     monkeypatch.setattr(doctor, "BENCHMARK_SECONDS", 0.0)
     monkeypatch.setattr(doctor, "vit_config_from_name", lambda name: vit_config_from_name("ViT-32x1/8", 224))
     found = document(say("doctor", "--json"))
-    assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "the system's own choice")
+    assert found["huge_pages"] == ("on request" if reserve_huge_pages() else "system default")
     assert found["precision"] == processor and found["bf16"] == (processor == "bf16")
     assert found["instructions"].startswith("avx512_bf16" if processor == "bf16" else "avx2")
 

@@ -94,7 +94,7 @@ def test_version():
         (["train", "digits", "--epoch", "3"], "--epochs"),
         (["train", "digits", "--optimizer", "adamm"], "adamw"),
         (["train", "digits", "--lr", "fast"], "fast"),
-        (["train"], "no data set is named"),
+        (["train"], "no dataset is given"),
         (["evaluate"], "error: no model given"),
         (["train", "digits", "--epochs", "1", "--steps", "5"], "use one of them"),
         (["train", "digits", "--image-size", "9"], "use --image-size 8, or --patch-size 3"),

@@ -154,7 +154,7 @@ def test_a_flat_folder_is_offered_the_objectives_without_labels(tmp_path):
     assert result.returncode == 3
     assert result.stderr.startswith(f"error: {tmp_path} is a flat folder: 4 images and no class folders")
     commands = [line.strip() for line in result.stderr.splitlines()[2:]]
-    assert result.stderr.splitlines()[1].endswith("; or learn from images without labels:")
+    assert result.stderr.splitlines()[1].endswith("; or train on unlabelled images:")
     assert commands == [f"vitreous train {tmp_path} --recipe {name}" for name in ("mae", "dino", "dinov2", "dit")]
 
 

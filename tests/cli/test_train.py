@@ -115,7 +115,7 @@ def test_few_photographs_from_scratch_are_told_of_weights(photos, tmp_path):
 @pytest.mark.parametrize("name", ["ViT-B/16", "vit_base_patch16_224", "B/16"])
 def test_a_model_s_name_is_no_weights(photos, name):
     result = say("train", str(photos), "--init", name)
-    assert result.returncode == 4 and f"no weights at {name}: it is a model's name" in result.stderr
+    assert result.returncode == 4 and f"no weights at {name}: it is a model name without weights" in result.stderr
     assert "name vit-b16-augreg, or another name of `vitreous models --weights`" in result.stderr
     assert "Traceback" not in result.stderr
 

@@ -410,6 +410,6 @@ def test_weights_of_other_channels_are_refused_with_the_way_out(tmp_path):
         for index in range(6):
             picture(index).save(photos / label / f"{index}.png")
     train(str(photos), **{**TINY, "epochs": 0.5}, out=str(tmp_path / "run"), workers=0)
-    with pytest.raises(Exception, match="the images have 4 channels, the weights take 3") as caught:
+    with pytest.raises(Exception, match="the images have 4 channels, but the weights need 3") as caught:
         train(str(data), init=str(tmp_path / "run"), out=str(tmp_path / "other"), epochs=1.0, device="cpu")
     assert "--channels 4" in str(caught.value)

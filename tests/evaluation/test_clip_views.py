@@ -115,5 +115,5 @@ def test_views_of_what_has_none_are_refused(clip_run, tmp_path):
         parse_clip_views("4x3", ClipPreprocess((4, 8, 8), fit="squash"))
     with pytest.raises(UsageError, match="clip_views='2x1' is for answers of models"):
         vitreous.evaluate(str(clip_run[0]), protocol="knn", clip_views="2x1", **CPU)
-    with pytest.raises(UsageError, match="suspects is about the features of one view"):
+    with pytest.raises(UsageError, match="suspects uses the features of one view"):
         vitreous.evaluate(str(clip_run[0]), suspects=str(tmp_path / "x.csv"), clip_views="2x1", **CPU)

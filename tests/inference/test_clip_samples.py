@@ -84,7 +84,7 @@ def test_a_generator_of_clips_goes_on_from_its_weights_and_not_on_pictures(
     )
     assert open_generator(tmp_path / "more").model.config == open_generator(clip_generator_run[0]).model.config
     assert any("new 0, unused 0" in note for note in notes.notes)
-    with pytest.raises(UsageError, match="are for clips, the data are images"):
+    with pytest.raises(UsageError, match="are for clips, but the data are images"):
         vitreous.train("digits", out=tmp_path / "run", recipe="sit", init=str(clip_generator_run[0]), progress=False)
 
 
@@ -176,7 +176,7 @@ def test_clips_are_judged_in_the_space_of_pixels_and_of_a_classifier_of_clips(
 
 @pytest.mark.parametrize(
     ("model", "message"),
-    [("DiT-48x2/4", "is for pictures, and the data are clips"), ("ViViT-48x2/4x2", "is no model for the recipe sit")],
+    [("DiT-48x2/4", "is for images, but the data are clips"), ("ViViT-48x2/4x2", "does not support the recipe sit")],
 )
 def test_models_of_another_kind_are_refused(moving_squares, tmp_path, model, message):
     with pytest.raises(UsageError, match=message) as failure:
@@ -185,7 +185,7 @@ def test_models_of_another_kind_are_refused(moving_squares, tmp_path, model, mes
 
 
 def test_what_clips_have_no_answer_to_is_refused(moving_squares, clip_generator_run, tmp_path):
-    with pytest.raises(UsageError, match="is no model for learning classes of clips"):
+    with pytest.raises(UsageError, match="does not support classification of clips"):
         vitreous.train(moving_squares, out=tmp_path / "run", progress=False, **WAYS)
     with pytest.raises(UsageError, match="inpaint is for image models, not for clips"):
         vitreous.sample(clip_generator_run[0], tmp_path / "x", inpaint="a.png", mask="b.png", **SAMPLED)

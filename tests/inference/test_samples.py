@@ -218,6 +218,6 @@ def test_latents_are_decoded_by_their_autoencoder(tmp_path):
     got = np.asarray(Image.open(tmp_path / "out" / "b-00000.png"), int)
     assert got.shape == (16, 16, 3) and np.abs(got - want.numpy()).max() <= 1
     save_autoencoder(tmp_path / "three", latent_channels=3)
-    for place, problem in (("three", "latents of 3 channels"), ("model", "no folder with an autoencoder")):
+    for place, problem in (("three", "latents of 3 channels"), ("model", "not an autoencoder folder")):
         with pytest.raises((UsageError, WeightsError), match=problem):
             vitreous.sample(tmp_path / "model", tmp_path / "x.png", progress=False, vae=str(tmp_path / place))

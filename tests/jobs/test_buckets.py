@@ -65,7 +65,7 @@ def bucket_run(mixed_data, tmp_path_factory):
 
 def test_a_run_in_buckets_tells_them_and_keeps_them_with_the_model(bucket_run):
     out, notes = bucket_run
-    assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; 4x16x16 is what is judged" in note]
+    assert [note for note in notes if "4x16x16 9, 1x16x16 6, 1x12x24 5, 1x24x12 6; evaluation uses 4x16x16" in note]
     preprocess = open_generator(out).preprocess
     assert preprocess.image == (4, 16, 16) and preprocess.buckets == (
         (4, 16, 16),
@@ -111,7 +111,7 @@ def test_one_size_is_judged_beside_the_images_that_are_nearest_to_it(bucket_run)
     notes = Notes()
     with pytest.raises(vitreous.errors.DataError, match="6 images are too few to compare with"):
         vitreous.evaluate(bucket_run[0], size="12x24", listener=notes, **made)
-    assert any("judged at 1x12x24, beside 6 of 30 test images" in note for note in notes.notes)
+    assert any("evaluated at 1x12x24, against the 6 of 30 test images" in note for note in notes.notes)
 
 
 def test_a_stopped_run_in_buckets_ends_in_the_same_bits_with_workers(mixed_data, tmp_path):
@@ -146,9 +146,7 @@ def test_pictures_alone_are_learned_at_their_aspect_ratios(tmp_path):
     write_pictures(tmp_path / "flat", 30)
     notes, ways = Notes(), WAYS | {"model": "DiT-48x1/4", "steps": 4, "buckets": (), "micro_batch": "2"}
     vitreous.train(tmp_path / "flat", out=tmp_path / "run", listener=notes, **ways)
-    assert any(
-        note.startswith("buckets, and training images in each: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes
-    )
+    assert any(note.startswith("training images per bucket: 12x24 9, 16x16 9, 24x12 9;") for note in notes.notes)
     assert vitreous.sample(tmp_path / "run", tmp_path / "x.png", size="24x12", **SAMPLED)["size"] == "24x12"
     assert Image.open(tmp_path / "x.png").size == (60, 120)
 
@@ -178,7 +176,7 @@ def test_processes_share_batches_that_are_cut_by_size(mixed_data, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": None, "model": None}, "buckets is for models that make images"),
+    ({"recipe": None, "model": None}, "buckets needs a generative model"),
     ({"buckets": ("16x16",)}, "'16x16' is not a valid size"), ({"buckets": ("4x18x16",)}, "is not divisible into patches"),
     ({"reproducible": True}, "reproducible=True cannot be combined with buckets"), ({"parallel": "fsdp"}, "fsdp"),
     ({"sampling": "balanced"}, "another sampling than even cannot be combined with buckets"),

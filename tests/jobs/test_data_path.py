@@ -112,7 +112,7 @@ def test_a_run_goes_on_with_data_that_were_moved_and_not_with_others(trained_cop
     assert result.returncode == 3 and "no longer exists" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "0.png").rename(trained_copy / "moved" / "train" / "ant" / "new.png")
     result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
-    assert result.returncode == 3 and "moved is not what it was when the run began" in result.stderr
+    assert result.returncode == 3 and "moved has changed since the run began" in result.stderr
     (trained_copy / "moved" / "train" / "ant" / "new.png").rename(trained_copy / "moved" / "train" / "ant" / "0.png")
     result = say("train", "moved", "--out", "run", "--resume", cwd=trained_copy)
     assert result.returncode == 0, result.stderr

@@ -53,7 +53,7 @@ def prepared(data, **options):
 def test_few_photographs_start_from_weights_at_hand_and_one_line_says_so(photos, at_hand):
     run, notes = prepared(photos)
     assert (run.init, run.recipe, run.model.width) == (NAME, "finetune", 32)
-    start = f"12 photographs are few: training starts from the published weights {NAME} (cached); "
+    start = f"12 photographs are a small data set: training starts from the published weights {NAME} (cached); "
     assert notes == [start + "use --init none to train from scratch"]
 
 

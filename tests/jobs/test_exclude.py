@@ -43,7 +43,7 @@ def test_listed_images_are_not_trained_on_and_the_list_stays_with_the_run(folder
 
 def test_a_list_of_everything_or_of_nothing_known(folder, tmp_path):
     every = listing(tmp_path / "all.csv", [str(path) for path in (folder / "train").rglob("*.png")])
-    with pytest.raises(DataError, match="leaves no training image"):
+    with pytest.raises(DataError, match="excludes every training image"):
         train(str(folder), exclude=str(every), out=str(tmp_path / "run"), **TINY)
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match="none of the 1 names"):

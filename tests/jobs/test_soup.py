@@ -155,7 +155,7 @@ def test_the_test_split_is_never_read(folder, tmp_path, monkeypatch):
     made = soup(runs, tmp_path / "soup", greedy=True, how=EXACT, workers=0)
     assert made["data"] == str(folder) and made["val"]["top1"] == 1
     assert {Path(path).relative_to(folder).parts[0] for path in opened} == {"val"}
-    with pytest.raises(UsageError, match="not chosen on the test split"):
+    with pytest.raises(UsageError, match="cannot be selected on the test split"):
         soup(runs, tmp_path / "other", greedy=True, split="test")
 
 
@@ -184,7 +184,7 @@ def test_data_that_changed_since_a_run_are_told(tmp_path):
         "Listener", (), {"note": lambda self, text: notes.append(text), "progress": lambda self, *words: None}
     )()
     soup(runs, tmp_path / "soup", how=EXACT, listener=listener)
-    assert len(notes) == 2 and all("is not what it was when" in note for note in notes)
+    assert len(notes) == 2 and all("has changed since" in note for note in notes)
 
 
 def test_models_that_differ_are_refused_with_what_differs(tmp_path):
@@ -215,7 +215,7 @@ def test_what_is_no_soup_is_refused(tmp_path):
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for runs, out, expected in [
-        ([one], "soup", "a soup needs two models at least, not 1"),
+        ([one], "soup", "a soup needs at least two models, not 1"),
         ([one, same], "soup", "are the same weights"),
         ([one, tmp_path / "nowhere"], "soup", "no run at"),
         ([one, tmp_path / "taken"], "soup", "is neither a run nor a bundle"),
@@ -223,7 +223,7 @@ def test_what_is_no_soup_is_refused(tmp_path):
     ]:
         with pytest.raises(UsageError, match=expected):
             soup(runs, tmp_path / out)
-    with pytest.raises(UsageError, match="not runs on one data set\n  name one with validation images: data=DATA"):
+    with pytest.raises(UsageError, match="not runs on one data set\n  give one with validation images: data=DATA"):
         soup([one, other], tmp_path / "soup", greedy=True)
     assert not (tmp_path / "soup").exists() and [path.name for path in (tmp_path / "taken").iterdir()] == ["file"]
 

@@ -109,9 +109,9 @@ def test_a_listener_hears_in_place_of_the_display(photos, tmp_path, capsys):
         ({"precision": "fp8"}, "train: precision cannot be 'fp8'"),
         (
             {"model": torch.nn.Linear(2, 2)},
-            r"train\(model=…\) is a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save",
+            r"train\(model=…\) takes a name, not a module \(Linear\)\n  give model='ViT-S/16'.*vitreous\.save",
         ),
-        ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) is a name, not a module"),
+        ({"init": torch.nn.Linear(2, 2)}, r"train\(init=…\) takes a name, not a module"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_way(tmp_path, options, message, monkeypatch):

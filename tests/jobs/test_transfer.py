@@ -415,7 +415,7 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
     train(str(folder), out=out, lr_grid=(0.01,), **QUICK)
     (tmp_path / "run" / "summary.json").unlink()
     assert "tries 0.01" in refusal(out=out, resume=True, lr_grid=(0.02,))
-    assert "nothing else can change" in refusal(out=out, resume=True, override=True)
+    assert "no other setting can change" in refusal(out=out, resume=True, override=True)
     plain = str(tmp_path / "plain")
     train(str(folder), out=plain, **QUICK)
     assert "begun without lr_grid" in refusal(out=plain, resume=True, lr_grid=())
@@ -423,7 +423,7 @@ def test_options_that_contradict_the_protocol_are_refused(folder, tmp_path):
 
 def test_classes_too_small_to_hold_out_from_are_refused(tmp_path):
     root = make_folder(tmp_path / "photos", {"train": 3})
-    with pytest.raises(DataError, match="nothing can judge a rate"):
+    with pytest.raises(DataError, match="too few to compare learning rates"):
         train(str(root), out=str(tmp_path / "run"), lr_grid=(), **QUICK)
 
 

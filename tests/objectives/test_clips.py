@@ -102,7 +102,7 @@ def test_weights_of_pictures_and_of_clips_start_a_run(moving_squares, clip_run, 
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "dino"}, "takes pictures"), ({"model": "ViT-32x2/4"}, "is for pictures, and the data are clips"),
+    ({"recipe": "dino"}, "needs images"), ({"model": "ViT-32x2/4"}, "is for images, but the data are clips"),
     ({"frames": 5}, "5"), ({"stride": -1}, "invalid stride of -1 frames"), ({"init": "SOLID"}, "are for volumes"),
     ({"data": "digits"}, "frames and stride are for clips"),
 ])  # fmt: skip

@@ -176,9 +176,9 @@ def test_a_run_learns_and_every_verb_reads_as_it_was_trained(aspect_data, aspect
     fewer = vitreous.load(aspect_run, device="cpu", precision="fp32", tokens=6).predict(files[0])
     assert fewer.probabilities != together[0].probabilities
     result = say("export", str(aspect_run), "--to", "onnx", "--out", str(tmp_path / "x.onnx"))
-    assert result.returncode == 2 and "takes images of one size" in result.stderr
+    assert result.returncode == 2 and "needs images of one size" in result.stderr
     result = say("inspect", str(aspect_run), str(files[0]), "--figures", "rollout", "--out", str(tmp_path / "figures"))
-    assert result.returncode == 0 and "squashed to the model's own size" in result.stderr
+    assert result.returncode == 0 and "squashed to the model's image size" in result.stderr
 
 
 def test_any_vit_whose_positions_are_resized_reads_pictures_at_their_own_aspect(aspect_data, tmp_path):
@@ -219,8 +219,8 @@ def test_what_cannot_be_trained_so_is_refused_in_one_message(aspect_data, tmp_pa
     write_moves(tmp_path / "clips" / "train", 3, first=0)
     for data, changes, match in (
         (aspect_data, {"tokens": "3"}, "is too small for images at native aspect ratio"),
-        (aspect_data, {"tokens": "many"}, "tokens cannot be many"),
-        (aspect_data, {"tokens": "64-16"}, "tokens cannot be"),
+        (aspect_data, {"tokens": "many"}, "invalid tokens: many"),
+        (aspect_data, {"tokens": "64-16"}, "invalid tokens"),
         (aspect_data, {"native_aspect": False}, "add native_aspect=True"),
         (aspect_data, {"image_size": 32}, "tokens=256"),
         (aspect_data, {"model": "Swin-32x2-2/2-window4"}, "plain ViTs"),

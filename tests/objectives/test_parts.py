@@ -70,7 +70,7 @@ def test_a_run_of_the_same_objective_goes_on_with_them(pretrained_runs, recipe, 
     learn(
         pretrained_runs, recipe, f"{recipe}-on", heard, init=str(pretrained_runs / recipe), optimizer="adamw", lr=1e-30
     )
-    assert any(note.startswith(f"{recipe} goes on with its") for note in heard.notes)
+    assert any(note.startswith(f"{recipe} continues with its") for note in heard.notes)
     before, after = (
         open_objective_state(pretrained_runs / recipe),
         open_objective_state(pretrained_runs / f"{recipe}-on"),
@@ -85,11 +85,11 @@ def test_parts_that_do_not_fit_are_new_and_another_objective_takes_the_encoder_a
     heard = Heard()
     learn(pretrained_runs, "dino", "wider", heard, init=str(pretrained_runs / "dino"), objective={"prototypes": ["24"]})
     (note,) = [note for note in heard.notes if note.startswith("dino goes on")]
-    assert note.startswith("dino goes on with its model; of another form") and "teacher_head" in note
+    assert note.startswith("dino continues with its model; newly initialised") and "teacher_head" in note
     assert open_objective_state(pretrained_runs / "wider").state["centre"].shape == (24,)
     heard = Heard()
     learn(pretrained_runs, "masked-patches", "other", heard, init=str(pretrained_runs / "mae"))
-    assert not any("goes on with" in note for note in heard.notes)
+    assert not any("continues with" in note for note in heard.notes)
 
 
 def test_damaged_parts_stop_a_run_that_would_go_on_with_them(pretrained_runs, tmp_path):

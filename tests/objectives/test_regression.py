@@ -210,14 +210,14 @@ def test_a_file_of_predictions_is_continued(measured, regression_run, tmp_path):
 
 
 @pytest.mark.parametrize(("words", "message"), [
-    (["evaluate", "RUN", "--calibrate"], "--calibrate is about a class for each image, and RUN predicts values of"),
-    (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, and DATA has values of glow, size"),
+    (["evaluate", "RUN", "--calibrate"], "--calibrate is for image classification, and RUN predicts values of"),
+    (["evaluate", "RUN", "--protocol", "knn"], "--protocol knn is for classes, but DATA has values of glow, size"),
     (["predict", "RUN", "IMAGE", "--top", "2"], "--top is for image classifiers"),
     (["train", "DATA", "--recipe", "photos"], "photos learns classes, and DATA has values of glow (32 images), size"),
     (["train", "DATA", "--mixup", "0.2"], "MixUp and CutMix mix classes"),
     (["train", "DATA", "--loss", "softmax"], "unknown regression loss softmax"),
-    (["train", "DATA", "--sampling", "balanced"], "--sampling balanced reads classes, and regression learns"),
-    (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced reads classes, and regression"),
+    (["train", "DATA", "--sampling", "balanced"], "--sampling balanced needs classes, and regression does"),
+    (["train", "DATA", "--class-weights", "balanced"], "--class-weights balanced needs classes, and regression"),
     (["train", "DATA", "--targets", "age"], "has no column age"),
     (["train", "--resume", "RUN", "--targets", "size", "--epochs", "9"], "targets: ('glow', 'size') -> ('size',)"),
     (["data", "pack", "DATA", "--out", "PACK"], "DATA has values, which a pack would lose"),

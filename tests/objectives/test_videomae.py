@@ -177,7 +177,7 @@ def test_clips_without_labels_directly_in_a_folder_are_learned_from(tmp_path):
 
 
 @pytest.mark.parametrize(("recipe", "data", "problem"), [
-    ("videomae", "digits", "is for clips, and the data are images"), ("dino", "CLIPS", "takes pictures"),
+    ("videomae", "digits", "is for clips, but the data are images"), ("dino", "CLIPS", "needs images"),
 ])  # fmt: skip
 def test_recipes_and_data_that_do_not_go_together_are_refused(moving_squares, tmp_path, recipe, data, problem):
     data = str(moving_squares) if data == "CLIPS" else data

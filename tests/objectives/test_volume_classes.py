@@ -129,7 +129,7 @@ def test_figures_show_the_middle_slices(array_data, balls, tmp_path):
         assert np.abs(np.asarray(plane)[..., 0] - grey.numpy()).max() <= 1
     with Image.open(tmp_path / "out/slices.png") as figure:
         assert figure.width > 2 * figure.height
-    with pytest.raises(UsageError, match=r"answers for volumes: no figure rollout\n.*slices"):
+    with pytest.raises(UsageError, match=r"figure rollout is not available for models of volumes\n.*slices"):
         inspect(balls[0], figures=["rollout"])
 
 
@@ -161,8 +161,8 @@ def test_a_file_that_cannot_be_read_is_named(array_data, tmp_path):
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "mae"}, "takes pictures"), ({"recipe": "deit"}, "deit is for pictures, and the data are volumes"),
-    ({"model": "BiT-R50x1"}, "is for pictures, and the data are volumes"), ({"init": "FLAT"}, "are for images"),
+    ({"recipe": "mae"}, "needs images"), ({"recipe": "deit"}, "deit is for images, but the data are volumes"),
+    ({"model": "BiT-R50x1"}, "is for images, but the data are volumes"), ({"init": "FLAT"}, "are for images"),
     ({"frames": 5}, "frames and stride are for clips"), ({"recipe": "segment"}, "has no boxes, masks or class maps"), ({"mixup": 0.2}, "mixup"),
 ])  # fmt: skip
 def test_what_is_not_for_volumes_is_refused(array_data, tmp_path, change, problem):

@@ -214,13 +214,13 @@ def test_weights_of_volumes_go_on_and_those_of_pictures_do_not(volume_data, volu
         == 1
     )
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="are for images, the data are volumes"):
+    with pytest.raises(UsageError, match="are for images, but the data are volumes"):
         vitreous.train(str(volume_data), out=str(tmp_path / "no"), init=str(tmp_path / "flat"), steps=1, **more)
 
 
 @pytest.mark.parametrize(("change", "problem"), [
-    ({"recipe": "photos"}, "takes pictures"), ({"recipe": "mae"}, "takes pictures"), ({"model": "Swin-T/4"}, "for pictures"),
-    ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for pictures"),
+    ({"recipe": "photos"}, "is for images"), ({"recipe": "mae"}, "needs images"), ({"model": "Swin-T/4"}, "for images"),
+    ({"recipe": "swin-upernet", "model": None, "init": "RUN"}, "for images"),
 ])  # fmt: skip
 def test_recipes_of_pictures_are_refused(volume_data, volume_run, tmp_path, change, problem):
     options = {
@@ -237,7 +237,7 @@ def test_what_takes_pictures_refuses_volumes(volume_data, volume_run, tmp_path):
     data = open_data(volume_data)
     with pytest.raises(UsageError, match="the server supports images"):
         warm_up_predictor(vitreous.load(volume_run), ServerLimits())
-    with pytest.raises(UsageError, match="answers for volumes: no figure rollout"):
+    with pytest.raises(UsageError, match="figure rollout is not available for models of volumes"):
         vitreous.inspect(volume_run, figures=["rollout"])
     with pytest.raises(UsageError, match="packs hold pictures"):
         pack_dataset(volume_data, tmp_path / "packed")

@@ -85,5 +85,5 @@ def test_fields_are_set_together():
 
 
 def test_a_part_without_the_field_is_named():
-    with pytest.raises(UsageError, match=r"views\.mixup is no setting of multicrop\n  leave that option out"):
+    with pytest.raises(UsageError, match=r"views\.mixup is not a setting of multicrop\n  leave that option out"):
         apply_train_options(build_example_run("dino"), TrainOptions("x", mixup=0.1))

@@ -810,11 +810,11 @@ def test_what_is_asked_for_is_in_the_run():
     "options,expected",
     [
         ({"recipe": "vit-imagnet"}, "unknown recipe vit-imagnet\n  did you mean vit-imagenet?"),
-        ({"recipe": "finetune-cifar"}, "finetune-cifar starts from weights, and there are none\n  name them with init"),
+        ({"recipe": "finetune-cifar"}, "finetune-cifar needs initial weights\n  set them with init"),
         ({"recipe": "vit-imagenet", "model": "BiT-R50x1"}, "vit-imagenet is for Vision Transformers, not BiT-R50x1"),
         ({"recipe": "bit-imagenet", "model": "ViT-B/16"}, "use model='BiT-R50x1', or another recipe"),
-        ({"micro_batch": "half"}, "micro_batch cannot be half"),
-        ({"micro_batch": "0"}, "micro_batch cannot be 0"),
+        ({"micro_batch": "half"}, "invalid micro_batch: half"),
+        ({"micro_batch": "0"}, "invalid micro_batch: 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(options, expected):
@@ -934,5 +934,5 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("option", [{"drop_path": 0.1}, {"dropout": 0.1}])
 def test_an_option_for_another_family_is_refused(option):
-    with pytest.raises(UsageError, match=f"model.regularization.{next(iter(option))} is no setting of BiTConfig"):
+    with pytest.raises(UsageError, match=f"model.regularization.{next(iter(option))} is not a setting of BiTConfig"):
         apply_train_options(build_example_run("bit-imagenet"), TrainOptions("x", **option))

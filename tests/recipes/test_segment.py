@@ -125,7 +125,7 @@ def test_few_classes_weigh_the_same_unless_balance_is_asked_for(tmp_path):
 def test_a_dry_run_shows_the_class_weights(streets, capsys):
     words = ["--model", "ViT-16x1/8", "--image-size", "16", "--steps", "2", "--device", "cpu", "--workers", "0"]
     assert run_command(["train", str(streets), "--dry-run", *words]) == 0
-    note = "49.2, as bicyclist has 0.05% of the pixels; to have none, set --class-weights even\n"
+    note = "49.2; bicyclist has 0.05% of the pixels; for equal weights, set --class-weights even\n"
     shown = capsys.readouterr().err
     assert shown.count("note: class weights of the loss: ") == 1 and shown.count(note) == 1
     assert run_command(["train", str(streets), "--dry-run", *words, "--class-weights", "even"]) == 0
@@ -145,7 +145,7 @@ def test_balance_is_for_volumes_and_refused_for_boxes(tmp_path):
     maps = data_job.measure_recipe_maps(open_data(solids), options)
     assert maps is not None and maps.symmetry == MapSymmetry() and sum(maps.shares) == pytest.approx(1)
     squares = write_coco(tmp_path / "squares")
-    with pytest.raises(UsageError, match="class_weights='balanced' reads classes"):
+    with pytest.raises(UsageError, match="class_weights='balanced' needs classes"):
         vitreous.train(str(squares), recipe="detect", class_weights="balanced", image_size=64, progress=False)
 
 

@@ -38,17 +38,17 @@ def test_a_run_on_a_small_set_logs_its_settings_in_one_line():
     def lines(*names, **options):
         notes = []
         derived(*names, notes=notes, **options)
-        return [note for note in notes if "our settings for small sets" in note]
+        return [note for note in notes if "settings tuned for small datasets" in note]
 
     (line,) = lines("dino", images=500, size=SMALL_IMAGE)
     assert line == (
-        "dino takes our settings for small sets, not the published ones: 64 images a step, learning rate 0.002, "
+        "dino uses settings tuned for small datasets instead of the published ones: batch size 64, learning rate 0.002, "
         "1024 prototypes, KoLeo 0.1, teacher momentum 0.99 to 1, teacher temperature 0.04"
     )
     (line,) = lines("dino", images=500, size=SMALL_IMAGE, settings={"objective.koleo": ["0.5"]}, batch_size=32)
-    assert "32 images a step" in line and "KoLeo 0.5" in line  # the settings of this run, not the defaults
+    assert "batch size 32" in line and "KoLeo 0.5" in line  # the settings of this run, not the defaults
     (line,) = lines("mae", images=500)
-    assert line.endswith("64 images a step, learning rate 0.001, a decoder of 2 blocks of 384")
+    assert line.endswith("batch size 64, learning rate 0.001, a decoder of 2 blocks of 384")
     assert not lines("dino", images=10_000) and not lines("small", images=500, size=SMALL_IMAGE)
 
 
@@ -62,7 +62,7 @@ def advice(recipe, images, size, **changes):
 @pytest.mark.parametrize("recipe", ["masked-patches", "mae", "dino", "dinov2"])
 def test_a_run_that_leaves_labels_unused_is_told_what_was_measured(recipe):
     text = advice(recipe, 9_000, SMALL_IMAGE)
-    assert text.startswith(f"the images have labels, and {recipe} learns without them: ")
+    assert text.startswith(f"the images have labels, which {recipe} does not use: ")
     assert {"dino": "53.1 %", "dinov2": "24.1 %"}.get(recipe, "19.8 %") in text and "(docs/pretraining.md)" in text
     assert "\n" not in text and advice(recipe, 500, PHOTOGRAPH) and not advice(recipe, 10_000, PHOTOGRAPH)
 

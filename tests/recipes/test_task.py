@@ -103,7 +103,7 @@ def test_class_folders_beside_annotations_ask_for_a_recipe(tmp_path, name, split
     (tmp_path / split / name).write_text(BESIDE[name])
     file = f"DATA/{split}{name}"
     assert refused(tmp_path) == (
-        f"DATA has class folders, and annotations in {file} that they do not use",
+        f"DATA has class folders, and annotations in {file} that do not use them",
         f"use --recipe photos to classify whole images, or train on the annotations: {file}",
     )
     assert chosen(tmp_path, recipe="photos") == ("photos", [])

@@ -117,18 +117,18 @@ def stale(bench: Bench, tally: Tally) -> None:
         for split in photos.iterdir():
             (split / "ant").rename(split / "axe")
         with tally.trial("another class list"):
-            refused(bench.start(ADAMW, made), 3, "is not what it was when the run began")
+            refused(bench.start(ADAMW, made), 3, "has changed since the run began")
         for split in photos.iterdir():
             (split / "axe").rename(split / "ant")
         next((photos / "train" / "ant").iterdir()).unlink()
         with tally.trial("a picture less"):
-            refused(bench.start(ADAMW, made), 3, "is not what it was when the run began", "--allow-data-change")
+            refused(bench.start(ADAMW, made), 3, "has changed since the run began", "--allow-data-change")
             expect(newest_step(made) == 20, "it went on")
         with tally.trial("a picture less, allowed"):
             out = bench.out()
             shutil.copytree(made, out)
             child = bench.start(ADAMW, out, None, "--allow-data-change")
-            refused(child, 0, "going on with what is there now")
+            refused(child, 0, "continuing with the current files")
     finally:
         shutil.rmtree(photos)
         kept.rename(photos)
@@ -156,7 +156,7 @@ def edits(bench: Bench, tally: Tally) -> None:
         out = bench.out()
         shutil.copytree(made, out)
         with tally.trial(f"another {what}, with --override"):
-            refused(bench.start(ADAMW, out, None, "--override", *more), 0, "going on with other settings")
+            refused(bench.start(ADAMW, out, None, "--override", *more), 0, "continuing with changed settings")
             lines = [
                 json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines() if "train/loss" in line
             ]

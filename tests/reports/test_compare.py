@@ -159,7 +159,7 @@ def test_several_labels_are_compared_by_map(tmp_path, runs, monkeypatch):
     assert result.returncode == 2 and "classifies images into 2 classes (multi-label), " in result.stderr
     for words in (["--abstain", "0.5"], ["--suspects", "s.csv"]):
         result = asked(one, tmp_path / "x.csv", *words, cwd=tmp_path)
-        assert result.returncode == 2 and "one label an image" in result.stderr
+        assert result.returncode == 2 and "needs single-label data" in result.stderr
 
 
 def test_runs_without_a_test_split_are_compared_on_val(runs, tmp_path):

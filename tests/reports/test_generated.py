@@ -98,7 +98,7 @@ def test_a_pack_of_latents_is_gone_on_with_and_checked(latent_data, tmp_path):
     for words, problem in (
         (["--mirror"], "--mirror is for them"),
         (["--latents", latent_data / "vae", "--short-side", "15"], "no multiple of the autoencoder's 2"),
-        (["--latents", latent_data / "photos"], "no folder with an autoencoder"),
+        (["--latents", latent_data / "photos"], "not an autoencoder folder"),
     ):
         done = ask("data", "pack", latent_data / "photos", "--out", tmp_path / "x", *words)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr
@@ -126,7 +126,7 @@ def test_generators_of_latents_are_judged_on_latents_and_on_pictures(latent_data
     assert [one["test"]["dimensions"] for one in documents] == [8 * 8 * 4, 16 * 16 * 3]
     assert all(one["test"][f"frechet_distance{name}"] > 0 for one in documents for name in ("", "_of_train"))
     done = ask("evaluate", generator_run, "--features", generator_run)
-    assert done.returncode == 2 and "--features reads pictures" in done.stderr
+    assert done.returncode == 2 and "--features needs images" in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -197,12 +197,12 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
     (tmp_path / "torn.npz").write_bytes((tmp_path / "odd.npz").read_bytes()[:100])
     few = ["--samples", "4", "--steps", "1"]
     for words, problem in (
-        (["--reference", tmp_path / "none.npz"], "no reference at"),
+        (["--reference", tmp_path / "none.npz"], "no reference file at"),
         (["--reference", tmp_path / "other.npz"], "has nothing known"),
-        (["--reference", tmp_path / "odd.npz"], "no mean and covariance"),
+        (["--reference", tmp_path / "odd.npz"], "not a mean and covariance"),
         (["--reference", tmp_path / "torn.npz"], "is no reference"),
         (["--reference", tmp_path / "whole.npz"], "moments of Inception's features"),
-        (["--reference", tmp_path / "odd.npz", "--split", "test"], "takes the place of data"),
+        (["--reference", tmp_path / "odd.npz", "--split", "test"], "instead of the dataset"),
     ):
         done = ask("evaluate", generator_run, *words, *few)
         assert done.returncode in (2, 3, 4) and problem in done.stderr and "Traceback" not in done.stderr, done.stderr
@@ -214,5 +214,5 @@ def test_mistakes_about_references_have_one_message(inception, tmp_path, latent_
     torch.save({"Conv2d_1a_3x3.conv.weight": torch.zeros(2, 2)}, tmp_path / "half.pth")
     with pytest.raises(WeightsError, match="another Inception network"):
         InceptionSpace(str(tmp_path / "half.pth"), "cpu")
-    with pytest.raises(UsageError, match="takes the place of data"):
+    with pytest.raises(UsageError, match="instead of the dataset"):
         vitreous.evaluate(generator_run, latent_data / "photos", settings=GenerationOptions(reference="x.npz"))

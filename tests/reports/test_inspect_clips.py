@@ -45,7 +45,9 @@ def test_a_clip_is_shown_with_what_is_attended_in_every_frame(tmp_path, arrangem
 
 def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_path):
     run = save_video_model(tmp_path / "model", "ViViT-32x2/4x2")
-    with pytest.raises(UsageError, match=r"answers for clips: no figure rollout\n.*clips, similarity, cost"):
+    with pytest.raises(
+        UsageError, match=r"figure rollout is not available for models of clips\n.*clips, similarity, cost"
+    ):
         inspect(run, figures=["rollout"])
     Image.new("RGB", (16, 16)).save(tmp_path / "picture.png")
     with pytest.raises(DataError, match="no clips in"):
@@ -53,7 +55,7 @@ def test_figures_of_pictures_are_refused_for_clips_and_the_other_way_round(tmp_p
     from vitreous import create, save
 
     save(create("ViT-32x1/8", 16, 2), tmp_path / "flat")
-    with pytest.raises(UsageError, match="answers for images: no figure clips"):
+    with pytest.raises(UsageError, match="figure clips is not available for models of images"):
         inspect(tmp_path / "flat", figures=["clips"])
 
 

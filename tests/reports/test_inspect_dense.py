@@ -73,7 +73,7 @@ def test_every_figure_is_of_the_backbone_or_refused_with_a_reason(tmp_path, name
     shown = {one["name"].partition("-")[0] for one in document["figures"]}
     assert shown == FIGURES.keys() - document["refused"].keys() - {"clips", "slices", "curves"}
     assert any("only the backbone is used" in text for text in notes.texts)
-    assert any("the ViT alone is shown" in text for text in notes.texts) == ("adapter" in name)
+    assert any("figures show the ViT without its adapter" in text for text in notes.texts) == ("adapter" in name)
     for one in document["figures"]:
         numbers = np.load(tmp_path / "model" / "inspect" / one["npz"])
         assert all(np.isfinite(numbers[key]).all() for key in numbers if numbers[key].dtype.kind == "f")
@@ -91,7 +91,7 @@ def test_features_are_those_of_the_backbone(tmp_path):
 def test_other_formats_hold_the_backbone_and_it_is_said(tmp_path):
     notes, model = [], saved(tmp_path, "segmenter on a Swin")
     document = convert(model, tmp_path / "swin", "timm", tell=notes.append)
-    assert any("the backbone alone is written" in text for text in notes) and document["model"].startswith("Swin")
+    assert any("only the backbone of" in text for text in notes) and document["model"].startswith("Swin")
     again, whole = (vitreous.load(place, headless=True).model for place in (document["out"], model))
     images = torch.rand(1, 3, *whole.config.image, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

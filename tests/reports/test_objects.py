@@ -117,7 +117,7 @@ def test_the_document_has_the_figures_of_coco(bundles, painted, tmp_path):
     assert (
         "box AP50" in html
         and "most confused with" in html
-        and 'aria-label="AP50 points lost by kind of error boxes"' in html
+        and 'aria-label="AP50 points lost by error type boxes"' in html
     )
 
 
@@ -198,7 +198,7 @@ def test_two_models_are_compared_on_the_same_images(bundles, painted, tmp_path):
 
 def test_what_is_about_classes_of_images_is_refused(bundles, tmp_path):
     assert read_task_type(bundles / "boxes") is Detection
-    with pytest.raises(UsageError, match=r"abstain is about a class for each image, and .* detects objects"):
+    with pytest.raises(UsageError, match=r"abstain is for image classification, and .* detects objects"):
         evaluate(bundles / "boxes", write_coco(tmp_path / "data", 2), abstain=0.5)
 
 

@@ -103,7 +103,7 @@ def test_it_is_said_which_images_are_learned_from_and_which_are_judged(short_run
         assert found["judged"] == {"data": str(source), "split": split, "images": count}
         assert (found["split"], found[split]["images"]) == (split, count)
         assert (
-            f"{protocol} learns from {bank} images of {source} (train), is judged on {count} others of it ({split})"
+            f"{protocol} trains on {bank} images of {source} (train), is evaluated on {count} others of it ({split})"
             in result.stderr
         )
 
@@ -210,7 +210,7 @@ def test_several_labels_give_map(short_run, tmp_path):
     for protocol in ("knn", "linear"):
         found = judged(short_run, str(tmp_path / "table.csv"), "--protocol", protocol)
         assert found["test"]["map"] > 0.9 and found["test"]["top1"] is None
-    assert "few-shot has one" in refused(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
+    assert "few-shot needs one" in refused(2, short_run, str(tmp_path / "table.csv"), "--protocol", "fewshot")
 
 
 def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
@@ -227,7 +227,7 @@ def test_unreadable_images_stop_or_count_as_wrong(short_run, tmp_path):
 
 def test_refusals(short_run, tmp_path):
     assert "--k 37 neighbours of 36 training images" in refused(2, short_run, "--protocol", "knn", "--k", "5", "37")
-    assert "judge val or test" in refused(2, short_run, "--protocol", "linear", "--split", "train")
+    assert "evaluate val or test" in refused(2, short_run, "--protocol", "linear", "--split", "train")
     assert "at least 1" in refused(2, short_run, "--protocol", "knn", "--k", "0")
     assert "above 0" in refused(2, short_run, "--protocol", "knn", "--temperature", "0")
     assert "a folder with a folder for each task" in refused(2, short_run, "--protocol", "vtab")
@@ -240,7 +240,7 @@ def test_refusals(short_run, tmp_path):
 @pytest.mark.parametrize("protocol", PROBES)
 def test_data_that_cannot_be_learnt_from(short_run, protocol):
     pixels, labels = np.zeros((4, 16, 16, 3), np.uint8), np.zeros(4, np.int64)
-    for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "of one class")):
+    for splits, why in (({"test"}, "no training images"), ({"train", "test"}, "have one class")):
         data = Data("made", ("a", "b"), {name: ArraySplit(pixels, labels) for name in splits})
         task = ProtocolTask(
             "run",
@@ -311,11 +311,11 @@ def test_real_judges_by_sets_in_the_order_of_the_names(thousand, tmp_path):
 
     assert "not all among the 3" in why("[[1], [2], [3]]")
     assert "the labels of image 2 are [1000]" in why("[[1], [1000], [3]]")
-    assert "no list of lists" in why('{"1": [2]}')
+    assert "not a list of lists" in why('{"1": [2]}')
     assert "no JSON" in why("[[1], ")
     assert "no image of" in why(json.dumps([[]] * 6))
     make_folder(tmp_path / "other", {"": 2}, ("n00000001", "n00000002"))
-    assert "0.png is no validation image of ImageNet" in why(json.dumps(sets), "other")
+    assert "0.png is not an ImageNet validation image" in why(json.dumps(sets), "other")
 
 
 @pytest.mark.parametrize("form", ["json", "csv"])
@@ -362,7 +362,7 @@ def test_faults_of_a_class_map(thousand, tmp_path):
         (tmp_path / name).write_text(content)
         return refused(3, thousand, str(source), "--protocol", "objectnet", "--labels", str(tmp_path / name))
 
-    assert "names none of the classes" in why("map.json", '{"dog": 1}')
+    assert "contains no class of" in why("map.json", '{"dog": 1}')
     assert "line 3: cat,x" in why("map.csv", "class,number\nant,3\ncat,x\n")
     assert "ant is [1, true]" in why("map.json", '{"ant": [1, true]}').replace("True", "true")
     assert "cannot be read" in refused(

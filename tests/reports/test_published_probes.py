@@ -206,8 +206,10 @@ def test_notes_say_what_is_done(bundle, photos):
     shown = say("evaluate", str(bundle), str(photos), "--protocol", "linear", "--probe", "dinov2", *CPU)
     text = " ".join((shown.stdout + shown.stderr).split())
     assert shown.returncode == 0
-    assert "trains 52 heads on 36 images" in text and "12 others (val) choose one of them" in text
-    assert "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few beside 12500" in text
+    assert "trains 52 heads on 36 images" in text and "12 others (val) select one of them" in text
+    assert (
+        "batch 1024 -> 36" in text and "steps 12500 -> 100" in text and "100 steps are few compared with 12500" in text
+    )
     assert "chosen of 52 heads on 12 validation images" in text
 
 
@@ -234,11 +236,11 @@ def test_mistakes_are_answered(bundle, photos, tmp_path):
     assert "invalid choice" in refused(bundle, photos, *linear, "maee").lower()
     with pytest.raises(UsageError, match="did you mean dinov2"):
         vitreous.evaluate(bundle, photos, protocol="linear", probe="dinov")
-    assert "is about --protocol linear, not knn" in refused(bundle, photos, "--protocol", "knn", "--probe", "mae")
+    assert "is for --protocol linear, not knn" in refused(bundle, photos, "--protocol", "knn", "--probe", "mae")
     assert "not to the head add --protocol linear" in refused(bundle, photos, "--probe", "mae")
     assert "not to the head add --protocol linear" in refused(bundle, photos, "--steps", "3")
-    assert "has no penalty" in refused(bundle, photos, *linear, "mae", "--l2", "1")
-    assert "say the same thing" in refused(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
+    assert "has no L2 penalty" in refused(bundle, photos, *linear, "mae", "--l2", "1")
+    assert "exclude each other" in refused(bundle, photos, *linear, "mae", "--steps", "3", "--epochs", "3")
     assert "above 0" in refused(bundle, photos, *linear, "mae", "--epochs", "0")
     assert "at least 2" in refused(bundle, photos, *linear, "mae", "--probe-batch", "1")
     assert "add --probe mae" in refused(bundle, photos, "--protocol", "linear", "--steps", "3")
@@ -308,7 +310,7 @@ def test_a_part_of_train_chooses_where_there_is_no_other(bundle):
     whole = replace(whole, whole=made((70,), splits=("train",)).splits["train"])
     assert result(bundle, whole).extra["validation"] == {"split": "val", "images": 20}
     assert result(bundle, whole, "dino").extra["bank"] == {"data": "made", "splits": ["train", "val"], "images": 70}
-    with pytest.raises(DataError, match="too few training images to choose"):
+    with pytest.raises(DataError, match="too few training images to hold some out"):
         result(bundle, made((2, 20), splits=("train", "test")))
 
 
@@ -333,7 +335,7 @@ def test_data_that_cannot_be_learnt_from(bundle, monkeypatch):
     same = made((20, 10, 10))
     train = same.splits["train"]
     same = replace(same, splits=same.splits | {"train": train.take(np.arange(20), np.zeros(20, np.int64))})
-    with pytest.raises(DataError, match="of one class"):
+    with pytest.raises(DataError, match="have one class"):
         result(bundle, same)
     both = made((20, 10, 10))
     tagged = {

@@ -98,7 +98,7 @@ def test_images_named_are_restored_and_the_same_by_the_same_seed(pretrained_runs
 
 def test_what_restores_nothing_says_what_does(pretrained_runs, tmp_path):
     found = say("inspect", str(pretrained_runs / "dino"), "--figures", "reconstruction", "--out", str(tmp_path / "x"))
-    assert found.returncode == 2 and "learned by dino, which restores no image" in found.stderr
+    assert found.returncode == 2 and "was trained with dino, which does not reconstruct images" in found.stderr
     assert "--recipe mae" in found.stderr and "Traceback" not in found.stderr
     with pytest.raises(UsageError, match="image_size"):
         vitreous.inspect(str(pretrained_runs / "mae"), figures=["reconstruction"], image_size=[32], out=tmp_path / "y")
@@ -172,6 +172,6 @@ def test_a_run_whose_images_are_gone_still_has_a_page(pretrained_runs, tmp_path)
     config.write_text(config.read_text().replace(str(pretrained_runs / "photos"), str(tmp_path / "nowhere")))
     heard = Heard()
     write_learned_images(RunFolder(tmp_path / "mae"), heard)
-    assert "no pictures of what the model learned" in heard.notes[-1]
+    assert "no images of learned features" in heard.notes[-1]
     write_report(tmp_path / "page.html", RunFolder(tmp_path / "mae"))
     assert "<h2>Curves</h2>" in (tmp_path / "page.html").read_text()

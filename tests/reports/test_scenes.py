@@ -72,7 +72,7 @@ def test_images_of_training_are_called_so(scenes_run):
             notes.append(text)
 
     document = evaluate(scenes_run, split="train", workers=0, listener=Listener())
-    assert document["trained_on"] and any("remembers" in note for note in notes)
+    assert document["trained_on"] and any("memorisation" in note for note in notes)
 
 
 def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(scenes_run, tmp_path):
@@ -81,7 +81,7 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(sce
     assert "boundary F" in (scenes_run / "report.html").read_text()
     assert "boundary_f" not in evaluate(scenes_run, workers=0)["test"]
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match="boundary=True is about a class for every pixel"):
+    with pytest.raises(UsageError, match="boundary=True is for semantic segmentation"):
         evaluate(tmp_path / "images", "digits", boundary=True)
     write_objects(tmp_path / "cells", 6)
     vitreous.train(str(tmp_path / "cells"), out=str(tmp_path / "run"), steps=1, **OPTIONS)
@@ -93,7 +93,7 @@ def test_boundaries_are_judged_if_asked_and_segments_where_objects_are_known(sce
 
 @pytest.mark.parametrize("option", [{"calibrate": True}, {"abstain": 0.5}, {"suspects": "x.csv"}])
 def test_options_about_classes_of_images_are_refused(scenes_run, option):
-    with pytest.raises(UsageError, match=f"{next(iter(option))}(=True)? is about a class for each image"):
+    with pytest.raises(UsageError, match=f"{next(iter(option))}(=True)? is for image classification"):
         evaluate(scenes_run, **option)
 
 

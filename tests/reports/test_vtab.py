@@ -100,7 +100,7 @@ def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
     task = VTAB_TASKS["svhn"]
     found, note = prepare_task_data(task, data({"train": 3000, "val": 100, "test": 30}, 10), 0)
     assert {name: len(split) for name, split in found.splits.items()} == {"train": 800, "val": 200, "test": 30}
-    assert "1000 of 3000 training images drawn here (seed 0)" in note
+    assert "1000 of 3000 training images drawn with seed 0" in note
     again, other = (
         prepare_task_data(task, data({"train": 3000, "test": 30}, 10), seed)[0].split("train").labels for seed in (0, 1)
     )
@@ -108,7 +108,8 @@ def test_the_thousand_images_of_a_whole_data_set_are_drawn_and_told():
     whole, note = prepare_task_data(task, data({"train": 800, "val": 200, "test": 30}, 10), 0)
     assert len(whole.split("train")) == 800 and note == ""
     assert (
-        prepare_task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1] == "3 classes where the task has 10"
+        prepare_task_data(task, data({"train": 8, "val": 2, "test": 3}, 3), 0)[1]
+        == "3 classes instead of the task's 10"
     )
     with pytest.raises(DataError, match="has no test split"):
         prepare_task_data(task, data({"train": 8}), 0)
@@ -218,4 +219,4 @@ def test_pictures_are_scaled_whole(bundle, tmp_path):
 def test_a_folder_without_tasks_is_refused(bundle, tmp_path):
     source = make_folder(tmp_path / "photos", {"train": 2, "test": 2})
     result = say("evaluate", str(bundle), str(source), "--protocol", "vtab", cwd=tmp_path)
-    assert result.returncode == 3 and "has no task of VTAB" in result.stderr and "caltech101" in result.stderr
+    assert result.returncode == 3 and "has no VTAB task" in result.stderr and "caltech101" in result.stderr

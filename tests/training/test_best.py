@@ -238,7 +238,7 @@ def test_the_command_says_what_was_kept(photos, tmp_path, scored):
     assert "best checkpoint: step 6 (epoch 2), top-1 80.00% on validation, best of 6 evaluations" in result.stdout
     assert "stopped early at step 12: 3 evaluations in a row were not better than that of step 6" in result.stdout
     judged = say("evaluate", str(tmp_path / "run"), "--split", "val", "--json")
-    assert document(judged)["chosen_on"] == ["choose which weights of the run are kept"]
+    assert document(judged)["chosen_on"] == ["select the best weights of the run"]
     assert document(say("evaluate", str(tmp_path / "run"), "--json"))["chosen_on"] == []
 
 

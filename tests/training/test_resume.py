@@ -86,7 +86,7 @@ def test_changed_data_are_refused(folder, finished):
     (finished / "summary.json").unlink()
     next((folder / "train" / "ant").iterdir()).unlink()
     result = say("train", str(folder), "--out", str(finished), "--resume")
-    assert result.returncode == 3 and "is not what it was" in result.stderr
+    assert result.returncode == 3 and "has changed since" in result.stderr
 
 
 HOLD = """

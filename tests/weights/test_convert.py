@@ -55,7 +55,7 @@ def test_a_grid_that_is_not_square_is_noted_in_the_file(tmp_path):
     weights = open_weights(made["out"])
     assert isinstance(weights.config, ViTConfig)
     assert (weights.config.image, weights.config.heads, weights.config.positions.slots) == ((48, 64), 2, 1)
-    with pytest.raises(UsageError, match="google-npz cannot hold"):
+    with pytest.raises(UsageError, match="google-npz cannot represent"):
         convert(tmp_path / "a", tmp_path / "c", "google-npz")
 
 
@@ -65,10 +65,12 @@ def test_what_the_reader_computes_otherwise_is_told(tmp_path):
     assert convert(tmp_path / "a", tmp_path / "b", "google-npz", tell=told.append)["read_there_with"] == [
         "mlp.gelu none -> tanh"
     ]
-    assert "gelu none -> tanh" in told[-1] and told[-1].endswith("(trained with --model.mlp.gelu tanh it is the same)")
+    assert "gelu none -> tanh" in told[-1] and told[-1].endswith(
+        "(train with --model.mlp.gelu tanh for identical outputs)"
+    )
     bundle(tmp_path / "tanh", transformer_config(**SMALL).with_options(mlp={"gelu": "tanh"}))
     assert convert(tmp_path / "tanh", tmp_path / "same", "google-npz", tell=told.append)["read_there_with"] == []
-    assert "takes it for another" not in told[-1]
+    assert "assume other settings" not in told[-1]
     assert convert(tmp_path / "a", tmp_path / "c", "huggingface")["read_there_with"] == []
     bundle(tmp_path / "d", BiTConfig(image=(32, 32), classes=3, blocks=(1, 1), width=32))
     assert convert(tmp_path / "d", tmp_path / "e", "bit-npz")["read_there_with"] == []
@@ -96,7 +98,7 @@ def test_what_cannot_be_leaves_nothing(tmp_path):
     ):
         with pytest.raises(kind):
             convert(tmp_path / "a", tmp_path / "b", **change)
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         convert(tmp_path / "a", tmp_path / "a")
     with pytest.raises(WeightsError, match="no weights"):
         convert(tmp_path / "nothing", tmp_path / "b")
@@ -124,7 +126,7 @@ def test_the_command(tmp_path):
     assert found["model"] == "ViT-64x2/8" and found["tensors"] > 0
     assert json.loads((tmp_path / "b" / "config.json").read_text())["model_type"] == "vit"
     again = say(*words)
-    assert again.returncode == 2 and "exists already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
     wrong = say("convert", str(tmp_path / "b" / "config.json"), str(tmp_path / "c"))
     assert wrong.returncode == 4 and "Traceback" not in wrong.stderr
 

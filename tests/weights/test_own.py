@@ -139,7 +139,7 @@ def test_a_model_is_saved_with_what_belongs_to_it(tmp_path):
         ({"classes": ["cat", ""]}, "names for a head"),
         (
             {"preprocess": ImagePreprocess((32, 32), channels=1, mean=(0.5,), std=(0.5,))},
-            "makes 1 channels, the model takes 3",
+            "outputs 1 channels, but the model needs 3",
         ),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
 def test_nothing_is_overwritten_and_other_modules_are_named(tmp_path):
     model = vitreous.create("ViT-32x1/8", image_size=32, num_classes=2)
     (tmp_path / "a").mkdir()
-    with pytest.raises(UsageError, match="exists already"):
+    with pytest.raises(UsageError, match="already exists"):
         vitreous.save(model, tmp_path / "a")
-    with pytest.raises(UsageError, match=r"Linear is no model of vitreous\.create"):
+    with pytest.raises(UsageError, match=r"Linear is not a model of vitreous\.create"):
         vitreous.save(torch.nn.Linear(2, 2), tmp_path / "b")  # type: ignore[arg-type]

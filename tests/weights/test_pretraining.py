@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_the_decoder(theirs, layout, tmp_path):
         precision="fp32", workers=0, device="cpu", out=str(tmp_path / "run"),
         settings={f"objective.{name}": value for name, value in sizes.items()},
     )  # fmt: skip
-    assert "mae goes on with its decoder" in heard.notes
+    assert "mae continues with its decoder" in heard.notes
     before, after = open_objective_state(home / layout), open_objective_state(tmp_path / "run")
     assert before.state.keys() == after.state.keys() and len(before.state) == 31
     assert all(torch.equal(tensor, after.state[name]) for name, tensor in before.state.items())

@@ -123,7 +123,7 @@ def test_the_training_file_of_dino(tmp_path):
 
 def test_heads_with_a_batch_norm_have_no_place_there(tmp_path):
     learned(tmp_path / "bundle", DINOConfig(**HEAD, batch_norm=True))
-    with pytest.raises(UsageError, match=r"no place for heads with a batch norm\n  use a bundle, or timm"):
+    with pytest.raises(UsageError, match=r"does not support heads with a batch norm\n  use a bundle, or timm"):
         convert(tmp_path / "bundle", tmp_path / "dino.pth", "dino")
 
 
@@ -143,7 +143,7 @@ def test_the_teachers_file_of_dinov2(tmp_path):
 
 def test_parts_of_another_objective_and_weights_without_parts_are_refused(mae, tmp_path):
     home, _, _ = mae
-    with pytest.raises(UsageError, match=r"needs the parts of dino, and .* has those of mae") as caught:
+    with pytest.raises(UsageError, match=r"needs the modules of dino, but .* has those of mae") as caught:
         convert(home / "bundle", tmp_path / "x", "dino")
     assert caught.value.hint == "use mae or huggingface-mae"
     told: list[str] = []

@@ -139,7 +139,7 @@ def test_the_next_run_goes_on_with_what_the_last_one_left(host, tmp_path, monkey
     monkeypatch.setattr(module, "MAX_FAILED_ATTEMPTS", 1)
     with pytest.raises(WeightsError, match="ended after 100,000 of 300,000 bytes") as cut:
         download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
-    assert "100,000 bytes are stored, and the same command goes on from there" in cut.value.hint
+    assert "100,000 bytes are stored, and the same command resumes from there" in cut.value.hint
     with pytest.raises(WeightsError, match="200,000 of 300,000"):
         download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
     download_file(f"{host}/cuts/a.npz", tmp_path / "a.npz")
@@ -221,7 +221,7 @@ def test_a_disk_that_is_full_is_told_as_such(host, tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, "open", lambda *a: Full(), raising=False)
     monkeypatch.setitem(published.PUBLISHED_BY_NAME, "tiny", tiny_row(f"{host}/whole/a.npz"))
-    with pytest.raises(WeightsError, match=r"nothing can be stored .*No space left"):
+    with pytest.raises(WeightsError, match=r"cannot write to the cache .*No space left"):
         fetch_weights("tiny")
 
 
@@ -310,7 +310,7 @@ def test_a_mirror_is_an_address_or_a_folder(host, written, tmp_path, monkeypatch
     place.write_bytes(b"a")
     assert fetch_weights(pinned) == place
     place.write_bytes(b"b")
-    with pytest.raises(WeightsError, match="has not the digest"):
+    with pytest.raises(WeightsError, match="does not have the digest"):
         fetch_weights(pinned)
     monkeypatch.setenv("VITREOUS_MIRROR", "http://example.invalid")
     with pytest.raises(WeightsError, match="is not https"):
@@ -376,5 +376,5 @@ def test_a_file_of_the_published_form_is_read_as_the_model_of_its_row(name, form
 
 
 def test_an_unknown_pattern_is_refused():
-    with pytest.raises(UsageError, match="no published weights are called resnet"):
+    with pytest.raises(UsageError, match="no published weights match resnet"):
         published.select_published_weights("resnet")

@@ -315,11 +315,11 @@ def test_the_page_says_rule_and_gelu_as_they_are_read(row, tmp_path):
 
 #: row -> what is said of the rule that was taken; certain rows say nothing
 DOUBTS = {
-    "timm, state dict alone": "bicubic-antialias was taken, timm's; for the original DeiT and MAE: --resize bicubic, "
+    "timm, state dict alone": "assumed bicubic-antialias, timm's rule; for the original DeiT and MAE: --resize bicubic, "
     "for DINO",
-    "DINO, `teacher` or `student`": "bicubic-offset was taken, DINO's",
-    "DeiT or MAE, under `model`": "bicubic was taken, that of DeiT and MAE",
-    "DINOv2, registers": "bicubic-antialias was taken, that of the released models with registers; one built with the "
+    "DINO, `teacher` or `student`": "assumed bicubic-offset, DINO's",
+    "DeiT or MAE, under `model`": "assumed bicubic, DeiT's and MAE's rule",
+    "DINOv2, registers": "assumed bicubic-antialias, the rule of the released models with registers; for the "
     "constructor's"
     " defaults: --resize bicubic-offset",
 }
@@ -382,7 +382,7 @@ def made_bundle(config: Any) -> Bundle:
 def test_six_by_four_positions_of_google_are_not_five_by_five(tmp_path):
     path = oblong(tmp_path, "google-npz")
     with pytest.raises(
-        WeightsError, match="25 positions form no square grid of patches beside 1 for the class token"
+        WeightsError, match="25 positions form no square grid of patches in addition to 1 for the class token"
     ) as refused:
         open_weights(path)
     assert "--source-size HEIGHT WIDTH" in refused.value.hint
@@ -415,10 +415,10 @@ def test_a_square_that_may_be_an_oblong_is_told(tmp_path):
 
 
 def test_what_is_said_and_cannot_be_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="no rule bicubik"):
+    with pytest.raises(UsageError, match="unknown position resize rule bicubik"):
         WeightsSource("weights", "bicubik")  # type: ignore[arg-type]
     for size in (0, (), (3, 3, 3, 3), (32, -1)):
-        with pytest.raises(UsageError, match="source_size takes one side or height and width"):
+        with pytest.raises(UsageError, match="source_size takes one number or height and width"):
             WeightsSource("weights", None, size)
     made_bundle(BiTConfig(image=(32, 32), blocks=(1,), width=32, classes=3)).save(tmp_path / "bit")
     with pytest.raises(UsageError, match="no learned positions"):
@@ -497,18 +497,18 @@ def test_every_verb_says_what_it_assumed_and_is_told_better(verb, state_dict_fol
         return say(*words, *known, cwd=state_dict_folder)
 
     without = told()
-    assert "does not tell the grid of its positions: assumed 5 x 5" in without.stderr, without.stderr
-    assert "bicubic-antialias was taken" in without.stderr
+    assert "does not specify its position grid: assumed 5 x 5" in without.stderr, without.stderr
+    assert "assumed bicubic-antialias" in without.stderr
     found = told(*KNOWN)
     assert found.returncode == (0 if verb != "serve" else without.returncode), found.stderr
-    assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not tell" in line)
+    assert "positions" not in "".join(line for line in found.stderr.splitlines() if "does not specify" in line)
 
 
 def test_what_is_said_beside_a_bundle_and_foreign_weights_is_of_the_weights(state_dict_folder):
     weights = "weights/weights.safetensors"
     assert say("convert", weights, "beside", *KNOWN, cwd=state_dict_folder).returncode == 0
     result = say("evaluate", weights, "beside", "data", *KNOWN, cwd=state_dict_folder)
-    assert result.returncode == 0 and "does not tell" not in result.stderr, result.stderr
+    assert result.returncode == 0 and "does not specify" not in result.stderr, result.stderr
     result = say("evaluate", weights, "beside", "data", cwd=state_dict_folder)
     assert "assumed 5 x 5" in result.stderr
 
@@ -532,7 +532,7 @@ def test_training_keeps_what_was_said(state_dict_folder):
     assert "resize: bicubic\n" in config and re.search(r"init_source_size:\s*(\[48, 32\]|\n\s*- 48\n\s*- 32)", config)
     assert "positions resized 6x4 -> 4" in result.stderr
     result = say("train", "data", "--resize", "zoom", cwd=state_dict_folder)
-    assert result.returncode == 2 and "--resize and --source-size are about the weights of --init" in result.stderr
+    assert result.returncode == 2 and "--resize and --source-size are for initial weights" in result.stderr
 
 
 def test_load_takes_both_and_an_exported_file_neither(state_dict_folder):

@@ -200,9 +200,9 @@ def test_each_model_has_exactly_these_formats(name):
     config, expected = MODELS[name]
     assert set(find_writable_formats(config)) == expected
     for form in {form.name for form in FOREIGN_FORMATS} - expected:
-        with pytest.raises(UsageError, match=f"{form} cannot hold"):
+        with pytest.raises(UsageError, match=f"{form} cannot represent"):
             get_writable_format(form, config)
-    with pytest.raises(UsageError, match="gguf is no format"):
+    with pytest.raises(UsageError, match="gguf is not a format"):
         get_writable_format("gguf", config)
 
 

@@ -282,7 +282,7 @@ def test_what_cannot_be_read_says_what_to_do(tmp_path):
     save_file(state, tmp_path / "odd.safetensors")
     with pytest.raises(WeightsError, match="no square window"):
         open_weights(tmp_path / "odd.safetensors")
-    with pytest.raises(UsageError, match="huggingface cannot hold"):
+    with pytest.raises(UsageError, match="huggingface cannot represent"):
         get_writable_format("huggingface", replace(SMALL, image=(32, 48)))
     folder = transformers_swin().file(tmp_path)
     settings = json.loads((folder / "config.json").read_text())
@@ -302,7 +302,7 @@ def test_a_head_for_some_classes_by_a_map(microsoft, tmp_path):
     few = load_bundle(tmp_path / "few")
     assert few.classes == ("0", "1", "2")
     assert difference(few.model(batch), peer.model(batch)[:, [5, 0, 6]]) <= LIMIT
-    for text, message in (("7\n", "names row 7"), ("a b", "no map of classes"), ("", "0 rows")):
+    for text, message in (("7\n", "selects row 7"), ("a b", "not a class map"), ("", "0 rows")):
         (tmp_path / "wrong.txt").write_text(text)
         with pytest.raises(UsageError, match=message):
             select_classes(open_weights(path, told), tmp_path / "wrong.txt")

@@ -135,10 +135,10 @@ def test_adopting_at_another_size_and_head_says_what_became_of_it(tmp_path):
     "make,message",
     [
         (None, "no weights at"),
-        ("folder", "holds no weights"),
-        ("run", "holds no model.json"),
+        ("folder", "contains no weights"),
+        ("run", "has no model.json"),
         ("pt", "has a damaged pickle"),
-        ("junk", "is cut short, or no safetensors file"),
+        ("junk", "is truncated, or not a safetensors file"),
     ],
 )
 def test_sources_that_are_none(tmp_path, make, message):

@@ -155,7 +155,7 @@ def test_heads_of_a_config_that_are_not_those_of_that_width_are_told(heads, told
     described = find_writable_formats(config)["huggingface"].describe(config) | {"num_attention_heads": heads}
     weights = open_weights(saved(tmp_path, config, "huggingface", beside=described))
     assert weights.config.heads == heads
-    assert [one for one in weights.notes if f"config.json says {heads} heads for a width of 64" in one] == (
+    assert [one for one in weights.notes if f"config.json has {heads} heads for a width of 64" in one] == (
         list(weights.notes) if told else []
     )
     assert bool(weights.notes) == told
@@ -166,13 +166,13 @@ def test_a_folder_of_another_family_is_refused_by_name(family, tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": family}
     message = refusal(saved(tmp_path, config, "huggingface", beside=described))
-    assert f"model_type {family}, a family that is not read" in message and "read are vit, deit" in message
+    assert f"model_type {family}, which is not supported" in message and "supported types are vit, deit" in message
 
 
 def test_a_family_whose_tensors_are_anothers_is_refused(tmp_path):
     config = replace(CONFIG, classes=0)
     described = find_writable_formats(config)["huggingface"].describe(config) | {"model_type": "dinov2"}
-    assert "says model_type dinov2, and the tensors are those of transformers' ViT" in refusal(
+    assert "has model_type dinov2, but the tensors are those of transformers' ViT" in refusal(
         saved(tmp_path, config, "huggingface", beside=described)
     )
 
@@ -218,7 +218,7 @@ def test_a_mixer_is_named_as_one(tmp_path):
         "pre_head_layer_norm/scale": (8,),
     }
     np.savez(tmp_path / "mixer.npz", **{name: np.ones(shape, np.float32) for name, shape in kernels.items()})
-    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.npz")
+    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.npz")
     pytest.importorskip("timm")
     from timm.models.mlp_mixer import MlpMixer
 
@@ -226,4 +226,4 @@ def test_a_mixer_is_named_as_one(tmp_path):
         MlpMixer(num_classes=3, img_size=32, patch_size=8, num_blocks=1, embed_dim=32).state_dict(),
         tmp_path / "mixer.safetensors",
     )
-    assert "is an MLP-Mixer, which is not read" in refusal(tmp_path / "mixer.safetensors")
+    assert "is an MLP-Mixer, which is not supported" in refusal(tmp_path / "mixer.safetensors")

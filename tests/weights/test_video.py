@@ -143,10 +143,10 @@ def test_others_are_refused(tmp_path):
         open_weights(tmp_path / "beit.safetensors")
     kind, options = KINDS["VideoMAE, classifier"]
     theirs(kind, options | {"use_mean_pooling": False}).save_pretrained(tmp_path / "first")
-    with pytest.raises(WeightsError, match="reads the first patch"):
+    with pytest.raises(WeightsError, match="uses the first patch"):
         open_weights(tmp_path / "first")
     theirs(*KINDS["ViViT, classifier"]).save_pretrained(tmp_path / "vivit")
     described = json.loads((tmp_path / "vivit" / "config.json").read_text())
     (tmp_path / "vivit" / "config.json").write_text(json.dumps(described | {"tubelet_size": [2, 8]}))
-    with pytest.raises(WeightsError, match="three sides"):
+    with pytest.raises(WeightsError, match="three axes"):
         open_weights(tmp_path / "vivit")

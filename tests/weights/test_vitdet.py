@@ -79,5 +79,5 @@ def test_tables_for_several_windows_are_refused(tmp_path):
     _, state = peer()
     state["backbone.net.blocks.2.attn.rel_pos_h"] = torch.zeros(9, 16)
     save_file(state, tmp_path / "odd.safetensors")
-    with pytest.raises(WeightsError, match="3 kinds of windows"):
+    with pytest.raises(WeightsError, match="3 different window sizes"):
         open_weights(tmp_path / "odd.safetensors")

@@ -1,1 +1,1 @@
-"""The verbs that carry a run out: train, transfer, soup, and placing trials on a cluster."""
+"""Jobs that carry out a run: train, transfer, soup, and the trials of a learning-rate grid on a cluster."""

@@ -1,4 +1,4 @@
-"""The buckets of a run: chosen for its training samples or named, and which of them each sample is read at."""
+"""Choose or parse the size buckets of a run, and assign each sample to its nearest bucket."""
 
 from __future__ import annotations
 
@@ -20,42 +20,40 @@ NoteCallback = Callable[[str], None]
 
 
 def check_buckets(options: TrainOptions, opened: Data) -> None:
-    """Raise UsageError for `--buckets` of a run that makes no images, and of data of one size."""
+    """Raise UsageError for `--buckets` if the model is not generative or all images have one size."""
     kind = get_objective_config(options)
     if not kind.generates:
-        problem = f"--buckets is for models that make images, and {options.recipe or 'this'} trains others"
+        problem = f"--buckets needs a generative model; {options.recipe or 'this recipe'} does not train one"
         raise UsageError(problem, "leave it out, or use --recipe sit or dit")
     if opened.latents is not None:
-        raise UsageError(f"{opened.name} has latents, which were packed at one size", "leave --buckets out")
+        raise UsageError(f"{opened.name} contains latents, which were packed at one size", "leave --buckets out")
 
 
 def set_run_buckets(run: Run, options: TrainOptions, forms: np.ndarray, note: NoteCallback) -> Run:
-    """The run with the buckets that are named, or else those that suit training samples of these forms (n, 3); its
-    own size is the one that most pictures, or frames, are read at. Raises UsageError for sizes that cannot be."""
+    """Return the run with the buckets of the options, or with buckets chosen for training samples of these forms (n,
+    3). The model size becomes the bucket with the most images or frames. Raises UsageError for invalid sizes."""
     image, patch, stride = run.model.image, run.model.patch, run.preprocess.stride
     seen = forms[forms[:, 0] > 0]
     buckets = parse_buckets(options.buckets or (), len(image)) or choose_buckets(seen, image, patch, stride)
-    run = replace(run, preprocess=run.preprocess.with_buckets(buckets))  # refuses what does not go with them
+    run = replace(run, preprocess=run.preprocess.with_buckets(buckets))  # raises UsageError for sizes that do not fit
     counts = np.bincount(find_nearest_buckets(seen, buckets, stride), minlength=len(buckets))
     own = buckets[int((counts * [size[0] if len(size) == 3 else 1 for size in buckets]).argmax())]
     listed = ", ".join(
         f"{format_sample_size(size)} {count:,}" for size, count in zip(buckets, counts.tolist(), strict=True)
     )
-    note(f"buckets, and training images in each: {listed}; {format_sample_size(own)} is what is judged")
+    note(f"training images per bucket: {listed}; evaluation uses {format_sample_size(own)}")
     if len(image) == 3 and patch[0] > 1 and (seen[:, 0] == 1).any():
-        note(
-            f"a picture is shown as {patch[0]} equal frames: --model {name_single_frame_model(run)} has patches of one"
-        )
+        note(f"an image becomes {patch[0]} equal frames; --model {name_single_frame_model(run)} has 1-frame patches")
     model = run.model.with_options(image=own)
     return replace(run, model=model, preprocess=run.preprocess.with_image(own))
 
 
 def name_single_frame_model(run: Run) -> str:
-    """The name of the run's model with patches of one frame."""
+    """Return the name of the run's model with one-frame patches."""
     return run.model.with_options(patch=(1, *run.model.patch[1:])).name()
 
 
 def select_evaluated_samples(split: Split, preprocess: Preprocess, workers: int) -> Split | None:
-    """The samples of a split that are read at the size which is judged; None where there are none."""
+    """Select the samples of a split whose bucket is the evaluation size. Returns None if there are none."""
     rows = find_samples_at_model_size(split, preprocess, workers)
     return split.take(rows) if len(rows) else None

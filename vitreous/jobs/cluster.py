@@ -1,8 +1,8 @@
-"""The trials of a learning-rate grid on a Ray cluster (extra `ray`): one Ray task for each.
+"""Run the trials of a learning-rate grid as tasks on a Ray cluster (extra `ray`).
 
-A task makes the `run_trial` that one machine would make, with as many threads, in the trial's own folder, so weights
-and figures are the same on the same hardware. The run folder, the data and this package have to be at the same path on
-every machine.
+Each task calls the same `run_trial` with the same number of threads as a single machine would, in the trial's folder.
+Weights and metrics are therefore the same on the same hardware. The run folder, the data and this package must have the
+same path on every machine.
 """
 # pyright: reportMissingImports=false
 
@@ -24,8 +24,8 @@ from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 from vitreous.training.signals import StopSignals
 
-TASK_POLL_SECONDS = 0.2  # seconds between two looks for a signal
-MAX_TRIAL_RETRIES = 3  # of a trial whose process or machine was lost: it goes on from its newest checkpoint
+TASK_POLL_SECONDS = 0.2  # seconds between two checks for a signal
+MAX_TRIAL_RETRIES = 3  # retries of a trial whose process or machine was lost; it resumes from its newest checkpoint
 STOP_TIMEOUT = 300.0  # seconds that trials have to save after a signal
 
 
@@ -36,24 +36,24 @@ def run_trials_on_ray(
     signals: StopSignals,
     listener: ProgressListener,
 ) -> None:
-    """Train the incomplete trials on the cluster at `address`: as `ray.init` takes it, or `local` for one started here.
+    """Train the incomplete trials on the cluster at `address`: an address for `ray.init`, or `local` to start one here.
 
-    After a signal it returns when all trials have saved. A trial whose process or machine is lost is started again,
-    RETRIES times. Raises UsageError without Ray or cluster, ResourceError for a trial that was lost more often or whose
-    machine does not see the run folder, and what a trial raised.
+    After a signal, returns when all trials have saved. A trial whose process or machine is lost is restarted up to
+    MAX_TRIAL_RETRIES times. Raises UsageError if Ray or the cluster is missing, and ResourceError if a trial was lost
+    too often or its machine does not have the run folder. Errors of a trial are raised again.
     """
     todo = [(run, folder) for run, folder in trials if not folder.summary.is_file()]
     if not todo:
         return
     if any(run.device.startswith("cuda:") and run.device != "cuda:0" for run, _ in todo):
-        raise UsageError("a trial on a cluster has one GPU to itself, the first", "use --device cuda")
+        raise UsageError("each trial on a cluster uses the first GPU of its machine", "use --device cuda")
     ray = connect_ray(address)
     try:
         threads = torch.get_num_threads()
         most = max((node["Resources"].get("CPU", 1) for node in ray.nodes() if node["Alive"]), default=1)
         gpu = todo[0][0].device.startswith("cuda")
         resources = {"num_cpus": 1, "num_gpus": 1} if gpu else {"num_cpus": min(threads, most)}
-        # one trial a process: it sets threads and the folder
+        # one trial per process: it sets the number of threads and the working directory
         task = ray.remote(max_retries=MAX_TRIAL_RETRIES, max_calls=1, **resources)(run_remote_trial)
         shared = ray.put(inputs)
         tasks = {
@@ -68,14 +68,14 @@ def run_trials_on_ray(
 
 
 def run_remote_trial(run: Run, inputs: RunInputs, folder: str, directory: str, threads: int) -> None:
-    """One trial, in a process of Ray's. `ray.cancel` interrupts it as SIGINT would: it saves, and ends."""
+    """Run one trial in a Ray process. `ray.cancel` interrupts it like SIGINT: the trial saves and ends."""
     os.chdir(directory)
     torch.set_num_threads(threads)
     run_trial(run, inputs, RunFolder(Path(folder)), NullListener())
 
 
 def wait_for_tasks(ray: Any, tasks: list[Any], signals: StopSignals, listener: ProgressListener) -> None:
-    """Wait until all tasks have ended; after a signal cancel them, and after `STOP_TIMEOUT` more seconds end them."""
+    """Wait until all tasks have ended. After a signal, cancel them, and kill them after `STOP_TIMEOUT` more seconds."""
     pending, stop_at, total = tasks, None, len(tasks)
     listener.progress("trials", 0, total, f"0 of {total} on the cluster")
     while pending:
@@ -94,7 +94,7 @@ def wait_for_tasks(ray: Any, tasks: list[Any], signals: StopSignals, listener: P
 
 
 def check_trial_result(ray: Any, task: Any, folder: RunFolder) -> None:
-    """Raise what a task raised, ResourceError where its machine failed or it left no summary in `folder`."""
+    """Raise the error of a task again. Raises ResourceError if its machine failed or `folder` has no summary."""
     try:
         ray.get(task)
     except ray.exceptions.RayError as error:
@@ -104,5 +104,5 @@ def check_trial_result(ray: Any, task: Any, folder: RunFolder) -> None:
         reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
         raise ResourceError(f"a trial was lost: {reason}", "continue with --resume") from None
     if not folder.summary.is_file():
-        hint = "use an --out on storage that every machine of the cluster sees"
-        raise ResourceError(f"a trial ended and left nothing in {folder.path}", hint)
+        hint = "set --out to storage that every machine of the cluster shares"
+        raise ResourceError(f"a trial ended without results in {folder.path}", hint)

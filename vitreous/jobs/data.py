@@ -1,4 +1,4 @@
-"""The data of a run: opened, split, less what is excluded, and looked through for images that cannot be read."""
+"""Prepare the data of a run: open, split, exclude files, and screen for unreadable images."""
 
 from __future__ import annotations
 
@@ -32,10 +32,8 @@ from vitreous.training.batches import RunInputs
 from vitreous.training.folder import RunFolder
 from vitreous.training.run import Run
 
-SUGGESTED_UNLABELLED_RECIPES = ("mae", "dino", "dinov2", "dit")  # recipes that are offered for pictures without labels
-MAX_SCREENED_IMAGES = (
-    20_000  # files up to which a data set is decoded once before training, to name what cannot be read
-)
+SUGGESTED_UNLABELLED_RECIPES = ("mae", "dino", "dinov2", "dit")  # recipes suggested for unlabelled images
+MAX_SCREENED_IMAGES = 20_000  # largest data set that is decoded once before training, to list unreadable files
 
 
 def prepare_data(
@@ -45,15 +43,15 @@ def prepare_data(
     listener: ProgressListener,
     folder: RunFolder | None = None,
 ) -> tuple[Data, Run, RunInputs]:
-    """Open the data set, unless it is open, complete the run, and decode every image once where the data set is small.
+    """Open the data set unless it is open, complete the run, and decode every image of a small data set once.
 
-    The run is derived from the data, or is `base` with the options applied. `folder` is that of a run to continue.
-    Raises UsageError for options that do not go together, DataError for data that cannot be used.
+    The run is derived from the data, or is `base` with the options applied. `folder` is the folder of a run to resume.
+    Raises UsageError for conflicting options, DataError for unusable data.
     """
     named = options.init or (base and base.init)
     if (options.resize or options.source_size) and (not named or named == INIT_FROM_SCRATCH):
-        message = "--resize and --source-size are about the weights of --init, and there are none"
-        raise UsageError(message, "leave them out")
+        message = "--resize and --source-size are for initial weights, and none are set"
+        raise UsageError(message, "add --init, or leave them out")
     seed, share, group_by = resolve_split_options(base, options)
     exclude = options.exclude or (base.data.exclude if base else None)
     axes = options.axes or (base.data.axes if base else None)
@@ -111,18 +109,19 @@ def prepare_data(
 def match_label_type(
     opened: Data, objective: ObjectiveConfig | type[ObjectiveConfig], seed: int, options: TrainOptions
 ) -> Data:
-    """The data with labels of the kind that the objective learns: classes that are numbers become values. Raises
-    DataError for classes that are no numbers, and UsageError for values where classes are learned."""
+    """Return the data with the label type of the objective; numeric class names become regression values. Raises
+    DataError for class names that are not numbers, and UsageError if the data have values but the objective learns
+    classes."""
     if objective.of_values:
         return opened if opened.targets else convert_classes_to_values(opened, opened.label_column, seed)
     if opened.targets:
-        problem = f"{options.recipe or objective.name} learns classes, and {opened.name} has {describe_targets(opened)}"
+        problem = f"{options.recipe or objective.name} learns classes, but {opened.name} has {describe_targets(opened)}"
         raise UsageError(problem, "use --recipe regression, or leave --recipe out")
     return opened
 
 
 def require_class_labels(opened: Data) -> None:
-    """Raise DataError for data without labels, which a classifier needs, with the commands that learn without."""
+    """Raise DataError if the data have no class labels; the hint lists commands that train without labels."""
     try:
         require_labels(opened)
     except DataError as error:
@@ -133,15 +132,15 @@ def require_class_labels(opened: Data) -> None:
             kind, SUGGESTED_UNLABELLED_RECIPES[:1]
         )
         commands = "".join(f"\n    vitreous train {escape_unprintable(opened.name)} --recipe {name}" for name in names)
-        raise DataError(error.message, f"{error.hint}; or learn from images without labels:{commands}") from None
+        raise DataError(error.message, f"{error.hint}; or train on unlabelled images:{commands}") from None
 
 
 def screen_inputs(
     opened: Data, run: Run, workers: int, listener: ProgressListener, forms: np.ndarray | None = None
 ) -> tuple[Run, RunInputs]:
-    """Leave out, or refuse, training images that cannot be read, where all are decoded once; cache those that fit. With
-    the forms (n, 3) of the images of a run in buckets, each gets one, and validation images of another size than the
-    judged one are left out."""
+    """Return the run and its inputs without unreadable training images, or raise DataError; cache small images. Every
+    image is decoded once if the data set is small. `forms` (n, 3) are the image forms of a run with buckets: each image
+    gets a bucket, and validation images outside the evaluation bucket are dropped."""
     split = opened.split("train")
     cached, bad, rows, val = None, {}, None, opened.splits.get("val")
     few = len(split) <= MAX_SCREENED_IMAGES and not isinstance(split, ArraySplit)
@@ -165,11 +164,11 @@ def screen_inputs(
 
 
 def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: ProgressListener) -> Data:
-    """The data without the training images of these names. Raises DataError where none is left, or none is excluded."""
+    """Drop the named images from the training split. Raises DataError if none remains or none matches."""
     split = opened.split("train")
     rows = find_kept_samples(split, names)
     if not len(rows):
-        raise DataError(f"{exclude} leaves no training image", "is it the list of other data?")
+        raise DataError(f"{exclude} excludes every training image", "check that it lists files of these data")
     if (
         names
         and len(rows) == len(split)
@@ -177,9 +176,10 @@ def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: 
     ):
         first = escape_unprintable(min(names))
         raise DataError(
-            f"none of the {len(names)} names in {exclude} is in the data; the first is {first}", "name the data as then"
+            f"none of the {len(names)} names in {exclude} is in the data; first: {first}",
+            "use the path of the listed data",
         )
-    listener.note(f"{len(split) - len(rows)} of {len(split)} training images are left out, as {exclude} says")
+    listener.note(f"{len(split) - len(rows)} of {len(split)} training images are excluded by {exclude}")
     # else they are those of `whole`
     groups = opened.groups[rows] if opened.groups is not None and opened.whole is None else opened.groups
     return replace(
@@ -188,8 +188,8 @@ def exclude_images(opened: Data, names: frozenset[str], exclude: str, listener: 
 
 
 def resolve_split_options(base: Run | None, options: TrainOptions) -> tuple[int, float | None, str | None]:
-    """The seed of the split, the share of all training images that `val` is (None: the data's own, or the usual tenth),
-    and what names the groups that are not to be drawn apart."""
+    """Return the split seed, the validation share of all training images, and the grouping rule. A share of None keeps
+    the validation split of the data, or holds out the default 10 %. Groups are never divided between splits."""
     words = {path.removeprefix("data."): words for path, words in options.settings.items() if path.startswith("data.")}
     stored = set_dotted_paths(base.data if base else DataOptions("", (), 0, ""), words, "data.")
     seed = options.split_seed if options.split_seed is not None else stored.split_seed

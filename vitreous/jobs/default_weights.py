@@ -1,7 +1,7 @@
-"""The published weights that a run on few photographs starts from where none are named.
+"""Choose published weights for a run on few photographs if no weights are set.
 
-A classifier, a detector or a segmenter of fewer than `FEW_PHOTOGRAPHS` photographs starts from them if they are in the
-cache or can be downloaded. `--init none` trains from scratch.
+Classifiers, detectors and segmenters with fewer than `FEW_PHOTOGRAPHS` photographs start from published weights that
+are cached or can be downloaded. `--init none` trains from scratch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,15 @@ from vitreous.recipes.options import INIT_FROM_SCRATCH, TrainOptions
 from vitreous.weights.fetch import get_cache_paths, get_offline_variable, resolve_mirror
 from vitreous.weights.published import PUBLISHED_WEIGHTS, PublishedWeights
 
-FEW_PHOTOGRAPHS = 2_000  # training images below which published weights are the default
-PREFERRED_WEIGHTS = (
-    "vit-s16-augreg",
-    "vit-ti16-augreg",
-    "vit-b16-augreg",
-    "deit-s16",
-    "deit-b16",
-)  # where no model is named
+FEW_PHOTOGRAPHS = 2_000  # number of training images below which published weights are the default
+PREFERRED_WEIGHTS = ("vit-s16-augreg", "vit-ti16-augreg", "vit-b16-augreg", "deit-s16", "deit-b16")  # default models
 DEFAULT_WEIGHTS_RECIPES = (None, "segment", "detect", "regression")
-PROBE_TIMEOUT = 3.0  # seconds that a server may take to say whether it has a file, name resolution included
+PROBE_TIMEOUT = 3.0  # seconds to wait for a server's response, name resolution included
 
 
 def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressListener) -> TrainOptions:
-    """The options with the weights that the run starts from: those that were named, or published ones if the data are
-    few photographs and the weights are at hand, which `listener` is told."""
+    """Return the options with the initial weights set: those of `--init`, or published weights if the data are few
+    photographs and the weights are available. The choice is logged to `listener`."""
     if options.init:
         return replace(options, init=None) if options.init == INIT_FROM_SCRATCH else options
     if not should_start_pretrained(options, opened):
@@ -50,15 +44,15 @@ def set_default_weights(options: TrainOptions, opened: Data, listener: ProgressL
     images = len(opened.split("train"))
     how = "cached" if is_cached(row) else "downloading"
     listener.note(
-        f"{images:,} photographs are few: training starts from the published weights {row.name} ({how}); "
+        f"{images:,} photographs are a small data set: training starts from the published weights {row.name} ({how});  "
         f"use --init {INIT_FROM_SCRATCH} to train from scratch"
     )
     return replace(options, init=row.name)
 
 
 def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
-    """Whether a run is one on few photographs that published weights fit: it learns from labels, masks or boxes, by no
-    published recipe, which may need other weights, and neither its size nor its patches are changed."""
+    """Return whether published weights suit a run: it has few photographs, learns from labels, masks or boxes, uses no
+    published recipe (these may need other weights), and changes neither image size nor patch size."""
     split, objective = opened.split("train"), get_objective_config(options)
     if len(split) >= FEW_PHOTOGRAPHS or get_sample_noun(split) != "images":
         return False
@@ -78,8 +72,8 @@ def should_start_pretrained(options: TrainOptions, opened: Data) -> bool:
 
 
 def list_candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
-    """The published weights for the model of a run, the preferred ones first; those of the Hugging Face Hub are left
-    out, whose cache is not this package's."""
+    """List published weights for the model of a run, preferred ones first. Weights of the Hugging Face Hub are
+    excluded, because they use another cache."""
     rows = {row.name: row for row in PUBLISHED_WEIGHTS if not row.source.startswith("hf:")}
     if not options.model:
         return [rows[name] for name in PREFERRED_WEIGHTS]
@@ -88,15 +82,16 @@ def list_candidate_weights(options: TrainOptions) -> list[PublishedWeights]:
 
 
 def find_available_weights(rows: list[PublishedWeights], probe: bool) -> PublishedWeights | None:
-    """The first of the published weights that the cache or a folder of VITREOUS_MIRROR has, else the first that its
-    server has, if `probe`; None for none. Waits for a server for PATIENCE seconds at most."""
+    """Return the first published weights in the cache or in a folder of VITREOUS_MIRROR. If none is there and `probe`
+    is set, return the first that its server has. Returns None if none is available. Waits at most PROBE_TIMEOUT seconds
+    for a server."""
     if row := next(filter(is_cached, rows), None):
         return row
     return next((row for row in rows[:1] if probe and not get_offline_variable() and is_reachable(row)), None)
 
 
 def is_cached(row: PublishedWeights) -> bool:
-    """Whether weights can be opened without a download."""
+    """Return whether weights can be opened without a download."""
     target, record = get_cache_paths(row)
     if target.is_file() and record.is_file():
         return True
@@ -107,7 +102,7 @@ def is_cached(row: PublishedWeights) -> bool:
 
 
 def is_reachable(row: PublishedWeights) -> bool:
-    """Whether the server of published weights answers for their file within PATIENCE seconds."""
+    """Return whether the server of published weights responds for their file within PROBE_TIMEOUT seconds."""
     try:
         address = resolve_mirror(row.source)
     except VitreousError:

@@ -1,4 +1,4 @@
-"""The run that options and data give: weights to start from, recipe, channels, buckets and worker processes."""
+"""Derive a run from options and data: initial weights, recipe, channels, buckets and worker processes."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from vitreous.training.run import Run
 from vitreous.training.throughput import measure_peak_flops
 from vitreous.weights.adopt import read_weights_info
 
-MIN_PARALLEL_IMAGES = 2_000  # pictures from which it pays to start processes for a first look at them
-ASSUMED_UTILISATION = 0.6  # of the machine's peak that a training step reaches
+MIN_PARALLEL_IMAGES = 2_000  # number of images above which the first pass uses several processes
+ASSUMED_UTILISATION = 0.6  # share of the machine's peak throughput that a training step reaches
 FLIP_SETTINGS = {"views.flip", "views.flip_vertical", "views.turn"}
 
 
@@ -42,8 +42,8 @@ def derive_run(
     listener: ProgressListener,
     forms: np.ndarray | None,
 ) -> Run:
-    """The run of a model or of weights on the training split, by the recipe and the options; in buckets, where the
-    forms (n, 3) int64 of the samples are given."""
+    """Build the run for a model or weights on the training split from the recipe and the options. Uses buckets if the
+    forms (n, 3) int64 of the samples are passed."""
     options, split = set_default_weights(options, opened, listener), opened.split("train")
     start = read_weights_info(options.source(options.init)) if options.init else None
     for note in start.notes if start else ():
@@ -77,14 +77,14 @@ def derive_run(
 
 
 def count_scan_workers(opened: Data, options: TrainOptions) -> int:
-    """Processes for the first pass over the images, before it is known what one costs."""
+    """Return the number of processes for the first pass over the images, before decoding is timed."""
     few = len(opened.split("train")) <= MIN_PARALLEL_IMAGES
     return options.workers if options.workers is not None else 0 if few else default_worker_count()
 
 
 def measure_recipe_maps(opened: Data, options: TrainOptions) -> MapStatistics | None:
-    """Measure the class maps of the training images where the recipe chooses by them, or balanced class weights are
-    asked for; None elsewhere."""
+    """Measure the class maps of the training images if the recipe or balanced class weights need them. Returns None
+    otherwise."""
     split = opened.split("train")
     named = get_recipe(options.recipe) if options.recipe else None
     if named is None or named.objective.annotated != "classes" or not isinstance(split, AnnotatedSplit):
@@ -94,7 +94,7 @@ def measure_recipe_maps(opened: Data, options: TrainOptions) -> MapStatistics | 
 
 
 def describe_map_choices(run: Run, maps: MapStatistics, options: TrainOptions) -> list[str]:
-    """What was chosen by the statistics of class maps and not set by options, a line each."""
+    """Describe the settings that were derived from the class map statistics and not set by options, one line each."""
     notes = []
     if (
         get_recipe(run.recipe).by_maps
@@ -105,19 +105,19 @@ def describe_map_choices(run: Run, maps: MapStatistics, options: TrainOptions) -
     weights = getattr(run.objective, "class_weights", ())
     if weights and options.class_weights is None and "objective.class_weights" not in options.settings:
         share, name = min((share, name) for share, name in zip(maps.shares, run.data.classes, strict=True) if share)
-        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}, as {escape_unprintable(name)} has"
-        notes.append(f"{text} {share:.2%} of the pixels; to have none, set --class-weights even")
+        text = f"class weights of the loss: {min(weights):.3g} to {max(weights):.3g}; {escape_unprintable(name)} has"
+        notes.append(f"{text} {share:.2%} of the pixels; for equal weights, set --class-weights even")
     return notes
 
 
 def can_cache_images(split: Split, run: Run) -> bool:
-    """Whether the training images stay in memory: small ones, whose views need nothing but their pixels."""
+    """Return whether the training images are kept in memory: small images whose views need only the pixels."""
     return not (run.objective.annotated or run.preprocess.has_buckets) and fits_in_memory(split, run.preprocess)
 
 
 def count_decode_workers(run: Run, split: Split) -> int:
-    """Processes that decode for a run: by what its pictures cost, and what the model takes at a usual share of the
-    machine's peak."""
+    """Return the number of decoding processes, from the cost of an image and the model's throughput at
+    `ASSUMED_UTILISATION` of the machine's peak."""
     device = pick_device(run.device)
     rate = ASSUMED_UTILISATION * measure_peak_flops(device, run.precision) / (3 * 2 * run.model.macs())
     return choose_worker_count(

@@ -1,4 +1,4 @@
-"""The verb `doctor`: what this machine has, and how fast it takes a training step."""
+"""The verb `doctor`: report the hardware and software of this machine and time a training step."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ from vitreous.training.run import OptimizerConfig
 from vitreous.training.shards import Shards, choose_shard_count
 
 BENCHMARK_SECONDS, BENCHMARK_BATCH_SIZE = 2.0, 16
-MAX_LISTED_ENGINES = 8  # measured engines that are listed
+MAX_LISTED_ENGINES = 8  # number of measured engines that are listed
 
 
 def diagnose_machine(device: str = "auto") -> dict[str, Any]:
-    """Versions, devices, precisions, and the images a second of a ViT-Ti/16 training step at 224 pixels, as a run takes
-    it.
+    """Report versions, devices, precisions, and images/s of a ViT-Ti/16 training step at 224 pixels with a run's
+    settings.
 
-    `other_work` is the share of the cores, 0 to 1, that other processes took meanwhile; None where that cannot be read.
+    `other_work` is the share of the cores, 0 to 1, that other processes used during the measurement; None if it cannot
+    be read.
 
-    Raises UsageError for a device that is not there.
+    Raises UsageError if the device does not exist.
     """
     device = pick_device(device)
     precision = pick_precision("auto", device)
@@ -72,9 +73,9 @@ def diagnose_machine(device: str = "auto") -> dict[str, Any]:
         "precision": precision,
         "products": "packed by oneDNN"
         if has_fast_packed_products(device) and can_pack(DTYPES[precision])
-        else "PyTorch's own",
+        else "PyTorch default",
         "kernels": load_native_library().note,
-        "huge_pages": "on request" if reserve_huge_pages() else "the system's own choice",
+        "huge_pages": "on request" if reserve_huge_pages() else "system default",
         "engines": ["torch", *(["openvino"] if find_spec("openvino") else [])],
         "engine_choices": list_engine_choices()[:MAX_LISTED_ENGINES],
         "shards": choose_shard_count(device, BENCHMARK_BATCH_SIZE),

@@ -1,4 +1,4 @@
-"""The end of a run: evaluate the trained model, and write summary and report page."""
+"""Finish a run: evaluate the trained model, and write the summary and the report page."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from vitreous.training.trackers.trackers import Trackers
 def evaluate_run(
     folder: RunFolder, run: Run, opened: Data, summary: dict[str, Any], listener: ProgressListener, trackers: Trackers
 ) -> None:
-    """Evaluate the trained model on the test split, add the figures to `summary`, write it and the page; trackers get
-    the bundle and the pictures.
+    """Evaluate the trained model on the test split, add the metrics to `summary`, and write it and the page. Trackers
+    receive the bundle and the sample images.
 
-    Where there is no test split, or a grid left it unread, the page shows the validation images.
+    If there is no test split, or a learning-rate grid left it unread, the page shows the validation images.
     """
     trackers.log_bundle(folder.bundle)
     read = "test" in opened.splits and "lr_grid" not in summary
@@ -51,7 +51,7 @@ def evaluate_run(
         except DataError as error:
             text = f"the {split} split is not evaluated: {error.message}"
             hint = f"; `vitreous evaluate {folder.path} --bad-images skip` evaluates the rest" if read else ""
-            listener.note(text + hint)  # the run is complete, and the page can do without
+            listener.note(text + hint)  # the run is complete: the page is written without this evaluation
     if read and answers is not None and report is not None:
         summary["test"] = report.summary()
         record_evaluation(folder.path, answers.source, "test", summary["test"])

@@ -1,4 +1,4 @@
-"""Batches of a data set for somebody else's training loop: `vitreous.create_loader`."""
+"""Batches of a data set for a custom training loop: `vitreous.create_loader`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ LOADER_ARGUMENTS = ("split", "batch_size", "augment", "preprocess", "drop_last",
 
 
 class BatchLoader:
-    """Batches of one split, as dicts in which every entry has the samples first.
+    """Iterate over the batches of one split, as dicts whose entries have the sample dimension first.
 
-    `images` (B, C, *image) float32, normalised, or what other views give; `labels` (B,) int64, or (B, K) float32 where
-    an image may have several, if the data have any; `samples` (B,) int64, their numbers in the split. Every pass over
-    it is the next epoch; order and views are functions of the seed, the epoch and the sample alone, however many
-    workers there are. `classes` are the names of the labels, `preprocess` says how images are read.
+    `images` (B, C, *image) float32, normalised, or the output of other views; `labels` (B,) int64, or (B, K) float32
+    for multi-label data, if the data have labels; `samples` (B,) int64, sample indices in the split. Every pass is the
+    next epoch. Order and views depend only on the seed, the epoch and the sample, not on the number of workers.
+    `classes` are the label names, `preprocess` defines how images are read.
     """
 
     data: Data
@@ -65,12 +65,12 @@ class BatchLoader:
         return "\n  ".join(lines)
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         count = len(self.reader.split)
         return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
-        """Have the next pass be that epoch, counted from 0, as after a resumption."""
+        """Set the epoch of the next pass, counted from 0, for example after resuming."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[Batch]:
@@ -80,8 +80,7 @@ class BatchLoader:
         return self.evaluation_batches(self.reader)
 
     def training_batches(self, reader: TrainLoader, epoch: int) -> Iterator[Batch]:
-        """The batches of one epoch, augmented and in random order. Raises DataError for an image that cannot be
-        read."""
+        """Yield the batches of one epoch, augmented and in random order. Raises DataError for an unreadable image."""
         count = len(reader.split)
         start, stop = epoch * count, epoch * count + min(count, len(self) * self.batch_size)
         for batch in reader.batches(start, stop, self.batch_size):
@@ -91,7 +90,7 @@ class BatchLoader:
             yield {**batch, **images}
 
     def evaluation_batches(self, reader: EvalLoader) -> Iterator[Batch]:
-        """Every image once, in order, without chance. Raises DataError for an image that cannot be read."""
+        """Yield every image once, in order and without augmentation. Raises DataError for an unreadable image."""
         for number, (samples, images) in enumerate(reader.batches(self.batch_size)):
             if number == len(self):
                 return
@@ -115,21 +114,21 @@ def create_loader(
     workers: int = 0,
     **options: Unpack[LoaderKeywords],
 ) -> BatchLoader:
-    """Open a data set, in any layout that `vitreous train` reads, for a training loop of your own.
+    """Open a data set, in any layout that `vitreous train` reads, for a custom training loop.
 
-    `split`: train, val or test; where the data have no val, a tenth is held out, as `train` does. `augment`: the views
-    of the recipe in random order (the default for train), or the images as they are judged, in order. `preprocess`: how
-    a picture becomes the input, as `vitreous.load(RUN).card.preprocess` has it; else as `train` would have it for
-    `image_size`, `model` or `init`, which are among the `options` of `vitreous.train`, as `recipe`, `split_seed`,
-    `group_by` are. `workers` are processes that decode.
+    `split`: train, val or test; if the data have no val, 10 % is held out, as in `train`. `augment`: the recipe's views
+    in random order (the default for train), or evaluation transforms in order. `preprocess`: the input transform, such
+    as `vitreous.load(RUN).card.preprocess`; the default is the one `train` derives from `image_size`, `model` or
+    `init`. These are among the `options` of `vitreous.train`, like `recipe`, `split_seed` and `group_by`. `workers` is
+    the number of decoding processes.
 
-    Mixing (MixUp, CutMix) needs the whole batch and is left to the loop. Raises DataError for data that cannot be read
-    or lack the split, UsageError for options that cannot be meant.
+    Mixing (MixUp, CutMix) needs the whole batch and is left to the loop. Raises DataError for unreadable data or a
+    missing split, UsageError for invalid options.
     """
     check_path_argument(data, "create_loader(data)")
     if batch_size < 1 or workers < 0:
         raise UsageError(
-            f"batch_size={batch_size} with workers={workers} cannot be", "give 1 image or more, 0 workers or more"
+            f"batch_size={batch_size} with workers={workers} is invalid", "use batch_size >= 1 and workers >= 0"
         )
     chosen = TrainOptions(os.fspath(data), seed=seed, workers=workers)
     (chosen,) = apply_keyword_options("create_loader", dict(options), chosen, known=LOADER_ARGUMENTS)
@@ -149,7 +148,7 @@ def create_loader(
     if not (split == "train" if augment is None else augment):
         return BatchLoader(opened, EvalLoader(part, read, workers), batch_size, drop_last)
     views = run.views
-    if isinstance(views, Augment):  # what is drawn for a whole batch is the loop's
+    if isinstance(views, Augment):  # transforms of a whole batch are left to the loop
         views = replace(views, mixup=0.0, cutmix=0.0)
     reader = TrainLoader(part, read, views, seed, workers=workers, exact=chosen.exact, batch_size=batch_size)
     return BatchLoader(opened, reader, batch_size, drop_last)

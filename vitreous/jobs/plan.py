@@ -1,4 +1,4 @@
-"""What is decided before the first step of `train`: the folder, the run, its data."""
+"""Plan a run before the first step of `train`: its folder, its configuration and its data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from vitreous.weights.model_paths import is_run_folder
 
 LATEST_RUN = "runs/latest"
 MAX_RUN_NAME_BYTES = 160  # bytes; file systems allow 255, and a date and a number are added
-#: settings that a run cannot change: they say what it is, or where it is in its stream of pictures
+#: settings that a resumed run cannot change: they define the model or the order of its training samples
 FIXED_SETTINGS = (
     "model.",
     "data.source",
@@ -52,12 +52,12 @@ CHANGEABLE_SETTINGS = (
     "keep:",
     "device:",
     "micro_batch:",
-)  # those that cannot change a result
+)  # options that do not affect results
 
 
 def resolve_data_option(options: TrainOptions) -> TrainOptions:
-    """The options with the data set of the run to continue, where none is named. `--resume RUN` is `--resume --out
-    RUN`. Raises UsageError where no run is continued, and for a run in the place of data."""
+    """Fill in the data set of the run to resume if none is set. `--resume RUN` means `--resume --out RUN`. Raises
+    UsageError if no run is resumed, and if a run is given in place of data."""
     options.require_data_source()
     if options.data and is_run_folder(options.data):
         if not options.resume:
@@ -77,11 +77,11 @@ def resolve_data_option(options: TrainOptions) -> TrainOptions:
 def plan_run(
     options: TrainOptions, listener: ProgressListener, folder: RunFolder | None = None, opened: Data | None = None
 ) -> tuple[RunFolder, Run, RunInputs, Data]:
-    """Decide everything before the first step: the folder, the run, its images and the data set.
+    """Plan everything before the first step: the folder, the run, its images and the data set.
 
-    `folder` is that of a run to continue, if `open_resumed_folder` was asked already; `opened` are the data of a new
-    run where they are open already, as those in memory are. Raises UsageError for options that contradict a config or
-    the run to continue, DataError for data that are not those of that run.
+    `folder` is the folder of a run to resume, if `open_resumed_folder` was called already. `opened` are the data of a
+    new run if they are open already, such as data in memory. Raises UsageError for options that contradict a config or
+    the resumed run, DataError if the data differ from those of that run.
     """
     if options.resume:
         folder = folder or open_resumed_folder(options, listener)
@@ -95,13 +95,13 @@ def plan_run(
                 hint = "restore the files, or start a new run" + (
                     ", or --allow-data-change" if opened.classes == stored.data.classes else ""
                 )
-                raise DataError(f"{options.data} is not what it was when the run began", hint)
-            listener.note(f"{options.data} is not what it was when the run began; going on with what is there now")
+                raise DataError(f"{options.data} has changed since the run began", hint)
+            listener.note(f"{options.data} has changed since the run began; continuing with the current files")
             run = replace(run, data=replace(run.data, fingerprint=fingerprint, images=len(inputs.train)))
         return folder, run, inputs, opened
     base = from_yaml(Run, read_config_file(options.config)) if options.config else None
     if base and (conflicts := list_conflicting_options(base, options)):
-        raise UsageError(f"the config says these already; {', '.join(conflicts)}", "leave one of them out")
+        raise UsageError(f"the config already sets these options: {', '.join(conflicts)}", "leave one of them out")
     if options.keep_best and options.keep_last:
         raise UsageError("--keep-best and --keep-last exclude each other", "leave one of them out")
     opened, run, inputs = prepare_data(opened or options.data, base, options, listener)
@@ -116,22 +116,23 @@ def plan_run(
 
 
 def should_keep_best(run: Run, inputs: RunInputs, options: TrainOptions) -> bool:
-    """Whether the weights of the best evaluation are kept where nothing is said: what learns from labels, masks or
-    boxes, and has validation images, is judged by what it is for."""
+    """Return whether to keep the weights of the best evaluation by default: for runs that learn from labels, masks or
+    boxes and have validation images."""
     judged = run.objective.labelled or bool(run.objective.annotated)
     return judged and bool(inputs.val) and options.lr_grid is None and not options.keep_last
 
 
 def find_free_run_path(name: str) -> Path:
-    """Where a run of that name is to lie: with a number, from 2, behind it where another has begun in this second."""
+    """Return a free path for a run of this name; a number from 2 is appended if another run began in the same
+    second."""
     numbered = (f"{name}-{number}" for number in count(2))
     return next(path for path in map(Path("runs").joinpath, chain([name], numbered)) if not path.exists())
 
 
 def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None = None) -> RunFolder:
-    """The folder of the run to continue. Raises UsageError listing the options that contradict its settings.
+    """Open the folder of the run to resume. Raises UsageError listing the options that contradict its settings.
 
-    With `--override` a contradiction is noted instead, unless it changes the model, the data or their order.
+    With `--override`, contradictions are logged instead, unless they change the model, the data or their order.
     """
     folder = RunFolder(Path(options.out or LATEST_RUN))
     stored = folder.run()
@@ -157,13 +158,13 @@ def open_resumed_folder(options: TrainOptions, listener: ProgressListener | None
             hint = f", or start a new run from its weights: --init {folder.path}"
         raise UsageError(f"a resumed run {word}:{listing}", "leave them out" + hint)
     if changed and listener:
-        listener.note("going on with other settings: " + "; ".join(changed))
+        listener.note("continuing with changed settings: " + "; ".join(changed))
     return folder
 
 
 def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
-    """Whether the options make a complete run longer. Raises UsageError for other changed settings, which no step is
-    left for."""
+    """Return whether the options extend a complete run. Raises UsageError for other changed settings, which have no
+    steps left to affect."""
     stored = folder.run()
     wanted = apply_train_options(stored, options)
     if wanted.total > stored.total:
@@ -176,13 +177,13 @@ def is_extending_complete_run(folder: RunFolder, options: TrainOptions) -> bool:
 
 
 def is_moved_data(source: str, stored: str) -> bool:
-    """Whether `source` may be the data of a run that was at `stored`, where nothing exists now; the fingerprint then
+    """Return whether `source` may be the moved data of a run, because nothing exists at `stored`; the fingerprint then
     decides."""
     return resolve_source(source) != resolve_source(stored) and not os.path.lexists(stored) and os.path.exists(source)
 
 
 def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
-    """Options for model, sizes or recipe that differ from those of `run`, one line each."""
+    """List the options for model, sizes or recipe that differ from those of `run`, one line each."""
     own = {
         "model": run.model.name(),
         "image_size": run.model.image[-1],
@@ -211,14 +212,14 @@ def list_conflicting_options(run: Run, options: TrainOptions) -> list[str]:
 
 
 def build_run_name(run: Run, opened: Data) -> str:
-    """The name of a run, of model and data, usable as a file name: at most MAX_NAME bytes."""
+    """Build the name of a run from model and data, valid as a file name: at most MAX_RUN_NAME_BYTES bytes."""
     words = f"{run.model.name()}-{Path(opened.name).name}"
     name = "".join(c if c.isalnum() or c in "-+._" else "-" for c in words)
     return os.fsencode(name)[:MAX_RUN_NAME_BYTES].decode("utf-8", "ignore")
 
 
 def read_config_file(path: str) -> str:
-    """The text of a config file. Raises UsageError where there is none."""
+    """Read the text of a config file. Raises UsageError if there is none."""
     try:
         return Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""A run looked at before it is made: what it is, what it costs, and how long it will take here."""
+"""Preview a run before training: its plan, its cost, and its duration on this machine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vitreous.training.loop import TrainingState, run_training_loop
 from vitreous.training.run import Run
 from vitreous.training.session import Session
 
-TIMED_STEPS = 4  # steps, after one to warm up
+TIMED_STEPS = 4  # timed steps, after one warm-up step
 
 
 def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
-    """The run that the options give, and its plan; a few steps are timed on the real data and thrown away."""
+    """Build the run from the options, and its plan. A few steps are timed on the real data and discarded."""
     options = resolve_data_option(options)
     check_lr_grid_options(options)
     folder, run, inputs, opened = plan_run(options, listener)
@@ -56,8 +56,8 @@ def preview_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run,
 
 
 def time_training_steps(run: Run, inputs: RunInputs, listener: ProgressListener) -> tuple[float, int]:
-    """Seconds of a training step, the median of a few on the real data after one to warm up, which are thrown away; and
-    the parameters of the objective, its decoder or teacher included."""
+    """Measure the median seconds of a training step on the real data, after one warm-up step; the steps are discarded.
+    Also returns the number of parameters of the objective, its decoder or teacher included."""
     configure_process()
     times: list[float] = []
     size = f"{run.step_size} images each"

@@ -1,4 +1,4 @@
-"""What an installation of this package lacks, by its own list of requirements, and the command that adds it."""
+"""List missing requirements of this installation from the package metadata, and the command that installs them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from typing import Any
 from vitreous.errors import install_hint
 
 PACKAGE_NAME = "vitreous"
-#: extra -> what it is for; "test", "dev" and "all" are made of these; "lint" is for developers
+#: extra -> its purpose; "test", "dev" and "all" combine these; "lint" is for developers
 EXTRA_PURPOSES = {
     "": "the package itself",
     "data": "faster JPEGs, TIFF stacks and spectral images",
     "geotiff": "GeoTIFF files with LZW, Zstandard and other compressions",
     "heif": "HEIC photographs of phones",
-    "dense": "mean average precision as COCO has it",
+    "dense": "mean average precision (COCO)",
     "datasets": "Parquet files and data sets of the Hub",
     "export": "ONNX, OpenVINO, int8",
-    "gen": "autoencoders of latents, Frechet distance",
+    "gen": "latent autoencoders, Frechet distance",
     "hub": "hf: and timm: names, push",
     "lora": "train --lora",
     "mlflow": "train --log-to mlflow",
     "ray": "clusters",
-    "serve": "the page and the HTTP server",
+    "serve": "web page and HTTP server",
     "tensorboard": "train --log-to tensorboard",
     "timm": "train --model timm:NAME",
     "transformers": "train --model hf:FOLDER",
-    "video": "films as clips",
+    "video": "video files as clips",
     "volumes": "NIfTI volumes",
     "wandb": "train --log-to wandb",
 }
 
 
 def find_missing_requirements(requirements: list[str] | None = None) -> dict[str, list[str]]:
-    """Extra -> the requirements of it that are not installed, or too old, as `starlette>=1.0`; "" is the package
-    itself. Every extra is a key. `requirements`: lines as a package's metadata has them (default: this package's)."""
+    """Map each extra to its requirements that are missing or too old, such as `starlette>=1.0`; "" is the package
+    itself. Every extra is a key. `requirements`: lines in package metadata form (default: this package's)."""
     from packaging.requirements import Requirement
 
     lines = metadata.requires(PACKAGE_NAME) if requirements is None else requirements
@@ -55,7 +55,7 @@ def find_missing_requirements(requirements: list[str] | None = None) -> dict[str
 
 
 def is_installed(requirement: Any) -> bool:
-    """Whether a distribution is there in a version that a requirement takes."""
+    """Return whether a distribution is installed in a version that satisfies the requirement."""
     try:
         return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
     except metadata.PackageNotFoundError:
@@ -63,9 +63,10 @@ def is_installed(requirement: Any) -> bool:
 
 
 def build_install_commands(missing: dict[str, list[str]]) -> list[str]:
-    """The command that installs all that is missing; where a GPU is there and PyTorch cannot use it, one for that.
+    """Build the command that installs everything missing, and one for a CUDA build of PyTorch if it cannot use the GPU.
 
-    They name this very Python, so that nothing else is changed."""
+    The commands name the running Python, so that no other environment is changed.
+    """
     extras = [extra for extra, absent in missing.items() if absent and extra]
     pip = f"{shlex.quote(sys.executable)} -m pip"
     lines = []
@@ -77,7 +78,7 @@ def build_install_commands(missing: dict[str, list[str]]) -> list[str]:
 
 
 def lacks_cuda() -> bool:
-    """Whether an NVIDIA GPU is there, and PyTorch is a build without CUDA."""
+    """Return whether there is an NVIDIA GPU but PyTorch is built without CUDA."""
     import torch
 
     return Path("/dev/nvidia0").exists() and torch.version.cuda is None and torch.version.hip is None

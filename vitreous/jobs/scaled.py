@@ -1,4 +1,4 @@
-"""A run on many devices, planned without them: what `train DATA --dry-run --world 512 --device h100` prints."""
+"""Plan a run for many devices without having them: `train DATA --dry-run --world 512 --device h100`."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from vitreous.training.tune import prepare_fine_tuning
 
 
 def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -> tuple[Run, dict[str, Any]]:
-    """The run that the options give, and its plan on `options.world` devices of the kind `options.device`.
+    """Build the run from the options, and its plan on `options.world` devices of type `options.device`.
 
-    The data are read, but no step is made: `options.images` may stand for more images than there are. Raises
-    UsageError for a kind of device that no figures are known of, and for numbers that cannot be.
+    The data are read, but no step runs; `options.images` replaces the number of images. Raises UsageError for a device
+    type without data sheet and for invalid numbers.
     """
     name, world = (options.device or "").lower(), options.world or 0
     if name not in ACCELERATORS:
-        problem = f"--world plans for devices by their data sheets, and --device is {options.device or 'not given'}"
+        problem = f"--world plans from data sheets, and none is known for --device {options.device or '(not set)'}"
         raise UsageError(problem, f"give one of {', '.join(ACCELERATORS)}")
     if world < 1 or (options.images is not None and options.images < 1):
         raise UsageError("--world and --images must be at least 1")
@@ -68,7 +68,7 @@ def preview_distributed_run(options: TrainOptions, listener: ProgressListener) -
 
 
 def build_meta_objective(run: Run) -> Objective:
-    """The objective of a run, whose tensors have shapes and no memory."""
+    """Build the objective of a run on the meta device: its tensors have shapes but no memory."""
     with torch.device("meta"), NoInitMode():
         model = build_model(run.model)
         prepare_fine_tuning(model, run.tune)
@@ -76,7 +76,8 @@ def build_meta_objective(run: Run) -> Objective:
 
 
 def measure_mean_file_size(split: Split) -> float | None:
-    """The mean length of a few files, evenly spread over a split; None where it has pixels and no files."""
+    """Return the mean file size of a few files, evenly spaced over a split. Returns None if the split has pixels and no
+    files."""
     lengths = []
     for sample in np.linspace(0, len(split) - 1, min(MAX_TIMED_IMAGES, len(split))).astype(int).tolist():
         try:

@@ -1,7 +1,7 @@
-"""The verb `soup`: several fine-tuned models averaged into one, weight by weight (model soups, arXiv:2203.05482).
+"""The verb `soup`: average the weights of several fine-tuned models into one (model soups, arXiv:2203.05482).
 
-An average costs at inference what one model costs, and is often better than the best of those that it is made of, where
-all were trained from the same weights.
+An averaged model has the inference cost of one model. It is often better than its best ingredient if all were trained
+from the same initial weights.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from vitreous.weights.bundle import DESCRIPTION_FILE, WEIGHTS_FILE, Bundle, load
 
 @dataclass(frozen=True)
 class Ingredient:
-    """A model to be averaged: where its bundle is, that bundle without weights, and what its run, if there is one,
-    learned from."""
+    """One model to average: the path of its bundle, the bundle without weights, and the data settings of its run, if
+    any."""
 
     run: str
     folder: Path
-    sha256: str  # of its weights
+    sha256: str  # hash of its weights
     like: Bundle
     _: KW_ONLY
     data: DataOptions | None
 
     def bundle(self) -> Bundle:
-        """The model, read anew: only one has to be in memory at a time. Raises WeightsError."""
+        """Read the model from its file again, so that only one is in memory at a time. Raises WeightsError."""
         return load_bundle(self.folder)
 
 
 @dataclass(frozen=True)
 class SoupEvaluator:
-    """What models are judged by: a split of a data set, and how they are computed."""
+    """Evaluate models on one split of a data set with fixed compute settings."""
 
     source: str
     data: Data
@@ -66,12 +66,12 @@ class SoupEvaluator:
     how: InferenceOptions
     _: KW_ONLY
     workers: int
-    skip: bool  # count unreadable images as wrong, instead of stopping there
+    skip: bool  # count unreadable images as wrong instead of stopping at them
     listener: ProgressListener
 
     def judge(self, bundle: Bundle, name: str) -> Report:
-        """The metrics of a model at a temperature of 1. Raises DataError for images that cannot be read, and for
-        classes or targets that the model and the data do not share."""
+        """Compute the metrics of a model at a temperature of 1. Raises DataError for unreadable images, and if the
+        classes or targets of model and data differ."""
         task = bundle.task.with_temperature(1.0)
         split = task.align_labels(self.data.split(self.split), self.data)
         preprocess, done = bundle.preprocess, 0
@@ -98,22 +98,20 @@ def soup(
     bad_images: str = "stop",
     listener: ProgressListener | None = None,
 ) -> SoupDocument:
-    """Average the weights of runs or bundles of one architecture into the bundle `out`; returns a document with every
-    figure.
+    """Average the weights of runs or bundles of one architecture into the bundle `out`. Returns a document with all
+    metrics.
 
-    Uniform soups take all. Greedy ones go through them from the best on and keep each with which the soup's leading
-    metric (top-1, mAP or R²) does not fall. They are judged on the validation images of `data`, by
-    default of the data set that all were trained on, never on a test split; a uniform soup does without where there are
-    none. The order of `runs` means nothing. Raises UsageError for models that differ, listing how, and where `out` is
-    there already; DataError and WeightsError.
+    A uniform soup averages all models. A greedy soup goes through them from the best and keeps each one that does not
+    lower the soup's leading metric (top-1, mAP or R²). Models are evaluated on the validation images of `data`, by
+    default the data set that all were trained on, never on a test split. A uniform soup works without validation
+    images. The order of `runs` has no effect. Raises UsageError for models that differ, listing the differences, and if
+    `out` exists; DataError and WeightsError.
     """
     target, listener = Path(out), listener or NullListener()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UsageError(f"{target} already exists", "use another --out")
     if split not in ("val", "train"):
-        raise UsageError(
-            f"a soup is not chosen on the {split} split", "use --split val, and `vitreous evaluate` when it is made"
-        )
+        raise UsageError(f"a soup cannot be selected on the {split} split", "use --split val, then `vitreous evaluate`")
     ingredients = open_ingredients(runs)
     outputs = check_same_model(ingredients)
     evaluator = None
@@ -132,7 +130,7 @@ def soup(
     except VitreousError as error:
         if greedy or data is not None:
             raise
-        listener.note(f"nothing is judged: {error.message}")
+        listener.note(f"the models are not evaluated: {error.message}")
     rows, bundle, report = average_ingredients(ingredients, outputs, evaluator, greedy)
     document = {
         "soup": "greedy" if greedy else "uniform",
@@ -149,35 +147,35 @@ def soup(
 
 
 def open_ingredients(runs: Sequence[str | os.PathLike[str]]) -> list[Ingredient]:
-    """The ingredients, in the order of their hashes. Raises UsageError for fewer than two, the same twice, or no run or
-    bundle."""
+    """Open the ingredients in the order of their hashes. Raises UsageError for fewer than two models, duplicates, and
+    paths that are neither a run nor a bundle."""
     ingredients: dict[str, Ingredient] = {}
     for run in [os.fspath(run) for run in runs]:
         folder, home = locate_bundle(Path(run)), RunFolder(Path(run))
         if folder is None:
             if home.config.is_file() or not (home.path.exists() or ":" in run):
-                open_bundle(run)  # says what is wrong with it
-            raise UsageError(f"{run} is neither a run nor a bundle", f"make one of it: vitreous convert {run} FOLDER")
+                open_bundle(run)  # raises an error that describes the fault
+            raise UsageError(f"{run} is neither a run nor a bundle", f"convert it: vitreous convert {run} FOLDER")
         bundle = load_bundle(folder)
         if not bundle.task.reads_images:
-            raise UsageError(f"{run} makes images, and a soup is of models that read them", "leave it out")
+            raise UsageError(f"{run} is a generative model, which soups do not support", "leave it out")
         digest = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))["sha256"][WEIGHTS_FILE]
         if digest in ingredients:
-            raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "name each model once")
+            raise UsageError(f"{ingredients[digest].run} and {run} are the same weights", "give each model once")
         data = home.run().data if home.config.is_file() else None
         like = replace(bundle, model=build_without_init(bundle.model.config), provenance={})
         like.task = like.task.with_temperature(1.0)
         ingredients[digest] = Ingredient(run, folder, digest, like, data=data)
     if len(ingredients) < 2:
         raise UsageError(
-            f"a soup needs two models at least, not {len(ingredients)}", "vitreous soup RUN RUN ... --out BUNDLE"
+            f"a soup needs at least two models, not {len(ingredients)}", "use vitreous soup RUN RUN ... --out BUNDLE"
         )
     return [ingredients[digest] for digest in sorted(ingredients)]
 
 
 def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
-    """The outputs, classes or targets, in the first's order. Raises UsageError where models have other outputs or none,
-    take other images, or differ in more than what only training asks, listing how."""
+    """Return the outputs, classes or targets, in the order of the first model. Raises UsageError, listing the
+    differences, if outputs, input or any setting that affects inference differ, or if a model has no outputs."""
     first, *others = ingredients
     a = first.like
     for one in others:
@@ -196,7 +194,7 @@ def check_same_model(ingredients: Sequence[Ingredient]) -> tuple[str, ...]:
 
 
 def without_dropout(config: ModelConfig) -> ModelConfig:
-    """A config without what only training asks: two runs of one model may drop more and less."""
+    """Return a config without settings that only training uses; runs of one model may differ in dropout."""
     return replace_known_fields(
         config, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0, "regularization.drop_path_rises": True}
     )
@@ -205,16 +203,16 @@ def without_dropout(config: ModelConfig) -> ModelConfig:
 def open_evaluation_data(
     ingredients: Sequence[Ingredient], named: str | None, split: str, listener: ProgressListener
 ) -> tuple[Data, str]:
-    """The data set that ingredients are judged on, with the images held out that every run on it held out, and its
-    name.
+    """Open the data set for evaluating the ingredients, without the images that the runs did not hold out, and return
+    its name.
 
-    Raises UsageError where there is not one such data set or the runs held out different images; DataError where it has
-    no such split.
+    Raises UsageError if the runs have no common data set or held out different images; DataError if the split is
+    missing.
     """
     known = [(one.run, one.data) for one in ingredients if one.data is not None]
     sources = {os.path.realpath(data.source): data.source for _, data in known}
     if named is None and len(sources) != 1:
-        raise UsageError("the models are not runs on one data set", "name one with validation images: --data DATA")
+        raise UsageError("the models are not runs on one data set", "give one with validation images: --data DATA")
     source = named or next(iter(sources.values()))
     views: dict[str, Data] = {}
     for run, data in (pair for pair in known if os.path.realpath(pair[1].source) == os.path.realpath(source)):
@@ -230,14 +228,13 @@ def open_evaluation_data(
         view = opened.with_holdout(data.hold_out, data.split_seed)
         if data.fingerprint not in (opened.fingerprint(), view.fingerprint()):
             listener.note(
-                f"{source} is not what it was when {run} was trained, which may have learned from images that "
-                "judge it now"
+                f"{source} has changed since {run} was trained, so validation images may have been  training images"
             )
         views[view.fingerprint()] = view
     if len(views) > 1:
         raise UsageError(
             f"the runs held out different images of {source}",
-            "judge them on data with a val folder of their own: --data DATA",
+            "evaluate on data with a separate val folder: --data DATA",
         )
     columns = ingredients[0].like.task.label_columns
     chosen = next(iter(views.values())) if views else open_data(source, targets=columns)
@@ -249,13 +246,13 @@ def open_evaluation_data(
 def average_ingredients(
     ingredients: Sequence[Ingredient], outputs: tuple[str, ...], evaluator: SoupEvaluator | None, greedy: bool
 ) -> tuple[list[dict[str, Any]], Bundle, Report | None]:
-    """A row for each ingredient, from the best on; the soup; and its figures. Greedy soups are Recipe 1 of
+    """Return a record per ingredient, best first; the soup; and its metrics. Greedy soups follow Recipe 1 of
     arXiv:2203.05482."""
     alone = {one.sha256: evaluator.judge(one.bundle(), one.run) for one in ingredients} if evaluator else {}
     rows: list[dict[str, Any]] = []
     total: dict[str, Tensor] = {}
     count, report, like = 0, None, ingredients[0].like
-    # of equals, the first hash first
+    # ties are broken by hash
     for one in sorted(ingredients, key=lambda one: -get_leading_score(alone.get(one.sha256))):
         trial, tried, accepted = add_weights(total, one.bundle(), outputs), None, True
         if greedy and evaluator:
@@ -268,21 +265,20 @@ def average_ingredients(
             report = tried if accepted else report
         if accepted:
             total, count = trial, count + 1
-        own, together = (None if figures is None else figures.leading[1] for figures in (alone.get(one.sha256), tried))
-        rows.append({"run": one.run, "sha256": one.sha256, "score": own, "score_with": together, "kept": accepted})
+        score, score_with = (None if r is None else r.leading[1] for r in (alone.get(one.sha256), tried))
+        rows.append({"run": one.run, "sha256": one.sha256, "score": score, "score_with": score_with, "kept": accepted})
     averaged_bundle = average_weights(like, total, count)
     return rows, averaged_bundle, report or (evaluator.judge(averaged_bundle, "soup") if evaluator else None)
 
 
 def get_leading_score(report: Report | None) -> float:
-    """The leading figure, negative where lower is better, by which ingredients are chosen; minus infinity
-    if nothing was measured."""
+    """Return the leading metric, by which ingredients are chosen, negated if lower is better; minus infinity if nothing
+    was measured."""
     return report.score[0] if report else -math.inf
 
 
 def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-    """Add one more model's weights to float64 sums of the same shapes; the rows of its head in the order of
-    `outputs`."""
+    """Add the weights of one model to float64 sums of the same shapes. Rows of its head are reordered to `outputs`."""
     order = torch.tensor([bundle.task.outputs.index(name) for name in outputs])
     state = {name: tensor.double() for name, tensor in bundle.model.state_dict().items()}
     state |= {name: tensor[order] for name, tensor in state.items() if name.startswith("head.")}
@@ -290,7 +286,7 @@ def add_weights(total: dict[str, Tensor], bundle: Bundle, outputs: tuple[str, ..
 
 
 def average_weights(like: Bundle, total: dict[str, Tensor], count: int) -> Bundle:
-    """Return a model as `like` whose weights are the sums, of the same shapes, divided by `count`."""
+    """Return a model like `like` whose weights are the sums, of the same shapes, divided by `count`."""
     model = build_without_init(like.model.config)
     load_state_dict_strict(model, {name: (tensor / count).float() for name, tensor in total.items()}, "the soup")
     return replace(like, model=model.eval())

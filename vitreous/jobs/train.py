@@ -1,4 +1,4 @@
-"""The verb `train`: plan, train, judge, save."""
+"""The verb `train`: plan, train, evaluate and save."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from vitreous.training.trackers.trackers import choose_trackers, run_trackers
 if TYPE_CHECKING:
     from vitreous.keywords import TrainKeywords
 
-AnnounceCallback = Callable[[Run, Data], None]  # is given a run and its data before the first step
+AnnounceCallback = Callable[[Run, Data], None]  # called with a run and its data before the first step
 
 
 def train(
@@ -53,16 +53,15 @@ def train(
     progress: bool = True,
     **options: Unpack[TrainKeywords],
 ) -> RunSummary:
-    """Train on a data set and return the run's summary; `options` are the fields of `TrainOptions`, as on the command
+    """Train on a data set and return the run's summary. `options` are the fields of `TrainOptions`, as on the command
     line.
 
-    With `resume=True` the data set may be left out: it is that of the run. `progress` shows on stderr how far the run
-    is, as a bar in a terminal and as lines elsewhere, and what it notes; `progress=False` is silent. A `listener` hears
-    both in its place.
+    With `resume=True`, the data set of the run is used if none is passed. `progress` prints progress and notes to
+    stderr: a bar in a terminal, lines elsewhere. `progress=False` is silent. A `listener` receives both instead.
 
-    With a test split, the trained model is judged on it once, at the end. Raises UsageError (also for an unknown
-    option, with the nearest one), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each with its
-    way out.
+    If there is a test split, the trained model is evaluated on it once, at the end. Raises UsageError (also for an
+    unknown option, with the nearest name), DataError, WeightsError, NonFiniteError, ResourceError or Interrupted, each
+    with a hint.
     """
     check_path_argument(data, "train(data)")
     refuse_modules(dict(options))
@@ -78,20 +77,20 @@ def train(
 
 
 def refuse_modules(options: dict[str, Any]) -> None:
-    """Raise UsageError for a torch.nn.Module as the value of an option: a run makes its model, from a name."""
+    """Raise UsageError for a torch.nn.Module as option value: a run builds its model from a name."""
     for name, option in options.items():
         if isinstance(option, torch.nn.Module):
-            hint = "give model='ViT-S/16', a name that `vitreous models` lists"
-            hint += "; for weights of your own vitreous.save(module, FOLDER), and init=FOLDER"
-            raise UsageError(f"train({name}=…) is a name, not a module ({type(option).__name__})", hint)
+            hint = "give model='ViT-S/16', a name from `vitreous models`"
+            hint += "; to start from this module's weights, call vitreous.save(module, FOLDER) and give init=FOLDER"
+            raise UsageError(f"train({name}=…) takes a name, not a module ({type(option).__name__})", hint)
 
 
 def launch_training(
     options: TrainOptions, listener: ProgressListener, announce: AnnounceCallback = lambda run, data: None
 ) -> dict[str, Any]:
-    """Train as the options say, in every process that `torchrun` started; the main one reports and writes.
+    """Train with these options in every process that `torchrun` started; the main process reports and writes.
 
-    `announce` is called with the run and its data before the first step. Raises what `train` raises.
+    `announce` is called with the run and its data before the first step. Raises the errors of `train`.
     """
     options = resolve_data_option(options)
     with process_group(pick_device(options.device or "auto"), options.timeout or Run.timeout) as ranks:
@@ -101,7 +100,7 @@ def launch_training(
 def run_training(
     options: TrainOptions, listener: ProgressListener, ranks: Ranks, announce: AnnounceCallback
 ) -> dict[str, Any]:
-    """Plan the run, train it and evaluate it, as one process among `ranks`; returns the summary."""
+    """Plan, train and evaluate the run as one process among `ranks`; returns the summary."""
     options = resume_after_restart(options, listener, ranks)
     resumed, logs = None, ()
     if options.resume:
@@ -122,7 +121,7 @@ def run_training(
     if options.micro_batch == "auto":
         run = find_micro_batch(run, inputs, folder, ranks, listener.note)
     check_processes(run, ranks)
-    if options.lr_grid is None:  # whose protocol refuses it
+    if options.lr_grid is None:  # the transfer protocol rejects both
         check_selection(run, inputs.val)
     if ranks.is_main:
         trials = (
@@ -156,11 +155,11 @@ def run_training(
 
 
 def resume_after_restart(options: TrainOptions, listener: ProgressListener, ranks: Ranks) -> TrainOptions:
-    """`options`, with `resume` where `torchrun` has started processes again, some or all, that had begun the run.
+    """Set `resume` in `options` if `torchrun` has restarted processes that had begun the run.
 
-    With --out that is a run there of this launch. Without, it is the newest run, if it is of this launch and an agent
-    counts a restart: a launch may make several runs. The main process decides for all: a folder that it has just made
-    is no reason to go on.
+    With --out, the run in that folder is resumed if it belongs to this launch. Without --out, the newest run is resumed
+    if it belongs to this launch and an agent counts a restart, because a launch may train several runs. The main
+    process decides for all, so a folder that it has just created does not count as a run to resume.
     """
     name = get_launch_name()
     if options.resume or not name:
@@ -172,12 +171,12 @@ def resume_after_restart(options: TrainOptions, listener: ProgressListener, rank
     place = ranks.broadcast_text(str(folder.path) if is_own else "")
     if not place:
         return options
-    listener.note(f"torchrun has started the processes again: going on with {place}")
+    listener.note(f"torchrun restarted the processes: resuming {place}")
     return replace(options, out=place, resume=True)
 
 
 def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], resumed: RunFolder | None) -> None:
-    """Create the folder of a new run, or record changed settings in that of a resumed one."""
+    """Create the folder of a new run, or record changed settings in the folder of a resumed one."""
     command = shlex.join(["vitreous", *sys.argv[1:]])
     if resumed is None:
         launch = {"torchrun": name} if (name := get_launch_name()) else {}
@@ -185,11 +184,11 @@ def prepare_run_folder(folder: RunFolder, run: Run, documents: dict[str, Any], r
         return
     if list_differences(resumed.run(), run):
         folder.record_resumption(run, command, documents)
-    folder.summary.unlink(missing_ok=True)  # of a complete run that goes on
+    folder.summary.unlink(missing_ok=True)  # summary of a complete run that is extended
 
 
 def describe_run_data(run: Run, opened: Data) -> dict[str, Any]:
-    """The content of `data.json`: source, classes, splits and notes of the data the run was trained on."""
+    """Build the content of `data.json`: source, classes, splits and notes of the training data."""
     return {
         "source": run.data.source,
         "fingerprint": run.data.fingerprint,

@@ -1,11 +1,11 @@
-"""The paper's transfer protocol: choose the learning rate on held-out training images, then train on all of them.
+"""The paper's transfer protocol: choose the learning rate on held-out images, then train on all.
 
-arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is tried on a training split less a small share, which
-judges it; the best one trains on everything. The test split is not judged, and none of its files is opened.
+arXiv:2010.11929, App. B.1.1: each rate of a grid (Table 4) is trained without a small share of the training images
+and evaluated on that share; the best rate trains on all images. No file of the test split is opened.
 
-    RUN/trials.json        the grid, what was held out, the figures of each trial, the choice and why
-    RUN/trials/lr-0.003/   a whole run folder for each rate, less its checkpoints
-    RUN/report.html        the same for people
+    RUN/trials.json        the grid, the held-out share, the metrics of each trial, the choice and its reason
+    RUN/trials/lr-0.003/   a run folder for each rate, without checkpoints
+    RUN/report.html        the same as a page
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TRIALS_FILE = "trials.json"
 
 @dataclass(frozen=True)
 class TransferProtocol:
-    """The learning rates to try, ascending, and how many images train and evaluate each. `lr` and `matrix_lr` are the
-    recipe's: Muon's rate keeps its proportion to the other."""
+    """The learning rates to try, ascending, and the numbers of training and validation images. `lr` and `matrix_lr` are
+    those of the recipe; Muon's learning rate keeps its ratio to `lr`."""
 
     grid: tuple[float, ...]
     share: float
@@ -58,9 +58,9 @@ class TransferProtocol:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a rate did on the held-out images: `score` is the leading figure, of which the higher or lower is `better`.
+    """Result of one learning rate on the held-out images. `score` is the leading metric; `better` is higher or lower.
 
-    A trial whose loss was not finite has a `failure` and no figures.
+    A trial whose loss was not finite has a `failure` and no metrics.
     """
 
     lr: float
@@ -68,7 +68,7 @@ class TrialResult:
     score: float | None = None
     nll: float | None = None
     _: KW_ONLY
-    loss: float | None = None  # of training, the last
+    loss: float | None = None  # last training loss
     seconds: float | None = None
     failure: str | None = None
     figure: str = "top1"
@@ -76,13 +76,13 @@ class TrialResult:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """`Report.score` of the trial: the larger is the better one."""
+        """Return `Report.score` of the trial and its negative NLL; larger is better."""
         return get_report_score({"leading": "score", "score": self.score, "nll": self.nll, "better": self.better})
 
 
 @dataclass(frozen=True)
 class LearningRateChoice:
-    """The chosen rate, the reason, and a warning where the grid may be too narrow."""
+    """The chosen learning rate, the reason, and a warning if the grid may be too narrow."""
 
     lr: float
     why: str
@@ -90,52 +90,52 @@ class LearningRateChoice:
 
 
 def check_lr_grid_options(options: TrainOptions, folder: RunFolder | None = None) -> None:
-    """Raises UsageError for options that do not go with the protocol, or not with that of a folder to resume."""
+    """Raise UsageError for options that conflict with the protocol, or with the protocol of a folder to resume."""
     resumed = folder is not None and (folder.path / TRIALS_FILE).is_file()
     if resumed and (options.override or options.allow_data_change):
         raise UsageError(
-            "the trials of a grid differ in their rate alone: nothing else can change on the way", "start a new run"
+            "the trials of a grid differ only in learning rate: no other setting can change", "start a new run"
         )
     if options.lr_grid is None:
         if options.ray and not resumed:
-            raise UsageError("--ray is for the trials of --lr-grid", "add --lr-grid, or leave --ray out")
+            raise UsageError("--ray needs --lr-grid", "add --lr-grid, or leave --ray out")
         return
     if folder is None and not get_objective_config(options).labelled:
-        problem = f"--lr-grid chooses by labels, and {options.recipe} learns without them"
-        raise UsageError(problem, "leave it out, or name a rate with --lr")
+        problem = f"--lr-grid needs labels to choose by, and {options.recipe} trains without labels"
+        raise UsageError(problem, "leave it out, or set --lr")
     if options.lr is not None:
-        raise UsageError("--lr says the rate that --lr-grid is to find", "leave one of them out")
+        raise UsageError("--lr and --lr-grid exclude each other", "leave one of them out")
     if any(path.replace("-", "_") in ("data.hold_out", "optimizer.lr") for path in options.settings):
-        raise UsageError("--lr-grid chooses optimizer.lr, and holds out its recipe's share", "leave these settings out")
+        raise UsageError("--lr-grid sets optimizer.lr and data.hold_out", "leave these settings out")
     if any(not 0 < rate < math.inf for rate in options.lr_grid):
-        raise UsageError(f"--lr-grid takes rates above 0, not {' '.join(map(str, options.lr_grid))}")
+        raise UsageError(f"--lr-grid needs finite learning rates above 0, not {' '.join(map(str, options.lr_grid))}")
     if folder is None:
         return
     if not resumed:
-        raise UsageError(f"{folder.path} was begun without --lr-grid", "leave it out")
+        raise UsageError(f"{folder.path} was started without --lr-grid", "leave it out")
     grid = read_protocol(folder)[0].grid
     if options.lr_grid and tuple(sorted(set(options.lr_grid))) != grid:
-        raise UsageError(f"the run in {folder.path} tries {' '.join(map(str, grid))}", "leave --lr-grid out")
+        raise UsageError(f"the run in {folder.path} uses the grid {' '.join(map(str, grid))}", "leave --lr-grid out")
 
 
 def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: TrainOptions) -> TransferProtocol:
-    """The protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop, DataError
-    where the share of a class is less than one image."""
+    """Plan the protocol for a run on all training images. Raises UsageError for --keep-best and --early-stop, DataError
+    if the share of a class is less than one image."""
     if run.keep_best or run.early_stop:
         hint = "leave --keep-best and --early-stop out"
-        raise UsageError("--lr-grid trains on all images in the end: none are left to choose the best weights by", hint)
+        raise UsageError("--lr-grid trains on all images in the end, so none are left to select the best weights", hint)
     grid = tuple(sorted(set(options.lr_grid or get_lr_grid(run))))
     images = len(opened.split("train"))
     share = get_hold_out_share(run) or next(share for below, share in HOLD_OUT_SHARES if images < below)
-    # small classes: a share that rounds to nothing would judge nothing
+    # small classes: a share that rounds to zero would leave nothing to evaluate on
     if share * images < opened.label_kind.least_held_out(run.model.classes):
         share = HOLD_OUT_SHARES[0][1]
     held = hold_out_inputs(opened, inputs, share, run.data.split_seed)
     assert held.val is not None
     if not len(held.val):
         raise DataError(
-            f"{opened.name}: {share:.0%} of each class is less than an image, nothing can judge a rate",
-            "name one with --lr",
+            f"{opened.name}: {share:.0%} of each class is less than one image, too few to compare learning rates",
+            "set one with --lr",
         )
     return TransferProtocol(
         grid,
@@ -148,21 +148,20 @@ def plan_transfer_protocol(run: Run, opened: Data, inputs: RunInputs, options: T
 
 
 def build_initial_document(protocol: TransferProtocol) -> dict[str, Any]:
-    """`trials.json` before the first trial."""
+    """Build `trials.json` as it is before the first trial."""
     return {"protocol": asdict(protocol), "trials": [], "choice": None}
 
 
 def read_protocol(folder: RunFolder) -> tuple[TransferProtocol, dict[str, Any]]:
-    """The protocol in `trials.json`, and the whole document."""
+    """Read the protocol in `trials.json`, and the full document."""
     document = json.loads((folder.path / TRIALS_FILE).read_text("utf-8"))
     return from_builtins(TransferProtocol, document["protocol"]), document
 
 
 def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: int) -> RunInputs:
-    """The images of a trial: those of the run less a share of each class, and that share as `val`.
+    """Build the inputs of a trial: the training images less a share of each class, and that share as `val`.
 
-    The share is drawn from all training images. One that cannot be read is not trained on, and counts as wrong where it
-    judges.
+    The share is drawn from all training images. Unreadable images are not trained on and count as wrong in evaluation.
     """
     whole = opened.split("train")
     rows = draw_stratified_splits(whole.labels, split_seed, {"val": share}, opened.groups)
@@ -175,7 +174,7 @@ def hold_out_inputs(opened: Data, inputs: RunInputs, share: float, split_seed: i
 
 
 def set_learning_rate(run: Run, protocol: TransferProtocol, rate: float) -> Run:
-    """The run with another learning rate, and Muon's in the same proportion."""
+    """Return the run with another learning rate, and Muon's learning rate scaled by the same factor."""
     scale = rate / protocol.lr if protocol.lr else 1.0
     return replace(run, optimizer=replace(run.optimizer, lr=rate, matrix_lr=protocol.matrix_lr * scale))
 
@@ -189,14 +188,14 @@ def run_transfer_protocol(
     ranks: Ranks = SINGLE_PROCESS,
     ray: str | None = None,
 ) -> dict[str, Any]:
-    """Try the grid, choose, and train on everything; goes on from wherever the folder is. Returns the run's summary.
+    """Try the grid, choose a learning rate, and train on all images; resumes at any stage. Returns the run's summary.
 
-    Trials run one after another here, or at the same time on the Ray cluster at that address. Raises Interrupted after
-    a signal, with everything saved, UsageError for --ray under torchrun, NonFiniteError where every trial ended in a
-    loss that is not finite, and what `Session` raises.
+    Trials run one after another here, or in parallel on the Ray cluster at address `ray`. Raises Interrupted after a
+    signal, with everything saved, UsageError for --ray under torchrun, and NonFiniteError if every trial ended in a
+    loss that is not finite. Errors of `Session` are raised again.
     """
     if ray and ranks.world > 1:
-        raise UsageError("--ray places the trials itself", "start it without torchrun")
+        raise UsageError("--ray places the trial processes itself", "run without torchrun")
     protocol, document = read_protocol(folder)
     with (signals := StopSignals()).caught():
         trials = list_trials(folder, run, protocol, opened)
@@ -216,14 +215,14 @@ def run_transfer_protocol(
                 )
             except Interrupted as error:
                 raise make_interrupted_error(folder, error.code, f"in trial {number} of {len(trials)}") from None
-        del held_out  # a second copy of what is kept in memory
+        del held_out  # frees the second copy of cached images
         table = json.loads(
             ranks.broadcast_text(json.dumps(build_trials_document(folder, trials, protocol)) if ranks.is_main else "")
         )
         choice = LearningRateChoice(**table["choice"])
         final = set_learning_rate(run, protocol, choice.lr)
         if ranks.is_main:
-            for text in filter(None, (f"lr {choice.lr:g} is chosen: {choice.why}", choice.caution)):
+            for text in filter(None, (f"chose lr {choice.lr:g}: {choice.why}", choice.caution)):
                 listener.note(text)
             if table != document:
                 write_text_atomic(folder.path / TRIALS_FILE, json.dumps(table, indent=2) + "\n")
@@ -235,12 +234,12 @@ def run_transfer_protocol(
         )
         summary = Session(final, inputs, folder, listener, ranks=ranks).train() | {"lr_grid": table}
     if "test" in opened.splits and ranks.is_main:
-        listener.note(f"the test split was not read; `vitreous evaluate {folder.path}` reads it")
+        listener.note(f"the test split was not used; to evaluate on it: vitreous evaluate {folder.path}")
     return summary
 
 
 def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened: Data) -> list[tuple[Run, RunFolder]]:
-    """The run and the folder of each trial; none where the grid has one rate, which needs no trial."""
+    """List the run and the folder of each trial; none if the grid has only one learning rate."""
     if len(protocol.grid) == 1:
         return []
     fingerprint = opened.with_holdout(protocol.share, run.data.split_seed).fingerprint()
@@ -255,7 +254,7 @@ def list_trials(folder: RunFolder, run: Run, protocol: TransferProtocol, opened:
 def build_trials_document(
     folder: RunFolder, trials: list[tuple[Run, RunFolder]], protocol: TransferProtocol
 ) -> dict[str, Any]:
-    """`trials.json` after the last trial. Raises NonFiniteError where no trial has figures."""
+    """Build `trials.json` as it is after the last trial. Raises NonFiniteError if no trial has metrics."""
     rows = [read_trial_result(run, place, folder) for run, place in trials]
     return {
         "protocol": asdict(protocol),
@@ -265,7 +264,7 @@ def build_trials_document(
 
 
 def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialResult:
-    """The figures of a complete trial."""
+    """Read the metrics of a complete trial."""
     summary, place = json.loads(trial.summary.read_text("utf-8")), str(trial.path.relative_to(folder.path))
     if "failure" in summary:
         return TrialResult(run.optimizer.lr, place, failure=summary["failure"])
@@ -285,39 +284,37 @@ def read_trial_result(run: Run, trial: RunFolder, folder: RunFolder) -> TrialRes
 
 
 def choose_learning_rate(rows: list[TrialResult], protocol: TransferProtocol) -> LearningRateChoice:
-    """The rate of the best score; of equals that of the lower NLL, then the smaller one.
+    """Choose the learning rate with the best score; ties go to the lower NLL, then to the smaller rate.
 
-    Raises NonFiniteError where no trial has figures.
+    Raises NonFiniteError if no trial has metrics.
     """
     if not rows:
-        return LearningRateChoice(protocol.grid[0], "it is the only one of the grid")
+        return LearningRateChoice(protocol.grid[0], "the grid has no other")
     able = [row for row in rows if row.score is not None]
     if not able:
         raise NonFiniteError(
-            f"none of the {len(rows)} trials had a finite loss to its end", "give --lr-grid smaller rates"
+            f"none of the {len(rows)} trials kept a finite loss until the end", "use a smaller --lr-grid"
         )
     first, *others = sorted(able, key=lambda row: (-row.rank[0], -row.rank[1], row.lr))
     score = f"{first.score:{METRICS[first.figure].form}}"
     why = f"the best of the grid on {protocol.held_out} held-out images, {score}"
     if others and others[0].score == first.score:
-        why += f" as lr {others[0].lr:g}, " + (
-            "with the same NLL, and smaller" if others[0].nll == first.nll else "with a lower NLL"
+        why += f", equal to lr {others[0].lr:g} " + (
+            "with the same NLL, but smaller" if others[0].nll == first.nll else "but with a lower NLL"
         )
     end = {protocol.grid[0]: "smallest", protocol.grid[-1]: "largest"}.get(first.lr)
     return LearningRateChoice(
-        first.lr,
-        why,
-        end and f"the chosen rate is the {end} of the grid, which may be too narrow: widen it with --lr-grid",
+        first.lr, why, end and f"the chosen learning rate is the {end} of the grid; try a wider --lr-grid"
     )
 
 
 def make_interrupted_error(folder: RunFolder, code: int, where: str) -> Interrupted:
-    """The error of a protocol stopped by a signal."""
+    """Build the error of a protocol that a signal stopped."""
     return Interrupted(f"stopped {where}, saved", f"continue with --resume --out {folder.path}", code)
 
 
 def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: float) -> dict[str, Any]:
-    """What `--dry-run` adds: how many trials, on how many images, and the minutes of everything, one trial after
+    """Estimate for `--dry-run` the number of trials, their images, and the minutes in total, one trial after
     another."""
     steps = replace(run, data=replace(run.data, images=protocol.images)).steps
     count = len(protocol.grid) if len(protocol.grid) > 1 else 0
@@ -331,15 +328,15 @@ def forecast_lr_grid(run: Run, protocol: TransferProtocol, seconds_per_step: flo
 
 
 class PrefixedListener(NullListener):
-    """Puts the name of a trial before every message."""
+    """Prefix every message with the name of a trial."""
 
     def __init__(self, listener: ProgressListener, label: str) -> None:
         self.listener, self.label = listener, label
 
     def note(self, text: str) -> None:
-        """The text, after the trial."""
+        """Log the text with the prefix."""
         self.listener.note(f"{self.label}: {text}")
 
     def progress(self, label: str, done: int, total: int | None, text: str = "") -> None:
-        """The progress, after the trial."""
+        """Report progress with the prefix."""
         self.listener.progress(f"{self.label}, {label}", done, total, text)

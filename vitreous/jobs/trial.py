@@ -1,4 +1,4 @@
-"""One trial of a learning-rate grid: train it in its own folder, and stop where a signal came."""
+"""Run one trial of a learning-rate grid in its run folder, and stop after a signal."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def run_trial(
     signals: StopSignals | None = None,
     watch: Callable[[Session], None] = lambda session: None,
 ) -> None:
-    """One trial, from wherever its folder is to its end; a complete one is left alone. `watch` is given the session
-    before it starts.
+    """Run one trial from the state of its folder to the end; a complete trial is skipped. `watch` is called with the
+    session before it starts.
 
-    A loss that is not finite ends the trial, and is its result. Raises Interrupted after a signal, also one in
-    `signals`.
+    If the loss is not finite, the trial ends, and the failure is its result. Raises Interrupted after a signal,
+    including one in `signals`.
     """
     raise_if_stopped(signals or StopSignals(), ranks)
     if ranks.broadcast_text(str(folder.summary.is_file())) == "True":
         remove_checkpoints(folder, ranks)
         return
     if ranks.is_main and not folder.config.is_file():
-        shutil.rmtree(folder.path, ignore_errors=True)  # begun, and killed before it had its settings
+        shutil.rmtree(folder.path, ignore_errors=True)  # killed before its settings were written
         folder.path.mkdir(parents=True)
         write_text_atomic(folder.config, to_yaml(run))
     with folder.locked() if ranks.is_main else nullcontext():
@@ -54,7 +54,7 @@ def run_trial(
         if ranks.is_main:
             write_text_atomic(folder.summary, json.dumps(summary, indent=2) + "\n")
     remove_checkpoints(folder, ranks)
-    raise_if_stopped(session.signals, ranks)  # it came too late for the session to stop
+    raise_if_stopped(session.signals, ranks)  # the signal came too late for the session to stop
 
 
 def remove_checkpoints(folder: RunFolder, ranks: Ranks) -> None:
@@ -69,7 +69,7 @@ def raise_if_stopped(
     ranks: Ranks,
     error: Callable[[int], Interrupted] = lambda code: Interrupted("stopped", code=code),
 ) -> None:
-    """Raise Interrupted, with the exit code, if a signal came to any process."""
+    """Raise Interrupted, with the exit code, if any process received a signal."""
     received = int(ranks.all_reduce_max([signals.received or 0], "cpu")[0])
     if received:
         raise error(128 + received)

@@ -1,1 +1,1 @@
-"""Functions that return a frozen `Run`: what to do when the user does not say."""
+"""Functions that return a frozen `Run`: defaults for all options that are not set."""

@@ -1,4 +1,4 @@
-"""Which model a run trains: as named, as the weights have it, as the recipe has it, or as suits the pictures."""
+"""Choose the model of a run: from --model, the weights, the recipe, or the data."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.recipes.own_aspect import set_square_image
 from vitreous.recipes.recipe import MIN_SCRATCH_IMAGES, DatasetInfo, Recipe
 
-#: sides of clips in pixels -> the model; larger ones are scaled to LARGE_IMAGE
+#: clip height and width in pixels -> the model; larger clips are scaled to LARGE_IMAGE
 CLIP_MODELS = ((32, "ViViT-64x6/4x2"), (MAX_SMALL_IMAGE_SIDE, "ViViT-128x6/8x2"), (math.inf, "ViViT-S/16x2"))
-#: sides of volumes in voxels, up to LARGE_VOLUME -> the model that learns their classes
+#: volume sizes in voxels, up to LARGE_VOLUME -> the classification model
 VOLUME_MODELS = ((32, "ViT-128x6/4x4x4"), (math.inf, "ViT-192x6/8x8x8"))
-MAX_VOLUME_SIDE = 64  # voxels along a side of what a model sees at a time
-SIGNAL_MODEL = "ViT-128x6"  # its patch follows from the length
-MAX_SIGNAL_LENGTH = 2**14  # numbers of a signal that a model sees
-SIGNAL_TOKENS = 128  # of a signal
+MAX_VOLUME_SIDE = 64  # maximum voxels per side of a model input
+SIGNAL_MODEL = "ViT-128x6"  # its patch size is derived from the signal length
+MAX_SIGNAL_LENGTH = 2**14  # maximum length of a model's input signal
+SIGNAL_TOKENS = 128  # tokens per signal
 
 
 def choose_architecture(
@@ -33,10 +33,10 @@ def choose_architecture(
     start: ModelConfig | None = None,
     recipe: Recipe | None = None,
 ) -> ModelConfig:
-    """The model of a run; `start` is that of the weights, `recipe` the one that was named.
+    """Choose the model of a run; `start` is the model of the weights, `recipe` the recipe of the options.
 
-    Raises UsageError for a --model that is not that of the weights or not of the recipe's kind, and a --patch-size for
-    what has none of its own.
+    Raises UsageError for a --model that differs from the weights or does not suit the recipe, and a --patch-size for a
+    model without patches.
     """
     if recipe is not None:
         recipe.require_data_source(facts)
@@ -54,7 +54,7 @@ def choose_architecture(
     if options.native_aspect and len(facts.size) == 2:
         model = set_square_image(model, options) if start is None else model
     of_model = {path.partition(".")[2]: words for path, words in options.settings.items() if path.startswith("model.")}
-    if start is not None:  # whatever else is set is set in the run, once the weights are known to fit
+    if start is not None:  # other model options are applied to the run after the weights have been checked
         of_model = {path: words for path, words in of_model.items() if path == "image"}
     return set_dotted_paths(model, of_model, "model.")
 
@@ -62,7 +62,7 @@ def choose_architecture(
 def choose_image_architecture(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train on samples of two axes: that of the weights, or a fresh one. Raises UsageError as these."""
+    """Choose the model for images: that of the weights, or a new one. Raises UsageError like the functions it calls."""
     return (
         adapt_pretrained_config(options, classes, start, recipe)
         if start is not None
@@ -73,8 +73,8 @@ def choose_image_architecture(
 def adapt_pretrained_config(
     options: TrainOptions, classes: int, start: ModelConfig, recipe: Recipe | None = None
 ) -> ModelConfig:
-    """The model of the weights with a head for these classes; a ViTDet of their sizes, where --model or the recipe
-    names one. Raises UsageError for another --model."""
+    """Return the model of the weights with a head for these classes, or a ViTDet of their size if --model or the recipe
+    sets one. Raises UsageError for another --model."""
     for name in (options.model,) if options.model else recipe.models if recipe else ():
         if is_vitdet_variant(named := config_from_name(name), start):
             start = named.with_options(channels=start.channels)
@@ -90,7 +90,7 @@ def adapt_pretrained_config(
 
 
 def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
-    """Whether a model is a ViTDet that takes the weights of a plain ViT."""
+    """Return whether a model is a ViTDet that can load the weights of a plain ViT."""
     if not model.position_grid or start.recipe_family != model.recipe_family or start.position_grid:
         return False
     paths = ("width", "depth", "heads", "mlp.hidden")
@@ -100,13 +100,13 @@ def is_vitdet_variant(model: ModelConfig, start: ModelConfig) -> bool:
 def choose_array_architecture(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train on volumes or signals: a ViT whose patches have three axes or one, on images of the size of
-    the first of them, of at most `MAX_VOLUME_SIDE` voxels a side, or `MAX_SIGNAL_LENGTH` numbers. Raises UsageError for
-    a recipe and for a model that are for pictures."""
+    """Choose the model for volumes or signals: a ViT with 3-D or 1-D patches. Its image size is that of the first
+    sample, at most `MAX_VOLUME_SIDE` voxels per side or `MAX_SIGNAL_LENGTH` values. Raises UsageError for recipes and
+    models for images."""
     axes, kind = len(facts.size), facts.template.noun
     if recipe is not None and recipe.solid is None and recipe.name not in DEFAULT_RECIPE_NAMES:
         hint = "use --recipe segment" if recipe.objective.annotated else "leave --recipe out"
-        raise UsageError(f"{recipe.name} is for pictures, and the data are {kind}", hint)
+        raise UsageError(f"{recipe.name} is for images, but the data are {kind}", hint)
     if start is not None:
         return adapt_pretrained_config(options, classes, start)
     largest = MAX_VOLUME_SIDE if axes == 3 else MAX_SIGNAL_LENGTH
@@ -114,7 +114,7 @@ def choose_array_architecture(
     usual = recipe.solid if recipe and recipe.solid else default_array_model(sides)
     model = config_from_name(options.model or usual)
     if not model.any_axes:
-        raise UsageError(f"{model.name()} is for pictures, and the data are {kind}", f"use --model {usual}")
+        raise UsageError(f"{model.name()} is for images, but the data are {kind}", f"use --model {usual}")
     own = model.patch if len(model.patch) == axes else model.patch[:1] * axes
     if not (options.model or options.patch_size or (recipe and recipe.solid)):
         own = tuple(min(pair) for pair in zip(own, sides, strict=True))  # thin volumes
@@ -129,8 +129,7 @@ def choose_array_architecture(
 
 
 def default_array_model(sides: tuple[int, ...]) -> str:
-    """The model for volumes of (depth, height, width), and for signals of (length,), of about `SIGNAL_TOKENS`
-    patches."""
+    """Return the model for volumes (depth, height, width) or signals (length,), with about `SIGNAL_TOKENS` patches."""
     if len(sides) == 1:
         return f"{SIGNAL_MODEL}/{max(4, 2 ** math.ceil(math.log2(max(1, sides[0] / SIGNAL_TOKENS))))}"
     return next(name for side, name in VOLUME_MODELS if max(sides) <= side)
@@ -139,10 +138,10 @@ def default_array_model(sides: tuple[int, ...]) -> str:
 def choose_clip_architecture(
     options: TrainOptions, facts: DatasetInfo, classes: int, start: ModelConfig | None, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train on clips: the recipe's, or a video model, on frames of the size of the first clip, or, where
-    that is above SMALL, of LARGE_IMAGE, or of SMALL for a recipe that has none for larger ones. Weights of pictures
-    start that of --model, or else their own with a time axis, tubelets of two frames and joint attention. Raises
-    UsageError for a model that is not of the usual one's family, and for one that is for pictures."""
+    """Choose the model for clips: the recipe's or a video model. Frames have the size of the first clip. If that
+    exceeds SMALL, they have LARGE_IMAGE, or SMALL for a recipe without a model for larger frames. Image weights
+    initialise --model, or their model extended by a time axis, tubelets of two frames and joint attention. Raises
+    UsageError for a model of another family than the default, and for an image model."""
     if start is not None and len(start.image) == 3:
         model = adapt_pretrained_config(options, classes, start)
         return replace_known_fields(model, {"image": (options.frames or start.image[0], *model.image[1:])})
@@ -161,12 +160,12 @@ def choose_clip_architecture(
     else:
         model = start.of_clips(frames=2)
         if model is None:
-            raise UsageError(f"{start.name()} has no model of clips", "name one with --model, or other weights")
+            raise UsageError(f"{start.name()} has no video counterpart", "set --model, or use other weights")
     if len(model.image) != 3:
-        raise UsageError(f"{model.name()} is for pictures, and the data are clips", f"use --model {usual}")
+        raise UsageError(f"{model.name()} is for images, but the data are clips", f"use --model {usual}")
     if type(config_from_name(usual)) is not type(model):
-        purpose = f"the recipe {recipe.name}" if recipe else "learning classes of clips"
-        raise UsageError(f"{model.name()} is no model for {purpose}", f"use --model {usual}")
+        purpose = f"the recipe {recipe.name}" if recipe else "classification of clips"
+        raise UsageError(f"{model.name()} does not support {purpose}", f"use --model {usual}")
     patch = (model.patch[0], *(options.patch_size,) * 2) if options.patch_size else model.patch
     sides = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native, patch[1:])
     published = own and start is None and native is LARGE_IMAGE_SIZE
@@ -178,15 +177,15 @@ def choose_clip_architecture(
 
 
 def copy_pooling_fields(start: ModelConfig) -> dict[str, Any]:
-    """What weights of pictures answer from, which a model of clips that starts from them answers from, too."""
+    """Return the pooling fields of an image model, which a clip model initialised from it keeps."""
     return {name: getattr(start, name) for name in ("class_token", "pool", "registers") if name in start.option_names()}
 
 
 def choose_scratch_architecture(
     options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None
 ) -> ModelConfig:
-    """The model to train from scratch. Where the recipe names no model, or one for small images, these are taken as
-    they are. Raises UsageError for --patch-size where the model has no patches."""
+    """Choose the model to train from scratch. Image size is kept if the recipe has no model, or one for small images.
+    Raises UsageError for --patch-size if the model has no patches."""
     own = recipe is None or not recipe.models or recipe.small is not None
     native = facts.size if own and max(facts.size) <= MAX_SMALL_IMAGE_SIDE else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
@@ -200,13 +199,13 @@ def choose_scratch_architecture(
     image = (
         (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native or LARGE_IMAGE_SIZE, patch)
     )
-    size = {"patch_size": patch} if options.patch_size else {}  # a Swin's: its `patch` is a token of the last stage
+    size = {"patch_size": patch} if options.patch_size else {}  # `patch` of a Swin is a token of its last stage
     changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head.bias": True}
-    # small data: mean pooling learns faster than a class token
+    # on small datasets, mean pooling learns faster than a class token
     if native is not None and model.pool == "class":
         changes |= {"pool": "mean", "class_token": False}
     return replace_known_fields(model, changes)
 
 
-#: what samples are decoded to (`Preprocess.form`) -> their model, where it is not that of `choose_image_architecture`
+#: sample format (`Preprocess.form`) -> its architecture function, if it is not `choose_image_architecture`
 ARCHITECTURE_CHOOSERS = {"clips": choose_clip_architecture, "arrays": choose_array_architecture}

@@ -22,7 +22,7 @@ from vitreous.recipes.recipe import (
 )
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
-#: data set -> epochs, and the augmentation of a model where none is named (big_vision's configs); of others, the last
+#: data set -> epochs, and the default augmentation level per model (big_vision's configs); the last for other models
 SMALL_MODEL_LEVELS = {"ViT-S/16": "light1", "ViT-B/32": "light2", "ViT-B/16": "light2"}
 DATASET_DEFAULTS = {
     "imagenet": (300, {"ViT-Ti/16": "light1", "ViT-S/32": "medium1", "": "medium2"}),
@@ -33,13 +33,13 @@ AUGREG_PRETRAINING_MODELS = (*PLAIN_MODELS, "R+ViT-Ti/16", "R26+ViT-S/32", "R50+
 
 
 def build_level_augmentation(level: str) -> Augment:
-    """Inception's crop, a flip, and one of the seven levels."""
+    """Build the Inception crop, a flip, and one of the seven augmentation levels."""
     layers, magnitude, mixup = AUGREG_LEVELS[level]
     return replace(INCEPTION_VIEWS, rand_style="big_vision", rand_layers=layers, rand_magnitude=magnitude, mixup=mixup)
 
 
 def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
-    """The pre-training on `imagenet` or `imagenet21k` at a level, or at the model's own."""
+    """Build the pre-training on `imagenet` or `imagenet21k` at a level, or at the model's default level."""
     epochs, levels = DATASET_DEFAULTS[data]
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
@@ -47,10 +47,10 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 
         vitreous train DATA --recipe NAME --model ViT-B/16
 
-        Without a level in its name it takes that of the model in big_vision. Sigmoid loss, the head's biases at -ln K
-        (the paper names none); a representation layer on ImageNet alone; decay on matrices. Neither dropout nor
-        stochastic depth, as big_vision: the paper's other half of the grid has --dropout 0.1 --drop-path 0.1, and half
-        of each --weight-decay 0.03. On ImageNet-21k there are runs of 30 epochs too: --epochs 30. Its momentum is in
+        Without a level in its name, it uses big_vision's level of the model. Sigmoid loss, head biases at -ln K
+        (not given in the paper); a representation layer on ImageNet only; decay on matrices. No dropout and no
+        stochastic depth, as in big_vision; half of the paper's grid has --dropout 0.1 --drop-path 0.1, and half
+        of each has --weight-decay 0.03. The 30-epoch runs on ImageNet-21k: --epochs 30. Original momentum in
         bfloat16, here in float32.
         """
         return Run(
@@ -67,17 +67,17 @@ def augreg_run_builder(data: str, level: str | None = None) -> RunBuilder:
 
 
 def plain_vit_run_builder(epochs: int) -> RunBuilder:
-    """The plain baseline of so many epochs."""
+    """Build the plain baseline with this number of epochs."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """Better plain ViT baselines for ImageNet: arXiv:2205.01580 and big_vision's vit_s16_i1k.py.
 
         vitreous train DATA --recipe NAME
 
-        Fixed positions, mean pooling, a representation layer, 1024 images a step, RandAugment(2, 10), MixUp 0.2. The
-        decay of 1e-4 that big_vision multiplies by the schedule alone is 0.1 here, where the learning rate of 1e-3
-        multiplies it too; on matrices. Its momentum is in bfloat16, here in float32. It holds out the last hundredth of
-        the training images to choose on and reports the test split.
+        Fixed positions, mean pooling, a representation layer, batch size 1024, RandAugment(2, 10), MixUp 0.2. The
+        decay of 1e-4, which big_vision multiplies by the schedule only, is 0.1 here, because the learning rate of 1e-3
+        multiplies it too; on matrices. Original momentum in bfloat16, here float32. It holds out the last 1 % of
+        the training images for model selection and reports the test split.
         """
         model = apply_google_settings(model, options)
         model = replace_known_fields(
@@ -96,7 +96,7 @@ def plain_vit_run_builder(epochs: int) -> RunBuilder:
 
 
 def list_finetuned_accuracies(**figures: float) -> tuple[PublishedResult, ...]:
-    """ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
+    """List ImageNet top-1 of the recommended ImageNet-21k weights, fine-tuned at 384 pixels."""
     hybrids = {"R50L32": "R50+ViT-L/32", "R26S32": "R26+ViT-S/32", "RTi16": "R+ViT-Ti/16"}
     names = {key: hybrids.get(key, f"ViT-{key[:-2]}/{key[-2:]}") for key in figures}
     return tuple(
@@ -105,7 +105,7 @@ def list_finetuned_accuracies(**figures: float) -> tuple[PublishedResult, ...]:
     )
 
 
-#: level -> the recommended weights that were pre-trained with it; what their files call light1 is the paper's light2
+#: level -> the recommended weights pre-trained with it; light1 in their file names is the paper's light2
 PUBLISHED_BY_LEVEL = {
     "none": list_finetuned_accuracies(S32=79.58, Ti16=78.22, RTi16=75.40),
     "light2": list_finetuned_accuracies(S16=83.73, B32=83.59, R26S32=83.85),
@@ -115,7 +115,7 @@ PUBLISHED_BY_LEVEL = {
 
 
 def build_augreg_recipes(data: str, title: str) -> list[Recipe]:
-    """The default and the seven levels on a data set."""
+    """Build the default recipe and those of the seven levels for a data set."""
     about = f"ViT with the model's augmentation, {title}-sized data"
     first = build_pretraining_recipe(
         f"augreg-{data}",

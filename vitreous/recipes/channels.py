@@ -1,5 +1,5 @@
-"""What a run does about pictures that are not RGB or grey at 8 bits: find out, measure their channels, leave colours
-alone."""
+"""Handle images that are not 8-bit RGB or grey: detect their format, measure channel statistics, disable colour
+augmentation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.training.run import Run
 from vitreous.weights.adopt import WeightsInfo
 
-FORMAT_SETTINGS = ("name", "numbers")  # settings of the preprocessing by which files are read
-#: what samples are decoded to -> whether an objective learns from them, given whether they are annotated; what does
+FORMAT_SETTINGS = ("name", "numbers")  # preprocessing settings that define how files are read
+#: sample format -> whether an objective supports it, given whether samples are annotated; the hint otherwise
 FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str]] = {
     "images": (lambda objective, masked: True, ""),
     "arrays": (
@@ -32,18 +32,18 @@ FORM_SUPPORT: dict[str, tuple[Callable[[type[ObjectiveConfig], bool], bool], str
     ),
     "clips": (
         lambda objective, masked: objective.takes_clips or objective.generates,
-        "learn their classes: leave --recipe out; without labels: --recipe videomae; to make clips: --recipe sit",
+        "learn their classes: leave --recipe out; without labels: --recipe videomae; to generate clips: --recipe sit",
     ),
 }
-MAX_PROBED_SAMPLES = 100  # pictures of which one must be readable
+MAX_PROBED_SAMPLES = 100  # images of which one must be readable
 
 
 def infer_dataset_info(opened: Data, options: TrainOptions, start: WeightsInfo | None = None) -> DatasetInfo:
-    """What the recipe has to know of the data: its first readable picture stands for all.
+    """Infer the data set properties that a recipe needs, from its first readable image.
 
-    `--preprocess.numbers` and `--preprocess.name`, or else the weights that the run starts from, say how files are to
-    be read that can be read in two ways, as 16-bit greys can. Raises DataError where none of the first can be read,
-    UsageError for weights of another number of channels, and as `check_modality`.
+    `--preprocess.numbers` and `--preprocess.name`, or else the initial weights, define how ambiguous files are read,
+    such as 16-bit grey images. Raises DataError if none of the first images is readable, UsageError for weights with
+    another number of channels, and as `check_modality`.
     """
     split = opened.split("train")
     check_modality(opened, options, start)
@@ -58,14 +58,13 @@ def infer_dataset_info(opened: Data, options: TrainOptions, start: WeightsInfo |
             first = first or error
     why, hint = (f"; {first.message}", first.hint) if first else ("", "")
     raise DataError(
-        f"{opened.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{why}", hint or "mend or remove them"
+        f"{opened.name}: none of the first {MAX_PROBED_SAMPLES} images can be read{why}", hint or "fix or delete them"
     )
 
 
 def check_modality(opened: Data, options: TrainOptions, start: WeightsInfo | None) -> None:
-    """Raise UsageError for weights of another kind of samples than the data, for samples that the objective does not
-    learn from, and for options of clips and images where the data are others. Weights of images start a model of
-    clips."""
+    """Raise UsageError if the weights or the objective do not support the modality of the data, and for options of
+    clips and images with other data. Image weights may initialise a clip model."""
     split, objective = opened.split("train"), get_objective_config(options)
     modality = find_modality(split)
     if (
@@ -73,24 +72,24 @@ def check_modality(opened: Data, options: TrainOptions, start: WeightsInfo | Non
         and (own := get_weights_noun(start)) != modality.noun
         and (own, modality.noun) != ("images", "clips")
     ):
-        problem = f"the weights of --init {options.init} are for {own}, the data are {modality.noun}"
+        problem = f"the weights of --init {options.init} are for {own}, but the data are {modality.noun}"
         raise UsageError(problem, "leave --init out")
     learns, hint = FORM_SUPPORT[modality.form]
     masked = isinstance(split, AnnotatedSplit)
     if not learns(objective, masked):
         hint = "learn a class for each voxel: --recipe segment" if masked else hint
-        raise UsageError(f"{opened.name} has {modality.noun}, and {objective.name} takes pictures", hint)
+        raise UsageError(f"{opened.name} contains {modality.noun}, but {objective.name} needs images", hint)
     if modality.noun != "images" and options.native_aspect:
-        problem = f"{opened.name} has {modality.noun}, which a model takes at one size"
+        problem = f"{opened.name} contains {modality.noun}, which need one size"
         raise UsageError(problem, "leave --native-aspect out")
     if not modality.is_animated and (options.frames is not None or options.stride is not None):
         raise UsageError(
-            f"--frames and --stride are for clips, and {opened.name} has {modality.noun}", "leave them out"
+            f"--frames and --stride are for clips, and {opened.name} contains {modality.noun}", "leave them out"
         )
 
 
 def get_weights_noun(start: WeightsInfo) -> str:
-    """What the samples are called that weights were trained on, by their preprocessing or the axes of their model."""
+    """Return the noun for the training samples of weights, by their preprocessing or the axes of their model."""
     config, seen = start.config, start.preprocess
     if seen is not None and len(seen.image) == len(config.image):
         return seen.noun
@@ -99,8 +98,8 @@ def get_weights_noun(start: WeightsInfo) -> str:
 
 
 def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) -> dict[str, str]:
-    """The settings by which files are read that can be read in two ways, of the options or else of the weights. Raises
-    UsageError for values that cannot be."""
+    """Return the settings for reading ambiguous files, from the options or else the weights. Raises UsageError for
+    invalid values."""
     asked = {
         path: options.settings[f"preprocess.{path}"]
         for path in FORMAT_SETTINGS
@@ -115,8 +114,8 @@ def collect_format_settings(options: TrainOptions, start: WeightsInfo | None) ->
 
 
 def read_sample_info(split: Split, sample: int, asked: dict[str, str], channels: int | None) -> DatasetInfo:
-    """The facts that one image tells; `channels` are those of the weights. Raises DataError where it cannot be read,
-    UsageError where it has other channels than the weights take."""
+    """Read the properties of one image; `channels` are those of the weights. Raises DataError if it is unreadable,
+    UsageError if its channels differ from the weights'."""
     grey = isinstance(split, ArraySplit) and split.pixels.ndim == 3
     raw, name = open_sample(split, sample), split.name(sample)
     form = find_modality(split).read_form(raw, name, channels or (1 if grey else None), asked)
@@ -125,10 +124,10 @@ def read_sample_info(split: Split, sample: int, asked: dict[str, str], channels:
 
 
 def check_channels(own: int, taken: int | None) -> None:
-    """Raise UsageError for images of other channels than weights take; None where there are no weights."""
+    """Raise UsageError if the image channels differ from those of the weights; None if there are no weights."""
     if taken not in (None, own):
-        hint = f"vitreous convert ... --channels {own} makes weights that do"
-        raise UsageError(f"the images have {own} channels, the weights take {taken}", hint)
+        hint = f"vitreous convert ... --channels {own} converts the weights"
+        raise UsageError(f"the images have {own} channels, but the weights need {taken}", hint)
 
 
 def measure_channel_moments(
@@ -140,11 +139,10 @@ def measure_channel_moments(
     workers: int,
     note: NoteCallback,
 ) -> Run:
-    """The run with its channels measured, and without augmentation that is made for colours, where the pictures ask for
-    it.
+    """Measure the channel statistics of the run, and remove colour augmentation if the images require it.
 
-    Mean and deviation that the user gave stay, and those of weights that were trained on as many channels of such
-    numbers; latents are scaled as their autoencoder says.
+    Mean and standard deviation set by the user are kept, and those of weights trained on the same channels and value
+    type; latents are scaled as defined by their autoencoder.
     """
     seen = run.preprocess
     if not seen.measures_moments:
@@ -158,8 +156,8 @@ def measure_channel_moments(
         seen = replace(
             seen, **{name: values for name, values in measured.items() if f"preprocess.{name}" not in options.settings}
         )
-        note(f"{seen.channels} channels of {seen.value_type}: their mean and deviation are {whence}")
+        note(f"{seen.channels} channels of {seen.value_type}: mean and standard deviation are {whence}")
     views = run.views.without_colour_transforms() if isinstance(run.views, Augment) else run.views
     if views != run.views:
-        note("augmentation that is made for colours is left out")
+        note("colour augmentation is disabled")
     return replace(run, preprocess=seen, views=views)

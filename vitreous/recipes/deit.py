@@ -1,4 +1,4 @@
-"""DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118): ImageNet alone, with strong augmentation."""
+"""DeiT (arXiv:2012.12877) and DeiT III (arXiv:2204.07118): ImageNet only, with strong augmentation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 DEIT_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5, mixup=0.8, cutmix=1.0)
 DEIT_RANDAUGMENT = replace(DEIT_CROP, rand_style="timm", rand_layers=2, rand_magnitude=9, rand_spread=0.5)
 EMA_DECAY = 0.99996
-WARMUP_EPOCHS, FINAL_LR = 5, 1e-5  # epochs; the learning rate at the end
-#: DeiT III's model -> learning rate, stochastic depth while trained and while finished, pixels while trained
+WARMUP_EPOCHS, FINAL_LR = 5, 1e-5  # epochs; final learning rate
+#: DeiT III model -> learning rate, stochastic depth in training and in finishing, training image size
 DEIT3_HYPERPARAMETERS = {
     "DeiT-III-S/16": (4e-3, 0.05, 0.05, 224),
     "DeiT-III-B/16": (3e-3, 0.2, 0.2, 192),
@@ -30,20 +30,20 @@ DEIT3_HYPERPARAMETERS = {
 
 
 def imagenet_run_fields(model: ModelConfig, facts: DatasetInfo, share: float, repeats: int = 3) -> dict[str, Any]:
-    """What every run starts from, with ImageNet's mean and deviation, the centre that the authors judge on, and how
-    often an epoch shows a picture (a third of them, where it is three times)."""
+    """Return the common fields of all runs: ImageNet's mean and standard deviation, the authors' evaluation crop, and
+    repeated augmentation (with three repeats, an epoch has a third of the images)."""
     parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
     seen = replace(parts["preprocess"], mean=mean[: model.channels], std=std[: model.channels], share=share)
     return parts | {"preprocess": seen, "data": replace(parts["data"], repeats=repeats)}
 
 
 def deit_schedule(facts: DatasetInfo, batch: int, lr: float, least: float = FINAL_LR) -> ScheduleConfig:
-    """Cosine to `least` after five epochs of warm-up."""
+    """Return a cosine schedule to `least` after five warm-up epochs."""
     return ScheduleConfig(round(WARMUP_EPOCHS * facts.images / batch), "cosine", end=least / lr)
 
 
 def set_drop_path(model: ModelConfig, drop_path: float, rises: bool = False) -> ModelConfig:
-    """A ViT with stochastic depth, and no dropout."""
+    """Return a ViT with stochastic depth and no dropout."""
     return replace_known_fields(
         model,
         {"regularization.drop_path": drop_path, "regularization.drop_path_rises": rises, "regularization.dropout": 0.0},
@@ -55,12 +55,12 @@ def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
-    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with deviation 0.5, MixUp 0.8 or
-    CutMix 1, erasing with noise. The averaged weights (0.99996) are judged and saved here, where the authors report the
-    raw ones: --ema 0 for those. The rate follows the step, not the epoch, and warms up from 0, not 1e-6; there is no
+    lr 5e-4 x batch / 512, AdamW, no clipping, repeated augmentation, RandAugment m9 with std 0.5, MixUp 0.8 or
+    CutMix 1, erasing with noise. The EMA weights (0.99996) are evaluated and saved; the authors report the
+    raw weights: --ema 0. The learning rate changes per step, not per epoch, and warms up from 0, not 1e-6; no
     teacher. The colour jitter of
-    0.3 among DeiT's options does nothing beside RandAugment in timm, and is left out. Weights start as Google's code
-      draws them.
+    0.3 among DeiT's options has no effect with RandAugment in timm and is omitted. Initialisation as in Google's
+      code.
     """
     return Run(
         **imagenet_run_fields(set_drop_path(model, 0.1, rises=True), facts, 0.875),
@@ -81,9 +81,9 @@ def make_distil_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
     vitreous train DATA --recipe NAME --objective.teacher runs/teacher --model DeiT-S/16-distilled
 
-    Hard distillation at half of the loss. The teacher is a run, or any weights that classify these classes (theirs was
-    a RegNetY-16GF); it sees the very images of the student, mixed as they are. A model without the distillation token
-    learns labels and teacher with its one head.
+    Hard distillation with half of the loss weight. The teacher is a run, or weights with the same classes (original:
+    a RegNetY-16GF); its input is identical to the student's, mixing included. A model without the distillation token
+    learns labels and teacher with one head.
     """
     run = (
         make_small_run(model, facts, options)
@@ -99,7 +99,7 @@ def make_deit_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    lr 5e-6 to the end, decay 1e-8, 512 images a step, 30 epochs; everything else as in `make_deit_run`.
+    Constant lr 5e-6, decay 1e-8, batch size 512, 30 epochs; everything else as in `make_deit_run`.
     """
     run = make_deit_run(model, facts, options)
     return replace(
@@ -116,12 +116,12 @@ def make_deit3_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions
 
     vitreous train DATA --recipe NAME --model DeiT-III-B/16
 
-    LAMB, whose default in apex and timm clips the gradient's norm at 1, 2048 images a step, 800 epochs, 3-Augment and
-    colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning
-    rate, stochastic depth and pixels are those of the size; other models take those of S. ViT-B, L and H, trained on
-    smaller pictures, are finished with `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do
-    not divide 160 pixels: 154. Weights start as Google's code draws them; the rate follows a changed batch by its root,
-    as is usual for LAMB, where theirs stays.
+    LAMB, which clips the gradient norm at 1 by default in apex and timm, batch size 2048, 800 epochs, 3-Augment and
+    colour jitter, MixUp 0.8 or CutMix 1, binary loss. Learning rate, stochastic depth and image size depend on the
+    model size; other models use those of S. ViT-B, L and H, trained on smaller images, are finished with
+    `deit3-finish`. Stochastic depth is the same in every block; patches of 14 do not divide 160 pixels: 154.
+    Initialisation as in Google's code; the learning rate scales with the root of the batch size, as usual for LAMB
+    (original: constant).
     """
     lr, drop_path, _, _ = DEIT3_HYPERPARAMETERS.get(model.name(), DEIT3_HYPERPARAMETERS["DeiT-III-S/16"])
     return Run(
@@ -142,7 +142,7 @@ def make_deit3_finish_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
     vitreous train DATA --recipe NAME --init runs/deit3
 
-    AdamW, lr 1e-5 whatever the batch, decay 0.1, 512 images a step, RandAugment and smoothing in place of 3-Augment and
+    AdamW, lr 1e-5 for any batch size, decay 0.1, batch size 512, RandAugment and smoothing instead of 3-Augment and
     the binary loss; no repeated augmentation.
     """
     return Run(

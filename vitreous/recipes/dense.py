@@ -1,4 +1,4 @@
-"""Learning what is where: a class for every pixel."""
+"""Recipes for semantic segmentation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from vitreous.recipes.recipe import (
 )
 from vitreous.training.run import FineTuneConfig, OptimizerConfig, Run, ScheduleConfig
 
-ADE20K_BATCH_SIZE, ADE20K_WARMUP_STEPS = 16, 1500  # images of a step, and steps, on ADE20K
+ADE20K_BATCH_SIZE, ADE20K_WARMUP_STEPS = 16, 1500  # batch size and warm-up steps on ADE20K
 SEGMENT_LENGTH = TrainingLength(2e4, 5, 200)
-MAX_VOLUME_BATCH = 4  # of a step
+MAX_VOLUME_BATCH = 4  # maximum batch size
 VOLUME_SEGMENT_LENGTH = TrainingLength(1e4, 5, 100)
-#: width of a ViT with an adapter -> learning rate, weight decay, stochastic depth; of others, those of B or L
+#: width of a ViT with adapter -> learning rate, weight decay, stochastic depth; other widths use those of B or L
 ADAPTER_HYPERPARAMETERS = {
     192: (1.2e-4, 0.01, 0.1),
     384: (6e-5, 0.01, 0.2),
@@ -36,15 +36,15 @@ ADAPTER_HYPERPARAMETERS = {
 
 
 def make_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """A class for every pixel, for a few hundred images.
+    """Semantic segmentation for a few hundred images.
 
     vitreous train DATA --recipe NAME
 
-    DATA has masks beside its images. Parts of 256 pixels are cut out of images scaled by 1/2 to 2. Flips and quarter
-    turns are those that the class maps of the training images allow (docs/dense.md). The loss is cross-entropy and
-    Dice; Muon moves matrices and filters. Weights of any kind go in by --init; their blocks then move more slowly than
-    the head, by layer decay. Volumes are learned in parts of the size of the first of them, at most 64 voxels a side,
-    scaled along each axis, turned, with other intensities and noise.
+    DATA has masks for its images. Crops of 256 pixels are taken from images scaled by 1/2 to 2. Flips and quarter
+    turns are chosen from the class maps of the training images (docs/dense.md). The loss is cross-entropy and
+    Dice; Muon optimises matrices and filters. --init accepts any weights; their blocks then have a lower learning rate
+    than the head, by layer decay. Crops of volumes have the size of the first volume, at most 64 voxels per side,
+    with random scaling per axis, rotation, intensity changes and noise.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = SEGMENT_LENGTH.epochs(facts.images)
@@ -75,10 +75,10 @@ def make_swin_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Train
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     160,000 steps of 16 images; AdamW at 6e-5 with weight decay 0.01, 1,500 steps of warm-up, then linear decay to 0;
-    stochastic depth 0.3, head dropout 0.1. Crops have 512 pixels: the short side is scaled to 0.5 to 2 times that; a
-    crop that one class covers to 75 % is drawn again; colours are distorted as in mmsegmentation. Windows attend to the
-    zeros that pad a grid. The authors' auxiliary head on the third stage is left out, and GroupNorm replaces the head's
-    batch norm. B and L at 640 pixels: --image-size 640.
+    stochastic depth 0.3, head dropout 0.1. Crops have 512 pixels, from images whose short side is scaled to 0.5 to 2
+    times that; a crop with 75 % of one class is redrawn; colours are distorted as in mmsegmentation. Windows attend to
+    the zeros that pad a grid. The authors' auxiliary head on the third stage is omitted, and GroupNorm replaces the
+    head's batch norm. B and L at 640 pixels: --image-size 640.
     """
     return make_ade20k_run(
         replace_known_fields(
@@ -97,9 +97,9 @@ def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Tr
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     160,000 steps of 16 images of 512 pixels, views, warm-up and head dropout as `swin-upernet`; AdamW, layer decay
-    0.95. Each map gets the tokens of its own interaction. The adapter has batch norm over all processes; GroupNorm
-    replaces the head's batch norm, and the authors' auxiliary head is left out. The class token stays in the ViT, where
-    theirs drops it. L starts from AugReg's weights, whose images are normalised to [-1, 1].
+    0.95. Each map gets the tokens of its interaction. The adapter has batch norm over all processes; GroupNorm replaces
+    the head's batch norm, and the authors' auxiliary head is omitted. The class token stays in the ViT (original:
+    dropped). L starts from AugReg's weights, with images normalised to [-1, 1].
 
     | size | learning rate | weight decay | stochastic depth |
     |---|---|---|---|
@@ -128,14 +128,14 @@ def make_adapter_upernet_run(model: ModelConfig, facts: DatasetInfo, options: Tr
 
 
 def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """A linear layer on the frozen patches of DINOv2 for every pixel: arXiv:2304.07193, section 7.4 and B.5.
+    """Segmentation by a linear layer on frozen DINOv2 patch tokens: arXiv:2304.07193, section 7.4 and B.5.
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     40,000 steps of 16 images; AdamW at 1e-3 with weight decay 1e-4, 1,500 steps of warm-up, then linear decay to 0;
-    crops of 518 pixels (theirs have 512, padded to whole patches), views as `swin-upernet`. The backbone is frozen.
-    Their batch norm before the layer is left out, since the tokens are normalised. On four depths, as their `+ms`
-    figures: --objective.head multiscale; those also average over scales, which is left out.
+    crops of 518 pixels (original: 512, padded to full patches), views as `swin-upernet`. The backbone is frozen.
+    The original batch norm before the layer is omitted, since the tokens are normalised. Four depths, as in the `+ms`
+    results: --objective.head multiscale; their averaging over scales is omitted.
     """
     run = make_ade20k_run(
         replace_known_fields(model, {"regularization.dropout": 0.0, "regularization.drop_path": 0.0}),
@@ -150,7 +150,7 @@ def make_dinov2_segment_run(model: ModelConfig, facts: DatasetInfo, options: Tra
 def make_ade20k_run(
     model: ModelConfig, facts: DatasetInfo, steps: int, optimizer: OptimizerConfig, objective: SegmentationConfig
 ) -> Run:
-    """What ADE20K's recipes share: views, warm-up, linear decay, 16 images a step."""
+    """Build a run with the common settings of ADE20K's recipes: views, warm-up, linear decay, batch size 16."""
     parts = base_run_fields(model, facts)
     mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
     return Run(
@@ -214,7 +214,7 @@ SEGMENTATION_RECIPES = (
     Recipe(
         "dinov2-segment",
         make_dinov2_segment_run,
-        "a linear layer for every pixel on frozen DINOv2, ADE20K",
+        "segmentation by a linear layer on frozen DINOv2, ADE20K",
         "arXiv:2304.07193",
         published=tuple(
             (f"DINOv2-{size}/14", "ADE20K, four depths and scales", figure)
@@ -231,7 +231,7 @@ SEGMENTATION_RECIPES = (
     Recipe(
         "segment",
         make_segment_run,
-        "a class for every pixel, a few hundred images",
+        "semantic segmentation, a few hundred images",
         "tuned here",
         models=("ViT-192x6/16",),
         solid="ViT-192x6/8x8x8",

@@ -1,4 +1,4 @@
-"""From what the user said to a complete `Run`: every number that was left out is chosen here, once, and stored."""
+"""Derive a complete `Run` from the user's options: every unset value is chosen here, once, and stored."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from vitreous.weights.published import find_published_name
 
 __all__ = ["DatasetInfo", "apply_train_options", "derive_run_config"]
 
-VOLUME_SCALING_THRESHOLD = 1.25  # times what a model sees: such a volume is scaled to it
-MIN_COMPILE_FLOPS = 1e17  # FLOPs of a run on a GPU from which compiling blocks, about 20 s for 8 % of the time, pays
-REPRODUCIBLE_SHARDS = 4  # parts of a step whose sum is the same for 1, 2 and 4 processes
+VOLUME_SCALING_THRESHOLD = 1.25  # volumes larger than this multiple of the model input are scaled down
+MIN_COMPILE_FLOPS = 1e17  # GPU runs with fewer FLOPs do not benefit from compilation (about 20 s, then 8 % faster)
+REPRODUCIBLE_SHARDS = 4  # chunks of a step; their sum is the same for 1, 2 and 4 processes
 
 NoteCallback = Callable[[str], None]
 
@@ -45,17 +45,17 @@ def derive_run_config(
     start: WeightsInfo | None = None,
     note: NoteCallback = lambda text: None,
 ) -> Run:
-    """The run that the options ask for on this data; `start` is what the weights to begin from are, if any.
+    """Build the run that the options define on this data; `start` describes the initial weights, if any.
 
-    `note` hears where a recipe's numbers were changed to fit. Raises UsageError for options that do not go together, an
-    unknown recipe, one whose weights are missing, or a size that no patch divides.
+    `note` receives messages about adapted hyperparameters. Raises UsageError for conflicting options, an unknown
+    recipe, missing weights of a recipe, or an image size that is not divisible by the patch size.
     """
     if options.epochs is not None and options.steps is not None:
-        raise UsageError("--epochs and --steps say the same thing", "use one of them")
+        raise UsageError("--epochs and --steps exclude each other", "use one of them")
     check_native_aspect_options(options)
     named = get_recipe(options.recipe) if options.recipe else None
     if named is not None and named.from_weights and start is None:
-        raise UsageError(f"{named.name} starts from weights, and there are none", "name them with --init")
+        raise UsageError(f"{named.name} needs initial weights", "set them with --init")
     device = pick_device(options.device or "auto")
     kind = get_objective_config(options)
     outputs = len(kind.output_names(data.classes, data.targets))
@@ -94,21 +94,20 @@ def derive_run_config(
 def adapt_run_to_clips(
     run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
-    """The run with the stride that was asked for, and without mirrored clips: left and right may be what tells classes
-    apart."""
+    """Return the run with the requested stride, and without mirroring: left and right may distinguish classes."""
     stride = run.preprocess.stride if options.stride is None else options.stride
     if getattr(run.views, "flip", 0.0) and "views.flip" not in options.settings:
         run = replace(run, views=replace(run.views, flip=0.0))  # type: ignore[type-var]
-        note("clips are not mirrored, for directions may matter; --views.flip 0.5 mirrors half of them")
+        note("clips are not mirrored because motion directions may matter; --views.flip 0.5 mirrors half of them")
     return replace(run, preprocess=run.preprocess.adjust(stride=stride))
 
 
 def adapt_run_to_arrays(
     run: Run, options: TrainOptions, facts: DatasetInfo, start: WeightsInfo | None, note: NoteCallback
 ) -> Run:
-    """The run with preprocessing and views of volumes or signals. Volumes that are larger than what the model sees are
-    scaled to it, where neither weights nor `--preprocess.fit` say what is done; of signals a part is cut out. A run
-    that learns a class for each voxel has views of its own."""
+    """Return the run with preprocessing and views for volumes or signals. Volumes larger than the model input are
+    scaled to it unless the weights or `--preprocess.fit` define otherwise; signals are cropped. Runs that segment
+    voxels have separate views."""
     if run.objective.annotated:
         return run
     known = start.preprocess if start is not None else None
@@ -118,10 +117,10 @@ def adapt_run_to_arrays(
     if known is None and large and len(facts.size) == 3 and "preprocess.fit" not in options.settings:
         preprocess = preprocess.adjust(fit="squash")
         sides, seen = (" x ".join(map(str, size)) for size in (facts.size, run.model.image))
-        note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop cuts out their middle")
+        note(f"volumes of {sides} are scaled to {seen}; --preprocess.fit crop uses a centre crop")
     if rule := options.settings.get("preprocess.standardise"):
         preprocess = set_dotted_paths(preprocess, {"standardise": rule}, "preprocess.")
-    strength = 0.1 if preprocess.is_standardised else 0.0  # of deviations, which others do not have
+    strength = 0.1 if preprocess.is_standardised else 0.0  # in standard deviations, only for standardised inputs
     views = VolumeViews(
         scale=(1.0, 1.0),
         rotate=0.0,
@@ -135,17 +134,17 @@ def adapt_run_to_arrays(
     return replace(run, preprocess=preprocess, views=views)
 
 
-#: what samples are decoded to (`Preprocess.form`) -> how a run is fitted to them
+#: sample format (`Preprocess.form`) -> function that adapts a run
 RUN_ADAPTERS = {"clips": adapt_run_to_clips, "arrays": adapt_run_to_arrays}
 
 
 def get_objective_config(options: TrainOptions) -> type[ObjectiveConfig]:
-    """The config of what the options' recipe minimises: learning from labels, where none is named."""
+    """Return the objective config of the options' recipe; supervised learning if no recipe is set."""
     return get_recipe(options.recipe).objective if options.recipe else SupervisedConfig
 
 
 def advise_weights(run: Run) -> str:
-    """What to say of a run that begins from scratch on few photographs; an empty string for any other."""
+    """Return advice for a run from scratch on few photographs; an empty string for any other run."""
     if (
         run.init
         or not run.preprocess.is_browsable
@@ -156,13 +155,13 @@ def advise_weights(run: Run) -> str:
     source = find_published_name(run.model.name()) or find_published_name("ViT-S/16")
     kind = run.preprocess.noun if run.preprocess.is_animated else "photographs"
     return (
-        f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch: start from published "
+        f"{run.data.images:,} {kind} are few for training a Vision Transformer from scratch; start from published "
         f"weights, for example --init {source} (`vitreous models --weights` lists them), or from a file of weights"
     )
 
 
 def choose_default_recipe(data: Data, model: ModelConfig, start: WeightsInfo | None, facts: DatasetInfo) -> Recipe:
-    """The recipe where none is named."""
+    """Choose the default recipe."""
     if start is not None:
         return RECIPES["finetune" if start.classifies else "finetune-encoder"]
     small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
@@ -170,18 +169,17 @@ def choose_default_recipe(data: Data, model: ModelConfig, start: WeightsInfo | N
 
 
 def merge_preprocess(own: Preprocess, weights: Preprocess, recipe: Recipe) -> Preprocess:
-    """How pictures become input: as the weights had it, but a recipe with a protocol of its own takes only their mean
-    and deviation."""
+    """Return the preprocessing of the weights; a recipe with a fixed protocol uses only their mean and standard
+    deviation."""
     if recipe.name in DEFAULT_RECIPE_NAMES:
         return own.continue_from(weights)
     return own.with_moments(weights)
 
 
 def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallback) -> Run:
-    """The run with the images of a step that were asked for, or that an epoch has; the learning rate follows by the
-    recipe's rule.
+    """Set the batch size to the requested one, or to at most an epoch; the learning rate follows by the recipe's rule.
 
-    A length in steps stays so, and so does a warm-up in epochs. --lr is not touched. Says what changed.
+    A length in steps is kept, and so is a warm-up in epochs. --lr is not changed. Logs the changes.
     """
     before, batch, accumulate = (
         run.step_size,
@@ -213,10 +211,10 @@ def scale_batch(run: Run, recipe: Recipe, options: TrainOptions, note: NoteCallb
 
 
 def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
-    """The run with a warm-up of at most a tenth, where it has less than half of the steps that the recipe has on its
-    own data.
+    """Limit the warm-up to 10 % of the run if the run has less than half of the steps of the recipe on its reference
+    data.
 
-    Says so; a warm-up that was asked for stays.
+    Logs the change; a warm-up set by the user is kept.
     """
     named = options.warmup_steps is not None or "schedule.warmup_steps" in options.settings
     warmup, most = run.schedule.warmup_steps, run.steps // 10
@@ -227,10 +225,10 @@ def limit_warmup(run: Run, recipe: Recipe, own: int, options: TrainOptions, note
 
 
 def warm_up_ema(run: Run, recipe: Recipe, own: int, options: TrainOptions, note: NoteCallback) -> Run:
-    """Let the EMA warm up in a run of less than half of the steps that the recipe has on its own data.
+    """Enable EMA warm-up if the run has less than half of the steps of the recipe on its reference data.
 
-    Its average would otherwise keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. Logs
-    the change; a value that was set stays.
+    The average would otherwise keep much of the initial weights: 90 % after 1,000 steps with a decay of 0.9999. Logs
+    the change; a value set by the user is kept.
     """
     if run.ema is None or run.ema_warmup or options.ema_warmup is not None or run.steps >= own / 2:
         return run
@@ -239,7 +237,7 @@ def warm_up_ema(run: Run, recipe: Recipe, own: int, options: TrainOptions, note:
 
 
 def apply_train_options(run: Run, options: TrainOptions) -> Run:
-    """The run with every option that was given set, and every `--path.to.field` after them."""
+    """Set every given option in the run, and then every `--path.to.field`."""
     values = options.collect_run_fields()
     if options.keep_last:
         values["keep_best"] = False
@@ -252,7 +250,7 @@ def apply_train_options(run: Run, options: TrainOptions) -> Run:
     run = set_run_fields(run, values)
     if options.steps is not None:
         run = replace(run, epochs=options.steps * run.step_size / run.data.images)
-    own = run.recipe in ("", *DEFAULT_RECIPE_NAMES)  # whose warm-up is a twentieth of the run
+    own = run.recipe in ("", *DEFAULT_RECIPE_NAMES)  # the warm-up of these is 5 % of the run
     if (
         own
         and options.warmup_steps is None
@@ -263,15 +261,15 @@ def apply_train_options(run: Run, options: TrainOptions) -> Run:
 
 
 def parse_micro_batch(words: str | None) -> int:
-    """What --micro-batch says, where that is a number. Raises UsageError."""
+    """Parse a numeric --micro-batch. Raises UsageError."""
     if not (words or "").isdecimal() or int(words or "") < 1:
-        raise UsageError(f"--micro-batch cannot be {words}", "give a number of images, or auto")
+        raise UsageError(f"invalid --micro-batch: {words}", "give a number of images, or auto")
     return int(words or "")
 
 
 def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
-    """A copy of the run with fields, by their dotted paths, set together. Raises UsageError for a part of the run that
-    has no such field."""
+    """Copy the run with fields, by their dotted paths, set together. Raises UsageError for a field that does not
+    exist."""
     own: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -282,14 +280,14 @@ def set_run_fields(run: Run, values: dict[str, Any]) -> Run:
         paths = part.option_paths() if isinstance(part, ModelConfig) else [field.name for field in fields(part)]
         if unknown := changes.keys() - set(paths):
             kind = vars(part).get("name") or type(part).__name__
-            raise UsageError(f"{head}.{min(unknown)} is no setting of {kind}", "leave that option out")
+            raise UsageError(f"{head}.{min(unknown)} is not a setting of {kind}", "leave that option out")
         own[head] = change_fields(part, nest_paths(changes))
     return replace(run, **own)
 
 
 def choose_intervals(run: Run, options: TrainOptions) -> Run:
-    """How often to log, evaluate and save: by the length of the run, unless said."""
-    often = 20 if run.keep_best or run.early_stop else 6  # evaluations of a run, where nothing else is said
+    """Set logging, evaluation and checkpoint intervals from the length of the run, unless they are set."""
+    often = 20 if run.keep_best or run.early_stop else 6  # default number of evaluations per run
     chosen = {
         "log_every": options.log_every or max(1, min(50, run.steps // 20)),
         "evaluate_every": options.evaluate_every or max(1, run.steps // often),

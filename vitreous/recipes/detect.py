@@ -1,4 +1,4 @@
-"""Learning where objects are."""
+"""Recipes for object detection and instance segmentation."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ DETECT_LENGTH = TrainingLength(2e4, 5, 200)
 
 
 def make_detect_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Boxes of objects, and their masks where the data have any, for a few hundred images.
+    """Object detection, with masks if the data have them, for a few hundred images.
 
     vitreous train DATA --recipe NAME
 
-    Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, and cut, flipped and recoloured. Weights of any kind
-    go in by --init; their blocks then move more slowly than the heads, by layer decay.
+    Images are scaled to fit into 320 pixels, then by 0.8 to 1.25, cropped, flipped and colour-jittered. --init accepts
+    any weights; their blocks then have a lower learning rate than the heads, by layer decay.
     """
     batch = max(1, min(8, facts.images // 2))
     epochs = DETECT_LENGTH.epochs(facts.images)
@@ -59,10 +59,10 @@ def make_vitdet_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    WEIGHTS are a ViT of MAE. 184,375 steps of 64 images (H: 138,281); AdamW at 1e-4 with decay 0.1 and layer decay 0.7
-    (L: 0.8, H: 0.9), a tenth of the learning rate after 8/9 and 26/27 of the steps, 250 steps of warm-up; stochastic
-    depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The loss of boxes is smooth L1, as in
-    torchvision.
+    WEIGHTS are a MAE-pretrained ViT. 184,375 steps of 64 images (H: 138,281); AdamW at 1e-4 with decay 0.1 and layer
+    decay 0.7 (L: 0.8, H: 0.9), a tenth of the learning rate after 8/9 and 26/27 of the steps, 250 steps of warm-up;
+    stochastic depth 0.1 (L: 0.4, H: 0.5); large-scale jittering by 0.1 to 2 at 1024 pixels. The box loss is smooth L1,
+    as in torchvision.
     """
     return make_vitdet_base_run(model, facts, lr=1e-4, steps=138_281 if model.depth == 32 else 184_375)
 
@@ -72,10 +72,10 @@ def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainO
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `make_vitdet_run`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 objects an image of
-    scores above 0.02. Images of rare classes are shown more often, by repeat factors of threshold 0.001 (LVIS,
-    arXiv:1908.03195, appendix B.2), and the federated loss of a region counts 50 classes (arXiv:2103.07461). The
-    classes are drawn for each image, theirs for the images of a GPU; their background is one of the 50.
+    As `make_vitdet_run`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 detections per image
+    of scores above 0.02. Images of rare classes are repeated by repeat factors of threshold 0.001 (LVIS,
+    arXiv:1908.03195, appendix B.2), and the federated loss of a region uses 50 classes (arXiv:2103.07461). The classes
+    are drawn per image (original: per GPU, with background as one of the 50).
     """
     run = make_vitdet_base_run(model, facts, lr=1e-4 if model.depth == 32 else 2e-4, steps=156_250)
     if model.depth == 32:
@@ -85,7 +85,7 @@ def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainO
 
 
 def make_vitdet_base_run(model: ModelConfig, facts: DatasetInfo, lr: float, steps: int) -> Run:
-    """What ViTDet's recipes share."""
+    """Build a run with the common settings of ViTDet's recipes."""
     layer_decay, drop_path = {24: (0.8, 0.4), 32: (0.9, 0.5)}.get(model.depth, (0.7, 0.1))
     decay_on = "all" if model.depth == 32 else "vitdet"
     return make_mask_rcnn_run(
@@ -106,8 +106,8 @@ def make_swin_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: Tra
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    AdamW at 1e-4 with decay 0.05, 16 images a step, a tenth of the rate after epochs 27 and 33; images of several
-    sizes. Theirs are 480 to 800 pixels on the short side; these are 0.6 to 1 of what fits into 1024 x 1024. Windows
+    AdamW at 1e-4 with decay 0.05, batch size 16, a tenth of the learning rate after epochs 27 and 33; images of several
+    sizes: 0.6 to 1 times the size that fits into 1024 x 1024 (original: short side 480 to 800 pixels). Windows
     attend to the zeros that pad a grid. Heads have ViTDet's convolutions and norms.
     """
     return make_3x_schedule_run(
@@ -125,9 +125,9 @@ def make_adapter_mask_rcnn_run(model: ModelConfig, facts: DatasetInfo, options: 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
     As `swin-mask-rcnn`, with the adapter's batch norm over all processes; stochastic depth 0.1 for Ti, 0.2 S, 0.3 B,
-    0.4 L, layer decay 0.8 for L. Patches attend within windows of 14 x 14 tokens, but for the last block of each
-    quarter of the ViT. At the ends of a grid windows are smaller; the authors pad queries, keys and values with zeros.
-    L starts from AugReg's weights, whose images are normalised to [-1, 1].
+    0.4 L, layer decay 0.8 for L. Attention uses windows of 14 x 14 tokens, except in the last block of each
+    quarter of the ViT. Windows at the grid border are smaller; the authors pad queries, keys and values with zeros.
+    L starts from AugReg's weights, with images normalised to [-1, 1].
     """
     drop_path = {192: 0.1, 384: 0.2, 768: 0.3}.get(model.width, 0.4)
     decay_on, layer_decay = ("multi-axis", 0.8) if model.width >= 1024 else ("matrices", 1.0)
@@ -148,7 +148,7 @@ def global_attention_blocks(depth: int) -> tuple[int, ...]:
 
 
 def make_3x_schedule_run(model: ModelConfig, facts: DatasetInfo, decay_on: DecayRule, layer_decay: float = 1.0) -> Run:
-    """What runs of 36 epochs share, three times the usual 12."""
+    """Build a run with the common settings of 36-epoch recipes, three times the usual 12."""
     return make_mask_rcnn_run(
         model,
         facts,
@@ -171,7 +171,8 @@ def make_mask_rcnn_run(
     schedule: ScheduleConfig,
     views: SceneViews,
 ) -> Run:
-    """What COCO's recipes share: Mask R-CNN with ViTDet's heads, ImageNet's mean and deviation."""
+    """Build a run with the common settings of COCO's recipes: Mask R-CNN with ViTDet's heads, ImageNet's mean and
+    standard deviation."""
     parts = base_run_fields(model, facts)
     mean, std = IMAGENET_MOMENTS if model.channels == 3 else (parts["preprocess"].mean, parts["preprocess"].std)
     return Run(
@@ -186,7 +187,7 @@ def make_mask_rcnn_run(
 
 
 def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **changes: Any) -> Recipe:
-    """A recipe of COCO at 1024 pixels, from weights; `changes` are its further fields."""
+    """Build a COCO recipe at 1024 pixels, from weights; `changes` are further fields."""
     recipe = Recipe(
         name,
         make,
@@ -203,7 +204,7 @@ def build_coco_recipe(name: str, make: RunBuilder, about: str, source: str, **ch
 def list_detection_results(
     prefix: str, sizes: Sequence[str], data: str, rows: Sequence[str]
 ) -> tuple[tuple[str, str, str], ...]:
-    """Published figures of models of several sizes."""
+    """List published results of models of several sizes."""
     return tuple((prefix + size, data, row) for size, row in zip(sizes, rows, strict=True))
 
 
@@ -265,7 +266,7 @@ DETECTION_RECIPES = (
     Recipe(
         "detect",
         make_detect_run,
-        "objects, their boxes and masks, a few hundred images",
+        "object detection and instance segmentation, a few hundred images",
         "tuned here",
         models=("Conv16-32-64-128+ViT-192x4/16",),
         image=fixed_image_side(ANNOTATED_IMAGE_SIZES["objects"][0]),

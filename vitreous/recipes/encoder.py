@@ -1,4 +1,4 @@
-"""Fine-tuning of encoders that learned without labels: as MAE's and DINO's authors do it, and as tuned here."""
+"""Fine-tuning of self-supervised encoders: as published for MAE and DINO, and as tuned here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENCODER_LENGTHS = (("photographs", PHOTO_LENGTH), ("images up to 64 pixels", SMA
 
 
 class MAEFinetuneSettings(NamedTuple):
-    """What MAE's fine-tuning takes for a size of ViT: epochs, base rate for 256 images, layer decay, stochastic
+    """MAE's fine-tuning settings for a size of ViT: epochs, base learning rate for 256 images, layer decay, stochastic
     depth."""
 
     epochs: int
@@ -37,7 +37,7 @@ MAE_FINETUNE_SETTINGS = {
 
 
 def use_mean_pooling(model: ModelConfig, drop_path: float) -> ModelConfig:
-    """A ViT that answers from the mean of its patch tokens, which is normalised after it is taken, not before."""
+    """Return a ViT that pools patch tokens by their mean and normalises after pooling, not before."""
     pooled = {"pool": "mean", "norm.final": "pooled"} if model.pool == "class" else {}
     return replace_known_fields(
         model,
@@ -55,11 +55,11 @@ def make_mae_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
     vitreous train DATA --recipe NAME --init runs/mae
 
-    AdamW, 1024 images a step, lr 5e-4 x batch / 256 and 100 epochs for ViT-B, 1e-3 and 50 for L and H; layer decay 0.65
-    (0.75 for L and H), stochastic depth 0.1, 0.2 and 0.3, RandAugment m9 with deviation 0.5, MixUp 0.8 or CutMix 1,
-    erasing with noise, smoothing 0.1. The head reads the mean of the patch tokens, normalised by a LayerNorm of its own
-    in place of the last one. It starts at zero, where theirs is drawn with a deviation of 2e-5. Models of another depth
-    take the numbers of the next larger one.
+    AdamW, batch size 1024, lr 5e-4 x batch / 256 and 100 epochs for ViT-B, 1e-3 and 50 for L and H; layer decay 0.65
+    (0.75 for L and H), stochastic depth 0.1, 0.2 and 0.3, RandAugment m9 with std 0.5, MixUp 0.8 or CutMix 1,
+    erasing with noise, smoothing 0.1. The head uses the mean of the patch tokens, normalised by a separate LayerNorm
+    in place of the last one. It starts at zero (original: random with std 2e-5). Models of another depth
+    use the settings of the next larger one.
     """
     size = MAE_FINETUNE_SETTINGS[next((depth for depth in MAE_FINETUNE_SETTINGS if model.depth <= depth), 32)]
     lr = size.base * 1024 / 256
@@ -77,14 +77,14 @@ def make_mae_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
 
 def make_dino_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Fine-tuning of DINO's encoders on CIFAR: arXiv:2104.14294, Table 6, with the authors' numbers for ViT-B
+    """Fine-tuning of DINO's encoders on CIFAR: arXiv:2104.14294, Table 6, with the authors' settings for ViT-B
     (facebookresearch/dino, issues 81 and 144).
 
     vitreous train DATA --recipe NAME --init runs/dino
 
-    DeiT's augmentation with repeated augmentation, AdamW, 768 images a step at 224 pixels, lr 7.5e-6 whatever the batch
+    DeiT's augmentation with repeated augmentation, AdamW, batch size 768 at 224 pixels, lr 7.5e-6 for any batch size
     (5e-6 for CIFAR-100), 1000 epochs of which 5 warm up, weight decay 0.05, stochastic depth 0.1, no layer decay.
-    Random erasing is not listed there; its probability is DeiT's. The learning rate ends at 1e-6, where DeiT's script
+    Random erasing is not listed there; its probability is DeiT's. The learning rate ends at 1e-6; DeiT's script
     ends at 1e-5, above this peak.
     """
     lr = 7.5e-6
@@ -105,13 +105,13 @@ def make_dino_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Trai
 
 
 def make_finetune_encoder_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Images of any size from an encoder that learned without labels.
+    """Images of any size from a self-supervised encoder.
 
     vitreous train DATA --recipe NAME --init runs/mae
 
-    Taken without a name where the weights have no head. Layer decay keeps what the first blocks know, while the last
-    ones, which know least about classes, move as if they were new: lr 1e-3 x batch / 256 with decay 0.75, as MAE's
-    fine-tuning has it; images up to 64 pixels 2e-3 for 64 images.
+    The default if the weights have no head. Layer decay preserves the first blocks, while the last
+    ones, which are least specific to classes, train like new ones: lr 1e-3 x batch / 256 with decay 0.75, as in MAE's
+    fine-tuning; for images up to 64 pixels, 2e-3 for batch size 64.
     """
     small = max(model.image) <= MAX_SMALL_IMAGE_SIDE
     batch = max(1, min(64, facts.images // 4))
@@ -135,7 +135,7 @@ def make_finetune_encoder_run(model: ModelConfig, facts: DatasetInfo, options: T
 FINETUNE_ENCODER_RECIPE = Recipe(
     "finetune-encoder",
     make_finetune_encoder_run,
-    "images, from an encoder that learned without labels",
+    "images, from a self-supervised encoder",
     "tuned here",
     from_weights=True,
     lengths=ENCODER_LENGTHS,

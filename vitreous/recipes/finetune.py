@@ -1,5 +1,5 @@
-"""Fine-tuning: the paper's Table 4, AugReg's Table 4, and BiT's rule, all from weights with SGD and a new head of
-zeros."""
+"""Fine-tuning recipes: the paper's Table 4, AugReg's Table 4, and BiT's rule; all use SGD and a new zero-initialised
+head."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 FINETUNE_BATCH_SIZE = 512
 IMAGENET_LR_GRID, TRANSFER_LR_GRID = (0.003, 0.01, 0.03, 0.06), (0.001, 0.003, 0.01, 0.03)  # Table 4's grids
-#: models that the paper's code fine-tunes with dropout, and its rate (vit_jax/configs/models.py)
+#: models that the paper's code fine-tunes with dropout, and the dropout rate (vit_jax/configs/models.py)
 MODEL_DROPOUT = {"ViT-L/16": 0.1, "ViT-H/14": 0.1, "R50+ViT-B/16": 0.1, "R50+ViT-L/32": 0.1}
 
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """A line of a fine-tuning table. `steps` of 512 images, `warmup` of them; `lr` where no grid is run; `hold_out`:
-    the share of the training images on which the grid is judged."""
+    """A row of a fine-tuning table: `steps` and `warmup` of batch size 512; `lr` without grid search; `hold_out`: the
+    validation share of the training images for the grid."""
 
     data: str
     steps: int
@@ -89,7 +89,7 @@ VIT_TABLE4 = {
     ),
 }
 AUGREG_TRANSFER_LR_GRID, AUGREG_IMAGENET_LR_GRID = (0.001, 0.003, 0.01), (0.01, 0.03)
-#: arXiv:2106.10270, Table 4; its warm-up for VTAB is not printed: that of rows as long
+#: arXiv:2106.10270, Table 4; its warm-up for VTAB is not given: that of rows of the same length
 AUGREG_TABLE4 = {
     "imagenet": FinetuneSettings(
         "ImageNet",
@@ -158,12 +158,12 @@ AUGREG_TABLE4 = {
 
 
 def list_finetune_results(data: str, *figures: tuple[str, str, str]) -> tuple[PublishedResult, ...]:
-    """(model, what it was pre-trained on, accuracy on `data`)."""
+    """Return (model, pre-training data, accuracy on `data`) entries."""
     return tuple((model, f"{before}, fine-tuned on {data}", figure) for model, before, figure in figures)
 
 
 def list_vit_results(data: str, base: str, large: str) -> tuple[PublishedResult, ...]:
-    """Table 5: ViT-B/16 from ImageNet-21k and ViT-L/16 from JFT-300M."""
+    """List Table 5's results: ViT-B/16 from ImageNet-21k and ViT-L/16 from JFT-300M."""
     return list_finetune_results(data, ("ViT-B/16", "ImageNet-21k", base), ("ViT-L/16", "JFT-300M", large))
 
 
@@ -189,12 +189,13 @@ def make_sgd_optimizer(lr: float, clip: float | None = 1.0) -> OptimizerConfig:
 
 
 def set_dropout(model: ModelConfig, dropout: float) -> ModelConfig:
-    """A ViT with dropout and no stochastic depth, whatever the run that made the weights had. A ResNet stays."""
+    """Return a ViT with dropout and without stochastic depth, regardless of the run that trained its weights. A ResNet
+    is returned unchanged."""
     return replace_known_fields(model, {"regularization.dropout": dropout, "regularization.drop_path": 0.0})
 
 
 def make_table4_run(row: FinetuneSettings, model: ModelConfig, facts: DatasetInfo, ema: float | None = None) -> Run:
-    """The run of a row."""
+    """Build the run of a table row."""
     return Run(
         **google_run_fields(model, facts, squash=True),
         views=INCEPTION_VIEWS,
@@ -208,19 +209,19 @@ def make_table4_run(row: FinetuneSettings, model: ModelConfig, facts: DatasetInf
 
 
 def vit_finetune_run_builder(row: FinetuneSettings, ema: float | None = None) -> RunBuilder:
-    """A row of the paper's table, with the decay of Polyak's average if there is one."""
+    """Build runs from a row of the paper's table, with the decay of Polyak averaging if set."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """From weights, at a higher resolution: arXiv:2010.11929, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
-        SGD with momentum 0.9, 512 images a step, cosine, gradients clipped at norm 1, no decay; the learning rate is
-        that of Google's code until --lr-grid chooses one. 384 pixels, or the multiple of the patch nearest;
-        finetune-imagenet-512 takes 512 (518 for patches of 14) and Polyak's average with 0.9999, as Table 2's ImageNet
-        rows do. Dropout as in Google's code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. Its momentum is kept in
-        bfloat16, here in float32. Where a VTAB task asks how things lie, the paper leaves out the flip (--augment.flip
-        0) and, where it asks for places, the crop (--augment.crop 1 1).
+        SGD with momentum 0.9, batch size 512, cosine, gradients clipped at norm 1, no decay; the learning rate is
+        that of Google's code unless --lr-grid selects one. 384 pixels, or the nearest multiple of the patch size;
+        finetune-imagenet-512 uses 512 (518 for patches of 14) and Polyak averaging with 0.9999, as Table 2's ImageNet
+        rows. Dropout as in Google's code: 0.1 for ViT-L/16, ViT-H/14 and two hybrids. Original momentum in
+        bfloat16, here float32. For VTAB tasks that depend on orientation, the paper omits the flip (--augment.flip
+        0), and for those that depend on position, the crop (--augment.crop 1 1).
         """
         return make_table4_run(row, set_dropout(model, MODEL_DROPOUT.get(model.name(), 0.0)), facts, ema)
 
@@ -228,14 +229,14 @@ def vit_finetune_run_builder(row: FinetuneSettings, ema: float | None = None) ->
 
 
 def augreg_finetune_run_builder(row: FinetuneSettings) -> RunBuilder:
-    """A row of AugReg's table."""
+    """Build runs from a row of AugReg's table."""
 
     def make(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
         """From AugReg's weights: "How to train your ViT?", arXiv:2106.10270, Table 4.
 
         vitreous train DATA --recipe NAME --init WEIGHTS --lr-grid
 
-        SGD with momentum 0.9, 512 images a step, cosine, gradients clipped at norm 1, no decay, no dropout, 384 pixels.
+        SGD with momentum 0.9, batch size 512, cosine, gradients clipped at norm 1, no decay, no dropout, 384 pixels.
         """
         return make_table4_run(row, set_dropout(model, 0.0), facts)
 
@@ -243,14 +244,14 @@ def augreg_finetune_run_builder(row: FinetuneSettings) -> RunBuilder:
 
 
 def make_bit_hyperrule_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """BiT-HyperRule: everything from the number of images and their size (arXiv:1912.11370, section 3.3).
+    """BiT-HyperRule: all settings derived from the number of images and their size (arXiv:1912.11370, section 3.3).
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 but for the smallest; SGD, lr 0.003, a
-    tenth after 30, 60 and 90 % of the steps, of 500 steps after 40, 60 and 80 %. Pictures of less than 96 x 96 pixels
-    are shown at 128, others at 480 (448 for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and
-    cuts that out; here a crop takes at least as large a share of the area.
+    Below 20,000 images 500 steps, below 500,000 10,000, else 20,000; MixUp 0.1 except for the smallest; SGD, lr 0.003,
+    a tenth after 30, 60 and 90 % of the steps, of 500 steps after 40, 60 and 80 %. Images of less than 96 x 96 pixels
+    are used at 128, others at 480 (448 for ResNets smaller than R152x4: 384). BiT squashes them to 160, or 512, and
+    takes a random crop; here a crop covers at least the same share of the area.
     """
     steps, warmup = (500, 100) if facts.images < 20_000 else (10_000, 500) if facts.images < 500_000 else (20_000, 500)
     drops = (0.4, 0.6, 0.8) if steps == 500 else (0.3, 0.6, 0.9)
@@ -266,7 +267,7 @@ def make_bit_hyperrule_run(model: ModelConfig, facts: DatasetInfo, options: Trai
 
 
 def bit_resize_and_crop_sizes(name: str, facts: DatasetInfo) -> tuple[int, int]:
-    """Pixels that BiT scales a picture to, and that it cuts out; for smaller ResNets as arXiv:2010.11929 has it."""
+    """Return BiT's resize and crop sizes in pixels; those of smaller ResNets follow arXiv:2010.11929."""
     if facts.size[0] * facts.size[1] < 96 * 96:
         return 160, 128
     return (512, 480) if name == "BiT-R152x4" else (448, 384)
@@ -279,7 +280,7 @@ def build_table4_recipes(
     source: str,
     models: tuple[str, ...],
 ) -> tuple[Recipe, ...]:
-    """The rows of a table as recipes, their names after `prefix`."""
+    """Build recipes from the rows of a table, with names that start with `prefix`."""
     return tuple(
         Recipe(
             name=f"{prefix}-{name}",
@@ -321,7 +322,7 @@ FINETUNE_RECIPES = (
     Recipe(
         "bit-hyperrule",
         make_bit_hyperrule_run,
-        "weights to anything, by its size (BiT)",
+        "weights to any data set, by its size (BiT)",
         "arXiv:1912.11370, section 3.3",
         published=list_finetune_results(
             "ImageNet", ("BiT-R152x4", "ImageNet-21k", "85.39 %"), ("BiT-R152x4", "JFT-300M", "87.54 %")

@@ -19,7 +19,7 @@ from vitreous.recipes.recipe import DatasetInfo
 from vitreous.recipes.unlabelled import has_small_settings
 from vitreous.training.run import Run
 
-MIN_WEIGHTED_CLASSES = 8  # classes of pixels; weights raised mIoU with 11 classes and lowered it with 3
+MIN_WEIGHTED_CLASSES = 8  # pixel classes; class weights raised mIoU with 11 classes and lowered it with 3
 
 #: docs/pretraining.md, "Is it worth the time": with labels for all images, and with few
 SHORT_RUN_RESULT = (
@@ -39,19 +39,19 @@ UNLABELLED_RECIPE_NAMES = ("masked-patches", "mae", "dino", "dinov2")
 def fit_objective_to_labels(
     objective: ObjectiveConfig, data: Data, options: TrainOptions, facts: DatasetInfo
 ) -> ObjectiveConfig:
-    """The objective with a loss for the labels that images have, and the class weights that were asked for.
+    """Return the objective with a loss for the labels of the data, and the requested class weights.
 
-    Raises UsageError for a loss that cannot have such labels, and for balance where no labels are learned from.
+    Raises UsageError for a loss that does not support the labels, and for balancing if the objective uses no labels.
     """
     classed = objective.labelled and not objective.of_values
-    drawn = classed or (objective.generates and data.labelled)  # images may be drawn by their class
+    drawn = classed or (objective.generates and data.labelled)  # samples can be balanced by class
     word = "--sampling" if options.sampling == "balanced" and not drawn else ""
     weighted = classed or isinstance(objective, SegmentationConfig)
     word = "--class-weights" if options.class_weights == "balanced" and not weighted else word
     if word:
-        raise UsageError(f"{word} balanced reads classes, and {objective.name} learns without them", "leave it out")
+        raise UsageError(f"{word} balanced needs classes, and {objective.name} does not use them", "leave it out")
     if options.sampling == "repeat-factor" and not (drawn or objective.annotated):
-        problem = f"--sampling repeat-factor reads classes, and {objective.name} learns without them"
+        problem = f"--sampling repeat-factor needs classes, and {objective.name} does not use them"
         raise UsageError(problem, "leave it out")
     objective = objective.fitted(data.split("train").labels)
     if isinstance(objective, SegmentationConfig) and "objective.class_weights" not in options.settings:
@@ -68,19 +68,19 @@ def fit_objective_to_labels(
 
 
 def weigh_pixel_classes(facts: DatasetInfo, options: TrainOptions) -> tuple[float, ...]:
-    """The weight of each class in the loss of pixels, by the statistics of class maps: for `MIN_WEIGHTED_CLASSES`
-    classes or more, or where the options ask for balance; else, and without statistics, none."""
+    """Compute class weights for the pixel loss from class map statistics, for `MIN_WEIGHTED_CLASSES` classes or more,
+    or if balancing is set; otherwise, and without statistics, empty."""
     shares = facts.maps.shares if facts.maps else ()
     chosen = options.class_weights or ("balanced" if len(shares) >= MIN_WEIGHTED_CLASSES else "even")
     return compute_class_weights(shares) if chosen == "balanced" else ()
 
 
 def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
-    """Return one line with the settings that a recipe has for small images and few photographs, where a run takes them
-    in place of the published ones; an empty string for any other run."""
+    """Describe in one line the settings for small images and few photographs that a run uses instead of the published
+    ones; an empty string for any other run."""
     if run.recipe not in UNLABELLED_RECIPE_NAMES or not has_small_settings(run.model, info, options):
         return ""
-    settings, objective = [f"{run.step_size} images a step", f"learning rate {run.optimizer.lr:g}"], run.objective
+    settings, objective = [f"batch size {run.step_size}", f"learning rate {run.optimizer.lr:g}"], run.objective
     if isinstance(objective, MAEConfig):
         settings.append(f"a decoder of {objective.decoder_depth} blocks of {objective.decoder_width}")
     if isinstance(objective, DINOConfig | DINOv2Config):
@@ -89,21 +89,21 @@ def describe_small_settings(run: Run, info: DatasetInfo, options: TrainOptions) 
         settings.append(f"KoLeo {objective.koleo:g}")
         settings.append(f"teacher momentum {momentum.start:g} to {momentum.end:g}")
         settings.append(f"teacher temperature {temperature.end:g}")
-    return f"{run.recipe} takes our settings for small sets, not the published ones: {', '.join(settings)}"
+    return f"{run.recipe} uses settings tuned for small datasets instead of the published ones: {', '.join(settings)}"
 
 
 def advise_pretraining(run: Run, info: DatasetInfo, options: TrainOptions) -> str:
-    """Return what was measured of pre-training in equal time where it lost: on small sets whose images have labels,
-    and by `mae` on those without; an empty string for any other run."""
+    """Return measured disadvantages of pre-training at equal training time: on small labelled sets, and for `mae` on
+    small unlabelled sets; an empty string for any other run."""
     if run.init or not describe_small_settings(run, info, options):
         return ""
     if len(run.data.classes) > 1:
         figures = LABELLED_RESULTS.get(run.recipe, LABELLED_RESULTS["mae"])
         hint = "leave --recipe out unless most of your images have no labels"
-        return f"the images have labels, and {run.recipe} learns without them: {figures} (docs/pretraining.md); {hint}"
+        return f"the images have labels, which {run.recipe} does not use: {figures} (docs/pretraining.md); {hint}"
     if run.recipe == "mae":
         return (
-            f"mae is slow on small sets: {FEW_LABELS_RESULT} (docs/pretraining.md); "
-            f"use --recipe dino, or train for long"
+            f"mae is slow on small datasets: {FEW_LABELS_RESULT} (docs/pretraining.md); "
+            f"use --recipe dino, or train longer"
         )
     return ""

@@ -1,4 +1,5 @@
-"""Making images and clips: diffusion as published for DiT, flows as for SiT, and for small ones as tuned here."""
+"""Image and clip generation: diffusion as published for DiT, flow matching as for SiT, and settings for small models
+tuned here."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ MAX_IMAGE_BATCH, MAX_CLIP_BATCH = 128, 32
 
 
 def make_dit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Other sizes than the paper's: tuned here.
+    """DiT: arXiv:2212.09748, section 4, and facebookresearch/DiT. Other model sizes: tuned here.
 
     vitreous train DATA --recipe NAME --model DiT-XL/2
 
-    7 million steps of 256 images (XL; 400,000 for comparisons), Adam at 1e-4 without warm-up, decay or clipping, an
-    average of the weights with a decay of 0.9999, a flip.
+    7 million steps of 256 images (XL; 400,000 in ablations), Adam at 1e-4 without warm-up, decay or clipping, an
+    EMA of the weights with a decay of 0.9999, horizontal flips.
     """
     if not has_paper_size(model):
         return make_small_generator_run(model, facts, DiffusionConfig(betas="cosine"))
@@ -34,12 +35,12 @@ def make_dit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
 
 def make_sit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """SiT with straight lines, which is rectified flow: arXiv:2401.08740 (otherwise as DiT). Other sizes than the
-    paper's: tuned here.
+    """SiT with linear paths (rectified flow): arXiv:2401.08740 (otherwise as DiT). Other model
+    sizes: tuned here.
 
     vitreous train DATA --recipe NAME --model DiT-XL/2
 
-    The published sizes get times of 0 to 1, as the authors' do, small models times of 0 to 1000.
+    The published sizes use times in 0 to 1, like the authors; small models use times in 0 to 1000.
     """
     if not has_paper_size(model):
         return make_small_generator_run(model, facts, FlowConfig(times="logit-normal"))
@@ -47,14 +48,15 @@ def make_sit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
 
 def has_paper_size(model: ModelConfig) -> bool:
-    """Whether a model has one of the paper's sizes, S to XL, whose numbers it then takes."""
+    """Return whether a model has one of the paper's sizes, S to XL, and thus uses the published hyperparameters."""
     return model.generates_images and model.name().removeprefix("DiT-").partition("/")[0] in DIT_SHAPES
 
 
 def generator_run_fields(
     model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig, flip: bool
 ) -> dict[str, Any]:
-    """What every run of a generator has: latents are not flipped, as they are not latents of the flipped image."""
+    """Return the common fields of generator runs; latents are not flipped, because they are not latents of the flipped
+    image."""
     if facts.latents is not None:
         objective = replace(objective, autoencoder=facts.latents.autoencoder)
     views = Augment(flip=0.5 if flip and facts.latents is None else 0.0)
@@ -62,7 +64,7 @@ def generator_run_fields(
 
 
 def make_paper_generator_run(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
-    """A run as the papers have it."""
+    """Build a run with the published settings."""
     return Run(
         **generator_run_fields(model, facts, objective, flip=True),
         optimizer=OptimizerConfig("adamw", lr=1e-4, weight_decay=0.0, clip=None),
@@ -75,8 +77,9 @@ def make_paper_generator_run(model: ModelConfig, facts: DatasetInfo, objective: 
 
 
 def make_small_generator_run(model: ModelConfig, facts: DatasetInfo, objective: GeneratorConfig) -> Run:
-    """A run of a small model, on a processor: grey images are not flipped, for letters and digits are grey, nor are
-    clips, of which fewer are shown, a step and in all, for they cost more; their numbers are not tuned."""
+    """Build a run of a small model for a CPU. Grey images are not flipped, because letters and digits are grey, and
+    neither are clips. Clips have a smaller batch size and a shorter training because they cost more; their
+    hyperparameters are not tuned."""
     clips = facts.template.is_animated
     batch = max(1, min(MAX_CLIP_BATCH if clips else MAX_IMAGE_BATCH, facts.images // 4))
     epochs = (CLIP_GENERATOR_LENGTH if clips else GENERATOR_LENGTH).epochs(facts.images)
@@ -97,7 +100,7 @@ def make_small_generator_run(model: ModelConfig, facts: DatasetInfo, objective: 
 
 
 def get_generator_image_side(name: str, facts: DatasetInfo) -> int:
-    """Small images as they are, others at 64 pixels."""
+    """Return the image size: unchanged for small images, 64 pixels for others."""
     return min(max(facts.size), MAX_SMALL_IMAGE_SIDE)
 
 
@@ -114,7 +117,7 @@ GENERATION_RECIPES = (
     Recipe(
         "dit",
         make_dit_run,
-        "images by diffusion",
+        "image generation by diffusion",
         "arXiv:2212.09748",
         published=(
             ("DiT-XL/2", "ImageNet at 256 pixels, guidance 1.5", "FID-50K 2.27"),
@@ -127,7 +130,7 @@ GENERATION_RECIPES = (
     Recipe(
         "sit",
         make_sit_run,
-        "images along straight lines from noise",
+        "image generation by rectified flow",
         "arXiv:2401.08740",
         published=(("SiT-XL/2", "ImageNet at 256 pixels, guidance 1.5, SDE sampler", "FID-50K 2.06"),),
         objective=FlowConfig,

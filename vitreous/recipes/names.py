@@ -1,10 +1,11 @@
-"""The recipes' names. Needs no PyTorch, so a wrong one is refused at once; the recipes themselves are in `registry`."""
+"""The names of the recipes. Does not import PyTorch, so unknown names are rejected immediately; the recipes are in
+`registry`."""
 
 from __future__ import annotations
 
 from vitreous.errors import UsageError, suggest_nearest
 
-#: AugReg's augmentations (arXiv:2106.10270): RandAugment's layers, its magnitude, MixUp's alpha
+#: AugReg's augmentations (arXiv:2106.10270): RandAugment layers, its magnitude, MixUp alpha
 AUGREG_LEVELS = {
     "none": (0, 0, 0.0),
     "light1": (2, 0, 0.0),
@@ -15,7 +16,7 @@ AUGREG_LEVELS = {
     "strong2": (2, 20, 0.8),
 }
 
-#: those that a run takes when none is named
+#: default recipes
 DEFAULT_RECIPE_NAMES = ("digits", "small", "photos", "finetune", "finetune-encoder")
 
 RECIPE_NAMES = (
@@ -51,9 +52,7 @@ RECIPE_NAMES = (
 
 
 def check_recipe_name(name: str) -> str:
-    """The name, if a recipe is called so. Raises UsageError with the nearest."""
+    """Return the name if a recipe has it. Raises UsageError with the nearest name."""
     if name not in RECIPE_NAMES:
-        raise UsageError(
-            f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "`vitreous recipes` lists them"
-        )
+        raise UsageError(f"unknown recipe {name}", suggest_nearest(name, RECIPE_NAMES) or "list them: vitreous recipes")
     return name

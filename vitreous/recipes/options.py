@@ -1,7 +1,7 @@
-"""The options of `train`, each stated once; an unset one (None) is derived from the data, the model and the machine.
+"""The options of `train`, defined once; unset options (None) are derived from the data, the model and the machine.
 
-`vitreous train --help`, the keywords of `vitreous.train` (`vitreous/keywords.py`), the fields of `Run` that options set
-and the suggestions for names of other libraries are all read from the fields of `TrainOptions`.
+The fields of `TrainOptions` define `vitreous train --help`, the keywords of `vitreous.train` (`vitreous/keywords.py`),
+the fields of `Run` that options set, and the suggestions for option names of other libraries.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from vitreous.config import OptionAliases, OptionalPath, get_field_markers
 from vitreous.errors import UsageError
 from vitreous.weights.options import WeightsOptions
 
-INIT_FROM_SCRATCH = "none"  # the value of --init that refuses weights
+INIT_FROM_SCRATCH = "none"  # value of --init that disables weights
 
 
 @dataclass(frozen=True)
 class RunField:
-    """Marks an option, by `Annotated[type, RunField(path)]`, as the value of the field of `Run` at a dotted path, if it
-    is set: if it is not its default. `none` is the value that stands for None there."""
+    """Mark an option, by `Annotated[type, RunField(path)]`, as the value of the field of `Run` at a dotted path, if it
+    differs from its default. `none` is the option value for None."""
 
     path: str
     none: Any = None
@@ -274,9 +274,9 @@ class TrainOptions(WeightsOptions):
         return {paths[name].path: None if value == paths[name].none else value for name, value in given.items()}
 
     def require_data_source(self) -> None:
-        """Raise UsageError where no data set is named and no run says which."""
+        """Raise UsageError if neither a data set nor a run to resume is given."""
         if not self.data and not self.resume:
-            raise UsageError("no data set is named", "vitreous train DATA: `digits`, a folder of images or a CSV file")
+            raise UsageError("no dataset is given", "give DATA: `digits`, a folder of images or a CSV file")
 
 
 @cache

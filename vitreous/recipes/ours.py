@@ -1,4 +1,4 @@
-"""The recipes that are tuned here, one of which a run takes when none is named."""
+"""Recipes tuned for this package, which are the defaults."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from vitreous.recipes.recipe import DatasetInfo, Recipe, TrainingLength, base_ru
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 BENCHMARKS_PAGE = "benchmarks/README.md"
-# small pictures: models with convolutions in front, and others
+# small images: models with a convolutional stem, and others
 CONV_STEM_LENGTH, PATCH_STEM_LENGTH = TrainingLength(3.6e5, 8, 300), TrainingLength(4.5e5, 10, 300)
-WIDE_SHIFT_EPOCHS = 10  # epochs from which wider shifts pay
+WIDE_SHIFT_EPOCHS = 10  # number of epochs above which larger shifts help
 PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH = TrainingLength(1e5, 5, 100), TrainingLength(2e4, 5, 100)  # photographs
 
 
 def make_digits_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """The embedded set of handwritten digits, a minute on two cores. Figures: benchmarks/README.md.
+    """The included handwritten digits, a minute on two cores. Results: benchmarks/README.md.
 
     vitreous train digits
     """
@@ -37,13 +37,13 @@ def make_digits_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
 
 def make_small_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Pictures up to 64 pixels from scratch, as CIFAR. Figures: benchmarks/README.md.
+    """Images up to 64 pixels from scratch, such as CIFAR. Results: benchmarks/README.md.
 
     vitreous train DATA --recipe NAME
 
-    Half the patches are left out in the first part of the run, but where convolutions have made few tokens of them
-    (`Conv+ViT-128x4/8`): there all stay, fewer epochs do, the filters move faster than the blocks, and images that are
-    shown more than ten times are shifted by up to an eighth of their side, not a sixteenth.
+    Half of the patches are dropped in the first part of the run, except for models with a convolutional stem and few
+    tokens (`Conv+ViT-128x4/8`). Those keep all patches, train for fewer epochs, use a higher learning rate for filters,
+    and shift images by up to an eighth of their size instead of a sixteenth, if there are more than ten epochs.
     """
     few = model.front == "conv"
     batch = max(1, min(128, facts.images // 4))
@@ -76,7 +76,7 @@ def make_photos_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
 
 def make_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Pictures of any size from weights: as `make_photos_run`, with a tenth of the learning rate, a fifth of the
+    """Images of any size from weights: as `make_photos_run`, with a tenth of the learning rate, a fifth of the
     epochs, no RandAugment.
 
     vitreous train DATA --init WEIGHTS
@@ -85,7 +85,7 @@ def make_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
 
 
 def make_adamw_photo_run(model: ModelConfig, facts: DatasetInfo, started: bool) -> Run:
-    """Photographs, from scratch or from weights."""
+    """Build a run on photographs, from scratch or from weights."""
     batch = max(1, min(64, facts.images // 4))
     epochs = (PHOTO_FINETUNE_LENGTH if started else PHOTO_SCRATCH_LENGTH).epochs(facts.images)
     steps = max(1, round(epochs * facts.images / batch))
@@ -101,17 +101,17 @@ def make_adamw_photo_run(model: ModelConfig, facts: DatasetInfo, started: bool) 
     )
 
 
-SMALL_RECIPE_LENGTHS = (("convolutions in front", CONV_STEM_LENGTH), ("other models", PATCH_STEM_LENGTH))
+SMALL_RECIPE_LENGTHS = (("convolutional stem", CONV_STEM_LENGTH), ("other models", PATCH_STEM_LENGTH))
 PHOTO_RECIPE_FIELDS: dict[str, Any] = {"data": "photographs", "floor": 64}
 SCRATCH_LENGTHS, FINETUNE_LENGTHS = (
     (("any model", length),) for length in (PHOTO_SCRATCH_LENGTH, PHOTO_FINETUNE_LENGTH)
 )
 DEFAULT_RECIPES = (
-    Recipe("digits", make_digits_run, "the embedded digits", BENCHMARKS_PAGE, rule="fixed", data="digits"),
+    Recipe("digits", make_digits_run, "the included digits", BENCHMARKS_PAGE, rule="fixed", data="digits"),
     Recipe(
         "small",
         make_small_run,
-        "pictures up to 64 pixels, from scratch",
+        "images up to 64 pixels, from scratch",
         BENCHMARKS_PAGE,
         rule="fixed",
         data="CIFAR-10",
@@ -128,7 +128,7 @@ DEFAULT_RECIPES = (
     Recipe(
         "finetune",
         make_finetune_run,
-        "pictures, from weights",
+        "images, from weights",
         "tuned here",
         from_weights=True,
         lengths=FINETUNE_LENGTHS,

@@ -1,4 +1,4 @@
-"""Training on pictures at their own aspect ratio (NaViT, arXiv:2307.06304): what the options say of a run."""
+"""Settings for training at native aspect ratio (NaViT, arXiv:2307.06304)."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from vitreous.training.run import Run
 
 
 def parse_token_range(words: str) -> tuple[int, int]:
-    """What --tokens says: `256`, or `64-256` for any number between. Raises UsageError for anything else."""
+    """Parse --tokens: `256`, or `64-256` for any number between. Raises UsageError for anything else."""
     low, _, high = words.partition("-")
     if not low.isdecimal() or not (high.isdecimal() or words == low) or int(low) > int(high or low):
-        raise UsageError(f"--tokens cannot be {words}", "give a number of patches, as 256, or two, as 64-256")
+        raise UsageError(f"invalid --tokens: {words}", "give a number of patches, 256, or a range, 64-256")
     for number in (low, high or low):
         check_token_budget(int(number))
     return int(low), int(high or low)
 
 
 def check_native_aspect_options(options: TrainOptions) -> None:
-    """Raise UsageError for options of pictures at their own aspect that do not go together."""
+    """Raise UsageError for conflicting options of native aspect ratio."""
     if options.tokens is not None and not options.native_aspect:
-        raise UsageError("--tokens is about pictures at their own aspect ratio", "add --native-aspect, or leave it out")
+        raise UsageError("--tokens needs --native-aspect", "add --native-aspect, or leave it out")
     if options.native_aspect and options.image_size is not None:
-        problem = "--image-size is one size for all pictures, and with --native-aspect each has its own"
-        raise UsageError(problem, "say how many patches a picture has: --tokens 256")
+        problem = "--image-size sets one size for all images, but --native-aspect has none"
+        raise UsageError(problem, "set the number of patches: --tokens 256")
     if options.tokens is not None:
         parse_token_range(options.tokens)
 
 
 def set_square_image(model: ModelConfig, options: TrainOptions) -> ModelConfig:
-    """The model of a fresh run, whose own image is the largest square of so many tokens as were asked for: positions
-    are resized from its grid. Raises UsageError for a model that cannot take pictures of many sizes."""
+    """Set the image size of a new model to the largest square with the requested number of tokens; positions are
+    resized from its grid. Raises UsageError for a model that does not support several image sizes."""
     check_can_pack(model)
     if options.tokens is None:
         return model
@@ -48,18 +48,18 @@ def set_square_image(model: ModelConfig, options: TrainOptions) -> ModelConfig:
 
 
 def use_native_aspect(run: Run, options: TrainOptions, note: Callable[[str], None]) -> Run:
-    """The run on pictures at their own aspect, of as many tokens as were asked for, or as the model's own image has.
+    """Set the run to native aspect ratio, with the requested number of tokens, or that of the model's image size.
 
-    Raises UsageError as `Run` does, and for views that make pictures of one size.
+    Raises UsageError as `Run` does, and for views that produce images of one size.
     """
     if not options.native_aspect:
         if run.preprocess.stacks:
             return run
-        note("pictures are cut to squares, other than for the weights: --native-aspect keeps their aspect ratio")
+        note("images are cropped to squares, unlike in the weights; --native-aspect keeps the aspect ratio")
         return replace(run, preprocess=run.preprocess.with_one_size("crop"))
     own = math.prod(run.model.grid)
     low, high = parse_token_range(options.tokens) if options.tokens is not None else (own, own)
     if not isinstance(run.views, Augment):
-        raise UsageError(f"{run.objective.name} takes pictures of one size", "leave --native-aspect out")
+        raise UsageError(f"{run.objective.name} needs images of one size", "leave --native-aspect out")
     preprocess = NativePreprocess.of(run.preprocess, high, run.model.patch)
     return replace(run, preprocess=preprocess, views=replace(run.views, fewest_tokens=low if low < high else 0))

@@ -1,4 +1,4 @@
-"""The paper's pre-training: Table 3 for ViTs and hybrids, Table 7 and BiT's own numbers for ResNets."""
+"""The paper's pre-training recipes: Table 3 for ViTs and hybrids, Table 7 and BiT's hyperparameters for ResNets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 PRETRAIN_BATCH_SIZE, PRETRAIN_WARMUP_STEPS = 4096, 10_000
 VIT_MODELS = ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32")
 
-#: model -> epochs, learning rate on JFT-300M; the longer run where Table 3 has two
+#: model -> epochs, learning rate on JFT-300M; the longer run if Table 3 has two
 JFT_HYPERPARAMETERS = {
     "ViT-B/16": (7, 8e-4),
     "ViT-B/32": (7, 8e-4),
@@ -40,12 +40,12 @@ JFT_RESNET_HYPERPARAMETERS = {
     "BiT-R152x1": (7, 6e-4),
     "BiT-R152x2": (7, 6e-4),
 }
-#: data set -> epochs, and after how many of them BiT divides the learning rate by ten
+#: data set -> epochs, and the epochs after which BiT divides the learning rate by ten
 BIT_SCHEDULES = {"JFT-300M": (40, (10, 23, 30, 37)), "ImageNet": (90, (30, 60, 80)), "ImageNet-21k": (90, (30, 60, 80))}
 
 
 def make_adam_optimizer(lr: float, decay: float, clip: float | None = None) -> OptimizerConfig:
-    """Adam with decoupled decay on every parameter, norms and biases too (B.1)."""
+    """Return Adam with decoupled decay of every parameter, norms and biases included (B.1)."""
     return OptimizerConfig("adamw", lr=lr, betas=(0.9, 0.999), weight_decay=decay, decay_on="all", clip=clip)
 
 
@@ -54,8 +54,8 @@ def make_vit_imagenet_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
-    Batch 4096, 224 pixels, gradients clipped at norm 1 as for ImageNet alone; decay on every parameter. The paper does
-    not name the loss: softmax cross-entropy here. It tuned label smoothing too and does not print the value: none here.
+    Batch 4096, 224 pixels, gradients clipped at norm 1, only for ImageNet; decay on every parameter. The paper does
+    not give the loss: softmax cross-entropy here. It also tuned label smoothing without giving the value: none here.
     """
     return Run(
         **google_run_fields(apply_google_settings(model, options, 0.1), facts),
@@ -72,8 +72,8 @@ def make_vit_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: Tr
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
-    Sigmoid loss, as BiT and "Scaling Vision Transformers" say of the paper, with the head's biases at -ln K. For ViT-L
-    the table has 30 epochs too: --epochs 30. ViT-H/14 was trained on it (Table 5) with numbers that are not printed.
+    Sigmoid loss, according to BiT and "Scaling Vision Transformers", with head biases at -ln K. The 30-epoch
+    run of ViT-L: --epochs 30. ViT-H/14 was trained on it (Table 5) with unpublished hyperparameters.
     """
     return Run(
         **google_run_fields(apply_google_settings(model, options, 0.1), facts),
@@ -87,12 +87,12 @@ def make_vit_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: Tr
 
 
 def make_vit_jft_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """ViTs and hybrids on JFT-300M, images with several labels: arXiv:2010.11929, Table 3.
+    """ViTs and hybrids on JFT-300M, multi-label images: arXiv:2010.11929, Table 3.
 
     vitreous train DATA --recipe NAME --model ViT-H/14
 
-    Epochs and learning rate are those of the model's row; a model without a row takes ViT-B's. For ViT-L/16 and
-    R50+ViT-L/16 the table has 7 epochs too: --epochs 7.
+    Epochs and learning rate are those of the model's row; a model without a row uses ViT-B's. The 7-epoch run of
+    ViT-L/16 and R50+ViT-L/16: --epochs 7.
     """
     return make_jft_run(
         JFT_HYPERPARAMETERS.get(model.name(), JFT_HYPERPARAMETERS["ViT-B/16"]),
@@ -106,7 +106,7 @@ def make_bit_jft_adam_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
     vitreous train DATA --recipe NAME --model BiT-R152x2
 
-    A ResNet without a row takes that of R50x1.
+    A ResNet without a row uses that of R50x1.
     """
     return make_jft_run(
         JFT_RESNET_HYPERPARAMETERS.get(model.name(), JFT_RESNET_HYPERPARAMETERS["BiT-R50x1"]), model, facts
@@ -114,7 +114,7 @@ def make_bit_jft_adam_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
 
 def make_jft_run(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo) -> Run:
-    """Table 3's run on JFT-300M for (epochs, learning rate)."""
+    """Build Table 3's run on JFT-300M from (epochs, learning rate)."""
     return Run(
         **google_run_fields(model, facts),
         views=INCEPTION_VIEWS,
@@ -127,7 +127,7 @@ def make_jft_run(row: tuple[int, float], model: ModelConfig, facts: DatasetInfo)
 
 
 def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
-    """BiT's pre-training on a data set, or as many epochs of it on the same stairs."""
+    """Build BiT's pre-training on a data set, or with a number of epochs on the same step schedule."""
     whole, drops = BIT_SCHEDULES[data]
     multilabel = data != "ImageNet"
 
@@ -136,9 +136,9 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
 
         vitreous train DATA --recipe NAME --model BiT-R50x1
 
-        On JFT-300M, 7 epochs for Table 7 of arXiv:2010.11929; BiT itself took --epochs 40, the stairs at the same
-        shares. Sigmoid loss but for ImageNet. Decay is beside the gradient here; where it is part of it, momentum 0.9
-        makes ten times as much of it.
+        On JFT-300M, 7 epochs for Table 7 of arXiv:2010.11929; BiT used --epochs 40, with the steps at the same
+        shares. Sigmoid loss except for ImageNet. Decay is decoupled here; as part of the gradient, momentum 0.9
+        makes it ten times as strong.
         """
         return Run(
             **google_run_fields(model, facts),
@@ -159,18 +159,18 @@ def bit_sgd_run_builder(data: str, epochs: int | None = None) -> RunBuilder:
 
 
 def list_table5_results(data: str, **figures: float) -> tuple[PublishedResult, ...]:
-    """ImageNet top-1 after fine-tuning at 384 pixels, by model: B16=77.91."""
+    """List ImageNet top-1 after fine-tuning at 384 pixels, by model: B16=77.91."""
     after = f"{data}, fine-tuned on ImageNet at 384 pixels"
     return tuple((f"ViT-{key[0]}/{key[1:]}", after, f"{value:.2f} %") for key, value in figures.items())
 
 
 def list_table6_results(**figures: float) -> tuple[PublishedResult, ...]:
-    """The same from JFT-300M, for hybrids of R50."""
+    """List the results from JFT-300M, for hybrids of R50."""
     return tuple((f"R50+{model}", after, figure) for model, after, figure in list_table5_results("JFT-300M", **figures))
 
 
 def list_table7_results(r50: float, r152: float) -> tuple[PublishedResult, ...]:
-    """ImageNet top-1 of the two ResNets of Table 7."""
+    """List ImageNet top-1 of the two ResNets of Table 7."""
     after = "JFT-300M for 7 epochs, fine-tuned on ImageNet"
     return (("BiT-R50x1", after, f"{r50} %"), ("BiT-R152x2", after, f"{r152} %"))
 
@@ -198,7 +198,7 @@ PRETRAIN_RECIPES = (
     build_pretraining_recipe(
         "vit-jft",
         make_vit_jft_run,
-        "ViT and hybrids, several labels an image",
+        "ViT and hybrids, multi-label",
         VIT_PAPER,
         list_table5_results("JFT-300M", B16=84.15, B32=80.73, L16=87.12, L32=84.37, H14=88.04)
         + list_table6_results(B16=85.58, B32=84.90, L16=87.12, L32=85.68),
@@ -208,7 +208,7 @@ PRETRAIN_RECIPES = (
     build_pretraining_recipe(
         "bit-jft-adam",
         make_bit_jft_adam_run,
-        "ResNet, several labels an image, Adam",
+        "ResNet, multi-label, Adam",
         "arXiv:2010.11929, Tables 3 and 7",
         list_table7_results(77.54, 84.97),
         data="JFT-300M",
@@ -217,7 +217,7 @@ PRETRAIN_RECIPES = (
     build_pretraining_recipe(
         "bit-jft-sgd",
         bit_sgd_run_builder("JFT-300M", 7),
-        "ResNet, several labels an image, SGD",
+        "ResNet, multi-label, SGD",
         "arXiv:2010.11929, Table 7",
         list_table7_results(78.24, 84.37),
         data="JFT-300M",

@@ -1,4 +1,4 @@
-"""What a recipe is, and what recipes have in common."""
+"""The `Recipe` class, and settings shared by recipes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from vitreous.recipes.options import TrainOptions
 from vitreous.training.run import OptimizerConfig, Run
 
 LRScalingRule = Literal["linear", "sqrt", "fixed"]
-PublishedResult = tuple[str, str, str]  # model, data set, figure
+PublishedResult = tuple[str, str, str]  # model, data set, result
 
-#: the paper's pre-training and fine-tuning crop: Inception's, read without antialiasing, and a flip (Google's
+#: the paper's crop for pre-training and fine-tuning: Inception's, without antialiasing, and a flip (Google's
 #: input_pipeline.py)
 INCEPTION_VIEWS = Augment(crop=(0.05, 1.0), ratio=(0.75, 1.33), crop_style="inception", crop_filter="aliased", flip=0.5)
-#: share of the training images that --lr-grid holds out below so many of them, where a recipe's table has none: Pets',
+#: default share of the training images that --lr-grid holds out below a number of images: Pets',
 #: CIFAR's, ImageNet's
 HOLD_OUT_SHARES = ((10_000, 0.1), (200_000, 0.02), (math.inf, 0.01))
-MIN_SCRATCH_IMAGES = 10_000  # photographs: fewer are few for a Vision Transformer from scratch
-CENTER_CROP_SHARE = 224 / 256  # of the short side: the centre that a pre-trained model is judged on
+MIN_SCRATCH_IMAGES = 10_000  # photographs; fewer are few for a Vision Transformer from scratch
+CENTER_CROP_SHARE = 224 / 256  # of the short side: the centre crop for evaluation of pre-trained models
 
 
 PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 1, 1))  # of any size
@@ -41,10 +41,10 @@ PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """What the data say: how many training images, their size, as `Preprocess.image` has it, their channels, a
-    `template` of the preprocessing with the settings that follow from the files, whether they have masks of objects,
-    of what they are latents, if any, whether some of the clips are pictures, of one frame, and for recipes that choose
-    by them the statistics of the class maps."""
+    """Properties of the data: number of training images, their size as in `Preprocess.image`, their channels, a
+    `template` of the preprocessing with the settings derived from the files, whether they have object masks, the type
+    of latents, if any, whether some clips are single-frame images, and the statistics of the class maps, for recipes
+    that need them."""
 
     images: int
     size: tuple[int, ...]
@@ -57,7 +57,7 @@ class DatasetInfo:
     maps: MapStatistics | None = None
 
 
-#: data set -> what it is, and its classes; the sizes of photographs are examples
+#: data set -> description and classes; the sizes of photographs are examples
 REFERENCE_DATASETS = {
     "ImageNet": (DatasetInfo(1_281_167, (375, 500), 3), 1000),
     "ImageNet-21k": (DatasetInfo(14_200_000, (375, 500), 3), 21_843),
@@ -77,7 +77,7 @@ REFERENCE_DATASETS = {
 
 @dataclass(frozen=True)
 class TrainingLength:
-    """Epochs by the number of training images: as many as show `shown` images, rounded to a tenth, from `least` to
+    """Epochs from the number of training images: `shown` samples in total, rounded to a tenth, between `least` and
     `most`."""
 
     shown: float
@@ -85,12 +85,12 @@ class TrainingLength:
     most: float
 
     def epochs(self, images: int) -> float:
-        """The epochs of a run on so many training images."""
+        """Return the epochs of a run on this number of training images."""
         return round(min(self.most, max(self.least, self.shown / images)), 1)
 
     @property
     def text(self) -> str:
-        """The range, for a table."""
+        """Return the range, for a table."""
         return f"{self.least:g} to {self.most:g} epochs"
 
 
@@ -99,21 +99,20 @@ RunBuilder = Callable[[ModelConfig, DatasetInfo, TrainOptions], Run]
 
 @dataclass(frozen=True)
 class Recipe:
-    """Numbers by which somebody trained, by name.
+    """A named set of published or tuned hyperparameters.
 
-    `make` builds the run of a model on data; its docstring cites the table and gives the command, with NAME for the
-    name. `rule`: how the learning rate follows the images of a step; below `floor` images it no longer falls.
-    `published` is what the authors printed, as they printed it. `data`: the set, of `REFERENCE_DATASETS`, that it was
-    written for. `objective` is the config of what it minimises. `models` are those that its table names, the first of
-    them the default; `image` their side in pixels, of the model's name and the data (None: whatever the data or the
-    weights have). `by_steps`: its length is counted in steps, not epochs; `warmup_in_epochs`: so is its warm-up.
-    `small`: the model that it trains on images up to 64 pixels, which it takes as they are, if it has numbers for such;
-    `few`: the one for fewer than `MIN_SCRATCH_IMAGES` photographs, where its table has none for these; `solid`: the one
-    for volumes, if it takes any; `clips`: the one for clips up to 64 pixels, where that is no classifier; `mixed`: the
-    one for such clips and pictures together. `lengths`: where the number of images decides the epochs, how, for each
-    kind of model; the first is that of the first model. `grid` holds the learning rates to choose from, and `hold_out`
-    the share of the training images to choose on, if its table has one. `by_maps`: its augmentation and class weights
-    are chosen by the class maps (`DatasetInfo.maps`).
+    `make` builds the run of a model on data; its docstring cites the table and contains the command, with NAME for the
+    name. `rule`: how the learning rate scales with the batch size; below `floor` images it is constant. `published`:
+    results of the authors, verbatim. `data`: the set, of `REFERENCE_DATASETS`, that it was designed for. `objective`:
+    the config of the loss. `models`: the models of its table, the first is the default; `image`: their image size in
+    pixels, from the model's name and the data (None: from the data or the weights). `by_steps`: the length is in steps,
+    not epochs; `warmup_in_epochs`: the warm-up is in epochs. `small`: the model for images up to 64 pixels at their
+    size, if there are hyperparameters for these; `few`: the model for fewer than `MIN_SCRATCH_IMAGES` photographs, if
+    its table has none; `solid`: the model for volumes, if supported; `clips`: the model for clips up to 64 pixels, if
+    it is not a classifier; `mixed`: the model for such clips and images together. `lengths`: if the number of images
+    determines the epochs, the length for each type of model; the first is that of the first model. `grid`: the learning
+    rates for a grid search; `hold_out`: the validation share of the training images, if its table has one. `by_maps`:
+    augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`).
     """
 
     name: str
@@ -144,23 +143,23 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """What the recipe is, what vitreous does otherwise, and the command."""
+        """Return the description, the differences from the publication, and the command."""
         return (getdoc(self.make) or "").replace("NAME", self.name)
 
     @property
     def of_clips(self) -> bool:
-        """Whether its table names models of clips, and it takes nothing else."""
+        """Return whether the recipe supports only clip models."""
         return bool(self.models) and len(config_from_name(self.models[0]).image) == 3
 
     def require_data_source(self, facts: DatasetInfo) -> None:
-        """Raise UsageError for data of another modality than a recipe of clips needs."""
+        """Raise UsageError for data of another modality than a clip recipe needs."""
         if self.of_clips and not facts.template.is_animated:
-            problem = f"{self.name} is for clips, and the data are {facts.template.noun}"
-            raise UsageError(problem, "use --recipe mae, or name clips")
+            problem = f"{self.name} is for clips, but the data are {facts.template.noun}"
+            raise UsageError(problem, "use --recipe mae, or use clips")
 
 
 def fixed_image_side(pixels: int) -> Callable[[str, DatasetInfo], int]:
-    """An image side that is the same for every model."""
+    """Return a function with the same image size for every model."""
     return lambda name, facts: pixels
 
 
@@ -173,7 +172,7 @@ def build_pretraining_recipe(
     side: int | Callable[[str, DatasetInfo], int] = 224,
     **others: Any,
 ) -> Recipe:
-    """A recipe of ImageNet-sized data: `side` pixels, a hundredth of the images held out, for ViTs unless it is BiT's.
+    """Build a recipe for ImageNet-sized data: `side` pixels, 1 % of the images held out, for ViTs unless it is BiT's.
 
     `others` are further fields of `Recipe`.
     """
@@ -184,7 +183,7 @@ def build_pretraining_recipe(
 
 
 def base_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
-    """What every run starts from: data, model, and preprocessing, of pixels to [-1, 1]."""
+    """Return the common fields of every run: data, model, and preprocessing of pixels to [-1, 1]."""
     return {
         "data": DataOptions("", tuple(map(str, range(model.classes))), facts.images, ""),
         "model": model,
@@ -193,14 +192,14 @@ def base_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
 
 
 def make_muon_optimizer(options: TrainOptions, lr: float, beta2: float = 0.999) -> OptimizerConfig:
-    """Muon for masks and boxes of a few hundred images; the blocks of weights that go in (--init) move more slowly than
-    the heads, the first most."""
+    """Return Muon for masks and boxes of a few hundred images. Pre-trained blocks (--init) have a lower learning rate
+    than the heads, lowest in the first block."""
     decay = 0.75 if options.init else 1.0
     return OptimizerConfig("muon", lr, matrix_lr=0.02, betas=(0.9, beta2), weight_decay=0.05, layer_decay=decay)
 
 
 def google_run_fields(model: ModelConfig, facts: DatasetInfo, squash: bool = False) -> dict[str, Any]:
-    """The same as Google's code has it: read bilinearly, the centre of the picture or all of it squashed."""
+    """Return the common fields of Google's code: bilinear resizing, and a centre crop or the squashed image."""
     parts = base_run_fields(model, facts)
     fit = {"fit": "squash"} if squash else {"share": CENTER_CROP_SHARE}
     return parts | {"preprocess": replace(parts["preprocess"], filter="bilinear", **fit)}
@@ -209,9 +208,9 @@ def google_run_fields(model: ModelConfig, facts: DatasetInfo, squash: bool = Fal
 def apply_google_settings(
     model: ModelConfig, options: TrainOptions, dropout: float = 0.0, representation: bool = True
 ) -> ModelConfig:
-    """A ViT as Google's code trains it: dropout, no stochastic depth, and a representation layer of the model's width
-    before the head (arXiv:2010.11929, section 3.2). From scratch its GELU is by tanh and its positions are resized with
-    aligned corners; weights keep their own. A ResNet stays."""
+    """Return a ViT with the settings of Google's code: dropout, no stochastic depth, and a representation layer of the
+    model's width before the head (arXiv:2010.11929, section 3.2). From scratch, it uses tanh GELU and resizes positions
+    with aligned corners; weights keep their settings. A ResNet is returned unchanged."""
     details = {} if options.init else {"mlp.gelu": "tanh", "positions.resize": "zoom"}
     width = model.width if representation else None
     return replace_known_fields(
@@ -221,6 +220,6 @@ def apply_google_settings(
 
 
 def sigmoid_head_bias(classes: int) -> float:
-    """What the head's biases start at under the sigmoid loss: -ln K to a tenth, big_vision's -10 for 21,843 and -6.9
+    """Return the initial head bias for the sigmoid loss: -ln K rounded to a tenth, big_vision's -10 for 21,843 and -6.9
     for 1000."""
     return -round(math.log(classes), 1)

@@ -52,25 +52,25 @@ RECIPES: dict[str, Recipe] = {
 
 
 def get_recipe(name: str) -> Recipe:
-    """The recipe of that name. Raises UsageError with the nearest."""
+    """Return the recipe of that name. Raises UsageError with the nearest name."""
     return RECIPES[check_recipe_name(name)]
 
 
 def get_lr_grid(run: Run | str) -> tuple[float, ...]:
-    """The learning rates that a run, or a recipe by name, chooses from: .001 .003 .01 .03 where its table has none."""
+    """Return the learning rate grid of a run, or of a recipe by name: .001 .003 .01 .03 if its table has none."""
     name = run if isinstance(run, str) else run.recipe
     return (get_recipe(name) if name else RECIPES["finetune"]).grid
 
 
 def get_hold_out_share(run: Run | str) -> float | None:
-    """The share of the training images on which a run, or a recipe by name, chooses; None where its table has none."""
+    """Return the held-out share of the training images of a run, or of a recipe by name; None if its table has none."""
     name = run if isinstance(run, str) else run.recipe
     return get_recipe(name).hold_out if name else None
 
 
 def count_reference_steps(recipe: Recipe, base: Run) -> int:
-    """Steps of the recipe on the data that it was written for, or, where the number of images decides its epochs, on
-    these; `base` is its run on any."""
+    """Count the steps of the recipe on its reference data, or, if the number of images determines its epochs, on these
+    data; `base` is its run on any data."""
     decided = recipe.by_steps or base.epochs != build_example_run(recipe.name).epochs
     return (
         base.steps if decided else math.ceil(base.epochs * REFERENCE_DATASETS[recipe.data][0].images / base.step_size)
@@ -78,8 +78,8 @@ def count_reference_steps(recipe: Recipe, base: Run) -> int:
 
 
 def build_example_run(name: str, model: str | None = None) -> Run:
-    """Return a recipe's run, with its first model or another, on the data that it was written for; on clips where the
-    other is a model of clips."""
+    """Return a recipe's run, with its first model or another, on its reference data; on clips if the model is a clip
+    model."""
     recipe = get_recipe(name)
     is_of_clips = model is not None and config_from_name(model).has_time_axis
     facts, classes = REFERENCE_DATASETS["Kinetics-400" if is_of_clips else recipe.data]

@@ -1,4 +1,4 @@
-"""Learning values of images: an age, a count, a yield."""
+"""Image regression: an age, a count, a yield."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from vitreous.training.run import Run
 
 
 def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Values of images, from scratch or from weights.
+    """Image regression, from scratch or from weights.
 
     vitreous train DATA --recipe NAME
 
     Optimiser and length are those of `make_small_run` (images up to 64 pixels, from scratch), `photos` (larger ones,
-    from scratch) or `finetune` (with --init). The whole image is scaled to the model's size, and neither crops nor
-    colours are changed: a crop changes a count, brightness may be the target. Half of the images are mirrored;
-    --views.flip 0 mirrors none, for targets that depend on left and right.
+    from scratch) or `finetune` (with --init). The full image is resized to the model's image size, and neither crops
+    nor colour changes are used: a crop changes a count, and brightness may be the target. Half of the images are
+    mirrored; use --views.flip 0 for targets that depend on left and right.
     """
     is_small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     if is_small and not options.init:
@@ -44,7 +44,7 @@ REGRESSION_RECIPES = (
     Recipe(
         "regression",
         make_regression_run,
-        "values of images, from scratch or from weights",
+        "image regression, from scratch or from weights",
         "tuned here",
         objective=RegressionConfig,
         lengths=(

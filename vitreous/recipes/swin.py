@@ -1,4 +1,4 @@
-"""Swin Transformers (arXiv:2103.14030, appendix A2): ImageNet-1k, ImageNet-22k, and from one size to another."""
+"""Swin Transformers (arXiv:2103.14030, appendix A2): ImageNet-1k, ImageNet-22k, and fine-tuning at larger sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from vitreous.recipes.recipe import CENTER_CROP_SHARE, DatasetInfo, Recipe, buil
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 FINAL_LR_SHARE = 0.01  # of the learning rate
-#: size -> stochastic depth on ImageNet-1k
+#: model size -> stochastic depth on ImageNet-1k
 DROP_PATH_1K = {"T": 0.2, "S": 0.3, "B": 0.5}
-DEFAULT_DROP_PATH = 0.2  # of other sizes
-#: the same on ImageNet-22k, and from its weights on ImageNet-1k
+DEFAULT_DROP_PATH = 0.2  # of other model sizes
+#: the same on ImageNet-22k, and in fine-tuning from there on ImageNet-1k
 DROP_PATH_22K = {"T": 0.1}
 
 
@@ -24,10 +24,10 @@ def make_swin_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
     vitreous train DATA --recipe NAME --model Swin-T/4
 
-    lr 5e-4 x batch / 512, AdamW, 20 epochs of warm-up, gradients cut at 5, RandAugment m9 with deviation 0.5, MixUp
-    0.8 or CutMix 1, erasing, smoothing 0.1; neither averaged weights nor repeated augmentation. Stochastic depth is
-    that of the size. Tables and networks of relative positions are not decayed. The rate warms up from 0, not 5e-7;
-    the head starts at 0. Their colour jitter does nothing beside RandAugment in timm, and is left out.
+    lr 5e-4 x batch / 512, AdamW, 20 epochs of warm-up, gradients clipped at 5, RandAugment m9 with std 0.5, MixUp 0.8
+    or CutMix 1, erasing, smoothing 0.1; no EMA and no repeated augmentation. Stochastic depth is that of the size.
+    Relative position tables and networks are not decayed. The learning rate warms up from 0, not 5e-7; the head starts
+    at 0. The original colour jitter has no effect with RandAugment in timm and is omitted.
     """
     return Run(
         **imagenet_run_fields(
@@ -50,8 +50,8 @@ def make_swin_imagenet21k_run(model: ModelConfig, facts: DatasetInfo, options: T
 
     vitreous train DATA --recipe NAME --model Swin-B/4
 
-    lr 1.25e-4 x batch / 512, 4096 images a step, 90 epochs of which 5 warm up; stochastic depth 0.2 (T: 0.1), all else
-    as on ImageNet-1k. The weights' head for the thousand classes of ImageNet-1k: `vitreous convert --class-map`.
+    lr 1.25e-4 x batch / 512, batch size 4096, 90 epochs including 5 of warm-up; stochastic depth 0.2 (T: 0.1), all else
+    as on ImageNet-1k. For a head of the 1,000 classes of ImageNet-1k: `vitreous convert --class-map`.
     """
     run, model = (
         make_swin_run(model, facts, options),
@@ -65,7 +65,7 @@ def make_swin_finetune_run(model: ModelConfig, facts: DatasetInfo, options: Trai
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    lr 2e-5 x batch / 512, 1024 images a step, 30 epochs of which 5 warm up, decay 1e-8, stochastic depth 0.2 (T:
+    lr 2e-5 x batch / 512, batch size 1024, 30 epochs including 5 of warm-up, decay 1e-8, stochastic depth 0.2 (T:
     0.1).
     """
     run = make_swin_run(model, facts, options)
@@ -83,8 +83,8 @@ def make_swin_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `swin-finetune`, with windows of 12 for those of 7, whose tables of relative positions are read by bicubic
-    interpolation, and the whole picture squashed where they are judged. Stochastic depth stays that of the size, as on
+    As `swin-finetune`, with windows of 12 instead of 7; relative position tables are resized by bicubic
+    interpolation, and evaluation squashes the full image. Stochastic depth is that of the size, as on
     ImageNet-1k; for weights of ImageNet-22k: --drop-path 0.2.
     """
     first = make_swin_run(model, facts, options)
@@ -96,22 +96,22 @@ def make_swin_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
 
 
 def get_window_side(model: ModelConfig) -> int:
-    """The side of the window that the last grid of a model is, as published models have it."""
+    """Return the window size equal to the last grid of a model, as in published models."""
     return max(model.grid)
 
 
 def get_size_letter(model: ModelConfig) -> str:
-    """Return the letter of a Swin's size, T to L, or what its name has in its place."""
+    """Return the letter of a Swin's size, T to L, or the corresponding part of its name."""
     return model.name().partition("-")[2].partition("/")[0]
 
 
 def set_swin_drop_path(model: ModelConfig, rate: float) -> ModelConfig:
-    """A model with stochastic depth that rises to `rate`, and no dropout."""
+    """Return a model with stochastic depth that increases to `rate`, and no dropout."""
     return replace_known_fields(model, {"regularization.drop_path": rate, "regularization.dropout": 0.0})
 
 
 def swin_schedule(facts: DatasetInfo, batch: int, epochs: int) -> ScheduleConfig:
-    """Cosine to a hundredth of the rate, after so many epochs of warm-up."""
+    """Return a cosine schedule to 1 % of the learning rate after warm-up `epochs`."""
     return ScheduleConfig(round(epochs * facts.images / batch), "cosine", end=FINAL_LR_SHARE)
 
 
@@ -147,7 +147,7 @@ SWIN_RECIPES: tuple[Recipe, ...] = (
     build_pretraining_recipe(
         "swin-finetune",
         make_swin_finetune_run,
-        "Swin's weights of ImageNet-22k on ImageNet",
+        "Swin's ImageNet-22k weights to ImageNet",
         SWIN_PAPER,
         (("Swin-B/4", "ImageNet, from ImageNet-22k", "85.2 %"), ("Swin-L/4", "ImageNet, from ImageNet-22k", "86.3 %")),
         models=("Swin-B/4", "Swin-L/4"),

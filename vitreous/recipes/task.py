@@ -1,4 +1,4 @@
-"""Choose the task of a run for which no recipe is named, from what is known of the images: labels or annotations."""
+"""Choose the task of a run without a recipe from the labels or annotations of the images."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from vitreous.data.values import are_measurements, describe_targets
 from vitreous.errors import UsageError, escape_unprintable
 from vitreous.recipes.options import TrainOptions
 
-#: options of `train` that classification alone has
+#: options of `train` that only classification supports
 CLASSIFICATION_OPTIONS = ("lr_grid", "loss", "label_smoothing", "mixup", "cutmix")
 
 
 def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]) -> TrainOptions:
-    """Return the options with the recipe of the task of the annotations or values, where the images have any and no
-    recipe is named; else the options as they are. `note` is given the choice and how to choose otherwise.
+    """Set the recipe of the annotations' or values' task in the options, if the images have any and no recipe is set.
+    Otherwise the options are returned unchanged. `note` receives the choice and the alternatives.
 
-    Raises DataError for annotations of which nothing can be learned, UsageError for options that classification alone
-    has, and as `check_class_folders`.
+    Raises DataError for unusable annotations, UsageError for classification-only options, and as `check_class_folders`.
     """
     if options.recipe is not None:
         return options
@@ -52,15 +51,14 @@ def choose_recipe(data: Data, options: TrainOptions, note: Callable[[str], None]
 
 
 def describe_measurements(data: Data) -> str:
-    """Return the content of data whose classes are measurements."""
+    """Describe the content of data with measurements as classes."""
     fraction = next((name for name in data.classes if not float(name).is_integer()), data.classes[-1])
     images = sum(len(split) for split in data.splits.values())
     return f"{len(data.classes):,} different numbers as labels of {images:,} images, such as {fraction}"
 
 
 def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]]:
-    """Return the kind of annotations of a first target, the task that they are for, its recipe, and how to choose
-    another task."""
+    """Describe a target: its type of annotations, their task, its recipe, and the options for other tasks."""
     if target is not None and target.classes is not None:
         others = ("for instance segmentation use --recipe detect",) if len(target) else ()
         content = "class maps and objects" if len(target) else "class maps"
@@ -72,10 +70,10 @@ def describe_task(target: Target | None) -> tuple[str, str, str, tuple[str, ...]
 
 
 def check_class_folders(data: Data, classify: str) -> None:
-    """Raise UsageError for class folders beside annotations that they do not use, and for a class that is named like
-    images or masks. `classify`: how to take labels for classes."""
+    """Raise UsageError for class folders next to annotations that do not use them, and for a class with a name like
+    images or masks. `classify`: the option that treats labels as classes."""
     if data.unread_annotations is not None:
-        problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that they do not use"
+        problem = f"{data.name} has class folders, and annotations in {data.unread_annotations} that do not use them"
         hint = f"use {classify} to classify whole images, or train on the annotations: {data.unread_annotations}"
         raise UsageError(problem, hint)
     if name := next((name for name in data.classes if has_role_name(name) and parse_split_name(name) is None), None):

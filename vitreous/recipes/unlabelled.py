@@ -1,4 +1,4 @@
-"""Learning without labels: masked patches, MAE, DINO and DINOv2 as published, and for small images as tuned here."""
+"""Self-supervised recipes: masked patches, MAE, DINO and DINOv2 as published, and for small images as tuned here."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ from vitreous.recipes.recipe import (
 from vitreous.training.run import OptimizerConfig, RampConfig, Run, ScheduleConfig
 
 BENCHMARKS_PAGE = "benchmarks/README.md"
-DINOV2_EPOCH_STEPS = 1250  # what DINOv2 calls an epoch
+DINOV2_EPOCH_STEPS = 1250  # steps of an epoch in DINOv2's configs
 SMALL_UNLABELLED_LENGTH = TrainingLength(2e6, 20, 1600)  # small images
 UNLABELLED_CROP = Augment(crop=(0.2, 1.0), crop_filter="bicubic", flip=0.5)
 
 
 def has_small_input(model: ModelConfig) -> bool:
-    """Whether a recipe takes the numbers that are tuned here for small images."""
+    """Return whether a recipe uses the hyperparameters tuned here for small images."""
     return max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
 
 
 def has_small_settings(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> bool:
-    """Whether a recipe takes our settings for small images and few photographs, not the published ones: a student of a
-    frozen teacher has those of its teacher."""
+    """Return whether a recipe uses the settings tuned here for small images and few photographs instead of the
+    published ones. A student of a frozen teacher uses those of its teacher."""
     return has_small_input(model) or (facts.images < MIN_SCRATCH_IMAGES and "objective.teacher" not in options.settings)
 
 
 def normalised_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, Any]:
-    """What every run starts from, with ImageNet's mean and deviation where the images are in colour."""
+    """Return the common fields of every run, with ImageNet's mean and standard deviation if the images are in
+    colour."""
     parts, (mean, std) = base_run_fields(model, facts), IMAGENET_MOMENTS
     if model.channels != len(mean):
         return parts
@@ -53,7 +54,7 @@ def normalised_run_fields(model: ModelConfig, facts: DatasetInfo) -> dict[str, A
 
 
 def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping[str, Any] = {}) -> ModelConfig:
-    """The model without dropout, with so much stochastic depth, and with changes by their dotted paths."""
+    """Return the model without dropout, with this stochastic depth, and with changes by their dotted paths."""
     return replace_known_fields(
         model, {"regularization.dropout": 0.0, "regularization.drop_path": drop_path, **changes}
     )
@@ -62,25 +63,25 @@ def disable_dropout(model: ModelConfig, drop_path: float = 0.0, changes: Mapping
 def length_run_fields(
     facts: DatasetInfo, batch: int, epochs: TrainingLength = SMALL_UNLABELLED_LENGTH
 ) -> dict[str, Any]:
-    """The length of a run on small images, and a warm-up of a twentieth of it."""
+    """Return the length of a run on small images, and a warm-up of 5 % of it."""
     count = epochs.epochs(facts.images)
     steps = max(1, round(count * facts.images / batch))
     return {"batch_size": batch, "epochs": count, "schedule": ScheduleConfig(round(0.05 * steps))}
 
 
 def photo_batch_size(facts: DatasetInfo) -> int:
-    """Images of a step where there are few photographs: an epoch has four steps at least."""
+    """Return the batch size for few photographs: an epoch has at least four steps."""
     return max(1, min(64, facts.images // 4))
 
 
 def make_masked_patches_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """Masked patch prediction: arXiv:2010.11929, section 4.6 and B.1.2. Images up to 64 pixels: tuned here; fewer than
-    10,000 photographs: our own numbers, those of small images.
+    10,000 photographs: the settings for small images.
 
     vitreous train DATA --recipe NAME
 
-    A million steps of 4096 images on JFT-300M, Adam at 2e-4 with 10,000 steps of warm-up and cosine decay; the decay of
-    weights is not printed: that of Table 3's rows for JFT-300M, 0.1. The target is the mean colour; for the others:
+    A million steps of 4096 images on JFT-300M, Adam at 2e-4 with 10,000 steps of warm-up and cosine decay; weight decay
+    is not published: 0.1, as in Table 3's rows for JFT-300M. The target is the mean colour; other targets:
     --objective.target small-colours, or pixels.
     """
     if has_small_input(model):
@@ -118,10 +119,10 @@ def make_mae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
     vitreous train DATA --recipe NAME --model ViT-B/16
 
-    800 epochs of ImageNet, 4096 images a step, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; the crop and a flip are
-    all that is done to images. 1600 epochs, as the published models: --epochs 1600.
+    800 epochs of ImageNet, batch size 4096, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; crop and flip are
+    the only augmentation. The published models used --epochs 1600.
     """
-    fixed: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # weights keep their own
+    fixed: dict[str, Any] = {} if options.init else {"positions.kind": "sincos"}  # kept from weights
     if has_small_input(model):
         batch = max(1, min(256, facts.images // 4))
         return Run(
@@ -155,13 +156,13 @@ def make_mae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) 
 
 def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINO: arXiv:2104.14294, and facebookresearch/dino's main_dino.py. Images up to 64 pixels: tuned here; fewer than
-    10,000 photographs: our own numbers, those of small images with the published crops.
+    10,000 photographs: the settings for small images with the published crops.
 
     vitreous train DATA --recipe NAME --model ViT-S/16
 
-    100 epochs of 512 images a step (64 on each of 8 GPUs), lr 5e-4 x batch / 256 with 10 epochs of warm-up, weight
+    100 epochs with batch size 512 (64 on each of 8 GPUs), lr 5e-4 x batch / 256 with 10 epochs of warm-up, weight
     decay from 0.04 to 0.4, the teacher's momentum from 0.996 to 1 (for small batches: --schedules.momentum.start
-    0.9995), its temperature 0.04. Gradients are clipped tensor by tensor.
+    0.9995), its temperature 0.04. Gradients are clipped per tensor.
     """
     if has_small_input(model):
         fixed: dict[str, Any] = {} if options.init else {"pool": "mean", "class_token": False}
@@ -188,14 +189,14 @@ def make_dino_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
 def make_dinov2_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """DINOv2 on ImageNet: arXiv:2304.07193, and facebookresearch/dinov2's vitl16_short.yaml. Images up to 64 pixels:
-    tuned here; fewer than 10,000 photographs, but for a student of a frozen teacher: our own numbers, those of small
+    tuned here; fewer than 10,000 photographs, except for a student of a frozen teacher: the settings for small
     images with the published crops, and a ViT-S/16.
 
     vitreous train DATA --recipe NAME --model ViT-L/16
 
-    125,000 steps of 2048 images, lr 4e-3 x sqrt(batch / 1024) with layer decay 0.9 and a fifth of it for the patch
-    embedding, one head for images and patches, gradients clipped for the backbone and the heads apart. Stochastic depth
-    leaves out samples one by one here, where theirs leaves out the same number in every step.
+    125,000 steps of 2048 images, lr 4e-3 x sqrt(batch / 1024) with layer decay 0.9 and a fifth of the learning rate for
+    the patch embedding, one head for images and patches, gradients clipped separately for the backbone and the heads.
+    Stochastic depth drops samples independently; the original drops the same number in every step.
     """
     if has_small_settings(model, facts, options):
         run = (
@@ -217,9 +218,9 @@ def make_dinov2_large_run(model: ModelConfig, facts: DatasetInfo, options: Train
     vitreous train DATA --recipe NAME --model DINOv2-L/14-swiglu
 
     625,000 steps of 3072 images (32 on each of 96 GPUs) of ImageNet-22k, lr 2e-4 x sqrt(batch / 1024), separate heads
-    for images and patches, Sinkhorn-Knopp in place of centring, no layer decay. Feed-forward layers are SwiGLU, where
-    the published DINOv2-L/14, distilled from ViT-g on LVD-142M, has GELU. The last phase at 518 pixels was never
-    published as code.
+    for images and patches, Sinkhorn-Knopp in place of centring, no layer decay. Feed-forward layers are SwiGLU; the
+    published DINOv2-L/14, distilled from ViT-g on LVD-142M, has GELU. The code of the last phase at 518 pixels was not
+    published.
     """
     drop = get_student_drop_path(0.4, options)
     run = make_dinov2_paper_run(
@@ -246,7 +247,7 @@ def make_dinov2_large_run(model: ModelConfig, facts: DatasetInfo, options: Train
 
 
 def get_student_drop_path(drop_path: float, options: TrainOptions) -> float:
-    """The stochastic depth of a student of its own average; one of a frozen teacher has none."""
+    """Return the stochastic depth of a self-distilled student; a student of a frozen teacher has none."""
     return 0.0 if "objective.teacher" in options.settings else drop_path
 
 
@@ -254,7 +255,7 @@ SMALL_HEAD = {"prototypes": 1024, "head_width": 512, "bottleneck": 128, "frozen"
 
 
 def make_small_dino_run(model: ModelConfig, facts: DatasetInfo) -> Run:
-    """DINO for images up to 64 pixels, and for few photographs."""
+    """Build DINO for images up to 64 pixels, and for few photographs."""
     side = model.image[0] // 2
     side -= side % model.patch[0]
     none = (0.0, 0.0, 0.0)
@@ -269,7 +270,7 @@ def make_small_dino_run(model: ModelConfig, facts: DatasetInfo) -> Run:
 
 
 def make_few_photos_run(model: ModelConfig, facts: DatasetInfo, views: MultiCrop) -> Run:
-    """The numbers for small images with the crops of photographs."""
+    """Build a run with the settings for small images and the crops for photographs."""
     run = make_small_dino_run(disable_dropout(model), facts)
     return replace(
         run, views=fit_local_crops(views, model), preprocess=normalised_run_fields(model, facts)["preprocess"]
@@ -289,7 +290,8 @@ def make_dinov2_paper_run(
     warmup: int,
     epochs: int,
 ) -> Run:
-    """What the configs of DINOv2 have in common; `warmup` and `epochs` in its epochs of 1250 steps."""
+    """Build a run with the common settings of DINOv2's configs; `warmup` and `epochs` are in its epochs of 1250
+    steps."""
     lr = base * (batch / 1024) ** 0.5
     return Run(
         **normalised_run_fields(
@@ -320,13 +322,11 @@ def make_dinov2_paper_run(
 
 
 def fit_local_crops(views: MultiCrop, model: ModelConfig) -> MultiCrop:
-    """The views, with local ones of a size that the model's patch divides: 96 pixels, or 98 for patches of 14."""
+    """Set the local crop size of the views to a multiple of the patch size: 96 pixels, or 98 for patches of 14."""
     return replace(views, local_image=tuple(round(96 / side) * side for side in model.patch))
 
 
-SMALL_IMAGE_MODEL = (
-    "ViT-192x9/4"  # images up to 64 pixels; tokens of their own patch alone, so nothing is computed for hidden ones
-)
+SMALL_IMAGE_MODEL = "ViT-192x9/4"  # images up to 64 pixels; local tokens, so nothing is computed for hidden patches
 UNLABELLED_LENGTHS = (("images up to 64 pixels", SMALL_UNLABELLED_LENGTH),)
 UNLABELLED_RECIPES = (
     Recipe(

@@ -1,4 +1,4 @@
-"""Learning from clips without labels: VideoMAE as published, and for small or few clips with numbers of our own."""
+"""Self-supervised learning on clips: VideoMAE as published, and settings for small or few clips."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from vitreous.recipes.unlabelled import (
 from vitreous.training.run import OptimizerConfig, Run, ScheduleConfig
 
 KINETICS_STRIDE = 4  # frames, on Kinetics; 2 on Something-Something V2
-#: width of the encoder -> clips a step, epochs, blocks of the decoder (scripts/kinetics); of others, those of B
+#: encoder width -> batch size, epochs, decoder blocks (scripts/kinetics); those of B for other widths
 VIDEOMAE_HYPERPARAMETERS = {384: (1024, 1600, 4), 768: (2048, 800, 4), 1024: (512, 1600, 12), 1280: (1024, 1600, 12)}
 
 
 def make_videomae_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
     """VideoMAE: arXiv:2203.12602, and the scripts of MCG-NJU/VideoMAE. Clips of up to 64 pixels, and fewer than 10,000:
-    numbers of our own, near those of `mae` for such pictures.
+    settings similar to those of `mae` for such images.
 
     vitreous train CLIPS --recipe NAME --model VideoMAE-B/16x2
 
-    Clips of 16 frames, 4 apart, of Kinetics-400, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; 90 % of the places are
-    masked, the same at all times. The decoder has half of the encoder's width. Something-Something: --stride 2. The
-    crop is a share of the area here, where theirs has one of four scales for each side.
+    Clips of 16 frames, 4 apart, of Kinetics-400, lr 1.5e-4 x batch / 256, 40 epochs of warm-up; 90 % of the positions
+    are masked, the same in all frames. The decoder has half of the encoder's width. Something-Something: --stride 2.
+    The crop covers a random share of the area; the original has one of four scales per axis.
 
-    | size | clips a step | epochs | blocks of the decoder |
+    | size | batch size | epochs | decoder blocks |
     |---|---|---|---|
     | S | 1024 | 1600 | 4 |
     | B | 2048 | 800, or 1600 (--epochs 1600) | 4 |
     | L | 512 | 1600 | 12 |
     | H | 1024 | 1600 | 12 |
     """
-    assert model.has_time_axis, "a recipe of clips is given a model of clips"
-    fixed: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their own
+    assert model.has_time_axis, "a clip recipe needs a clip model"
+    fixed: dict[str, Any] = {} if options.init else {"norm.final": "tokens"}  # weights keep their final norm
     parts = normalised_run_fields(disable_dropout(model, changes=fixed), facts)
     if has_small_input(model) or facts.images < MIN_SCRATCH_IMAGES:
         heads = max(3, model.width // 64)

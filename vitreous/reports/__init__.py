@@ -1,1 +1,1 @@
-"""What people read: documents of `evaluate` and `inspect`, figures, and pages that need nothing but themselves."""
+"""Documents of `evaluate` and `inspect`, figures, and self-contained HTML pages."""

@@ -1,4 +1,4 @@
-"""A model's logits and features for the images of a split, which every evaluation starts from."""
+"""Compute a model's logits and features on the images of a split, the input of every evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vitreous.weights.bundle import Bundle
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How answers are computed: nothing but `how` can change a figure."""
+    """Settings for computing predictions; only `how` affects metrics."""
 
     batch_size: int = ENGINE_CHUNK
     workers: int | None = None
@@ -39,14 +39,14 @@ class EvaluationSettings:
     bad_images: str = "stop"
     _: KW_ONLY
     listener: ProgressListener = field(default_factory=NullListener)
-    cache: bool = True  # of features
+    cache: bool = True  # cache features
 
 
 @dataclass(frozen=True)
 class SplitPredictions:
-    """The images of a split, labels in the model's class order, and the model's answers.
+    """Predictions for the images of a split, with labels in the model's class order.
 
-    `raw` (n, K) float32 are its logits, `bad` the unreadable images, `started` the clock's reading at the first image.
+    `raw` (n, K) float32 are the logits, `bad` the unreadable images, `started` the clock time at the first image.
     """
 
     run: str
@@ -59,46 +59,46 @@ class SplitPredictions:
     bad: frozenset[int]
     started: float
     clip_views: str = SINGLE_VIEW
-    evaluator: Evaluator | None = None  # of dense predictions
+    evaluator: Evaluator | None = None  # evaluator of dense predictions
 
     @property
     def views(self) -> dict[str, str]:
-        """`clip_views` as documents have it; nothing of pictures."""
+        """Return `clip_views` for documents; empty for images."""
         return {"clip_views": self.clip_views} if self.bundle.preprocess.is_animated else {}
 
     @cached_property
     def logits(self) -> np.ndarray:
-        """(n, K) logits divided by the bundle's temperature, in float64, where logits that differ stay different."""
+        """Return (n, K) float64 logits divided by the bundle's temperature; float64 keeps distinct logits distinct."""
         return self.bundle.classification.scale_logits(self.raw)
 
     @property
     def report(self) -> Report:
-        """The metrics of the model's task."""
+        """Compute the metrics of the model's task."""
         return self.bundle.task.evaluate(self.raw, self.split.labels, self.readable)
 
     @cached_property
     def readable(self) -> np.ndarray:
-        """(n,) bool: the images that could be read."""
+        """Return (n,) bool: readable images."""
         return build_readable_mask(len(self.split), self.bad)
 
     @cached_property
     def confidence(self) -> np.ndarray:
-        """(n,) float64: the highest probability of each image, 0 of an unreadable one."""
+        """Return (n,) float64: the highest probability of each image, 0 for unreadable images."""
         return np.where(self.readable, self.bundle.task.activate(self.raw).max(1), 0.0)
 
     @cached_property
     def right(self) -> np.ndarray:
-        """(n,) bool: the highest logit is the label's; for one label an image."""
+        """Return (n,) bool: whether the top-1 class is the label, for single-label data."""
         return self.readable & (self.logits.argmax(1) == self.split.labels)
 
 
 def predict_split(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
 ) -> SplitPredictions:
-    """Answer the images of a split of `data`, by default the run's own; without a split, of test or else val.
+    """Predict the images of a split of `data`, by default the run's data set. Default split: test, else val.
 
-    Raises DataError for unreadable images, with bad_images `skip` only where none can be read; UsageError for several
-    labels and a model that names one class; WeightsError as `open_bundle` does.
+    Raises DataError for unreadable images, with bad_images `skip` only if none is readable; UsageError for multi-label
+    data and a single-label model; WeightsError as `open_bundle`.
     """
     bundle = open_bundle(run, note=computing.listener.note)
     source, opened = open_run_data(run, data, split, preprocess=bundle.preprocess, targets=bundle.task.label_columns)
@@ -115,14 +115,14 @@ def predict_split(
 def predict_open_split(
     run: str | os.PathLike[str], bundle: Bundle, source: str, opened: Data, split: str, computing: EvaluationSettings
 ) -> SplitPredictions:
-    """Answer the images of a split with a model and data that are open.
+    """Predict the images of a split with an open model and open data.
 
-    Raises UsageError for several labels and a model that names one class, and for another kind of images than it takes;
-    DataError as `predict_split` does.
+    Raises UsageError for multi-label data and a single-label model, and for data of another modality than the model's;
+    DataError as `predict_split`.
     """
     kind = get_sample_noun(opened.split(split))
     if kind != (own := bundle.preprocess.noun):
-        raise UsageError(f"{run} takes {own}, and {source} has {kind}", f"name data of {own}")
+        raise UsageError(f"{run} needs {own}, but {source} contains {kind}", f"use data of {own}")
     chosen = bundle.task.align_labels(opened.split(split), opened)
     if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
@@ -141,7 +141,7 @@ def predict_open_split(
     workers = default_worker_count() if computing.workers is None else computing.workers
     logits, bad = compute_split_logits(engine, EvalLoader(chosen, p, workers, views), computing.batch_size, on_images)
     check_unreadable_images(bad, len(chosen), computing.bad_images)
-    find_readable_samples(chosen, bad)  # there must be some
+    find_readable_samples(chosen, bad)  # raises DataError if none is readable
     unread = frozenset(bad)
     return SplitPredictions(
         os.fspath(run),
@@ -158,9 +158,9 @@ def predict_open_split(
 
 
 def compute_split_features(bundle: Bundle, split: Split, name: str, computing: EvaluationSettings) -> SplitFeatures:
-    """Return the features of a split, computed once; messages call the images `name`.
+    """Compute the features of a split once; messages call the images `name`.
 
-    Raises DataError for unreadable images, with bad_images `skip` only where none can be read.
+    Raises DataError for unreadable images, with bad_images `skip` only if none is readable.
     """
     c, on_images = computing, make_progress_counter(computing.listener, f"features of {name}", len(split))
     features = load_or_compute_features(
@@ -177,12 +177,12 @@ def compute_split_features(bundle: Bundle, split: Split, name: str, computing: E
         {sample: error_from_message(reason) for sample, reason in features.bad.items()}, len(split), c.bad_images
     )
     if not features.good.any():
-        raise DataError(f"none of the {len(split)} {name} can be read; the first: {next(iter(features.bad.values()))}")
+        raise DataError(f"none of the {len(split)} {name} can be read; first: {next(iter(features.bad.values()))}")
     return features
 
 
 def make_progress_counter(listener: ProgressListener, label: str, total: int) -> Callable[[int], None]:
-    """Return a function of the number of images of each step that shows progress and speed."""
+    """Return a callback that takes the number of images of each step and reports progress and speed."""
     started, done = time.perf_counter(), 0
 
     def count(images: int) -> None:

@@ -1,4 +1,4 @@
-"""A bundle's temperature: fitted on validation images, and stored beside the weights."""
+"""Fit a bundle's softmax temperature on validation images and store it with the weights."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.adopt import locate_bundle
 from vitreous.weights.bundle import set_temperature
 
-CALIBRATION_SPLIT = "val"  # never test, which is read to judge, nor train, which the model knows
+CALIBRATION_SPLIT = "val"  # not test, which is reserved for evaluation, nor train, which the model was fitted to
 
 
 def calibrate_temperature(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, computing: EvaluationSettings
 ) -> dict[str, Any]:
-    """Fit a temperature on the validation images of a run, of `data` where a bundle has no run, and store it in the
-    bundle.
+    """Fit a temperature on the validation images and store it in the bundle. The images are those of the run, or of
+    `data` for a bundle without run.
 
-    Returns the temperature, what it was fitted on, and NLL and ECE there before and after. Raises UsageError for
-    weights that are no bundle, and where no images were held out; DataError where no temperature fits best.
+    Returns the temperature, the images it was fitted on, and their NLL and ECE before and after. Raises UsageError for
+    weights that are not a bundle, and if no images were held out; DataError if no temperature is optimal.
     """
     folder, own = locate_bundle(Path(run)), RunFolder(Path(run)).config.is_file()
     if folder is None:
-        hint = f"make one of it: vitreous convert {run} FOLDER"
-        raise UsageError(f"{run} is no bundle that a temperature can be stored in", hint)
+        hint = f"convert it: vitreous convert {run} FOLDER"
+        raise UsageError(f"{run} is not a bundle, so a temperature cannot be stored in it", hint)
     source, opened = open_run_data(run, None if own else data, CALIBRATION_SPLIT)
-    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not own):  # of which all images are judged
-        problem = f"{source} has no val split, and a temperature is fitted on no other"
-        raise UsageError(problem, "name a run, or data with a val split")
+    if CALIBRATION_SPLIT not in opened.splits or (opened.unsplit and not own):  # unsplit: all are evaluated
+        problem = f"{source} has no val split, which temperature scaling needs"
+        raise UsageError(problem, "use a run, or data with a val split")
     answers = predict_open_split(
         run, open_bundle(run), source=source, opened=opened, split=CALIBRATION_SPLIT, computing=computing
     )
@@ -54,7 +54,7 @@ def calibrate_temperature(
 
 
 def describe_temperature_effect(answers: SplitPredictions) -> dict[str, Any] | None:
-    """Return what the bundle's temperature changes on the judged images; None where there is none."""
+    """Return the effect of the bundle's temperature on the evaluated images; None if it has none."""
     if answers.bundle.classification.temperature == 1:
         return None
     return {
@@ -68,7 +68,7 @@ def describe_temperature_effect(answers: SplitPredictions) -> dict[str, Any] | N
 
 
 def measure_at_temperature(answers: SplitPredictions, temperature: float) -> dict[str, float | None]:
-    """Return NLL in nats and ECE of the readable images at a temperature; None for several labels."""
+    """Return NLL in nats and ECE of the readable images at a temperature; None for multi-label data."""
     rows = answers.readable
     logits, targets = answers.raw[rows].astype(np.float64) / temperature, get_loss_targets(answers)[rows]
     right = logits.argmax(1) == answers.split.labels[rows] if answers.split.labels.ndim == 1 else None
@@ -81,7 +81,7 @@ def measure_at_temperature(answers: SplitPredictions, temperature: float) -> dic
 
 
 def get_loss_targets(answers: SplitPredictions) -> np.ndarray:
-    """Return labels as the bundle's loss has them: (n,) for softmax, else (n, K) in {0, 1}."""
+    """Return labels in the form of the bundle's loss: (n,) for softmax, else (n, K) in {0, 1}."""
     labels = answers.split.labels
     if labels.ndim == 2 or answers.bundle.classification.loss == "softmax":
         return labels

@@ -1,4 +1,4 @@
-"""Two runs judged on the same images."""
+"""Paired comparison of two runs on the same images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vitreous.weights.model_paths import is_run_folder
 
 
 def is_run_or_bundle(word: str) -> bool:
-    """Tell whether an argument names a run folder or a bundle, rather than data."""
+    """Return whether an argument is a run folder or a bundle, rather than data."""
     return is_run_folder(word) or locate_bundle(Path(word)) is not None
 
 
@@ -34,21 +34,20 @@ def compare_two_runs(
     split: str | None = None,
     computing: EvaluationSettings | None = None,
 ) -> dict[str, Any]:
-    """Judge two runs on the same images: each one's figures, their differences, and whether chance explains them.
+    """Evaluate two runs on the same images: metrics of each, differences, and whether the differences are significant.
 
-    The images are of `data`, by default of the first run's data set, or of the second's where the first is a bundle
-    alone: of test unless another split is named, or val. Classes and targets are matched by name. Each reading is added
-    to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model does not know, or a target
-    without values; UsageError for runs of different tasks, and where one takes images for one label and the other for
-    several.
+    The images are those of `data`, by default of the first run's data set, or of the second's if the first is a bundle
+    without run. The default split is test, else val. Classes and targets are matched by name. Each evaluation is added
+    to its run's `evaluations.jsonl`. Raises DataError for a class of the data that a model lacks, or a target without
+    values; UsageError for runs of different tasks, and for a single-label run with a multi-label run.
     """
     computing, runs = computing or EvaluationSettings(), [os.fspath(first), os.fspath(second)]
     kinds = [read_task_type(run) for run in (first, second)]
     if any(one.is_dense for one in kinds):
         if kinds[0] is not kinds[1]:
             dense = 0 if kinds[0].is_dense else 1
-            problem = f"{runs[dense]} {kinds[dense].does}, {runs[1 - dense]} does not"
-            raise UsageError(problem, "compare runs that answer the same question")
+            problem = f"{runs[dense]} {kinds[dense].does}, but {runs[1 - dense]} does not"
+            raise UsageError(problem, "compare runs of the same task")
         return compare_dense_runs(runs, data, split, computing)
     bundles = [open_bundle(run, note=computing.listener.note) for run in (first, second)]
     tasks = [bundle.task for bundle in bundles]
@@ -75,10 +74,10 @@ def compare_two_runs(
 def compare_dense_runs(
     runs: list[str], data: str | os.PathLike[str] | None, split: str | None, computing: EvaluationSettings
 ) -> dict[str, Any]:
-    """Compare two models that give a class to every pixel, or two that answer with objects, by masks where both have
-    them; intervals are of a bootstrap over the same images.
+    """Compare two segmentation models, or two detectors (by masks if both have them). Intervals come from a paired
+    bootstrap over images.
 
-    Raises DataError for images that one of them cannot read, and as `judge_scenes` does.
+    Raises DataError for images that one of them cannot read, and as `evaluate_dense_split`.
     """
     bundles = [open_bundle(run, note=computing.listener.note, dense=True) for run in runs]
     home = runs[0] if data is not None or RunFolder(Path(runs[0])).config.is_file() else runs[1]
@@ -107,9 +106,9 @@ def compare_dense_runs(
 def record_comparison(
     both: list[SplitPredictions], reports: list[Report], home: str | None, computing: EvaluationSettings
 ) -> list[dict[str, Any]]:
-    """Add each reading to its run, note what flatters it, and return what each run has seen of the images.
+    """Add each evaluation to its run, log reasons for optimistic metrics, and return the training overlap of each run.
 
-    `home`: the run whose own data they are, None for data that were named.
+    `home`: the run whose data set was used, None for data passed by the user.
     """
     exposures = []
     for one, report in zip(both, reports, strict=True):
@@ -122,8 +121,8 @@ def record_comparison(
 
 
 def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str) -> None:
-    """Raise DataError, with the run's name, where the labels of a split are not those of a run: for a class that it
-    does not know, or a target that the data have no values of."""
+    """Raise DataError, with the run's name, if the labels of a split do not match the run: a class that the model
+    lacks, or a target without values in the data."""
     try:
         bundle.task.align_labels(opened.split(split), opened)
     except DataError as error:
@@ -133,7 +132,7 @@ def check_labels(run: str, bundle: Bundle, source: str, opened: Data, split: str
 def build_comparison_document(
     both: list[SplitPredictions], reports: list[Report], facts: list[dict[str, Any]], comparison: Comparison
 ) -> dict[str, Any]:
-    """Return the document of a comparison: `a` and `b` are the runs as named, differences are b less a."""
+    """Build the document of a comparison: `a` and `b` are the runs as named, differences are b minus a."""
     a, b = both
     sides = []
     for one, report, seen_by in zip(both, reports, facts, strict=True):

@@ -1,4 +1,4 @@
-"""Judging models that give a class to every pixel or answer with objects, where it is known what is where."""
+"""Evaluate semantic segmentation, object detection and instance segmentation on annotated data."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def evaluate_dense(
     boundary: bool = False,
     tiles: bool = False,
 ) -> tuple[SplitPredictions, Report]:
-    """Judge a model's class maps or objects on a split of `data`, by default the run's own; without a split, of test or
-    else val. Of class maps the `boundary` is judged too, if so; objects are looked for by `tiles` of large images.
+    """Evaluate a model's class maps or objects on a split of `data`, by default the run's data set. Default split:
+    test, else val. `boundary` adds boundary metrics for class maps; `tiles` detects objects in tiles of large images.
 
-    `raw` of the answers is what the evaluator has for each image: a confusion matrix of pixels, (n, K * K) float32, or
-    the pairs of answers and objects. Raises DataError for data without annotations, for classes that the model does not
-    know, and for unreadable images, with bad_images `skip` only where none can be read; WeightsError and UsageError as
-    `open_bundle` does.
+    `raw` of the predictions is the evaluator's record of each image: a confusion matrix of pixels, (n, K * K) float32,
+    or the pairs of predictions and objects. Raises DataError for data without annotations, for classes that the model
+    lacks, and for unreadable images, with bad_images `skip` only if none is readable; WeightsError and UsageError as
+    `open_bundle`.
     """
     bundle = open_bundle(run, note=computing.listener.note, dense=True)
     source, opened = open_run_data(run, data, split, labelled=False)
@@ -71,10 +71,10 @@ def evaluate_dense_split(
     boundary: bool = False,
     tiles: bool = False,
 ) -> tuple[SplitPredictions, Report]:
-    """Judge a model on a split, by its `name`, of data that are open; objects by their `boxes` alone, if so, and by
-    `tiles` of large images, class maps by their `boundary` too.
+    """Evaluate a model on the split `name` of open data. `boxes` evaluates objects by boxes only, `tiles` in tiles of
+    large images; `boundary` adds boundary metrics for class maps.
 
-    Raises DataError as `evaluate_dense` does.
+    Raises DataError as `evaluate_dense`.
     """
     settings = {"boxes": boxes, "boundary": boundary, "tiles": tiles}
     opened, evaluator = EVALUATION_PREPARERS[bundle.task.name](bundle, opened, name, computing, settings)
@@ -93,7 +93,7 @@ def evaluate_dense_split(
     started, on_images = time.perf_counter(), make_progress_counter(computing.listener, "evaluate", len(chosen))
     rows, bad = evaluator.outputs(engine, EvalLoader(chosen, preprocess, workers), on_images)
     check_unreadable_images(bad, len(chosen), computing.bad_images)
-    find_readable_samples(chosen, bad)  # there must be some
+    find_readable_samples(chosen, bad)  # raises DataError if none is readable
     answers = SplitPredictions(
         os.fspath(run),
         bundle,
@@ -112,8 +112,8 @@ def evaluate_dense_split(
 def prepare_map_evaluation(
     bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
-    """Return the data as class maps, and what evaluates them on the split `name`, the `boundary` too if that is set.
-    Raises DataError as `evaluate_dense` does."""
+    """Return the data as class maps and their evaluator on the split `name`, with `boundary` metrics if set. Raises
+    DataError as `evaluate_dense`."""
     opened = paint_class_maps(opened)
     check_map_classes(bundle, opened)
     things = find_thing_classes(opened.split(name), len(opened.classes))
@@ -123,25 +123,25 @@ def prepare_map_evaluation(
 def prepare_object_evaluation(
     bundle: Bundle, opened: Data, name: str, computing: EvaluationSettings, settings: dict[str, bool]
 ) -> tuple[Data, Evaluator]:
-    """Return the data as objects, and what evaluates them, by `boxes` alone or by `tiles` if these are set. Raises
-    DataError as `evaluate_dense` does."""
+    """Return the data as objects and their evaluator, by `boxes` only or with `tiles` if set. Raises DataError as
+    `evaluate_dense`."""
     opened, masks = keep_object_targets(opened), cast(Detection, bundle.task).masks and not settings["boxes"]
     if masks and not has_object_masks(opened):
-        computing.listener.note(f"{opened.name} has boxes, no masks: the model's boxes are judged")
+        computing.listener.note(f"{opened.name} has boxes but no masks: evaluating the model's boxes")
         masks = False
     opened = renumber_classes(with_object_masks(opened, masks), bundle.task.classes)
     named = tuple(opened.frequency.get(name, "") for name in bundle.task.classes)
     return opened, CocoEvaluator(bundle.task.classes, masks, settings["tiles"], named if any(named) else ())
 
 
-#: how data are prepared, and evaluated, for dense predictions of each task
+#: task -> preparation of its data and evaluator
 EVALUATION_PREPARERS = {Segmentation.name: prepare_map_evaluation, Detection.name: prepare_object_evaluation}
 
 
 def renumber_classes(opened: Data, classes: tuple[str, ...]) -> Data:
-    """Return data whose objects have the numbers of a model's `classes`, by name; some may be none of the data's.
+    """Renumber the classes of objects to the model's `classes`, matched by name; the data may lack some of them.
 
-    Raises DataError for a class that the model does not know.
+    Raises DataError for a class that the model lacks.
     """
     order = find_class_indices(opened, classes)
     if opened.classes == classes:
@@ -150,10 +150,10 @@ def renumber_classes(opened: Data, classes: tuple[str, ...]) -> Data:
 
 
 def check_map_classes(bundle: Bundle, data: Data) -> None:
-    """Raise DataError for data whose classes of pixels are not those of the model, in the same order."""
+    """Raise DataError if the pixel classes of the data are not those of the model, in the same order."""
     if bundle.task.classes != data.classes:
         first, second = (
             ", ".join(names[:8]) + (", …" if len(names) > 8 else "") for names in (bundle.task.classes, data.classes)
         )
-        problem = f"the classes of {data.name} are not the model's: the model has {first}, the data have {second}"
-        raise DataError(problem, "name the classes of the maps as the model has them, a line each, in classes.txt")
+        problem = f"classes of {data.name} differ from the model's: the model has {first}, the data have {second}"
+        raise DataError(problem, "list the model's class names in classes.txt, one per line")

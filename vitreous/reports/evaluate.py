@@ -1,4 +1,4 @@
-"""The verb `evaluate`: a trained model judged on a split, and the reading recorded in its run."""
+"""The verb `evaluate`: evaluate a trained model on a split and record the result in its run."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from vitreous.weights.options import get_source_options
 if TYPE_CHECKING:
     from vitreous.keywords import EvaluateKeywords
 
-# of `evaluate`, beside the fields of its options
-OPTIONAL_KEYS = ("abstain", "outliers", "suspects")  # keys of a document that options fill
-#: options that some tasks take -> what they are about
-TASK_OPTIONS = {"boundary": "a class for every pixel", "tiles": "objects"} | dict.fromkeys(
-    ("calibrate", "abstain", "outliers", "against", "suspects"), "a class for each image"
+# parameters of `evaluate` that are not options
+OPTIONAL_KEYS = ("abstain", "outliers", "suspects")  # document keys that options add
+#: options of some tasks -> the predictions they apply to
+TASK_OPTIONS = {"boundary": "semantic segmentation", "tiles": "object detection"} | dict.fromkeys(
+    ("calibrate", "abstain", "outliers", "against", "suspects"), "image classification"
 )
 FEATURE_OPTIONS = ("outliers", "against", "suspects")
 KNOWN_KEYWORDS = ("data", "split", "batch_size", "workers", "bad_images", "protocol", "listener")
@@ -57,17 +57,17 @@ def evaluate(
     settings: EvaluateOptions | GenerationOptions | None = None,
     **options: Unpack[EvaluateKeywords],
 ) -> EvaluationDocument:
-    """Judge a run's model on a split of its own data set, or of another one with classes of the same names.
+    """Evaluate a run's model on a split of its data set, or of another one with the same class names.
 
-    The split is test by default, or val without one, which is noted. The document has the keys of `summary.json`:
-    figures, intervals, per-class table, confusion matrix, most confused classes. Each reading is added to the run's
-    `evaluations.jsonl`, and `report.html` is written. Unreadable images raise a DataError that names them; with
-    `bad_images="skip"` they count as wrong, unless none can be read. `batch_size` pictures are decoded at a time; like
-    `workers` it changes no figure. `protocol`: another way to judge, by its name.
+    The split is test by default, or val if there is none, which is logged. The document has the keys of `summary.json`:
+    metrics, intervals, per-class table, confusion matrix, most confused classes. The evaluation is added to the run's
+    `evaluations.jsonl`, and `report.html` is written. Unreadable images raise a DataError that lists them; with
+    `bad_images="skip"` they count as wrong, unless none is readable. `batch_size` images are decoded at a time; like
+    `workers`, it does not affect metrics. `protocol`: name of another evaluation protocol.
 
-    `options` are those of the command line: the fields of `InferenceOptions` and of `EvaluateOptions`, or with another
-    `protocol` of `ProtocolOptions`, or for a model that makes images of `GenerationOptions`. `how`, `settings` and
-    a `ProtocolOptions` as the `protocol` say the same. Raises UsageError for an unknown option.
+    `options` are those of the command line: the fields of `InferenceOptions` and `EvaluateOptions`; of
+    `ProtocolOptions` with a `protocol`; of `GenerationOptions` for a generative model. `how`, `settings`, and a
+    `ProtocolOptions` as the `protocol`, are equivalent. Raises UsageError for an unknown option.
     """
     computing = EvaluationSettings(
         batch_size, workers, how or InferenceOptions(), bad_images, listener=listener or NullListener()
@@ -79,7 +79,7 @@ def evaluate(
         )
         return cast(EvaluationDocument, document)
     if isinstance(settings, GenerationOptions):
-        raise UsageError(f"GenerationOptions are about models that make images, and {run} makes none", "leave them out")
+        raise UsageError(f"GenerationOptions need a generative model, and {run} is not one", "leave them out")
     if protocol != "top1":
         document = evaluate_protocol(protocol, run, data=data, split=split, computing=computing, options=dict(options))
         return cast(EvaluationDocument, document)
@@ -98,8 +98,8 @@ def evaluate(
         fitted = calibrate_temperature(run, data, computing) if chosen.calibrate else {}
         answers = predict_split(run, data, split, computing)
         if chosen.abstain is not None and answers.split.labels.ndim == 2:
-            hint = "use predict --threshold where there may be several"
-            raise UsageError("--abstain is for data with one label an image", hint)
+            hint = "for multi-label data, use predict with --threshold"
+            raise UsageError("--abstain needs single-label data", hint)
         report = answers.report
     document = build_head_document(run, data, answers, report, computing)
     document["calibration"] = (fitted | (describe_temperature_effect(answers) or {})) or None
@@ -127,11 +127,11 @@ def evaluate_generator(
     settings: EvaluateOptions | GenerationOptions | None,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Judge a model that makes images; the options are the fields of `InferenceOptions` and `GenerationOptions`. Raises
-    UsageError for a protocol and for options that are about answers."""
+    """Evaluate a generative model; the options are the fields of `InferenceOptions` and `GenerationOptions`. Raises
+    UsageError for a protocol and for options of predictive models."""
     if protocol != "top1" or isinstance(settings, EvaluateOptions):
         problem = f"--protocol {protocol}" if protocol != "top1" else "EvaluateOptions"
-        raise UsageError(f"{problem} is about answers, and {run} makes images", "leave it out")
+        raise UsageError(f"{problem} is for predictions, and {run} is a generative model", "leave it out")
     how, asked = apply_keyword_options(
         "evaluate", options, computing.how, settings or GenerationOptions(), known=KNOWN_KEYWORDS
     )
@@ -141,12 +141,12 @@ def evaluate_generator(
 def check_task_options(
     chosen: EvaluateOptions, run: str | os.PathLike[str], kind: type[Task], how: InferenceOptions
 ) -> None:
-    """Raise UsageError for options that are for other tasks than that of the run."""
+    """Raise UsageError for options of other tasks than the run's."""
     if how.clip_views != SINGLE_VIEW and (words := [name for name in FEATURE_OPTIONS if getattr(chosen, name)]):
-        raise UsageError(f"--{words[0]} is about the features of one view of each clip", "leave --clip-views out")
+        raise UsageError(f"--{words[0]} uses the features of one view of each clip", "leave --clip-views out")
     given = [name for name in TASK_OPTIONS if getattr(chosen, name) and name not in kind.evaluate_options]
     if given:
-        raise UsageError(f"--{given[0]} is about {TASK_OPTIONS[given[0]]}, and {run} {kind.does}", "leave it out")
+        raise UsageError(f"--{given[0]} is for {TASK_OPTIONS[given[0]]}, and {run} {kind.does}", "leave it out")
 
 
 def build_head_document(
@@ -156,7 +156,8 @@ def build_head_document(
     report: Report,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Return the document of an evaluation of the head, None for what only options add; note what flatters a figure."""
+    """Build the document of an evaluation of the head, with None for keys of unset options; log reasons for optimistic
+    metrics."""
     seconds = time.perf_counter() - answers.started
     document = build_evaluation_document(
         answers.bundle, report, split=answers.name, source=answers.source, run=str(run), seconds=seconds
@@ -179,7 +180,7 @@ def evaluate_protocol(
     computing: EvaluationSettings,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """Evaluate by another protocol than top-1.
+    """Evaluate by a protocol other than top-1.
 
     `options` are keywords of `InferenceOptions` and `ProtocolOptions`; raises UsageError for others.
     """
@@ -189,7 +190,7 @@ def evaluate_protocol(
     how, settings = apply_keyword_options("evaluate", options, computing.how, settings, known=KNOWN_KEYWORDS)
     document = run_protocol(settings, run, data, split, replace(computing, how=how))
     if not (folder := RunFolder(Path(run))).config.is_file():
-        return document | {"report": None}  # the page is of the run, with all that it was ever judged by
+        return document | {"report": None}  # the page shows the run with all its evaluations
     place = folder.path / f"report-{document['protocol']}.html"
     written = write_evaluation_page(place, folder, None, None, computing.listener)
     return document | {"report": os.fspath(place) if written else None}
@@ -198,7 +199,7 @@ def evaluate_protocol(
 def build_evaluate_command(
     run: str | os.PathLike[str], data: str | os.PathLike[str] | None, split: str, how: InferenceOptions
 ) -> list[str]:
-    """Return the command that repeats an evaluation."""
+    """Build the command that repeats an evaluation."""
     words = ["vitreous", "evaluate", os.fspath(run), *([] if data is None else [os.fspath(data)])]
     return (
         words

@@ -1,4 +1,4 @@
-"""Outliers and suspected label errors, judged by the training images."""
+"""Find outliers and suspected label errors by comparison with the training images."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from vitreous.reports.training_overlap import drop_excluded, identify_images
 from vitreous.system.tables import write_csv_file
 from vitreous.training.folder import RunFolder
 
-MAX_DOCUMENT_IMAGES = 10  # images of a kind in a document
+MAX_DOCUMENT_IMAGES = 10  # images per list in a document
 
 
 @dataclass(frozen=True)
 class TrainingFeatures:
-    """Training images with known features: their source, split, (m, d) features, and `rows` of the readable ones."""
+    """Training images with computed features: their source, split, (m, d) features, and `rows` of the readable ones."""
 
     source: str
     split: Split
@@ -40,29 +40,29 @@ class TrainingFeatures:
 
     @property
     def labels(self) -> np.ndarray:
-        """(m,) or (m, K) labels of the readable rows, in the model's class order."""
+        """Return (m,) or (m, K) labels of the readable samples, in the model's class order."""
         return self.split.labels[self.rows]
 
     @property
     def readable_features(self) -> np.ndarray:
-        """(n, d) features of the readable rows: on disk where they are all."""
+        """Return (n, d) features of the readable samples; memory-mapped if all are readable."""
         return self.features if len(self.rows) == len(self.features) else self.features[self.rows]
 
 
 def load_training_features(
     answers: SplitPredictions, computing: EvaluationSettings, alone: bool = False
 ) -> TrainingFeatures:
-    """Return the training images of the run, or of the judged data where there is no run.
+    """Return the training images of the run, or of the evaluated data if there is no run.
 
-    With `alone`, data without a training split stand in for it. Raises UsageError where there is nothing to compare
-    with.
+    With `alone`, data without a training split are compared with themselves. Raises UsageError if there are no images
+    to compare with.
     """
     source, opened = answers.source, answers.opened
     if RunFolder(Path(answers.run)).config.is_file():
         source, opened = open_run_data(answers.run, None, "train")
         opened = replace(opened, splits={"train": drop_excluded(opened.split("train"), RunFolder(Path(answers.run)))})
     elif "train" not in opened.splits and not alone:
-        raise UsageError(f"{source} has no training images to compare with", "name a run, or data with a train split")
+        raise UsageError(f"{source} has no training images to compare with", "use a run, or data with a train split")
     split = opened.splits.get("train")
     bundle, chosen = answers.bundle, answers.split
     if split is not None:
@@ -74,15 +74,15 @@ def load_training_features(
 def score_outliers(
     answers: SplitPredictions, computing: EvaluationSettings, file: str | None, against: str | None
 ) -> dict[str, Any]:
-    """Judge how unlike the training images the judged ones are.
+    """Score how unusual the evaluated images are compared with the training images.
 
     `score`: relative Mahalanobis distance in squared standard deviations of the features, higher is less familiar.
-    `file` gets path, score, and the share of training images that score lower. `against`: other data, told from the
-    judged images by AUROC and the false-positive rate at 95 % true positives.
+    `file` lists path, score, and the share of training images with a lower score. `against`: other data; reports how
+    well the score separates them from the evaluated images, as AUROC and false-positive rate at 95 % true positives.
     """
     known = load_training_features(answers, computing)
     kinds = fit_mahalanobis_detector(known.readable_features, known.labels, len(answers.bundle.classes))
-    features = compute_split_features(answers.bundle, answers.split, "the judged images", computing)
+    features = compute_split_features(answers.bundle, answers.split, "the evaluated images", computing)
     usual, rows = np.sort(kinds.scores(known.readable_features)), np.flatnonzero(features.good)
     scores = kinds.scores(features.rows[rows])
     shares = np.searchsorted(usual, scores) / len(usual)
@@ -110,7 +110,7 @@ def score_outliers(
 def measure_separation(
     answers: SplitPredictions, computing: EvaluationSettings, usual: np.ndarray, kinds: Any, against: str
 ) -> dict[str, Any]:
-    """Return how well the judged images, of scores `usual` (n,), are told from all images of other data."""
+    """Return how well scores separate the evaluated images, `usual` (n,), from all images of other data."""
     split = open_reference_images(against)
     features = compute_split_features(answers.bundle, split, "the other data", computing)
     known = features.rows[features.good]
@@ -118,7 +118,7 @@ def measure_separation(
 
 
 def open_reference_images(source: str) -> Split:
-    """Return the test split of other data, all of those without one, or every image below a folder."""
+    """Return the test split of other data, all images if there is none, or every image below a folder."""
     opened = open_images(source)
     if isinstance(opened, FileSplit):
         return opened
@@ -128,18 +128,19 @@ def open_reference_images(source: str) -> Split:
 
 
 def find_label_errors(answers: SplitPredictions, computing: EvaluationSettings, file: str) -> dict[str, Any]:
-    """List images whose label is probably wrong: model and nearest training images confidently name other classes.
+    """List probable label errors: images for which model and nearest training images agree confidently on another
+    class.
 
-    `file` gets a row each, the surest first: path, label, the model's class and probability, the neighbours' class and
-    share, score. A training image is no neighbour of its own; labels of training images are best judged by a run that
-    did not train on them. Raises UsageError for several labels.
+    `file` gets one line each, most probable first: path, label, the model's class and probability, the neighbours'
+    class and share, score. A training image is excluded from its own neighbours. For labels of training images, use a
+    run that was not trained on them. Raises UsageError for multi-label data.
     """
     if answers.split.labels.ndim == 2:
-        raise UsageError("--suspects is for data with one label an image", "leave it out")
+        raise UsageError("--suspects needs single-label data", "leave it out")
     known, classes = load_training_features(answers, computing, alone=True), answers.bundle.classes
     features = known.features
     if known.split is not answers.split:
-        features = compute_split_features(answers.bundle, answers.split, "the judged images", computing).rows
+        features = compute_split_features(answers.bundle, answers.split, "the evaluated images", computing).rows
     rows = np.flatnonzero(answers.readable)
     place = {identity: index for index, identity in enumerate(identify_images(known.split, known.source))}
     at = {int(row): index for index, row in enumerate(known.rows)}

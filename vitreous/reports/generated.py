@@ -1,4 +1,4 @@
-"""A model that makes images, judged: how near its images come to real ones, in a feature space that is named."""
+"""Evaluate generative models: the distance between generated and real images in a named feature space."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ from vitreous.training.folder import RunFolder
 from vitreous.weights.bundle import Bundle
 
 DEFAULT_SAMPLES = 1000
-SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # of a run that has ended: classes, and images of each
-MIN_REAL_IMAGES = 10  # real images
-IMAGE_CHUNK = 1000  # images that are in memory at a time
+SHOWN_SAMPLES, SHOWN_GUIDANCE = 8, 1.5  # of a complete run: classes, and images of each
+MIN_REAL_IMAGES = 10  # minimum number of real images
+IMAGE_CHUNK = 1000  # images in memory at a time
 
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingOptions):
-    """How a generator is judged: by so many `samples`, evenly of all classes, in a feature space: `pixels`, that of a
-    run, a bundle or weights, or Inception's, of a file of its weights.
+    """How to evaluate a generative model: number of `samples`, spread evenly over classes, and the feature space:
+    `pixels`, the features of a run, a bundle or weights, or those of an Inception weights file.
 
-    `reference`: an .npz file of real images or of their moments, in the place of data. `vae`: an autoencoder in the
-    place of that which the run names. `size`, as in 64x48, and `frames`: what is made and compared, of a model that
-    learned at several sizes with the real images that are nearest to it. Raises UsageError for too few samples.
+    `reference`: an .npz file of real images or of their moments, instead of data. `vae`: an autoencoder instead of the
+    run's. `size`, such as 64x48, and `frames`: the size to generate and compare, for a model trained at several sizes;
+    real images nearest to it are used. Raises UsageError for too few samples.
     """
 
     samples: int = DEFAULT_SAMPLES
@@ -76,8 +76,8 @@ class GenerationOptions(SamplingOptions):
 
 @dataclass(frozen=True)
 class RealImages:
-    """Real images: which they are (`split` of `source`), how many, and their features and those of training images, as
-    far as they are known; where a file has `compute_moments` of features, these count."""
+    """Real images: `split` of `source`, their number, and their features and those of training images, if available. If
+    a file contains moments of features, these are used."""
 
     source: str
     split: str
@@ -88,7 +88,8 @@ class RealImages:
     moments: Mapping[str, FeatureMoments] = field(default_factory=dict)
 
     def distance(self, name: str, rows: np.ndarray) -> float | None:
-        """The Fréchet distance of generated images by these features, (m, d); None where nothing is known of them."""
+        """Compute the Fréchet distance of generated images from features (m, d); None if the real features are not
+        available."""
         if name in self.moments:
             return frechet_distance_of_moments(self.moments[name], compute_moments(rows))
         return frechet_distance(self.features[name], rows) if name in self.features else None
@@ -101,19 +102,19 @@ def measure_generator(
     options: GenerationOptions,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Make images and compare them with those of a split, of `data` or of the run's own, or of a reference file;
-    returns the document of `evaluate --json`.
+    """Generate images and compare them with the images of a split, of `data` or of the run's data set, or of a
+    reference file. Returns the document of `evaluate --json`.
 
-    Of a model that learned at several sizes one is judged, `size` in the document: that asked for, or its own, and
-    the real images are those that are nearest to it. `frechet_distance_of_train` is that of the split to as many
-    training images, by which the distance is to be read. `recognised`: the share of images whose class the model of the
-    features names, where it knows the classes. In Inception's space `fid`, `sfid` and `inception_score` are told
-    besides. Raises UsageError, DataError and WeightsError as `evaluate`.
+    A model trained at several sizes is evaluated at one, `size` in the document: the given size, or the model's
+    default. The real images are those nearest to it. `frechet_distance_of_train` is the distance between the split and
+    as many training images, a baseline for the metric. `recognised`: the share of images that the feature model
+    classifies as their class, if it has these classes. Inception's space adds `fid`, `sfid` and `inception_score`.
+    Raises UsageError, DataError and WeightsError as `evaluate`.
     """
     began, listener = time.perf_counter(), computing.listener
     bundle = open_generator(run, listener.note)
     if options.reference is not None and (data is not None or split is not None):
-        raise UsageError("--reference takes the place of data", "leave DATA and --split out")
+        raise UsageError("--reference is used instead of the dataset", "leave DATA and --split out")
     stills = bundle.preprocess.has_buckets
     opened = None if options.reference is not None else open_run_data(run, data, split, labelled=False, stills=stills)
     sampler, shown, features = open_sampler(bundle, opened[1] if opened else None, options, computing)
@@ -142,7 +143,7 @@ def measure_generator(
 
 
 def compute_generator_metrics(real: RealImages, ours: SpaceFeatures) -> dict[str, float | None]:
-    """What real and generated images are compared by; None for what is not known of the real ones."""
+    """Compare real and generated images; None for metrics that the real images do not allow."""
     rows, theirs = ours["rows"], real.features.get("rows")
     judged: dict[str, float | None] = dict.fromkeys(("precision", "recall", "density", "coverage", "copies"))
     judged |= {"frechet_distance": real.distance("rows", rows), "frechet_distance_of_train": None}
@@ -161,8 +162,8 @@ def compute_generator_metrics(real: RealImages, ours: SpaceFeatures) -> dict[str
 
 
 def select_size(data: Data, name: str, preprocess: Preprocess, computing: EvaluationSettings) -> Data:
-    """The data with those images alone, in the split of that name and in `train`, that a model which learned at several
-    sizes is shown at the one that is judged. Raises DataError for a size at which it is shown none."""
+    """Select the images of one size from the split `name` and from `train`, for a model trained at several sizes.
+    Raises DataError for a size without images."""
     if not preprocess.has_buckets:
         return data
     workers, splits = default_worker_count() if computing.workers is None else computing.workers, dict(data.splits)
@@ -170,7 +171,7 @@ def select_size(data: Data, name: str, preprocess: Preprocess, computing: Evalua
         splits[one] = data.splits[one].take(find_samples_at_model_size(data.splits[one], preprocess, workers))
     count = f"{len(splits[name]):,} of {len(data.splits[name]):,} {name} images"
     computing.listener.note(
-        f"judged at {format_sample_size(preprocess.image)}, beside {count}, which are nearest to that size"
+        f"evaluated at {format_sample_size(preprocess.image)}, against the {count} nearest to that size"
     )
     return replace(data, splits=splits)
 
@@ -178,21 +179,21 @@ def select_size(data: Data, name: str, preprocess: Preprocess, computing: Evalua
 def read_real_split(
     source: str, opened: Data, name: str, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
 ) -> RealImages:
-    """A split of data, and its training split beside it, in a space. Raises DataError for too few images."""
+    """Read a split of data and its training split in a feature space. Raises DataError for too few images."""
     features, train = compute_space_features(opened.split(name), preprocess, space, computing), None
     if (count := len(features["rows"])) < MIN_REAL_IMAGES:
-        raise DataError(f"{count} images are too few to compare with", f"at least {MIN_REAL_IMAGES} are needed")
+        raise DataError(f"{count} images are too few to compare with", f"use at least {MIN_REAL_IMAGES}")
     if "train" in opened.splits and name != "train":
         train = compute_space_features(opened.splits["train"], preprocess, space, computing)["rows"]
     return RealImages(source, name, count, features, train=train)
 
 
 def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
-    """The real images of a reference file, or the moments of their features, in a space. Raises UsageError for moments
-    of other features, DataError as `read_reference_batch`."""
+    """Read the real images of a reference file, or the moments of their features. Raises UsageError for moments of
+    other features, DataError as `read_reference_batch`."""
     reference = read_reference_batch(file)
     if reference.moments and space.name != INCEPTION:
-        raise UsageError(f"{file} has moments of Inception's features", "name its weights: --features inception.pth")
+        raise UsageError(f"{file} contains moments of Inception features", "use --features inception.pth")
     features = concatenate_features([space.features(images) for images in reference.images(IMAGE_CHUNK)])
     return RealImages(
         file, "reference", images=reference.count, features=features, train=None, moments=reference.moments
@@ -202,8 +203,8 @@ def read_real_reference(file: str, space: FeatureSpace) -> RealImages:
 def open_sampler(
     bundle: Bundle, opened: Data | None, options: GenerationOptions, computing: EvaluationSettings
 ) -> tuple[ImageSampler, Preprocess, str]:
-    """The sampler of a bundle, how real images become what its own are compared with, and in what space: that asked
-    for, or that of latents where the data are such.
+    """Open the sampler of a bundle, the conversion of real images into comparable ones, and the feature space: the
+    given one, or latents if the data are latents.
 
     Raises UsageError for features of latents, and as `build_sampler`.
     """
@@ -215,19 +216,19 @@ def open_sampler(
             return sampler, ImagePreprocess(tuple(side * sampler.stride for side in sampler.image)), options.features
         return sampler, bundle.preprocess.with_only_size(sampler.image), options.features
     if options.features != PIXELS:
-        problem = f"{opened.name} has latents, and --features reads pictures"
-        raise UsageError(problem, f"name the pictures: vitreous evaluate RUN PICTURES --features {options.features}")
+        problem = f"{opened.name} contains latents, and --features needs images"
+        raise UsageError(problem, f"use the images: vitreous evaluate RUN IMAGES --features {options.features}")
     sampler = build_sampler(bundle, device, precision, decoded=False)
     sampler.image = choose_sample_size(bundle, options.size, options.frames, note=note)
     if sampler.image != tuple(bundle.model.config.image):
-        raise UsageError(f"{opened.name} has latents of one size", "leave --size out")
+        raise UsageError(f"{opened.name} contains latents of one size", "leave --size out")
     sampler.decode = sampler.preprocess.denormalise
     return sampler, bundle.preprocess, LATENTS
 
 
 def iterate_split_images(split: Split, preprocess: Preprocess, computing: EvaluationSettings) -> Iterator[np.ndarray]:
-    """Yield the images of a split as the generator was shown them, (n, H, W, C), uint8 or latents in float32, in parts
-    of `IMAGE_CHUNK`. Raises the first DataError."""
+    """Yield the images of a split as the generator was trained on them, (n, H, W, C) uint8 or float32 latents, in
+    chunks of `IMAGE_CHUNK`. Raises the first DataError."""
     images: list[torch.Tensor] = []
     workers, read = default_worker_count() if computing.workers is None else computing.workers, False
     for _, batch in EvalLoader(split, preprocess, workers).batches(computing.batch_size):
@@ -249,7 +250,7 @@ def iterate_split_images(split: Split, preprocess: Preprocess, computing: Evalua
 def compute_space_features(
     split: Split, preprocess: Preprocess, space: FeatureSpace, computing: EvaluationSettings
 ) -> SpaceFeatures:
-    """The features of the images of a split."""
+    """Compute the features of the images of a split."""
     return concatenate_features(
         [space.features(images) for images in iterate_split_images(split, preprocess, computing)]
     )
@@ -258,7 +259,7 @@ def compute_space_features(
 def generate_images(
     sampler: ImageSampler, classes: int, options: GenerationOptions, computing: EvaluationSettings
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield classes in turn, (n,) int64, and images of them, (n, H, W, C), uint8 or latents, in parts of
+    """Yield cycling classes (n,) int64 and generated images of them, (n, H, W, C) uint8 or latents, in chunks of
     `IMAGE_CHUNK`."""
     labels, numbers = torch.tensor(cycle_classes(options.samples, classes)).unbind(1)
     step, done = make_progress_counter(computing.listener, "sample", options.samples), 0.0
@@ -273,14 +274,14 @@ def generate_images(
 
 
 def concatenate_features(parts: Iterable[SpaceFeatures]) -> SpaceFeatures:
-    """Features of parts of the images, one after the other."""
+    """Concatenate the features of image chunks."""
     parts = list(parts)
     return {name: np.concatenate([part[name] for part in parts]) for name in (parts[0] if parts else {})}
 
 
 def write_run_samples(folder: RunFolder, listener: ProgressListener) -> None:
-    """Write `SHOWN_SAMPLES` images of each of as many classes of a run that has ended to its samples.png, a row for
-    each class; of clips `SHOWN_SAMPLES` in all, the frames of each in a row. A failure is noted and raises nothing."""
+    """Write samples.png of a complete run: `SHOWN_SAMPLES` images of each of as many classes, one row per class; for
+    clips `SHOWN_SAMPLES` in total, one row of frames each. A failure is logged and not raised."""
     try:
         bundle = open_generator(folder.path)
         last = max(0, len(bundle.task.classes) - 1)

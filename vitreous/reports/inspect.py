@@ -1,4 +1,4 @@
-"""The verb `inspect`: figures of what a model has learned and what it looks at, as images, numbers and one page."""
+"""The verb `inspect`: figures of a model's weights, features and attention, as images, arrays and one page."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 
 class FigureKind(NamedTuple):
-    """A figure: its module in `figures`, whether it is made by default, shows the images named, is drawn in
-    `CHART_STYLE`, and is of pictures, of clips, of volumes, of signals, or of all."""
+    """A figure: its module in `figures`, whether it is drawn by default, uses the given images, is drawn in
+    `CHART_STYLE`, and whether it is for images, clips, volumes, signals, or all."""
 
     module: str
     default: bool = False
@@ -70,7 +70,7 @@ FIGURES = {
     "similarity": FigureKind("layers", styled=True, of="all"),
     "cost": FigureKind("layers", styled=True, of="all"),
 }
-TOP_CLASSES = 3  # classes named of a picture
+TOP_CLASSES = 3  # top classes listed per image
 
 
 def inspect(
@@ -81,15 +81,15 @@ def inspect(
     listener: ProgressListener | None = None,
     **options: Unpack[InspectKeywords],
 ) -> InspectionDocument:
-    """Make figures of a model: files, and a document that names them with what they show.
+    """Draw figures of a model into files, and return a document that lists and describes them.
 
-    `images` are files or folders of them, or one; figures of a data set take those of the run. `options` are the fields
-    of `InspectOptions`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure becomes
-    OUT/NAME.png with its numbers in NAME.npz (and NAME.csv). OUT/index.html shows the images named, the model's answers
-    and all figures. `out` is RUN/inspect, or inspect-NAME beside other weights.
+    `images` are files or folders of files, or a single one; figures of a data set use that of the run. `options` are
+    the fields of `InspectOptions`, as on the command line: `figures=["rollout"]`, `device="cpu"`. Every figure is
+    written as OUT/NAME.png with its arrays in NAME.npz (and NAME.csv). OUT/index.html shows the given images, the
+    model's predictions and all figures. `out` is RUN/inspect, or inspect-NAME next to other weights.
 
-    Raises UsageError for an unknown option, and for a figure that was named and that the model does not have; where
-    none is named, or with `all`, it is left out and the reason noted.
+    Raises UsageError for an unknown option, and for a requested figure that the model does not support. With the
+    default figures, or `all`, unsupported ones are skipped and the reason is logged.
     """
     known = ("images", "out", "listener")
     chosen: InspectOptions = apply_keyword_options("inspect", dict(options), settings or InspectOptions(), known=known)[
@@ -103,10 +103,10 @@ def inspect(
     if slow := describe_emulation(chosen.precision, device):
         listener.note(slow)
     if not bundle.preprocess.stacks:
-        listener.note("figures are of one grid: pictures are squashed to the model's own size, or to --image-size")
+        listener.note("figures use one grid: images are squashed to the model's image size, or to --image-size")
         bundle = replace(bundle, preprocess=bundle.preprocess.with_one_size())
     preprocess = resize_preprocess(bundle, chosen)
-    bundle.model.any_size = True  # --image-size asks for it
+    bundle.model.any_size = True  # required by --image-size
     scene = FigureContext(
         os.fspath(run),
         bundle,
@@ -137,22 +137,22 @@ def inspect(
 
 
 def drop_adapter(bundle: Bundle, listener: ProgressListener) -> Bundle:
-    """Return the bundle of the ViT alone where there is an adapter beside it, which a note tells; others as they
-    are."""
+    """Return the bundle of the plain ViT if the model has an adapter, and log this; other bundles are returned
+    unchanged."""
     part = bundle.model.inspected_backbone()
     if part is bundle.model:
         return bundle
-    listener.note("of a ViT with an adapter the ViT alone is shown, whose tokens have nothing of the adapter")
+    listener.note("figures show the ViT without its adapter")
     return replace(bundle, model=part.eval())
 
 
 def make_figures(
     scene: FigureContext, names: Sequence[str], folder: Path
 ) -> tuple[list[FigureFiles], dict[str, str], dict[str, str]]:
-    """Make and write figures; return their files, where they were not named why others cannot be made, and the markup
-    of each for the page.
+    """Draw and write figures. Returns their files, the reasons for skipped default figures, and the page markup of
+    each.
 
-    Raises UsageError where none can be made, or for the first that was named and cannot.
+    Raises UsageError if no figure can be drawn, or for the first requested one that cannot.
     """
     from matplotlib import rc_context
 
@@ -177,7 +177,7 @@ def make_figures(
             refused[name] = error.message
             scene.listener.note(f"no {name}: {error.message}")
     if not written:
-        raise UsageError(f"no figure can be written of {scene.run}: " + "; ".join(refused.values()))
+        raise UsageError(f"no figure can be drawn for {scene.run}: " + "; ".join(refused.values()))
     return written, refused, drawings
 
 
@@ -189,22 +189,21 @@ def check_figure_names(names: Sequence[str]) -> None:
 
 
 def choose_figures(settings: InspectOptions, pictures: bool = False, of: str = "images") -> list[str]:
-    """Return the figures asked for, or the default ones of models `of` a kind of images, those of images first where
-    `pictures` are named.
+    """Return the requested figures, or the defaults of a modality `of`, those of images first if `pictures` are given.
 
-    Raises UsageError for one of other models.
+    Raises UsageError for a figure of another modality.
     """
     names = [name for name, kind in FIGURES.items() if kind.of in (of, "all")]
     if settings.figures and not settings.all:
         if wrong := [name for name in settings.figures if name not in names]:
-            raise UsageError(f"the model answers for {of}: no figure {wrong[0]}", f"there are {', '.join(names)}")
+            raise UsageError(f"figure {wrong[0]} is not available for models of {of}", f"there are {', '.join(names)}")
         return list(dict.fromkeys(settings.figures))
     names = [name for name in names if FIGURES[name].default or settings.all]
     return sorted(names, key=lambda name: not FIGURES[name].of_pictures) if pictures else names
 
 
 def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
-    """Return the likeliest classes of the first images named, as `predict --json` writes them; none without a head.
+    """Return the top classes of the first given images, as in `predict --json`; none without a head.
 
     Computed in float32: call it before `scene.model` casts the weights to the precision of the figures.
     """
@@ -223,9 +222,9 @@ def predict_top_classes(scene: FigureContext) -> list[Mapping[str, object]]:
 
 
 def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
-    """Return the bundle's preprocessing at --image-size: one number, or a height and a width; of volumes a depth too.
+    """Return the bundle's preprocessing at --image-size: one number, or height and width; for volumes also depth.
 
-    Raises UsageError for what is no multiple of the patch.
+    Raises UsageError for a size that is not a multiple of the patch.
     """
     if not settings.image_size:
         return bundle.preprocess
@@ -240,7 +239,7 @@ def resize_preprocess(bundle: Bundle, settings: InspectOptions) -> Preprocess:
 
 
 def default_inspect_folder(run: Path) -> Path:
-    """Return the folder of figures: in the run, or beside weights that are no run."""
+    """Return the folder of figures: in the run, or next to weights that are not a run."""
     return run / "inspect" if run.is_dir() else Path(f"inspect-{slugify_name(run.stem)[:60] or 'image'}")
 
 
@@ -289,9 +288,9 @@ def write_figure_page(
     drawings: Mapping[str, str],
     shown: Sequence[tuple[Image.Image, str]] = (),
 ) -> None:
-    """Write FOLDER/index.html for the figures of `inspect`'s document; each is in the page as markup, by its name.
+    """Write FOLDER/index.html for the figures of `inspect`'s document; each is embedded as markup, by its name.
 
-    `shown` are the images named, as the model sees them, with their names: they come first, with their answers.
+    `shown` are the model's input images with their names; they come first, with their predictions.
     """
     named = [
         {

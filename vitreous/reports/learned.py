@@ -1,6 +1,6 @@
-"""What a run without labels learned, in pictures: restored images, attention of the last block, nearest images.
+"""Images of what a self-supervised run learned: reconstructions, attention of the last block, nearest images.
 
-Computed once, when the run ends, and kept in the run's folder; its page reads it from there.
+Computed once, at the end of the run, and stored in its folder, from which its page reads them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,14 @@ MAX_RESTORED_IMAGES, MAX_ATTENTION_IMAGES, MAX_QUERY_IMAGES, NEAREST_IMAGES = (
     4,
     6,
     6,
-)  # images restored, attended to, compared; and the nearest of each
-CANDIDATE_COUNT = 64  # eight times as many training images are looked through
-MAX_SHOWN_HEADS = 12  # shown of the last block
+)  # numbers of reconstructed, attended and compared images, and neighbours of each
+CANDIDATE_COUNT = 64  # eight times as many training images are searched
+MAX_SHOWN_HEADS = 12  # heads of the last block
 
 
 def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
-    """Write RUN/learned.json for the page of a run without labels; what cannot be made is noted and left out."""
+    """Write RUN/learned.json for the page of a self-supervised run. Sections that cannot be computed are logged and
+    omitted."""
     run = folder.run()
     try:
         options = InspectOptions(device=run.device, precision="fp32", count=CANDIDATE_COUNT)
@@ -82,11 +83,11 @@ def write_learned_images(folder: RunFolder, listener: ProgressListener) -> None:
             parts[name] = make_or_none(make) if pictures else None
         write_text_atomic(folder.path / LEARNED_FILE, json.dumps(parts))
     except (OSError, VitreousError) as error:
-        listener.note(f"no pictures of what the model learned: {error}")
+        listener.note(f"no images of learned features: {error}")
 
 
 def make_or_none(make: Callable[[], Any]) -> Any:
-    """Return what is made, or None for what the model or the data do not have."""
+    """Call `make`, and return None if the model or the data do not support it."""
     try:
         return make()
     except (UsageError, DataError):
@@ -94,14 +95,14 @@ def make_or_none(make: Callable[[], Any]) -> Any:
 
 
 def get_image_split_name(scene: FigureContext) -> str:
-    """Return the name of the split that images are taken from."""
+    """Return the name of the split that supplies the images."""
     return next(name for name, split in scene.data[1].splits.items() if split is scene.split)
 
 
 def make_restored_images(scene: FigureContext, pictures: Sequence[InputImage]) -> dict[str, Any]:
-    """Return images, what the encoder sees of them, and what is restored.
+    """Return images, their encoder input, and their reconstruction.
 
-    Raises UsageError for a run that restores nothing.
+    Raises UsageError for a run that reconstructs nothing.
     """
     objective = load_restoring_objective(scene.run).to(scene.device)
     rows = [
@@ -119,7 +120,8 @@ def make_restored_images(scene: FigureContext, pictures: Sequence[InputImage]) -
 
 
 def make_attention_maps(scene: FigureContext, pictures: Sequence[InputImage]) -> dict[str, Any]:
-    """Return images with the attention of each head of the last block. Raises UsageError for a model without."""
+    """Return images with the attention of each head of the last block. Raises UsageError for a model without
+    attention."""
     depth = scene.model.config.depth
     rows, prefix = [], scene.model.config.prefix
     for one in pictures:
@@ -137,7 +139,7 @@ def make_attention_maps(scene: FigureContext, pictures: Sequence[InputImage]) ->
 def find_nearest_images(scene: FigureContext) -> dict[str, Any]:
     """Return images with the training images of most similar features.
 
-    Raises UsageError without others to compare with.
+    Raises UsageError if there are no other images to compare with.
     """
     data = scene.data[1]
     train = data.splits["train"]
@@ -169,16 +171,16 @@ def find_nearest_images(scene: FigureContext) -> dict[str, Any]:
 
 
 def get_short_name(picture: InputImage) -> str:
-    """Return the last part of an image's name."""
+    """Return the file name of an image."""
     return PurePath(picture.name).name
 
 
 def encode_thumbnail_uri(image: Image.Image) -> str:
-    """Return an image for the page, small, as a data URI."""
+    """Encode a thumbnail for the page as a data URI."""
     return encode_data_uri(shrink_image(image))
 
 
 def read_learned_images(path: Path) -> dict[str, Any]:
-    """Read what `write_learned_images` wrote into a run's folder; empty where there is nothing."""
+    """Read the output of `write_learned_images` from a run's folder; empty if there is none."""
     file = path / LEARNED_FILE
     return json.loads(file.read_text("utf-8")) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Options of `evaluate` and `inspect`, each stated once: fields of the command line and keywords in Python. Needs no
+"""Options of `evaluate` and `inspect`, defined once for the command line and for Python keywords. Does not import
 PyTorch."""
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from typing import ClassVar, Literal, get_args
 from vitreous.config import OptionalPath
 from vitreous.errors import UsageError, suggest_nearest
 
-#: how `linear` fits its head: at the optimum, or by the steps of a publication
+#: training of the `linear` head: to the optimum, or with a published schedule
 Probe = Literal["regression", "mae", "dino", "dinov2"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class InspectOptions:
-    """What `vitreous inspect` shows, and of which images."""
+    """Figures, images and settings of `vitreous inspect`."""
 
     SECTIONS: ClassVar[dict[str, str]] = {
         "figures": "Figures",
@@ -66,7 +66,7 @@ class InspectOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureOptions:
-    """What becomes of the features that are computed on the way."""
+    """Whether computed features are cached."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"cache": "Protocols on features"}
 
@@ -76,7 +76,7 @@ class FeatureOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(FeatureOptions):
-    """What an evaluation does beside judging the head."""
+    """Additional outputs of an evaluation of the head."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"calibrate": "Predictions and report"}
 
@@ -102,8 +102,8 @@ class EvaluateOptions(FeatureOptions):
 
 @dataclass(frozen=True)
 class ProtocolOptions(FeatureOptions):
-    """How to judge by a protocol instead of the head. Raises UsageError for values out of range and options that do not
-    go together."""
+    """Settings of an evaluation by a protocol instead of the head. Raises UsageError for values out of range and
+    conflicting options."""
 
     protocol: str
     _: KW_ONLY
@@ -137,12 +137,12 @@ class ProtocolOptions(FeatureOptions):
     def __post_init__(self) -> None:
         self.check_probe()
         if self.temperature <= 0 or (self.l2 is not None and self.l2 <= 0):
-            raise UsageError("--temperature and --l2 are above 0")
+            raise UsageError("--temperature and --l2 must be above 0")
         if min((*self.k, *self.shots, self.seeds)) < 1:
-            raise UsageError("--k, --shots and --seeds are at least 1")
+            raise UsageError("--k, --shots and --seeds must be at least 1")
 
     def check_probe(self) -> None:
-        """Raise UsageError for an unknown probe, and for options that do not go with the one asked for."""
+        """Raise UsageError for an unknown probe, and for options that conflict with the selected one."""
         if self.probe not in (probes := get_args(Probe)):
             hint = suggest_nearest(self.probe, probes) or f"there are {', '.join(probes)}"
             raise UsageError(f"no probe {self.probe}", hint)
@@ -150,16 +150,16 @@ class ProtocolOptions(FeatureOptions):
         if self.probe == "regression":
             named += [] if self.probe_augment else ["no_probe_augment"]
             if named:
-                problem = f"--{named[0].replace('_', '-')} is about heads that are trained by steps"
+                problem = f"--{named[0].replace('_', '-')} is for published training schedules"
                 raise UsageError(problem, "add --probe mae, dino or dinov2, or leave it out")
             return
         if self.protocol != "linear":
-            raise UsageError(f"--probe {self.probe} is about --protocol linear, not {self.protocol}", "add it")
+            raise UsageError(f"--probe {self.probe} is for --protocol linear, not {self.protocol}", "add it")
         if self.l2 is not None:
-            raise UsageError(f"--probe {self.probe} has no penalty", "leave --l2 out, or --probe")
+            raise UsageError(f"--probe {self.probe} has no L2 penalty", "leave out --l2 or --probe")
         if self.epochs is not None and self.steps is not None:
-            raise UsageError("--epochs and --steps say the same thing", "use one of them")
+            raise UsageError("--epochs and --steps exclude each other", "use one of them")
         if (self.epochs is not None and self.epochs <= 0) or (self.steps is not None and self.steps < 1):
-            raise UsageError("--epochs is above 0, --steps at least 1")
+            raise UsageError("--epochs must be above 0, and --steps at least 1")
         if self.probe_batch is not None and self.probe_batch < 2:
-            raise UsageError(f"--probe-batch is at least 2, not {self.probe_batch}")
+            raise UsageError(f"--probe-batch must be at least 2, not {self.probe_batch}")

@@ -1,4 +1,4 @@
-"""What an evaluation leaves behind: its document, a line in its run's `evaluations.jsonl`, and its page."""
+"""Record an evaluation: its document, a line in its run's `evaluations.jsonl`, and its page."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from vitreous.training.folder import RunFolder, append_line
 from vitreous.weights.bundle import Bundle
 
 EVALUATIONS_FILE = "evaluations.jsonl"
-#: protocols by leading metric, where it is not top1
+#: protocols by leading metric, if it is not top1
 PROTOCOLS_BY_METRIC = {str(task.leading): task.protocol for task in TASKS.values() if task.protocol != "top1"}
 
 
 def slugify_name(text: str, dots: bool = False) -> str:
-    """Turn a text into a part of a file name: letters and digits, `dots` if wanted, with dashes between."""
+    """Convert a text to a file name component: letters and digits, also `dots` if set, separated by dashes."""
     return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
 
 
 def record_evaluation(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
-    """Add a line to a run's `evaluations.jsonl`, if it is a run."""
+    """Add a line to a run's `evaluations.jsonl`, if `run` is a run."""
     folder = RunFolder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
@@ -40,8 +40,8 @@ def record_evaluation(run: str | os.PathLike[str], source: str, split: str, figu
 def build_evaluation_document(
     bundle: Bundle, report: Report, split: str, source: str, run: str, seconds: float, protocol: str | None = None
 ) -> dict[str, Any]:
-    """Return the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: how it was judged, by
-    default by what the model answers."""
+    """Build the document of an evaluation, with the keys of a run's `summary.json`; `protocol`: the evaluation
+    protocol, by default that of the model's task."""
     protocol = protocol or PROTOCOLS_BY_METRIC.get(report.figure, "top1")
     keys = ["steps", "epochs", "seed", "exaflops", "flops_utilisation", "peak_memory_bytes", "train", "val", "test"]
     return {
@@ -65,7 +65,7 @@ def build_evaluation_document(
 
 
 def get_page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
-    """Return where the page of an evaluation goes: into the run's folder, or the current one for other weights."""
+    """Return the path of an evaluation page: in the run's folder, or in the current folder for other weights."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
     words = [
         "report",
@@ -83,7 +83,7 @@ def write_evaluation_page(
     listener: ProgressListener,
     command: str = "",
 ) -> dict[str, Any] | None:
-    """Write the page; a failure is noted and raises nothing. Returns what the page shows, None where it was not
+    """Write the page; a failure is logged and not raised. Returns the content of the page, None if it was not
     written."""
     try:
         return pages.write_report(path, folder, answers, report, command)

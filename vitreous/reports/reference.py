@@ -1,11 +1,11 @@
 """Real images, or the moments of their features, in one .npz file: ADM's reference batches (arXiv:2105.05233) and
 pytorch-fid's statistics.
 
-| entry | what |
+| entry | content |
 |---|---|
 | `arr_0` | images, (n, H, W, 3) uint8 |
 | `mu`, `sigma` | mean (2048,) and covariance (2048, 2048) of Inception's last features |
-| `mu_s`, `sigma_s` | the same of its middle layer, which sFID compares: (2023,) and (2023, 2023) |
+| `mu_s`, `sigma_s` | the same of its middle layer, for sFID: (2023,) and (2023, 2023) |
 """
 
 from __future__ import annotations
@@ -20,40 +20,40 @@ import numpy as np
 from vitreous.errors import DataError
 from vitreous.evaluation.frechet import FeatureMoments
 
-#: our name -> their mean and covariance, and of how many features they are
+#: our name -> keys of mean and covariance, and number of features
 MOMENT_ENTRIES = {"rows": ("mu", "sigma", 2048), "spatial": ("mu_s", "sigma_s", 2023)}
-EXPECTED_CONTENT = "it has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
+EXPECTED_CONTENT = "a reference file has arr_0, images (n, H, W, 3) of uint8, or mu and sigma"
 
 
 @dataclass(frozen=True)
 class ReferenceBatch:
-    """A reference file: its images (n, H, W, C) uint8, if it has any, and moments by the name of the features."""
+    """A reference file: its images (n, H, W, C) uint8, if any, and moments by feature name."""
 
     pixels: np.ndarray | None
     moments: Mapping[str, FeatureMoments]
 
     @property
     def count(self) -> int:
-        """How many images the file has."""
+        """Return the number of images in the file."""
         return 0 if self.pixels is None else len(self.pixels)
 
     def images(self, most: int) -> Iterator[np.ndarray]:
-        """Yield its images, so many at a time."""
+        """Yield its images, at most `most` at a time."""
         for low in range(0, self.count, most):
             assert self.pixels is not None
             yield self.pixels[low : low + most]
 
 
 def read_reference_batch(place: str) -> ReferenceBatch:
-    """Read a reference file. Raises DataError for a file that is none, or is damaged."""
+    """Read a reference file. Raises DataError for an invalid or damaged file."""
     path, known = Path(place), ("arr_0", *(name for *names, _ in MOMENT_ENTRIES.values() for name in names))
     if not path.is_file():
-        raise DataError(f"no reference at {place}", EXPECTED_CONTENT)
+        raise DataError(f"no reference file at {place}", EXPECTED_CONTENT)
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files if name in known}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, TypeError) as error:
-        raise DataError(f"{place} is no reference ({str(error)[:100]})", EXPECTED_CONTENT) from None
+        raise DataError(f"{place} is not a reference file ({str(error)[:100]})", EXPECTED_CONTENT) from None
     pixels, moments = arrays.get("arr_0"), {}
     if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or len(pixels) < 2):
         raise DataError(f"{place}: arr_0 holds {pixels.dtype} of {pixels.shape}", EXPECTED_CONTENT)
@@ -65,9 +65,9 @@ def read_reference_batch(place: str) -> ReferenceBatch:
                 or pair[1].shape != (size, size)
                 or not all(np.isfinite(one).all() for one in pair)
             ):
-                problem = f"{place}: {mean} and {covariance} are no mean and covariance of {size} features"
+                problem = f"{place}: {mean} and {covariance} are not a mean and covariance of {size} features"
                 raise DataError(problem, EXPECTED_CONTENT)
             moments[name] = pair
     if pixels is None and "rows" not in moments:
-        raise DataError(f"{place} has {', '.join(arrays) or 'nothing known'}", EXPECTED_CONTENT)
+        raise DataError(f"{place} contains {', '.join(arrays) or 'no arrays'}", EXPECTED_CONTENT)
     return ReferenceBatch(pixels, moments)

@@ -1,6 +1,6 @@
 """Feature spaces in which generated images are compared with real ones.
 
-n images, (n, H, W, C) uint8 or, of latents, float32; clips are (n, T, H, W, C).
+n images, (n, H, W, C) uint8, or float32 latents; clips are (n, T, H, W, C).
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from vitreous.weights.files import open_weights_file
 
 INCEPTION_FILES = "weights-inception-2015-12-05-6726825d.pth of torch-fidelity, or pt_inception-2015-12-05-6726825d.pth"
 PIXELS, LATENTS, INCEPTION = "pixels", "latents", "inception"
-SpaceFeatures = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and what else a space tells of each
+SpaceFeatures = dict[str, np.ndarray]  # of n images: "rows" (n, d) float32, and further features of the space
 
 
 class FeatureSpace(Protocol):
-    """What images are compared by, under the `name` that its figures are told with."""
+    """A feature space for comparing images; `name` labels its metrics."""
 
     name: str
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Images, and (n,) int64 classes that they were made of -> their features."""
+        """Compute the features of images; `labels` are the (n,) int64 classes they were generated for."""
         ...
 
 
 class PixelSpace:
-    """Pixels in 0 .. 1, or the numbers of latents."""
+    """Pixels in 0 .. 1, or the values of latents."""
 
     def __init__(self, name: str = PIXELS) -> None:
         self.name, self.peak = name, 255 if name == PIXELS else 1
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Images -> rows (n, H W C), of clips (n, T H W C)."""
+        """Flatten images to rows (n, H W C), or clips to (n, T H W C)."""
         return {"rows": images.reshape(len(images), -1).astype(np.float32) / self.peak}
 
 
 class InceptionSpace:
-    """The features that FID is defined in, of a file of the network's weights. Raises UsageError where torch-fidelity
-    is not installed, WeightsError for a file of another form."""
+    """The Inception features in which FID is defined, from a weights file of the network. Raises UsageError if
+    torch-fidelity is not installed, WeightsError for a file of another format."""
 
     def __init__(self, place: str, device: str) -> None:
         self.name = INCEPTION
         try:
             self.network = Inception(open_weights_file(place).read(), device)
         except ValueError as error:
-            raise WeightsError(f"{place} is of another Inception network ({error})", f"use {INCEPTION_FILES}") from None
+            raise WeightsError(f"{place} is another Inception network ({error})", f"use {INCEPTION_FILES}") from None
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Images of 1 or 3 channels -> rows (n, 2048), spatial (n, 2023), logits (n, 1008). Raises UsageError for
-        other channels, and for clips."""
+        """Compute rows (n, 2048), spatial (n, 2023), logits (n, 1008) of images with 1 or 3 channels. Raises UsageError
+        for other channels, and for clips."""
         if images.ndim != 4:
-            raise UsageError("Inception reads pictures, not clips", "leave --features out, or name a model of clips")
+            raise UsageError("Inception needs images, not clips", "leave --features out, or use a model of clips")
         if images.dtype != np.uint8 or images.shape[-1] not in (1, 3):
-            raise UsageError(f"Inception reads pictures, not images of {images.shape[-1]} channels")
+            raise UsageError(f"Inception needs RGB or grey images, not {images.shape[-1]} channels")
         return self.network.features(images)
 
 
 class ModelSpace:
-    """The features of a run, a bundle or weights; where it names the `classes` that images are made of, whether it
-    recognises each."""
+    """The features of a run, a bundle or weights; if the model has the `classes` of the generated images, also whether
+    it recognises each image."""
 
     def __init__(self, place: str, bundle: Bundle, classes: tuple[str, ...], computing: EvaluationSettings) -> None:
         self.name, self.bundle, self.computing = place, bundle, computing
@@ -83,13 +83,13 @@ class ModelSpace:
         )
 
     def features(self, images: np.ndarray, labels: np.ndarray | None = None) -> SpaceFeatures:
-        """Images -> rows (n, d), and where classes are given and known, recognised (n,) bool. Raises UsageError for
-        clips where the model reads pictures, and for pictures where it reads clips."""
+        """Compute rows (n, d), and recognised (n,) bool if labels are passed and the model has the classes. Raises
+        UsageError for clips if the model takes images, and for images if it takes clips."""
         split, bundle = wrap_as_split(images), self.bundle
         if (clips := images.ndim == 5) != bundle.preprocess.is_animated:
             own, other = ("pictures", "clips") if clips else ("clips", "pictures")
             raise UsageError(
-                f"{self.name} reads {own}, not {other}", f"name a model of {other}, or leave --features out"
+                f"{self.name} needs {own}, not {other}", f"use a model of {other}, or leave --features out"
             )
         features = {"rows": np.array(self.rows(split).rows)}
         if labels is not None and self.order:
@@ -100,7 +100,7 @@ class ModelSpace:
 
 
 def is_inception_file(place: str) -> bool:
-    """Whether a path is a file of Inception's weights, as torch-fidelity and pytorch-fid have it."""
+    """Return whether a path is a file of Inception's weights, as published for torch-fidelity and pytorch-fid."""
     if not Path(place).is_file():
         return False
     try:
@@ -112,8 +112,8 @@ def is_inception_file(place: str) -> bool:
 def open_feature_space(
     features: str, classes: tuple[str, ...], computing: EvaluationSettings, device: str
 ) -> FeatureSpace:
-    """The space that `--features` names: `pixels`, a file of Inception's weights, or a model. Raises UsageError and
-    WeightsError for what cannot be opened."""
+    """Open the feature space of `--features`: `pixels`, an Inception weights file, or a model. Raises UsageError and
+    WeightsError if it cannot be opened."""
     if features in (PIXELS, LATENTS):
         return PixelSpace(features)
     if is_inception_file(features):
@@ -123,6 +123,6 @@ def open_feature_space(
 
 
 def wrap_as_split(images: np.ndarray) -> ArraySplit:
-    """Images (n, H, W, C) or clips (n, T, H, W, C) uint8 as a split without labels."""
+    """Wrap images (n, H, W, C) or clips (n, T, H, W, C) uint8 as a split without labels."""
     pixels: Any = images[..., 0] if images.ndim == 4 and images.shape[-1] == 1 else images
     return ArraySplit(pixels, np.zeros((len(images), 0), np.float32))

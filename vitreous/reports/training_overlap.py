@@ -1,4 +1,4 @@
-"""Whether evaluated images were seen before: in training, or in choosing hyperparameters."""
+"""Find evaluated images that were used before, in training or in selecting hyperparameters."""
 
 from __future__ import annotations
 
@@ -22,16 +22,15 @@ from vitreous.errors import VitreousError
 from vitreous.reports.answers import SplitPredictions
 from vitreous.training.folder import RunFolder
 
-MAX_INIT_DEPTH = 8  # runs that a run may have started from, one after the other
+MAX_INIT_DEPTH = 8  # maximum length of a chain of initial runs
 
 
 def find_training_overlap(answers: SplitPredictions, data: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return what the model has seen of the judged images; `data` is what the user named.
+    """Return which evaluated images were used for training or selection; `data` is the data set given by the user.
 
-    `iterate_training_splits`: whether it was trained on any, None if unknown; `trained_on_images`: how many;
-    `list_selection_uses`: what was chosen on the split. Images are the same that are the same file, or the same pixels
-    in memory; a run's data are known by their fingerprint wherever they lie. Runs that a run started from, and those in
-    a soup, count too.
+    `trained_on`: whether the model was trained on any, None if unknown; `trained_on_images`: how many; `chosen_on`:
+    choices made on the split. Images are equal if they are the same file, or the same pixels in memory; a run's data
+    are identified by their fingerprint, wherever they are stored. Initial runs and the ingredients of a soup count too.
     """
     own, hit, known = identify_images(answers.split, answers.source), np.zeros(len(answers.split), dtype=bool), False
     for folder in iterate_source_runs(Path(answers.run), answers.bundle.provenance):
@@ -48,21 +47,19 @@ def find_training_overlap(answers: SplitPredictions, data: str | os.PathLike[str
 
 
 def describe_training_overlap(facts: dict[str, Any], answers: SplitPredictions) -> list[str]:
-    """Return what to note of it, a sentence each."""
+    """Return notes on the overlap, one sentence each."""
     count, total = facts["trained_on_images"], len(answers.split)
     notes = []
     if count:
         which = "these images" if count == total else f"{count} of these {total} images"
-        notes.append(
-            f"{answers.run} was trained on {which}: "
-            "the figures say how well it remembers, not how well it does on others"
-        )
-    notes += [f"these images were used to {reason}: the figures flatter it" for reason in facts["chosen_on"]]
+        notes.append(f"{answers.run} was trained on {which}: the metrics measure memorisation, not generalisation")
+    notes += [f"these images were used to {reason}: the metrics are optimistic" for reason in facts["chosen_on"]]
     return notes
 
 
 def iterate_source_runs(run: Path, provenance: dict[str, Any]) -> Iterator[RunFolder]:
-    """Yield the folders of all runs that the weights come from: the run, its initial weights, a soup's ingredients."""
+    """Yield the folders of all runs that contributed to the weights: the run, its initial weights, a soup's
+    ingredients."""
     waiting = [run, *(Path(row["run"]) for row in provenance.get("ingredients", []))]
     for _ in range(MAX_INIT_DEPTH + len(waiting)):
         if not waiting:
@@ -77,7 +74,7 @@ def iterate_source_runs(run: Path, provenance: dict[str, Any]) -> Iterator[RunFo
 def iterate_training_splits(
     folder: RunFolder, answers: SplitPredictions, data: str | os.PathLike[str] | None
 ) -> Iterator[tuple[str, Split]]:
-    """Yield sources and splits of a run's training images, where they can be among the judged ones."""
+    """Yield sources and splits of a run's training images that may be among the evaluated ones."""
     run = folder.run().data
     mine = data is None and folder.path == Path(answers.run)
     for source in dict.fromkeys([run.source, answers.source]):
@@ -96,12 +93,12 @@ def iterate_training_splits(
             )
             if source == run.source or opened.fingerprint() == run.fingerprint:
                 yield source, drop_excluded(opened.split("train"), folder)
-        except (VitreousError, OSError):  # moved away, or other data
+        except (VitreousError, OSError):  # moved, or other data
             continue
 
 
 def drop_excluded(split: Split, folder: RunFolder) -> Split:
-    """Return the training images less those that the run left out."""
+    """Return the training images without those that the run excluded."""
     listed = folder.path / "excluded.json"
     return (
         split.take(find_kept_samples(split, frozenset(json.loads(listed.read_text("utf-8")))))
@@ -111,20 +108,20 @@ def drop_excluded(split: Split, folder: RunFolder) -> Split:
 
 
 def list_selection_uses(answers: SplitPredictions) -> list[str]:
-    """Return what was chosen on the judged split, in words that follow `used to`."""
+    """Return the selections made on the evaluated split, in words that follow `used to`."""
     folder, provenance, reasons = RunFolder(Path(answers.run)), answers.bundle.provenance, []
     if folder.config.is_file() and answers.name == "val" and is_same_source(folder.run().data.source, answers.source):
         trials = folder.path.parent
         if trials.name == "trials" and (trials.parent / "trials.json").is_file():
             reasons.append("choose the learning rate")
         if folder.run().keep_best or folder.run().early_stop:
-            reasons.append("choose which weights of the run are kept")
+            reasons.append("select the best weights of the run")
     if (
         provenance.get("soup") == "greedy"
         and provenance.get("split") == answers.name
         and is_same_source(provenance.get("data"), answers.source)
     ):
-        reasons.append("choose what is in the soup")
+        reasons.append("select the ingredients of the soup")
     fitted = provenance.get("temperature")
     if fitted and fitted.get("split") == answers.name and is_same_source(fitted.get("data"), answers.source):
         reasons.append("fit the temperature")
@@ -132,13 +129,12 @@ def list_selection_uses(answers: SplitPredictions) -> list[str]:
 
 
 def is_same_source(one: str | None, other: str | None) -> bool:
-    """Tell whether two sources name the same data."""
+    """Return whether two sources are the same data."""
     return one is not None and other is not None and (one == other or os.path.realpath(one) == os.path.realpath(other))
 
 
 def identify_images(split: Split, source: str) -> list[bytes]:
-    """Return what identifies each image of a split wherever it is listed: its file, its place in an archive, or its
-    pixels."""
+    """Return an identifier of each image of a split: its file, its position in an archive, or its pixels."""
     if isinstance(split, ClassMapSplit):
         return identify_images(split.split, source)
     if isinstance(split, FileSplit):
@@ -146,7 +142,7 @@ def identify_images(split: Split, source: str) -> list[bytes]:
         names = []
         for sample in range(len(split)):
             home, _, name = os.fsencode(split.path(sample)).rpartition(b"/")
-            if home not in real:  # links are mostly to folders, and to look up each file takes seconds
+            if home not in real:  # links are mostly to folders, and resolving each file takes seconds
                 real[home] = os.path.realpath(home or b".")
             part = split.part(sample) if isinstance(split, ClipFiles) else None
             names.append(real[home] + b"/" + name + (repr(part).encode() if part else b""))

@@ -1,1 +1,1 @@
-"""Weights, read and written: this project's bundle, and one rename table per foreign format."""
+"""Read and write weights: this project's bundle, and one rename table per foreign format."""

@@ -1,4 +1,4 @@
-"""Start from weights, wherever they come from: find them, read them, fit them to a model, say what became of them."""
+"""Initialise a model from weights: find and read them, adapt them to the model, and report the result."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ from vitreous.weights.sidecar import (
     read_json_object,
 )
 
-FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last one, on every token or on what is pooled of them
-#: what changes no answer until it is trained, so that weights need not have it: relative positions, convolutions, time
+FINAL_NORM_PREFIXES = ("encoder.norm.", "pooled_norm.")  # the last norm, of every token or of pooled tokens
+#: layers that have no effect until they are trained, so weights may lack them: relative positions, convolutions, time
 IDENTITY_AT_INIT = re.compile(
     r"encoder\.blocks\.\d+\.(attention\.part(\.part)?\.(rows|columns)|after\..*|time\..*)|temporal\..*|position\.time\.table"
 )
 BUNDLE_TITLE, CHECKPOINT_TITLE = (
     "a bundle",
     "a checkpoint",
-)  # titles of what this project writes, which tells everything
+)  # titles of files written by this package, which contain all settings
 POSITION_TABLE_NAMES = re.compile(
     r"(^|\.)(table|tables\.\d+|rows|columns|relative)$"
-)  # names of what is read at another grid
-#: the first of these names that is there reads the image
+)  # names of tensors that depend on the grid
+#: the first layer: the first of these names that exists
 FIRST_LAYER_NAMES = ("stem.root.conv.weight", "stem.stages.0.conv.weight", "body.root.conv.weight", "projection.weight")
 
 
 @dataclass(frozen=True)
 class PretrainedWeights(TaskMixin):
-    """Weights that were recognised; `state` reads them under this project's names, in float32.
+    """Detected weights; `state` reads them under this project's names, in float32.
 
-    `notes`: assumptions that the files do not settle, a sentence each.
+    `notes`: assumptions about settings that the files lack, one sentence each.
     """
 
     source: str
@@ -76,14 +76,14 @@ class PretrainedWeights(TaskMixin):
     notes: tuple[str, ...] = ()
 
     def bundle(self) -> Bundle:
-        """The model with these weights, and what belongs to it."""
+        """Return the model with these weights, as a bundle."""
         model = build_without_init(self.config)
         load_state_dict_strict(model, self.state(), self.source)
         provenance = self.provenance | {"init": self.source}
         return Bundle(model.eval(), self.task, self.preprocess, provenance, notes=self.notes)
 
     def with_resize_rule(self, rule: str, sides: tuple[int, ...] | None) -> PretrainedWeights:
-        """These weights, which tell all of their positions, with another rule to resize them. Raises UsageError for
+        """Return these weights, whose positions are fully described, with another resize rule. Raises UsageError for
         another size."""
         if sides is not None and sides != self.config.image:
             own = f"{self.title} for images of {format_size(self.config.image)} pixels"
@@ -92,10 +92,10 @@ class PretrainedWeights(TaskMixin):
 
 
 def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None = None) -> PretrainedWeights:
-    """Open a run folder, bundle, file or folder of a known format, or what `fetch_weights` brings.
+    """Open a run folder, bundle, file or folder of a known format, or a source that `fetch_weights` downloads.
 
-    `settings`: fields of the model's config, by their dotted paths, that its files do not tell; a `WeightsSource` has
-    such too. Raises WeightsError for weights that are not read, UsageError for a source or a setting that cannot apply.
+    `settings`: fields of the model's config, by their dotted paths, that its files lack; a `WeightsSource` has such
+    fields too. Raises WeightsError for unsupported weights, UsageError for an invalid source or setting.
     """
     row = find_published_weights(source)
     settings = (row.facts() if row else {}) | get_source_fields(source) | (settings or {})
@@ -113,8 +113,8 @@ def open_weights(source: str | os.PathLike[str], settings: dict[str, Any] | None
 
 
 def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> PretrainedWeights:
-    """`open_weights` but for the rule of resizing in `settings` for bundles and checkpoints, which have their own.
-    Raises WeightsError as that."""
+    """Open weights like `open_weights`, but without the resize rule in `settings` for bundles and checkpoints, which
+    define it themselves. Raises WeightsError likewise."""
     path = fetch_weights(os.fspath(source))
     if not os.path.lexists(path):
         raise missing_source_error(os.fspath(source))
@@ -126,7 +126,7 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
     if (path / "state.json").is_file():
         return open_checkpoint(path)
     if path.is_dir() and (path / "config.yaml").is_file():
-        raise WeightsError(f"{path} holds no {DESCRIPTION_FILE}", "name a run folder that finished, or a bundle")
+        raise WeightsError(f"{path} has no {DESCRIPTION_FILE}", "use a complete run folder, or a bundle")
     files, beside = find_weights_files(path)
     check_model_type(beside)
     beside_fields = parse_model_config(beside)
@@ -144,7 +144,8 @@ def read_weights(source: str | os.PathLike[str], settings: dict[str, Any]) -> Pr
 
 
 def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The weights files at a path, and the config.json beside them. Raises WeightsError as `find_weights_in_folder`."""
+    """Return the weights files at a path, and the content of their config.json. Raises WeightsError as
+    `find_weights_in_folder`."""
     if path.is_dir():
         return find_weights_in_folder(path)
     named = path.name.startswith(("model.", "pytorch_model."))
@@ -152,19 +153,19 @@ def find_weights_files(path: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def open_checkpoint(place: Path) -> PretrainedWeights:
-    """The averaged weights of a training checkpoint, described by its run's config.yaml.
+    """Open the averaged weights of a training checkpoint, described by its run's config.yaml.
 
-    Raises WeightsError where there is no such config, or the run trains adapters, whose weights are no model's.
+    Raises WeightsError if there is no such config, or if the run trains adapters, whose weights are not a full model.
     """
     config = place.parent.parent / "config.yaml"
     if not config.is_file():
         raise WeightsError(
-            f"{place} is a checkpoint without its run: there is no {config}", "name a bundle, or restore the run folder"
+            f"{place} is a checkpoint without its run: {config} is missing", "use a bundle, or restore the run folder"
         )
     run = read_yaml(config.read_text("utf-8"))
     if run.get("tune", {}).get("lora_rank"):
         raise WeightsError(
-            f"{place} holds adapters of a run that has not finished", "finish it with --resume, and name the run"
+            f"{place} contains adapters of an incomplete run", "complete it with --resume, then use the run"
         )
     model: ModelConfig = from_builtins(ModelConfig, run["model"])
 
@@ -188,14 +189,14 @@ def open_checkpoint(place: Path) -> PretrainedWeights:
 def load_pretrained_weights(
     model: Model, source: str | os.PathLike[str] | PretrainedWeights, classes: tuple[str, ...] = ()
 ) -> WeightsLoadResult:
-    """Load the weights of a source into a model, in place: all but a head of another shape or for other classes.
+    """Load the weights of a source into a model, in place, except for a head of another shape or for other classes.
 
-    `classes` names the model's classes or targets; where the source names its own too, a head for the same ones is
-    reordered, and one for others is left out. Positions are resized to the model's grid by the rule in its config
-    (arXiv:2010.11929, section 3.2), channels are changed as by `adapt_input_channels` and patches as by
-    `resample_patch_projection`; weights of pictures are inflated for clips and volumes. A representation layer or head
-    that does not fit keeps its initial zeros; so does a last norm that stands elsewhere, and what changes no answer at
-    first. Raises WeightsError, listing them, for other differences.
+    `classes` are the model's classes or targets. If the source has class names too, a head with the same ones is
+    reordered, and a head with others is dropped. Positions are resized to the model's grid by the rule in its config
+    (arXiv:2010.11929, section 3.2), channels are changed by `adapt_input_channels` and patches by
+    `resample_patch_projection`; image weights are inflated for clips and volumes. A representation layer or head that
+    does not fit keeps its initial zeros; so do a last norm at another position, and layers that have no effect until
+    they are trained. Raises WeightsError, listing them, for other differences.
     """
     weights = drop_dense_head(source if isinstance(source, PretrainedWeights) else open_weights(source))
     own, state = model.state_dict(), dict(weights.state())
@@ -217,7 +218,7 @@ def load_pretrained_weights(
         state |= {
             name: state[name][order] for name in state if name.startswith("head.") and len(state[name]) == len(order)
         }
-        if "classes.weight" in state:  # the last row is that of no class
+        if "classes.weight" in state:  # the last row is the "no class" embedding
             state["classes.weight"] = state["classes.weight"][torch.cat([order, torch.tensor([len(order)])])]
     dropped = [
         name
@@ -259,12 +260,12 @@ def load_pretrained_weights(
 
 
 def has_class_names(classes: tuple[str, ...]) -> bool:
-    """Whether classes have names, not just numbers."""
+    """Return whether classes have names, not only numbers."""
     return bool(classes) and classes != tuple(map(str, range(len(classes))))
 
 
 def resize_position_tables(state: dict[str, Tensor], own: dict[str, Tensor], config: ModelConfig) -> bool:
-    """Resize tables of positions in `state`, in place, to the model's shapes; returns whether any changed."""
+    """Resize position tables in `state`, in place, to the model's shapes; returns whether any changed."""
     resized = False
     for name, tensor in own.items():
         if not POSITION_TABLE_NAMES.search(name) or name not in state or state[name].shape == tensor.shape:
@@ -281,7 +282,7 @@ def resize_position_tables(state: dict[str, Tensor], own: dict[str, Tensor], con
 
 
 def fold_prefix_positions(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Fold positions of prefix tokens into the tokens in `state`, or add zeros, in place, as the model has them: rows
+    """Fold the positions of prefix tokens into the tokens in `state`, or add zeros, in place, to match the model: rows
     (S, D)."""
     if "slots" in state and ("slots" not in own or own["slots"].shape != state["slots"].shape):
         slots = state.pop("slots")
@@ -291,8 +292,8 @@ def fold_prefix_positions(state: dict[str, Tensor], own: dict[str, Tensor]) -> N
 
 
 def rename_attention_tensors(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Rename tensors of attention in `state`, in place and of any shape, where a block of the model looks at windows
-    and that of the weights does not, or the other way round."""
+    """Rename attention tensors in `state`, in place and of any shape, if a block uses windows in the model but not in
+    the weights, or vice versa."""
     named = {name.replace(".part.part.", ".part."): name for name in own}
     for name in list(state):
         target = named.get(name.replace(".part.part.", ".part."), name)
@@ -303,8 +304,8 @@ def rename_attention_tensors(state: dict[str, Tensor], own: dict[str, Tensor]) -
 def drop_prefix_and_neck(
     state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
 ) -> list[str]:
-    """Take what a model on a grid has no place for out of `state`, in place: tokens in front of the patches (P, D), and
-    SAM's neck (as ViTDet starts from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
+    """Remove tensors from `state`, in place, that a model on a grid does not have: prefix tokens (P, D), and SAM's neck
+    (as ViTDet initialised from MAE, arXiv:2203.16527). Returns their names. Fixed positions become a table."""
     if after.attention.kind != "decomposed":
         return []
     table = before.positions.kind.startswith("sincos") and "position.table" in own
@@ -320,8 +321,8 @@ def drop_prefix_and_neck(
 def adapt_first_layer(
     state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
 ) -> tuple[str, str]:
-    """Change the layer that reads the image in `state`, (D, C p q) or (O, C, k, k), in place, for the patches and
-    channels of the model; returns what became of both, `16 -> 14`, or "" where nothing had to."""
+    """Adapt the first layer in `state`, (D, C p q) or (O, C, k, k), in place, to the patch size and channels of the
+    model. Returns the change of each, such as `16 -> 14`, or "" if there is none."""
     name = next((name for name in FIRST_LAYER_NAMES if name in state and name in own), "")
     patches = channels = ""
     if not name:
@@ -342,11 +343,11 @@ def adapt_first_layer(
 
 
 def resample_patch_projection(weight: Tensor, channels: int, before: tuple[int, ...], after: tuple[int, ...]) -> Tensor:
-    """The projection (D, C prod(before)) of patches of these sides, in pixels, for patches of other ones.
+    """Resample the projection (D, C prod(before)) of patches of size `before`, in pixels, to patches of another size.
 
-    A larger patch that was enlarged bilinearly from a smaller one gives the token that the smaller one gave: the
-    weights are the pseudo-inverse of that resizing applied to the old ones (FlexiViT, arXiv:2212.08013, section 3.4),
-    one axis after the other.
+    A larger patch that is a bilinearly enlarged smaller one yields the same token as the smaller one: the weights are
+    the pseudo-inverse of that resizing applied to the old ones (FlexiViT, arXiv:2212.08013, section 3.4), one axis
+    after the other.
     """
     kernel = weight.double().unflatten(1, (channels, *before))
     for axis, (old, new) in enumerate(zip(before, after, strict=True), 2):
@@ -356,12 +357,12 @@ def resample_patch_projection(weight: Tensor, channels: int, before: tuple[int, 
 
 
 def adapt_input_channels(weight: Tensor, before: int, after: int) -> Tensor:
-    """The first layer's weights, (D, C p q) or (O, C, k, k), for images with another number of channels.
+    """Adapt the first layer's weights, (D, C p q) or (O, C, k, k), to another number of channels.
 
-    One channel takes the sum over the old ones, so a grey picture gives what it gave as three equal channels. More
-    channels take the old ones in turn, times before / after, which keeps the size of the answer: channel c is old
-    channel c mod before. A ResNet standardises its filters on every pass, so there only their directions are kept, and
-    answers differ.
+    One channel gets the sum over the old ones, so a grey image yields the same output as with three equal channels.
+    More channels repeat the old ones, times before / after, which preserves the output scale: channel c is old channel
+    c mod before. A ResNet standardises its filters in every forward pass, so only their directions are kept, and
+    outputs differ.
     """
     split = weight.unflatten(1, (before, -1)) if weight.ndim == 2 else weight.flatten(2)  # (O, C, rest)
     changed = split.sum(1, keepdim=True) if after == 1 else split[:, torch.arange(after) % before] * (before / after)
@@ -370,8 +371,8 @@ def adapt_input_channels(weight: Tensor, before: int, after: int) -> Tensor:
 
 @dataclass(frozen=True)
 class WeightsInfo:
-    """Where a model starts: the config of the weights, the preprocessing they were trained with, what was assumed of
-    them, and whether they classify or are an encoder alone."""
+    """Properties of initial weights: the config of the model, the preprocessing in training, assumptions, and whether
+    they are a classifier or only an encoder."""
 
     config: ModelConfig
     preprocess: Preprocess | None = None
@@ -380,15 +381,14 @@ class WeightsInfo:
 
 
 def read_weights_info(source: str | os.PathLike[str]) -> WeightsInfo:
-    """What a new run has to know of the weights that it starts from, read off their header. Raises WeightsError and
-    UsageError."""
+    """Read the properties of initial weights from their header. Raises WeightsError and UsageError."""
     weights = drop_dense_head(open_weights(source))
     return WeightsInfo(weights.config, weights.preprocess, weights.notes, weights.task.has_head)
 
 
 def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
-    """Return the backbone of weights that answer for pixels or with objects, without its adapter; others as they
-    are."""
+    """Return the backbone, without adapter, of weights for segmentation or detection; other weights are returned
+    unchanged."""
     config, prefix = weights.config, ""
     while config.backbone is not None:
         config, prefix = config.backbone, f"{prefix}backbone."
@@ -402,8 +402,8 @@ def drop_dense_head(weights: PretrainedWeights) -> PretrainedWeights:
 
 
 def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | None:
-    """What an objective needs to go on from a run, a bundle, or others' files of pre-training or of a detector; None
-    where there is none. Raises WeightsError where it is damaged."""
+    """Return the state with which an objective can continue from a run, a bundle, or external pre-training or detector
+    files; None if there is none. Raises WeightsError if it is damaged."""
     path = fetch_weights(os.fspath(source))
     folder = locate_bundle(path)
     if folder:
@@ -418,8 +418,8 @@ def open_objective_state(source: str | os.PathLike[str]) -> ObjectiveState | Non
 
 
 def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | None:
-    """Return what weights that answer for pixels or with objects have beside their backbone, by the names of their
-    objective; None of others."""
+    """Return the tensors besides the backbone of weights for segmentation or detection, by the names of their
+    objective; None for others."""
     if not weights.task.is_dense:
         return None
     state = {f"model.{name}": row for name, row in weights.state().items() if not name.startswith("backbone.")}
@@ -427,5 +427,5 @@ def extract_dense_head_state(weights: PretrainedWeights) -> ObjectiveState | Non
 
 
 def locate_bundle(path: Path) -> Path | None:
-    """The bundle of a run folder, or the folder itself if it is one."""
+    """Return the bundle of a run folder, or the folder itself if it is a bundle."""
     return next((folder for folder in (path / "model", path) if (folder / DESCRIPTION_FILE).is_file()), None)

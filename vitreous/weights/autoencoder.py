@@ -1,4 +1,4 @@
-"""Between images and latents, by an autoencoder of diffusers (extra `gen`)."""
+"""Convert between images and latents with an autoencoder of diffusers (extra `gen`)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vitreous.errors import UsageError, WeightsError, install_hint
 from vitreous.weights.fetch import fetch_weights
 
 AUTOENCODER_FILES = "config.json and diffusion_pytorch_model.safetensors, as diffusers saves an AutoencoderKL"
-POSTERIOR_SEED_SALT = 0x706F7374  # sets draws from the posterior apart from others
+POSTERIOR_SEED_SALT = 0x706F7374  # separates the posterior's random draws from others
 
 
 class Autoencoder:
-    """The AutoencoderKL in a folder or at `hf:org/name`, whose config tells by what latents are scaled and shifted.
+    """The AutoencoderKL in a folder or at `hf:org/name`; its config defines scale and shift of the latents.
 
-    `channels` are those of its latents. Raises UsageError where diffusers is not installed, WeightsError for a folder
-    without one.
+    `channels` are those of its latents. Raises UsageError if diffusers is not installed, WeightsError for a folder
+    without an autoencoder.
     """
 
     def __init__(self, place: str | os.PathLike[str], device: str = "cpu") -> None:
@@ -30,16 +30,16 @@ class Autoencoder:
             from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
         except ImportError:
             raise UsageError(
-                "autoencoders of latents need diffusers, which is not installed", install_hint("gen")
+                "latent autoencoders need diffusers, which is not installed", install_hint("gen")
             ) from None
         path = fetch_weights(os.fspath(place))
         if not (path / "config.json").is_file():
-            raise WeightsError(f"{place} is no folder with an autoencoder", f"it has {AUTOENCODER_FILES}")
+            raise WeightsError(f"{place} is not an autoencoder folder", f"it needs {AUTOENCODER_FILES}")
         try:
             vae: Any = AutoencoderKL.from_pretrained(path, use_safetensors=True, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError) as error:
-            reason, hint = str(error).splitlines()[0][:200], f"it has {AUTOENCODER_FILES}"
-            raise WeightsError(f"{place} holds no autoencoder that diffusers reads ({reason})", hint) from None
+            reason, hint = str(error).splitlines()[0][:200], f"it needs {AUTOENCODER_FILES}"
+            raise WeightsError(f"diffusers cannot read an autoencoder from {place} ({reason})", hint) from None
         self.vae, self.device = vae.to(device).eval(), device
         self.channels: int = vae.config.latent_channels
         name = os.fspath(place) if os.fspath(place).startswith("hf:") else os.fspath(path.absolute())
@@ -47,15 +47,15 @@ class Autoencoder:
         self.latents = Latents(name, vae.config.scaling_factor, vae.config.shift_factor or 0.0, stride)
 
     def require_channels(self, channels: int) -> None:
-        """Raise UsageError for a model of latents of other channels."""
+        """Raise UsageError if the model's latents have another number of channels."""
         if self.channels != channels:
-            problem = f"{self.latents.autoencoder} has latents of {self.channels} channels, and the model {channels}"
-            raise UsageError(problem, "name the autoencoder that the model was trained with")
+            problem = f"{self.latents.autoencoder} has {self.channels} latent channels, the model needs {channels}"
+            raise UsageError(problem, "use the autoencoder that the model was trained with")
 
     @torch.inference_mode()
     def encode(self, pixels: np.ndarray, seed: int) -> np.ndarray:
-        """(H, W, 3) uint8 -> (h, w, channels) float32: a draw from the posterior, a function of the seed, neither
-        scaled nor shifted."""
+        """Encode (H, W, 3) uint8 -> (h, w, channels) float32: a sample of the posterior determined by the seed, without
+        scale and shift."""
         image = torch.from_numpy(pixels.copy()).to(self.device).movedim(-1, 0)[None] / 127.5 - 1
         posterior = self.vae.encode(image).latent_dist
         noise = torch.from_numpy(
@@ -66,7 +66,7 @@ class Autoencoder:
 
     @torch.inference_mode()
     def decode(self, latents: Tensor) -> Tensor:
-        """(b, channels, h, w) float32, scaled and shifted -> (b, 3, H, W) uint8."""
+        """Decode (b, channels, h, w) float32, scaled and shifted -> (b, 3, H, W) uint8."""
         rows = latents.to(self.device) / self.latents.scale + self.latents.shift
         images = [self.vae.decode(row).sample.float().cpu() for row in rows.split(1)]
         return ((torch.cat(images) + 1) * 127.5).round_().clamp_(0, 255).to(torch.uint8)

@@ -1,7 +1,7 @@
 """The bundle: a folder with `weights.safetensors` and `model.json`, everything needed to use a trained model.
 
-`model.json` says what the model is (architecture), what it takes (preprocessing, channels) and what it answers (class
-names), with the SHA-256 of the weights. Nothing in it can run code.
+`model.json` contains the architecture, the input (preprocessing, channels), the outputs (class names), and the SHA-256
+of the weights. It cannot contain executable code.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ WEIGHTS_FILE, DESCRIPTION_FILE = "weights.safetensors", "model.json"
 
 @dataclass
 class Bundle(TaskMixin):
-    """A model with what belongs to it: what it answers, its preprocessing, where it came from.
+    """A model with its task, preprocessing and provenance.
 
-    `notes`: assumptions about foreign weights that their files do not settle, a sentence each; they are not saved.
-    `parts`: what its objective needs to go on, saved beside the weights; `load_parts` reads them.
+    `notes`: assumptions about settings that foreign files lack, one sentence each; they are not saved. `parts`: the
+    state of its objective for further training, saved with the weights; `load_parts` reads it.
     """
 
     model: Model
@@ -55,8 +55,8 @@ class Bundle(TaskMixin):
     parts: ObjectiveState | None = None
 
     def save(self, folder: Path) -> None:
-        """Write the bundle to `folder`: a new folder appears whole or not at all; in one that is there, its files are
-        replaced once both are on the disk. Raises OSError."""
+        """Write the bundle to `folder`. A new folder appears complete or not at all; in an existing one, files are
+        replaced once all are on disk. Raises OSError."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         names = (WEIGHTS_FILE, *([OBJECTIVE_FILE] if self.parts else []), DESCRIPTION_FILE)
         if not folder.exists():
@@ -64,14 +64,14 @@ class Bundle(TaskMixin):
                 temporary.mkdir()
                 self.write({name: temporary / name for name in names})
         else:
-            with ExitStack() as files:  # they are renamed in the reverse order
+            with ExitStack() as files:  # renamed in reverse order
                 places = {name: files.enter_context(atomic_path(folder / name)) for name in names}
                 self.write(places)
                 for name in names[:-1]:
-                    fsync_path(places[name])  # what takes long comes before the first of the renames
+                    fsync_path(places[name])  # slow operations come before the first rename
 
     def write(self, places: dict[str, Path]) -> None:
-        """Write the files of these names. Raises OSError."""
+        """Write the files with these names. Raises OSError."""
         save_file(to_cpu_float32(self.model.state_dict()), places[WEIGHTS_FILE])
         if self.parts:
             save_file(to_cpu_float32(self.parts.state), places[OBJECTIVE_FILE])
@@ -89,7 +89,7 @@ class Bundle(TaskMixin):
 
 
 def to_cpu_float32(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of any shapes in float32 on the CPU."""
+    """Convert tensors of any shapes to float32 on the CPU."""
     return {name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()}
 
 
@@ -99,19 +99,18 @@ def save(
     classes: Sequence[str] | None = None,
     preprocess: Preprocess | None = None,
 ) -> Path:
-    """Write a model of `vitreous.create` as a bundle, a folder that every command and `vitreous.load` read. Returns the
+    """Write a model of `vitreous.create` as a bundle, a folder that all commands and `vitreous.load` read. Returns the
     folder.
 
-    `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: how a picture becomes the
-    model's input (default: the short side scaled to the model's image size, the centre cut out, pixels in [-1, 1]).
-    Raises UsageError for another kind of model, for names that do not fit its head, for a `preprocess` of other
-    channels, and for a path that is taken.
+    `classes`: names in the order of the logits (default: "0", "1", ...). `preprocess`: the model's input transform
+    (default: resize the short side to the model's image size, centre crop, pixels in [-1, 1]). Raises UsageError for
+    another type of model, names that do not match its head, a `preprocess` with other channels, and an existing path.
     """
     folder, config = Path(path), getattr(model, "config", None)
     if not isinstance(model, VisionModel) or config is None or not config.can_be_stored:
         raise UsageError(
-            f"{type(model).__name__} is no model of vitreous.create",
-            "for others, save their state dict: it is read where known",
+            f"{type(model).__name__} is not a model of vitreous.create",
+            "for supported external models, save the state dict",
         )
     names = tuple(map(str, range(config.classes))) if classes is None else tuple(classes)
     if (
@@ -128,17 +127,17 @@ def save(
         preprocess = ImagePreprocess((height, width), channels=config.channels, mean=middle, std=middle)
     if preprocess.channels != config.channels:
         raise UsageError(
-            f"the preprocessing makes {preprocess.channels} channels, the model takes {config.channels}",
-            "make them equal",
+            f"the preprocessing outputs {preprocess.channels} channels, but the model needs {config.channels}",
+            "use equal numbers of channels",
         )
     if folder.exists() or folder.is_symlink():
-        raise UsageError(f"{folder} exists already, and is not overwritten", "name another place")
+        raise UsageError(f"{folder} already exists", "use another folder")
     Bundle(cast(Model, model), Classification(names) if names else FeatureExtraction(), preprocess).save(folder)
     return folder
 
 
 def load_bundle(folder: Path) -> Bundle:
-    """Read a bundle. Raises WeightsError where a file is missing, altered, of a later format, or does not fit its
+    """Read a bundle. Raises WeightsError if a file is missing, modified, of a later format, or does not match its
     model."""
     try:
         description = json.loads((folder / DESCRIPTION_FILE).read_text("utf-8"))
@@ -149,12 +148,12 @@ def load_bundle(folder: Path) -> Bundle:
         ) from None
     if version != BUNDLE_FORMAT_VERSION:
         raise WeightsError(
-            f"{folder} has bundle format {version}, this version reads {BUNDLE_FORMAT_VERSION}",
+            f"{folder} has bundle format {version}, but this version reads {BUNDLE_FORMAT_VERSION}",
             "install a newer vitreous",
         )
     weights = folder / WEIGHTS_FILE
     if not weights.is_file() or compute_sha256(weights) != description.get("sha256", {}).get(WEIGHTS_FILE):
-        raise WeightsError(f"{weights} is missing or was altered after it was saved", "restore it from a copy")
+        raise WeightsError(f"{weights} is missing or was modified after it was saved", "restore it from a copy")
     try:
         config = from_builtins(ModelConfig, description["architecture"])
         preprocess = from_builtins(AnyPreprocess, description["preprocess"])
@@ -167,7 +166,7 @@ def load_bundle(folder: Path) -> Bundle:
 
 
 def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any]) -> None:
-    """Store a temperature in a bundle, and what it was fitted on in its provenance; the weights are not touched."""
+    """Store a temperature in a bundle, and the data of the fit in its provenance; the weights are unchanged."""
     place = folder / DESCRIPTION_FILE
     description = json.loads(place.read_text("utf-8"))
     description |= {
@@ -178,7 +177,8 @@ def set_temperature(folder: Path, temperature: float, fitted_on: dict[str, Any])
 
 
 def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], origin: str) -> None:
-    """Give a model exactly these weights, in float32. Raises WeightsError with every difference in name or shape."""
+    """Load exactly these weights into a model, in float32. Raises WeightsError with every difference in name or
+    shape."""
     own = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     given = {name: tuple(tensor.shape) for name, tensor in state.items()}
     wrong = [f"missing {name}" for name in own.keys() - given.keys()]
@@ -190,7 +190,7 @@ def load_state_dict_strict(model: torch.nn.Module, state: dict[str, Tensor], ori
         raise WeightsError(
             f"{origin} does not fit the model:" + "".join(f"\n    {line}" for line in sorted(wrong)[:20])
         )
-    counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # of batch norms
+    counts = {name for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}  # counters
     values = {name: tensor.long() if name in counts else tensor.float() for name, tensor in state.items()}
     model.load_state_dict(values, assign=True)
     for parameter in model.parameters():

@@ -1,4 +1,4 @@
-"""The verb `convert`: weights of any known format as those of another, checked by reading them back."""
+"""The verb `convert`: convert weights between formats, verified by reading them back."""
 
 from __future__ import annotations
 
@@ -63,21 +63,21 @@ def convert(
     tell: Callable[[str], None] = lambda text: None,
     class_map: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Read weights, change what is asked for, write them as `to` at `out`, and read them back: bit for bit, or nothing
-    is there.
+    """Read weights, apply the requested changes, write them as `to` at `out`, and verify them by reading them back. The
+    output is bit-identical, or nothing is written.
 
-    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files); `mae`, `huggingface-mae`,
-    `videomae-pretraining`, `huggingface-videomae`, `dino` and `dinov2-teacher` hold what pre-training needs to go on as
-    well, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another resolution, a new
-    head of zeros, another first layer; `class_map` is a file of the rows of the head that are kept, one a line, in the
-    order of the new classes. Of a model that says what is where, formats other than `bundle` hold the backbone.
-    `settings`: fields of the model's config that the files do not tell. `tell` receives messages. Returns a document.
-    Raises WeightsError, UsageError for what the format cannot hold or a place that is taken, ResourceError where it
-    cannot be written.
+    `to`: `bundle`, `huggingface` (folders), `timm`, `google-npz` and others (files). `mae`, `huggingface-mae`,
+    `videomae-pretraining`, `huggingface-videomae`, `dino` and `dinov2-teacher` also contain the state for continued
+    pre-training, as a bundle does. `image_size` (pixels), `num_classes` and `channels` give the model another
+    resolution, a new zero head, another first layer. `class_map` is a file of the head rows to keep, one per line, in
+    the order of the new classes. For segmentation and detection models, formats other than `bundle` contain the
+    backbone. `settings`: fields of the model's config that the files lack. `tell` receives messages. Returns a
+    document. Raises WeightsError, UsageError for a model that the format cannot represent or an existing path,
+    ResourceError if the output cannot be written.
     """
     place = Path(out)
     if place.exists() or place.is_symlink():
-        raise UsageError(f"{place} exists already, and is not overwritten", "name another place")
+        raise UsageError(f"{place} already exists", "use another path")
     weights = open_weights(source, settings)
     weights = reduce_to_format(to, weights if class_map is None else select_classes(weights, class_map))
     config = apply_size_overrides(weights.config, image_size, num_classes, channels)
@@ -89,10 +89,10 @@ def convert(
     bundle, adoption = build_bundle_for_config(weights, config)
     notes = [*weights.notes, *([adoption.text()] if adoption else ())]
     if stored != config:
-        notes.append(f"its fixed positions are written as a table, as {to} has them; who trains it on will change them")
+        notes.append(f"fixed positions are written as a table, as {to} requires; further training will change them")
         bundle = store_fixed_positions(bundle, stored)
     if parts and channels not in (None, weights.config.channels):
-        notes.append(f"the parts of its objective, {parts.config['name']}, are left out: they are for other channels")
+        notes.append(f"the state of its objective, {parts.config['name']}, is omitted: it is for other channels")
         parts = None
     for text in notes:
         tell(text)
@@ -106,8 +106,8 @@ def convert(
         tell(left)
     if differs := list_numerical_differences(form, stored, state) if form else []:
         tell(
-            f"who reads {to} takes it for another: {', '.join(differs)}; answers "
-            f"differ a little{suggest_gelu_form(differs)}"
+            f"readers of {to} assume other settings: {', '.join(differs)}; outputs "
+            f"differ slightly{suggest_gelu_form(differs)}"
         )
     size = sum(file.stat().st_size for file in (place.rglob("*") if place.is_dir() else [place]))
     about = {"to": to, "tensors": written, "read_there_with": differs, "out": str(place), "bytes": size}
@@ -115,22 +115,22 @@ def convert(
 
 
 def reduce_to_format(to: str, weights: PretrainedWeights) -> PretrainedWeights:
-    """The weights that a format has a place for: of a model that says what is where all but what nothing reads, where
-    the format is for such, else the backbone, with a note."""
+    """Reduce the weights to the tensors that a format supports. For segmentation and detection models these are all
+    used tensors if the format has such models, else the backbone, with a note."""
     backbone = drop_dense_head(weights)
     if to == BUNDLE_FORMAT or backbone is weights:
         return weights
     if to == vitdet_detector.DETECTOR_FORMAT and vitdet_detector.is_vitdet_detector(weights.config):
         return replace(weights, state=lambda: vitdet_detector.zero_background_deltas(weights.state()))
     title = weights.config.name()
-    text = f"of {title} the backbone alone is written, {backbone.config.name()}: {to} has no place for the rest"
+    text = f"only the backbone of {title} is written, {backbone.config.name()}: {to} does not support the rest"
     return replace(backbone, notes=(*weights.notes, text))
 
 
 def build_conversion_report(
     weights: PretrainedWeights, config: ModelConfig, state: Tensors, adoption: WeightsLoadResult | None
 ) -> dict[str, Any]:
-    """What was read, and what became of it."""
+    """Report the weights that were read, and the changes."""
     return {
         "source": weights.source,
         "format": weights.title,
@@ -147,7 +147,7 @@ def build_conversion_report(
 
 
 def store_fixed_positions(bundle: Bundle, stored: ModelConfig) -> Bundle:
-    """The bundle with its fixed positions as learned ones."""
+    """Return the bundle with its fixed positions as learned ones."""
     model, config = build_model(stored), bundle.model.config
     fixed = {"position.table": sincos_position_table(config.grid, config.width)}
     state = {name: torch.zeros_like(tensor) for name, tensor in model.state_dict().items() if name == "slots"}
@@ -156,25 +156,25 @@ def store_fixed_positions(bundle: Bundle, stored: ModelConfig) -> Bundle:
 
 
 def describe_dropped_state(parts: ObjectiveState, config: ModelConfig, to: str, whole: PretrainingFormat | None) -> str:
-    """A sentence on the parts of an objective that are not in what was written; "" where all are."""
+    """Describe the state of an objective that was not written; "" if all was."""
     name = parts.config["name"]
     if whole:
         groups = {tensor.partition(".")[0] for tensor in parts.state if tensor.startswith(whole.leaves)}
         return (
-            f"left out, since {to} has no place for them: {', '.join(sorted(groups))}"
+            f"omitted, because {to} does not support them: {', '.join(sorted(groups))}"
             if whole.leaves and groups
             else ""
         )
     able = list_pretraining_formats(name, config)
     if to == BUNDLE_FORMAT:
         return ""
-    return f"the encoder alone was written; what {name} needs to go on: --to {' or '.join([*able, 'bundle'])}"
+    return f"only the encoder was written; to continue training with {name} use --to {' or '.join([*able, 'bundle'])}"
 
 
 def write_verified_pretraining(
     bundle: Bundle, whole: PretrainingFormat, parts: ObjectiveState, place: Path
 ) -> tuple[Path, int]:
-    """Write encoder and parts at `place` as `write_verified` does. Raises as that."""
+    """Write encoder and objective state at `place` as `write_verified` does. Raises the same errors."""
     return publish_verified(
         place if not whole.suffix or place.suffix == whole.suffix else place.with_name(place.name + whole.suffix),
         lambda temporary: write_pretraining(whole, bundle, parts, temporary),
@@ -183,9 +183,8 @@ def write_verified_pretraining(
 
 
 def write_verified(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> tuple[Path, int]:
-    """Write `state` at `place` (a suffix that a file lacks is added) once it was read back; returns the path and the
-    number of tensors. Raises WeightsError where another model is read back, ResourceError where it cannot be written.
-    """
+    """Write `state` at `place` (adding a missing suffix) after reading it back; returns the path and the number of
+    tensors. Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
     if form and not form.describe and place.suffix != form.suffix:
         place = place.with_name(place.name + form.suffix)
     return publish_verified(
@@ -196,8 +195,8 @@ def write_verified(bundle: Bundle, form: WeightsFormat | None, place: Path, stat
 
 
 def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable[[Path], None]) -> tuple[Path, int]:
-    """Write beside `place` what appears there once it is verified; returns the path and the number of tensors. Raises
-    WeightsError where another model is read back, ResourceError where it cannot be written."""
+    """Write to a temporary path, verify, and move the result to `place`; returns the path and the number of tensors.
+    Raises WeightsError if the model read back differs, ResourceError if it cannot be written."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent, prefix=".convert-") as scratch:
@@ -207,7 +206,7 @@ def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable
             sync_and_rename(temporary, place)
     except OSError as error:
         raise ResourceError(
-            f"cannot write {place} ({error.strerror or error})", "free some space, or name another place"
+            f"cannot write {place} ({error.strerror or error})", "free some space, or use another path"
         ) from None
     return place, written
 
@@ -215,10 +214,11 @@ def publish_verified(place: Path, write: Callable[[Path], int], verify: Callable
 def apply_size_overrides(
     config: ModelConfig, image_size: int | tuple[int, ...] | None, classes: int | None, channels: int | None
 ) -> ModelConfig:
-    """The config with what was asked for. Raises UsageError for a size that the patch does not divide."""
+    """Return the config with the requested sizes. Raises UsageError for an image size that is not divisible by the
+    patch size."""
     changes: dict[str, Any] = {}
     if image_size is not None:
-        frames = config.image[:1] if config.has_time_axis else ()  # clips stay as long as they are
+        frames = config.image[:1] if config.has_time_axis else ()  # the number of frames is kept
         axes = len(config.image) - len(frames)
         sides = (image_size,) * axes if isinstance(image_size, int) else tuple(image_size)
         changes["image"] = (*frames, *sides) if len(sides) == axes else sides
@@ -231,7 +231,7 @@ def apply_size_overrides(
 
 
 def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> tuple[Bundle, WeightsLoadResult | None]:
-    """The bundle of the weights, as they are or adopted by a model of another config."""
+    """Return the bundle of the weights, unchanged or adapted to another config."""
     if config == weights.config:
         return weights.bundle(), None
     model = build_model(config)
@@ -249,7 +249,7 @@ def build_bundle_for_config(weights: PretrainedWeights, config: ModelConfig) -> 
 
 
 def write_weights_format(bundle: Bundle, form: WeightsFormat | None, place: Path, state: Tensors) -> int:
-    """Write the file or the folder; returns how many tensors it has."""
+    """Write the file or the folder; returns the number of tensors."""
     if form is None:
         bundle.save(place)
         return len(state)
@@ -278,7 +278,7 @@ def write_weights_format(bundle: Bundle, form: WeightsFormat | None, place: Path
 
 
 def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
-    """transformers' words for a bundle's preprocessing."""
+    """Convert a bundle's preprocessing to transformers' preprocessor_config.json."""
     p = cast(SizedPreprocess, bundle.preprocess.with_one_size())
     height, width = p.image
     size: dict[str, Any] = {"height": height, "width": width}
@@ -301,7 +301,7 @@ def to_hf_preprocessor_json(bundle: Bundle) -> dict[str, Any]:
 
 
 def list_numerical_differences(form: WeightsFormat, config: ModelConfig, state: Tensors) -> list[str]:
-    """What code that reads the format computes otherwise: `mlp.gelu none -> tanh`, and the like. Nothing for most
+    """List numerical differences in code that reads the format, such as `mlp.gelu none -> tanh`. Empty for most
     conversions."""
     shapes = {name: tuple(tensor.shape) for name, tensor in form.write(config, state).items()}
     settings = parse_model_config(form.describe(config)) if form.describe else {}
@@ -311,45 +311,47 @@ def list_numerical_differences(form: WeightsFormat, config: ModelConfig, state: 
 
 
 def suggest_gelu_form(differences: list[str]) -> str:
-    """How to train a model that is the same there, where the form of GELU is what differs."""
+    """Suggest the training option for identical outputs, if the GELU form is what differs."""
     gelu = next((words.rpartition(" ")[2] for words in differences if words.startswith("mlp.gelu ")), "")
-    return f" (trained with --model.mlp.gelu {gelu} it is the same)" if gelu else ""
+    return f" (train with --model.mlp.gelu {gelu} for identical outputs)" if gelu else ""
 
 
 def verify_round_trip(form: WeightsFormat | None, place: Path, state: Tensors, config: ModelConfig) -> None:
-    """Read what was written, and compare every bit. Raises WeightsError for a difference."""
+    """Read the written weights and compare every bit. Raises WeightsError for a difference."""
     described = form is None or form.describe
     again = open_weights(place).state() if described else detect_checkpoint([place], config.head_count_field()).state()
     wrong = [name for name in state if name not in again or not torch.equal(again[name], state[name])]
     if wrong or len(again) != len(state):
         raise WeightsError(
-            f"what was written is not what was read: {', '.join(wrong[:5])}",
-            "nothing was kept; this is a mistake in vitreous",
+            f"the written weights differ from the source: {', '.join(wrong[:5])}",
+            "nothing was saved; please report this bug in vitreous",
         )
 
 
 def read_class_map(path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The rows in a text file with a number from 0 on each line, as Microsoft's map22kto1k.txt. Raises UsageError for
-    a file that is none."""
+    """Read the rows in a text file with one number from 0 per line, such as Microsoft's map22kto1k.txt. Raises
+    UsageError for an invalid file."""
     try:
         rows = tuple(int(line) for line in Path(path).read_text("utf-8").split())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} is no map of classes ({str(error)[:80]})", "name a file of a number a line") from None
+        raise UsageError(
+            f"{path} is not a class map ({str(error)[:80]})", "use a file of one number per line"
+        ) from None
     if not rows or min(rows) < 0:
-        raise UsageError(f"{path} is no map of classes: it has {len(rows)} rows", "name a file of a number a line")
+        raise UsageError(f"{path} is not a class map: it has {len(rows)} rows", "use a file with one number per line")
     return rows
 
 
 def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> PretrainedWeights:
-    """The weights with a head for the classes of a map alone: class i has row i of the map. Raises UsageError for
-    weights without a head, and for a row that their head does not have."""
+    """Return the weights with a head for only the classes of a map: class i has row i of the map. Raises UsageError for
+    weights without a head, and for a row that the head does not have."""
     rows, classes = read_class_map(path), weights.config.classes
     if not classes:
-        raise UsageError(f"{weights.source} has no head to select classes of", "leave --class-map out")
+        raise UsageError(f"{weights.source} has no head to select classes from", "leave --class-map out")
     if max(rows) >= classes:
         raise UsageError(
-            f"{path} names row {max(rows)}, and the head of {weights.source} has {classes}",
-            "name the map of these weights",
+            f"{path} selects row {max(rows)}, but the head of {weights.source} has {classes}",
+            "use a map for these weights",
         )
 
     def state() -> dict[str, Tensor]:
@@ -369,5 +371,5 @@ def select_classes(weights: PretrainedWeights, path: str | os.PathLike[str]) -> 
 
 
 def number_class_names(count: int) -> tuple[str, ...]:
-    """The names of classes that have none: their numbers."""
+    """Return class numbers as names, for classes without names."""
     return tuple(map(str, range(count)))

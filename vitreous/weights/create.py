@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vitreous.models.swin import Swin
     from vitreous.models.vit import ViT
 
-#: what timm and others call an option -> its name here
+#: option name in timm and other libraries -> its name here
 TIMM_OPTION_NAMES = {
     "img_size": "image_size",
     "in_chans": "channels",
@@ -35,17 +35,17 @@ TIMM_OPTION_NAMES = {
     "pretrained_path": "weights",
     "checkpoint_path": "weights",
 }
-#: options of timm that are methods here
+#: timm options that are methods here
 TIMM_OPTION_HINTS = {
     "features_only": "use model.features_at(images, strides), or model.forward_intermediates(images)",
     "out_indices": "use model.forward_intermediates(images, indices)",
-    "pretrained_cfg": "preprocessing is of weights: vitreous.load(RUN).card.preprocess",
-    "pretrained_cfg_overlay": "preprocessing is of weights: vitreous.load(RUN).card.preprocess",
+    "pretrained_cfg": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
+    "pretrained_cfg_overlay": "preprocessing belongs to weights: vitreous.load(RUN).card.preprocess",
     "scriptable": "use torch.export or vitreous.export",
-    "exportable": "every model is: use torch.export or vitreous.export",
+    "exportable": "not needed: use torch.export or vitreous.export",
 }
 TIMM_POOL_NAMES = {"token": "class", "avg": "mean", "map": "attention"}  # timm's `global_pool`
-#: fields by which weights may go on otherwise than they were trained; others say what the weights are
+#: fields that may differ from the weights' training; others define the weights
 CHANGEABLE_FIELDS = (
     *("regularization.dropout", "regularization.drop_path", "regularization.drop_path_rises"),
     "positions.resize",
@@ -62,7 +62,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> ViT:
-    """A ViT, by the names of such models."""
+    """Create a ViT by its name."""
     ...
 
 
@@ -75,7 +75,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> Swin:
-    """A Swin, by the names of such models."""
+    """Create a Swin by its name."""
     ...
 
 
@@ -88,7 +88,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> BiT:
-    """A BiT, by the names of such models."""
+    """Create a BiT by its name."""
     ...
 
 
@@ -101,7 +101,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> DiT:
-    """A DiT, by the names of such models."""
+    """Create a DiT by its name."""
     ...
 
 
@@ -114,7 +114,7 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> VisionModel[ModelConfig]:
-    """A model by another name, or by its weights."""
+    """Create a model by another name, or from its weights."""
     ...
 
 
@@ -128,18 +128,18 @@ def create(
 ) -> VisionModel[ModelConfig]:
     """Build a model: `create("ViT-B/16", image_size=384, num_classes=37)`, freshly initialised, or with `weights`.
 
-    `image_size` in pixels, one number or one per axis; `num_classes` as the name has it (1000 for most), 0 leaves the
-    head out; `channels` of an image: 3, or 4 of a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
-    `SwinConfig` or `DiTConfig`; a dict changes the fields of a group that it names: `attention={"window": 7}`. timm's
-    `img_size`, `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the like mean the same here.
+    `image_size` in pixels, one number or one per axis; `num_classes` as defined by the name (1000 for most), 0 omits
+    the head; `channels` of an image: 3, or 4 for a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
+    `SwinConfig` or `DiTConfig`; a dict changes fields of a group: `attention={"window": 7}`. timm's `img_size`,
+    `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the like are accepted too.
 
-    Type checkers know the class by the names that `vitreous models` lists; other names are of a `VisionModel`.
+    Type checkers infer the class from the names listed by `vitreous models`; other names return a `VisionModel`.
 
-    `weights`: a run, a bundle, a file or foreign weights, as `vitreous.load` takes them. Then `name` may be left out;
-    size, classes and channels are those of the weights where they are not given, positions are resized, channels are
-    changed, and a head for another number of classes is new, and 0. The logger `vitreous` tells, at level INFO, what
-    became of the tensors. Raises UsageError for an unknown name or field, for one that does not fit the weights, and
-    for a size that the patch does not divide; WeightsError for weights that are not read.
+    `weights`: a run, a bundle, a file or foreign weights, as for `vitreous.load`. Then `name` is optional; size,
+    classes and channels default to those of the weights, positions are resized, channels are changed, and a head for
+    another number of classes is new and zero. The logger `vitreous` reports at level INFO what was loaded. Raises
+    UsageError for an unknown name or field, for one that does not fit the weights, and for an image size that is not
+    divisible by the patch size; WeightsError for unsupported weights.
     """
     given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
     groups = {key: vars(value) if isinstance(value, ConfigGroup) else value for key, value in changes.items()}
@@ -149,7 +149,9 @@ def create(
     source = given.pop("weights", None)
     if source is None:
         if name is None:
-            raise UsageError("create() needs a name or weights", 'create("ViT-S/16"), or create(weights="runs/pets")')
+            raise UsageError(
+                "create() needs a name or weights", 'use create("ViT-S/16") or create(weights="runs/pets")'
+            )
         return zoo.create_untrained_model(name, **given, **nest_paths(fields))
     opened = open_weights(source)
     config = opened.config
@@ -157,26 +159,26 @@ def create(
         raise UsageError(f"{os.fspath(source)} is {config.name()}, not {name}", "leave the name out")
     if wrong := sorted(set(fields) - set(CHANGEABLE_FIELDS)):
         hint = suggest_nearest(wrong[0], CHANGEABLE_FIELDS) or f"with weights there are {', '.join(CHANGEABLE_FIELDS)}"
-        raise UsageError(f"{wrong[0]} is as the weights have it: it cannot be given beside them", hint)
+        raise UsageError(f"{wrong[0]} is defined by the weights and cannot be changed", hint)
     model = zoo.build_model(apply_create_options(config, given, fields))
     logger.info(load_pretrained_weights(model, opened).text())
     return model
 
 
 def translate_timm_options(given: dict[str, Any], changes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options by their names here: those of `create`, and fields of a config. Raises UsageError for one that is given
-    by two names, and for `pretrained`, which names no weights."""
+    """Translate timm's option names into the options of `create` and fields of a config. Raises UsageError for an
+    option given by two names, and for `pretrained`, which does not select weights."""
     if changes.get("pretrained") is False:
         changes = {name: value for name, value in changes.items() if name != "pretrained"}
     for name in set(changes) & set(TIMM_OPTION_HINTS):
         raise UsageError(f"create() has no option {name}", TIMM_OPTION_HINTS[name])
     if "pretrained" in changes:
-        raise UsageError("pretrained=True names no weights", 'name them: create(weights="timm:NAME"), or "hf:ORG/NAME"')
+        raise UsageError("pretrained=True does not select weights", 'use create(weights="timm:NAME"), or "hf:ORG/NAME"')
     renamed: dict[str, Any] = {}
     for name, value in changes.items():
         ours = "pool" if name == "global_pool" else TIMM_OPTION_NAMES.get(name, name)
         if ours in renamed or ours in given or (ours != name and ours in changes):
-            raise UsageError(f"{name} and {ours} say the same thing", "use one of them")
+            raise UsageError(f"{name} and {ours} are the same option", "use one of them")
         renamed[ours] = TIMM_POOL_NAMES.get(value, value) if name == "global_pool" else value
     own = ("image_size", "num_classes", "channels", "weights")
     return {**given, **{n: v for n, v in renamed.items() if n in own}}, {
@@ -185,8 +187,8 @@ def translate_timm_options(given: dict[str, Any], changes: dict[str, Any]) -> tu
 
 
 def apply_create_options(config: ModelConfig, given: dict[str, Any], changes: dict[str, Any]) -> ModelConfig:
-    """The config of weights with another size, classes and channels. Raises UsageError for a size that the patch does
-    not divide, for classes of a model that gives none, and as configs do."""
+    """Return the config of weights with another size, classes and channels. Raises UsageError for an image size that is
+    not divisible by the patch size, for classes of a model without a head, and as configs do."""
     size = given.get("image_size")
     fields: dict[str, Any] = dict(changes)
     if size is not None:

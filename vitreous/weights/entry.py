@@ -1,4 +1,4 @@
-"""What every kind of weights file shares: the description of a tensor, opening a file, and refusing one."""
+"""Shared code for weights files: the description of a tensor, opening a file, and rejecting one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import BinaryIO, NoReturn
 
 from vitreous.errors import WeightsError
 
-MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and looking at more takes longer than 0.1 s
+MAX_TENSORS = 5_000  # of a file; the largest models here have 2,000, and checking more takes longer than 0.1 s
 MAX_TENSOR_NAME_LENGTH = 512  # characters
 
 
-#: torch's name of a dtype -> bytes of an element; what a model's weights may be stored as
+#: torch's name of a dtype -> bytes per element; supported dtypes of weights
 DTYPE_BYTES = {
     "float64": 8,
     "float32": 4,
@@ -32,61 +32,61 @@ FLOATING_DTYPES = ("float32", "float16", "bfloat16", "float64")
 DOWNLOAD_AGAIN_HINT = "download or save it again"
 SAVE_AGAIN_HINT = "save it again"
 SAVE_WITHOUT_OPTIMIZER_HINT = "save the model without its optimizer"
-SUPPORTED_FILES_HINT = "safetensors, npz and PyTorch files (.pt, .pth, .bin) are read"
+SUPPORTED_FILES_HINT = "supported files are safetensors, npz and PyTorch (.pt, .pth, .bin)"
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor of a file, as its header has it; `dtype` is torch's name."""
+    """One tensor of a file, from its header; `dtype` is torch's name."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def elements(self) -> int:
-        """How many numbers it holds."""
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """The memory it takes."""
+        """Return the size in bytes."""
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
 def open_regular_file(path: Path) -> BinaryIO:
-    """A regular file, open for reading. Raises WeightsError for none, a folder, a pipe or a device, without waiting for
-    one."""
+    """Open a regular file for reading. Raises WeightsError for a missing file, a folder, a pipe or a device, without
+    blocking."""
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise WeightsError(f"no weights at {path}", f"name a file: {SUPPORTED_FILES_HINT}") from None
+        raise WeightsError(f"no weights at {path}", f"use a file: {SUPPORTED_FILES_HINT}") from None
     except (OSError, ValueError) as error:
         raise WeightsError(f"{path} cannot be opened ({error})") from None
     if stat.S_ISREG(os.fstat(number).st_mode):
         return os.fdopen(number, "rb")
     os.close(number)
     reject_weights_file(
-        path, "is not a file of weights but a folder, a pipe or a device", f"name a file: {SUPPORTED_FILES_HINT}"
+        path, "is a folder, a pipe or a device, not a weights file", f"use a file: {SUPPORTED_FILES_HINT}"
     )
 
 
 def reject_weights_file(path: Path, reason: str, hint: str = "") -> NoReturn:
-    """Raise WeightsError: this file is not read, and why."""
+    """Raise WeightsError for a file, with the reason."""
     raise WeightsError(f"{path} {reason}", hint)
 
 
 def sanitise_name(name: str) -> str:
-    """A name from a foreign file as it may be printed: one line, ASCII, not long."""
+    """Sanitise a name from a foreign file for printing: one line, ASCII, limited length."""
     return ascii(name[:MAX_TENSOR_NAME_LENGTH])[1:-1] if len(name) <= 80 else ascii(name[:77])[1:-1] + "..."
 
 
 def check_tensor_infos(path: Path, entries: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
-    """The same entries. Raises WeightsError for none, too many, empty tensors, and names that are none."""
+    """Return the entries after checks. Raises WeightsError for none, too many, empty tensors, and invalid names."""
     if not entries:
-        reject_weights_file(path, "holds no tensors", "save a model's state dict")
+        reject_weights_file(path, "contains no tensors", "save a model's state dict")
     if len(entries) > MAX_TENSORS:
         reject_weights_file(
-            path, f"holds {len(entries):,} tensors, more than {MAX_TENSORS:,}", SAVE_WITHOUT_OPTIMIZER_HINT
+            path, f"contains {len(entries):,} tensors, more than {MAX_TENSORS:,}", SAVE_WITHOUT_OPTIMIZER_HINT
         )
     for name, entry in entries.items():
         if (
@@ -99,13 +99,13 @@ def check_tensor_infos(path: Path, entries: dict[str, TensorInfo]) -> dict[str, 
         ):
             reject_weights_file(
                 path,
-                f"has a tensor named '{sanitise_name(name)}', which is no name",
+                f"has a tensor named '{sanitise_name(name)}', which is not a valid name",
                 "rename it and save the file again",
             )
         if 0 in entry.shape:
             reject_weights_file(
                 path,
                 f"has the tensor {sanitise_name(name)} without elements, {entry.shape}",
-                "leave it out and save the file again",
+                "remove it and save the file again",
             )
     return entries

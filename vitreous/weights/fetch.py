@@ -1,7 +1,6 @@
-"""Weights from elsewhere, brought into a cache on this machine: published ones by name, `hf:org/name`, `timm:name`,
-`https://...#sha256=...`.
+"""Download weights into a cache: published ones by name, `hf:org/name`, `timm:name`, `https://...#sha256=...`.
 
-What arrives is only stored here; `open_weights` judges it before any of it is used.
+Downloads are only stored here; `open_weights` checks them before use.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ from vitreous.weights.published import (
 
 WEIGHTS_SUFFIXES = (".safetensors", ".npz", ".pt", ".pth", ".bin")
 HUB_SOURCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./ -]+))?")
-#: the files of a repository that hold its weights, the safer first, and those that say what they are
+#: weights files of a repository, safer formats first, and the files that describe them
 SAFETENSORS_FILE, SHARD_INDEX_FILE, PICKLE_FILE = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
 )
 HUB_CONFIG_FILES = ("config.json", "preprocessor_config.json")
-#: the files of a bundle, as `weights.bundle` and `weights.parts` name them
+#: files of a bundle, as named in `weights.bundle` and `weights.parts`
 BUNDLE_FILES, OBJECTIVE_FILE = ("model.json", "weights.safetensors"), "objective.safetensors"
 MAX_INDEX_BYTES = 8 << 20  # bytes
 
 
 def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path:
-    """Download weights if need be; returns their local path: a folder for a repository of the Hub, else a file.
+    """Download weights if necessary; returns their local path: a folder for a Hub repository, else a file.
 
-    A name of `weights.published` stands for the address in its row. `hf:org/name[@revision][:file]` and `timm:name.tag`
-    come from the Hugging Face Hub through its own cache, `https://...#sha256=HEX` once from there and then from the
-    cache of this package; anything else is a path already. Without a listener, progress is shown on stderr. Raises
-    UsageError for a malformed source, WeightsError for a download that fails or has another digest.
+    A name of `weights.published` selects the address in its entry. `hf:org/name[@revision][:file]` and `timm:name.tag`
+    are downloaded from the Hugging Face Hub through its cache, `https://...#sha256=HEX` once into the cache of this
+    package; anything else is returned as a path. Without a listener, progress is shown on stderr. Raises UsageError for
+    a malformed source, WeightsError for a download that fails or has another digest.
     """
     if row := find_published_weights(source):
         return fetch_published_weights(row, listener)
@@ -59,26 +58,26 @@ def fetch_weights(source: str, listener: ProgressListener | None = None) -> Path
 
 
 def missing_source_error(source: str) -> WeightsError:
-    """The error for a source that is neither a local path nor of a known form; says so of a model's name."""
+    """Build the error for a source that is neither a local path nor of a known form; a model name gets a specific
+    message."""
     forms = "a name of `vitreous models --weights`, timm:NAME.TAG or hf:ORG/NAME (both need the extra hub)"
     try:
         name = config_from_name(source).name()
     except VitreousError:
         near = nearest_published_name(source)
-        hint = f"name a run folder, a bundle, a file, {forms}"
+        hint = f"use a run folder, a bundle, a file, {forms}"
         return WeightsError(
-            f"no weights at {escape_unprintable(source)}", f"did you mean {near}? else {hint}" if near else hint
+            f"no weights at {escape_unprintable(source)}", f"did you mean {near}? Otherwise {hint}" if near else hint
         )
     where = f"{known}, or another {forms.removeprefix('a ')}" if (known := find_published_name(name)) else forms
     return WeightsError(
-        f"no weights at {escape_unprintable(source)}: it is a model's name, and says nothing of its weights",
-        f"name {where}, or a file",
+        f"no weights at {escape_unprintable(source)}: it is a model name without weights", f"use {where}, or a file"
     )
 
 
 def fetch_published_weights(row: PublishedWeights, listener: ProgressListener | None) -> Path:
-    """Return the file of published weights, from the cache if it is there and whole, or the folder of their repository.
-    Raises WeightsError as `fetch_from_url`."""
+    """Return the file of published weights, from the cache if it is there and complete, or the folder of their
+    repository. Raises WeightsError as `fetch_from_url`."""
     if row.source.startswith("hf:"):
         return fetch_from_hub(row.source, row.source.removeprefix("hf:"), listener)
     target, record = get_cache_paths(row)
@@ -91,7 +90,7 @@ def fetch_published_weights(row: PublishedWeights, listener: ProgressListener | 
     require_network(row.name)
     listener.note(f"{row.name} is {row.model} from {place}, licence {row.licence}")
     if not row.digest:
-        listener.note(f"no digest of {row.name} is published: it is held against its size alone")
+        listener.note(f"no digest of {row.name} is published: only its size is verified")
     download_into_cache(place, target, row.digest, listener)
     try:
         write_text_atomic(
@@ -103,13 +102,13 @@ def fetch_published_weights(row: PublishedWeights, listener: ProgressListener | 
 
 
 def get_cache_paths(row: PublishedWeights) -> tuple[Path, Path]:
-    """Where the cache keeps the file of published weights, and the record of its download."""
+    """Return the cached file of published weights, and the record of its download."""
     target = get_cache_folder("weights") / row.name / Path(urllib.parse.urlsplit(row.source).path).name
     return target, target.with_name(target.name + ".json")
 
 
 def is_download_complete(target: Path, record: Path) -> bool:
-    """Whether a file is there as it was when its download ended."""
+    """Return whether a file exists and is unchanged since its download."""
     try:
         return target.is_file() and compute_sha256(target) == json.loads(record.read_text("utf-8"))["sha256"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -117,9 +116,10 @@ def is_download_complete(target: Path, record: Path) -> bool:
 
 
 def resolve_mirror(address: str) -> str | Path:
-    """Where a published address is read from: itself, or HOST/PATH below VITREOUS_MIRROR, an address or a folder.
+    """Resolve a published address: unchanged, or HOST/PATH below VITREOUS_MIRROR, an address or a folder.
 
-    Raises WeightsError for a folder that lacks the file."""
+    Raises WeightsError for a folder without the file.
+    """
     mirror = os.environ.get("VITREOUS_MIRROR", "").rstrip("/")
     if not mirror:
         return address
@@ -132,30 +132,30 @@ def resolve_mirror(address: str) -> str | Path:
 
 
 def verify_mirror_file(path: Path, digest: str) -> Path:
-    """Return a file of a mirror. Raises WeightsError where it has another digest."""
+    """Return a file of a mirror. Raises WeightsError if it has another digest."""
     if digest and not has_digest(path, digest):
-        raise WeightsError(f"{path} has not the digest {digest}", "it is damaged, or another file: download it again")
+        raise WeightsError(f"{path} does not have the digest {digest}", "download the file again")
     return path
 
 
 def default_listener() -> ProgressListener:
-    """What shows a download on stderr: of several processes of `torchrun`, one does."""
+    """Return the listener that shows downloads on stderr; under `torchrun`, only one process shows them."""
     return ProgressDisplay() if is_main_process() else NullListener()
 
 
 def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) -> Path:
-    """The snapshot folder of a repository with its weights and descriptions, or the one file that was named. Raises
-    UsageError for a name that is none, or without the extra."""
+    """Return the snapshot folder of a repository with its weights and descriptions, or the requested file. Raises
+    UsageError for an invalid name, or without the extra."""
     match = HUB_SOURCE.fullmatch(name)
     if not match or ".." in name:
         raise UsageError(
-            f"{source} names no repository",
+            f"{source} is not a repository name",
             "write hf:org/name, hf:org/name@revision or hf:org/name:file, or timm:name.tag",
         )
     try:
         import huggingface_hub  # noqa: F401
     except ImportError:
-        raise UsageError(f"{source} needs the Hub's client, which is not installed", install_hint("hub")) from None
+        raise UsageError(f"{source} needs the Hub client, which is not installed", install_hint("hub")) from None
     repository = HubRepository(source, match["repo"], match["revision"], listener)
     if match["file"]:
         path = repository.get(match["file"])
@@ -167,7 +167,7 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
         repository.get(OBJECTIVE_FILE)
         return repository.folder
     elif not repository.get(SAFETENSORS_FILE) and not repository.shards() and not repository.get(PICKLE_FILE):
-        hint = f"see {repository.page()}, and name its file: hf:{match['repo']}:FILE"
+        hint = f"see {repository.page()}, and select a file: hf:{match['repo']}:FILE"
         raise repository.lost or WeightsError(
             f"{source}: the repository has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}", hint
         )
@@ -179,9 +179,9 @@ def fetch_from_hub(source: str, name: str, listener: ProgressListener | None) ->
 
 
 class HubRepository:
-    """One repository of the Hub, at one revision: the commit of the first file that arrives, for all that follow.
+    """One repository of the Hub, at one revision: the commit of the first downloaded file, for all further files.
 
-    Without a network it is what the cache has of it; `lost` is the error to raise where that is not enough.
+    Without a network, only cached files are available; `lost` is the error for missing ones.
     """
 
     def __init__(self, source: str, name: str, revision: str | None, listener: ProgressListener | None) -> None:
@@ -190,7 +190,7 @@ class HubRepository:
         self.lost: WeightsError | None = None
 
     def get(self, file: str) -> Path | None:
-        """A file of the repository in the Hub's cache, or None where it has none of that name."""
+        """Return a file of the repository in the Hub's cache, or None if it does not exist."""
         from huggingface_hub import hf_hub_download
         from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -205,7 +205,7 @@ class HubRepository:
             return None
         except EntryNotFoundError:
             return None
-        except Exception as error:  # those of whichever HTTP library the client is built on, too
+        except Exception as error:  # including errors of the client's HTTP library
             raise self.missing(error) from None
         if self.folder == Path():
             self.folder = path.parents[file.count("/")]
@@ -215,7 +215,7 @@ class HubRepository:
         return path
 
     def reach(self, file: str) -> None:
-        """Ask the server once. A download would try for half a minute before it looked into the cache."""
+        """Send one request to the server, because a download would retry for half a minute before it uses the cache."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
         if get_offline_variable():
@@ -223,7 +223,7 @@ class HubRepository:
             return
         try:
             get_hf_file_metadata(hf_hub_url(self.name, file, revision=self.revision))
-        except Exception as error:  # an answer is an answer, whatever it says; `get` asks again
+        except Exception as error:  # any response means that the server is reachable; `get` repeats the request
             if getattr(error, "response", None) is None and not isinstance(error, ValueError):
                 self.lost = self.missing(error)
 
@@ -237,34 +237,34 @@ class HubRepository:
                 raise ValueError(f"over {MAX_INDEX_BYTES:,} bytes")
             files = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
             if not files or not all(re.fullmatch(r"[\w-][\w.-]*\.safetensors", file) for file in files):
-                raise ValueError("it lists other files than .safetensors beside it")
+                raise ValueError("it lists files other than .safetensors in its folder")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise WeightsError(
-                f"{self.source}: {SHARD_INDEX_FILE} is no index of weights ({error})",
-                "name a file of the repository instead",
+                f"{self.source}: {SHARD_INDEX_FILE} is not a weights index ({error})",
+                "select a file of the repository instead",
             ) from None
         for file in files:
             if not self.get(file):
                 raise WeightsError(
-                    f"{self.source}: {SHARD_INDEX_FILE} lists {file}, which is not there", f"see {self.page()}"
+                    f"{self.source}: {SHARD_INDEX_FILE} lists {file}, which does not exist", f"see {self.page()}"
                 )
         return True
 
     def page(self) -> str:
-        """Where people see the repository."""
+        """Return the web page of the repository."""
         from huggingface_hub import constants
 
         return f"{constants.ENDPOINT}/{self.name}"
 
     def missing(self, error: Exception) -> WeightsError:
-        """The error for a file that the client could not download."""
+        """Build the error for a file that the client could not download."""
         from huggingface_hub import errors
 
         where, token = self.source, "set HF_TOKEN to a token of an account that has access (`hf auth login` stores one)"
         status = getattr(getattr(error, "response", None), "status_code", None)
         if isinstance(error, errors.GatedRepoError):
             return WeightsError(
-                f"{where}: access has to be asked for", f"accept its terms at {self.page()}, then {token}"
+                f"{where}: access must be requested", f"accept its terms at {self.page()}, then {token}"
             )
         if isinstance(error, errors.RevisionNotFoundError):
             return WeightsError(f"{where}: the repository has no revision {self.revision}", f"see {self.page()}")
@@ -274,43 +274,44 @@ class HubRepository:
                 f"check the name at {self.page()}, or {token}",
             )
         if status in (401, 403):
-            return WeightsError(f"{where}: access is refused ({status})", token)
+            return WeightsError(f"{where}: access is denied ({status})", token)
         if isinstance(error, errors.HFValidationError):
-            return WeightsError(f"{where} names no repository", "write hf:org/name")
+            return WeightsError(f"{where} is not a repository name", "write hf:org/name")
         if variable := get_offline_variable():
             return WeightsError(
-                f"{where} is not in the cache, and {variable} forbids to download it", f"unset {variable} once"
+                f"{where} is not in the cache, and {variable} disables downloads", f"unset {variable} once"
             )
         reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
         if status is None:
-            hint = "check the network (HF_ENDPOINT names another server), or name a local file"
+            hint = "check the network (HF_ENDPOINT sets another server), or use a local file"
             return WeightsError(f"{where} is not in the cache, and {self.page()} cannot be reached ({reason})", hint)
         return WeightsError(f"{where} could not be downloaded ({reason})", "try again")
 
 
 def get_offline_variable() -> str:
-    """The variable that forbids to use the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" for none."""
+    """Return the variable that disables the network, HF_HUB_OFFLINE or VITREOUS_OFFLINE; "" if none does."""
     on = ("1", "true", "yes", "on")
     return next((n for n in ("HF_HUB_OFFLINE", "VITREOUS_OFFLINE") if os.environ.get(n, "").lower() in on), "")
 
 
 def require_network(source: str) -> None:
-    """Raise WeightsError where the network is forbidden."""
+    """Raise WeightsError if the network is disabled."""
     if variable := get_offline_variable():
-        message = f"{source} is not in the cache, and {variable} forbids to download it"
-        raise WeightsError(message, f"unset {variable} once, or copy the cache of a machine that has it")
+        message = f"{source} is not in the cache, and {variable} disables downloads"
+        raise WeightsError(message, f"unset {variable} once, or copy the cache from another machine")
 
 
 def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
-    """Return a file by its address and SHA-256: from the cache if it is there and whole, else downloaded into it.
+    """Return a file by its address and SHA-256: from the cache if it is there and complete, else downloaded.
 
-    Raises UsageError for an address without a digest, WeightsError for what cannot be downloaded or has another one."""
+    Raises UsageError for an address without a digest, WeightsError for a failed download or another digest.
+    """
     address, _, pin = source.partition("#")
     kind, _, wanted = pin.partition("=")
     wanted = wanted.strip().lower()
     if kind != "sha256" or not re.fullmatch(r"[0-9a-f]{64}", wanted):
-        hint = "add #sha256= and the 64 digits its publisher gives, or download it and run `sha256sum FILE`"
-        raise UsageError(f"{address} is not pinned: what it serves may change", hint)
+        hint = "add #sha256= and the publisher's 64 digits, or download it and run `sha256sum FILE`"
+        raise UsageError(f"{address} is not pinned: its content may change", hint)
     require_https(address)
     suffix = Path(urllib.parse.urlsplit(address).path).suffix
     target = get_cache_folder("weights") / (wanted + (suffix if suffix in WEIGHTS_SUFFIXES else ""))
@@ -325,7 +326,7 @@ def fetch_from_url(source: str, listener: ProgressListener | None) -> Path:
 
 
 def download_into_cache(address: str, target: Path, digest: str, listener: ProgressListener) -> None:
-    """Download a file into the cache. Raises WeightsError, also where nothing can be stored."""
+    """Download a file into the cache. Raises WeightsError, also if it cannot be stored."""
     try:
         download_file(address, target, digest, listener)
     except OSError as error:
@@ -336,6 +337,6 @@ def download_into_cache(address: str, target: Path, digest: str, listener: Progr
 
 
 def unwritable_cache_error(folder: Path, error: OSError) -> WeightsError:
-    """The error for a cache that cannot be written."""
+    """Build the error for a cache that is not writable."""
     reason = error.strerror or error
-    return WeightsError(f"nothing can be stored in {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")
+    return WeightsError(f"cannot write to the cache {folder} ({reason})", "set XDG_CACHE_HOME to a writable folder")

@@ -1,7 +1,7 @@
-"""Weight files as data: opened from their header, checked, and only then read.
+"""Weights files as data: the header is opened and checked before any tensor is read.
 
-Three kinds, told apart by what a file holds, never by its name: safetensors, npz (numpy's zip of arrays), and what
-`torch.save` writes, whose pickle is looked at and never run. Refusing needs neither torch nor numpy, and no tensor.
+Three types, detected by content and never by name: safetensors, npz (numpy's zip of arrays), and files of `torch.save`,
+whose pickle is scanned and never run. Rejecting a file needs neither torch nor numpy, and no tensor.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PICKLE_SUFFIXES = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
-#: how files begin that are taken for weights, and what they are
+#: first bytes of files that are mistaken for weights, and their description
 MISTAKEN_SIGNATURES = {
     b"version https://git-lfs": ("is a Git LFS pointer, not the weights", "fetch them with `git lfs pull`"),
     b"<": ("is a web page, not weights", "download it again, from the link to the file itself"),
     b"\x93NUMPY": ("is a single array", "save the weights by name: numpy.savez('weights.npz', **arrays)"),
-    b"\x89HDF": ("is an HDF5 file, which is not read", "convert it to .safetensors"),
+    b"\x89HDF": ("is an HDF5 file, which is not supported", "convert it to .safetensors"),
 }
 
 
 @dataclass(frozen=True)
 class WeightsFile:
-    """A weights file whose header was read and found sound; none of its tensors is in memory yet.
+    """A weights file with a checked header; no tensor is in memory yet.
 
-    `section` is the key of the nested state dict that was chosen in a pickled file ("model", "teacher", ...), `others`
-    are the keys of the other ones.
+    `section` is the key of the selected nested state dict in a pickled file ("model", "teacher", ...), `others` are the
+    keys of the other ones.
     """
 
     path: Path
@@ -56,9 +56,9 @@ class WeightsFile:
     others: tuple[str, ...] = ()
 
     def read(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Those tensors, or all, as they are stored, in memory of their own.
+        """Read those tensors, or all, as stored, in separate memory.
 
-        Raises WeightsError for a name that is not there, a value that is NaN or infinite, and a file that changed.
+        Raises WeightsError for a missing name, a NaN or infinite value, and a file that changed.
         """
         chosen = list(self.entries) if names is None else list(dict.fromkeys(names))
         for name in chosen:
@@ -81,10 +81,10 @@ class WeightsFile:
         return {name: tensors[name] for name in chosen}
 
     def verify(self, name: str, tensor: Tensor) -> None:
-        """Raise WeightsError unless a tensor is what the header promised, and finite."""
+        """Raise WeightsError unless a tensor matches the header and is finite."""
         entry = self.entries[name]
         if (tuple(tensor.shape), str(tensor.dtype)) != (entry.shape, f"torch.{entry.dtype}"):
-            reject_weights_file(self.path, f"changed while it was read: {name} is another tensor", "read it again")
+            reject_weights_file(self.path, f"changed while it was read: {name} differs", "read it again")
         if entry.dtype in FLOATING_DTYPES and not all(math.isfinite(end) for end in tensor.aminmax()):
             reject_weights_file(
                 self.path,
@@ -94,10 +94,10 @@ class WeightsFile:
 
 
 def open_weights_file(path: str | os.PathLike[str], section: str = "") -> WeightsFile:
-    """The header of a weights file, checked. Raises WeightsError for anything that is not one, or not sound.
+    """Open a weights file and check its header. Raises WeightsError for any other or damaged file.
 
-    Of a pickled one: the state dict under the key `section`, or by default that of a model; or, for
-    `pickled.ALL_SECTIONS`, those under all keys, with names SECTION/NAME.
+    For a pickled file: the state dict under the key `section`, by default that of a model; for `pickled.ALL_SECTIONS`,
+    the state dicts under all keys, with names SECTION/NAME.
     """
     path = Path(path)
     with open_regular_file(path) as file:
@@ -117,14 +117,14 @@ def open_weights_file(path: str | os.PathLike[str], section: str = "") -> Weight
 
 
 def detect_file_kind(path: Path, head: bytes, size: int) -> str:
-    """`safetensors`, `zip` or `pickle`, from the first bytes; the suffix only chooses between refusals."""
+    """Detect `safetensors`, `zip` or `pickle` from the first bytes; the suffix only selects the error message."""
     if not size:
         reject_weights_file(path, "is empty", DOWNLOAD_AGAIN_HINT)
     if head[:2] == b"PK":
         return "zip"
     if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
         return "safetensors"
-    if head[:1] == b"\x80" and head[1] <= 5:  # PROTO, with a protocol there is
+    if head[:1] == b"\x80" and head[1] <= 5:  # PROTO, with a supported protocol
         return "pickle"
     for start, (reason, hint) in MISTAKEN_SIGNATURES.items():
         if head.startswith(start):
@@ -133,4 +133,4 @@ def detect_file_kind(path: Path, head: bytes, size: int) -> str:
         return "pickle"
     if path.suffix.lower() == ".safetensors":
         return "safetensors"
-    reject_weights_file(path, "is no weights file", SUPPORTED_FILES_HINT)
+    reject_weights_file(path, "is not a weights file", SUPPORTED_FILES_HINT)

@@ -1,8 +1,7 @@
-"""Weights in foreign formats: which format a file is in, what model it fits, and the file's tensors as that model's,
-and back.
+"""Weights in foreign formats: detect format and model, and convert tensors in both directions.
 
-Everything is decided from the header: the format by the names, the config by the shapes, and every shape against those
-that the config's own model would be written with. Only then are tensors read.
+Detection uses only the header: the names give the format, the shapes give the config, and every shape is compared with
+the config's model. Tensors are read afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from vitreous.weights.sidecar import (
 )
 from vitreous.weights.table import Shapes, WeightsFormat
 
-#: in the order in which they are tried: the first whose sign is there
+#: in the order of detection: the first match is used
 FOREIGN_FORMATS = [
     *swin.FORMATS,
     *swin_v2.FORMATS,
@@ -72,34 +71,34 @@ FOREIGN_FORMATS = [
     others.CLIP,
     *own.FORMATS,
 ]
-WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # of DistributedDataParallel and torch.compile
-#: what they put inside of a name: DINOv2's training chunks blocks, and TensorFlow numbers layers of one name
+WRAPPER_PREFIXES = ("module.", "_orig_mod.")  # prefixes of DistributedDataParallel and torch.compile
+#: infixes in names: DINOv2's training groups blocks, and TensorFlow numbers layers of one name
 NAME_SIMPLIFICATIONS = [
     (re.compile(r"\bblocks\.\d+\.(\d+)\."), r"blocks.\1."),
     (re.compile(r"standardized_conv2d_\d+/"), "standardized_conv2d/"),
 ]
 SUPPORTED_MODELS_HINT = (
-    "ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet are read, ViViT, "
+    "supported are ViTs of timm, transformers, torchvision, Google, DeiT, MAE, DINO, DINOv2, CLIP, SAM, ViTDet, ViViT, "
     "VideoMAE, BiT, Swin and DiT"
 )
-#: models that are not read: what they are -> a pattern of a tensor's name that nothing else has
+#: unsupported models: description -> a pattern of a unique tensor name
 UNSUPPORTED_MODELS = {
     # Google's, timm's (arXiv:2105.01601)
     "an MLP-Mixer": r"(^|/)MixerBlock_\d+/token_mixing/|(^|\.)blocks\.\d+\.mlp_tokens\.",
     "a ResMLP": r"(^|\.)blocks\.\d+\.linear_tokens\.",
     "a BEiT": r"(^|\.)blocks\.\d+\.attn\.q_bias$|attention\.relative_position_bias\.relative_position_bias_table$",
 }
-MAX_PARAMETERS = 20_000_000_000  # of a model that is believed
-MAX_FACT_ELEMENTS = 4096  # numbers of a tensor whose values tell what a model is
+MAX_PARAMETERS = 20_000_000_000  # limit on the size of a model
+MAX_FACT_ELEMENTS = 4096  # maximum elements of a tensor whose values define the config
 SHARD_INDEX_FILE = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class DetectedCheckpoint:
-    """A foreign file whose header was understood: no tensor is in memory yet.
+    """A foreign file whose header was parsed: no tensor is in memory yet.
 
-    `names`: the format's name of a tensor -> where it lies: file, name there, and the row of a scanned tensor or None.
-    `notes`: what was assumed of the model since the files do not tell it, a sentence each.
+    `names`: the format's name of a tensor -> its location: file, name there, and the row of a scanned tensor or None.
+    `notes`: assumptions about settings that the files lack, one sentence each.
     """
 
     format: WeightsFormat
@@ -110,7 +109,7 @@ class DetectedCheckpoint:
     notes: tuple[str, ...] = ()
 
     def state(self) -> dict[str, Tensor]:
-        """Our tensors, float32, in our shapes. Raises WeightsError where the file cannot be read or holds NaN or
+        """Read our tensors, float32, in our shapes. Raises WeightsError if the file cannot be read or contains NaN or
         infinities."""
         tensors: dict[str, Tensor] = {}
         for source in {id(source): source for source, _, _ in self.names.values()}.values():
@@ -122,7 +121,8 @@ class DetectedCheckpoint:
         return self.convert_tensors(tensors)
 
     def convert_tensors(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The format's tensors as ours, of any shape. Raises WeightsError for a value that float32 cannot hold."""
+        """Convert the format's tensors, of any shape, to ours. Raises WeightsError for a value that overflows
+        float32."""
         for name, tensor in tensors.items():
             if tensor.dtype == torch.float64 and not tensor.float().isfinite().all():
                 raise WeightsError(f"{self.names[name][0].path} has a value in {name} that is too large for float32")
@@ -132,7 +132,7 @@ class DetectedCheckpoint:
 def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -> DetectedCheckpoint:
     """Detect format and model of weights files, shards of one model; `beside`: settings of config.json and the user.
 
-    Raises WeightsError for files that are no weights, of an unknown layout, or that do not fit the model they describe,
+    Raises WeightsError for files that are not weights, have an unknown layout, or do not match the model they describe,
     listing the differences.
     """
     places: dict[str, tuple[WeightsFile, str, int | None]] = {}
@@ -146,8 +146,8 @@ def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -
             for number, (plain_name, shape) in enumerate(google.unstack_scanned_blocks(name, entry.shape)):
                 if plain_name in places:
                     raise WeightsError(
-                        f"{path} has {sanitise_name(plain_name)} a second time",
-                        "which of the two is meant cannot be known",
+                        f"{path} contains {sanitise_name(plain_name)} twice",
+                        "use files in which each tensor appears once",
                     )
                 places[plain_name] = (source, name, number if plain_name != name else None)
                 shapes[plain_name] = shape
@@ -164,13 +164,13 @@ def detect_checkpoint(files: list[Path], beside: dict[str, Any] | None = None) -
             )
     for title, pattern in UNSUPPORTED_MODELS.items():
         if any(re.search(pattern, name) for name in shapes):
-            raise WeightsError(f"{origin} is {title}, which is not read", SUPPORTED_MODELS_HINT)
+            raise WeightsError(f"{origin} is {title}, which is not supported", SUPPORTED_MODELS_HINT)
     some = ", ".join(sanitise_name(name) for name in sorted(shapes)[:4])
     raise WeightsError(f"{origin} has tensors of an unknown layout: {some}, …", SUPPORTED_MODELS_HINT)
 
 
 def strip_name_prefixes(form: WeightsFormat, names: list[str]) -> dict[str, str]:
-    """A format's names of tensors -> those in the file, without what stands in front of them."""
+    """Map a format's tensor names to those in the file, which may have prefixes."""
     names_in_file: dict[str, str] = {}
     scope = find_name_scope(form, names)
     for name in names:
@@ -183,28 +183,27 @@ def strip_name_prefixes(form: WeightsFormat, names: list[str]) -> dict[str, str]
 
 
 def find_name_scope(form: WeightsFormat, names: Iterable[str]) -> str:
-    """How the names of the model's own tensors begin, where others lie beside them; else nothing."""
+    """Return the prefix of the model's tensors if the file contains others too; else ""."""
     return next(
         (scope for scope in form.scope if any(strip_wrapper_prefixes(name).startswith(scope) for name in names)), ""
     )
 
 
 def find_unrelated_tensors(origin: Path, form: WeightsFormat, names: dict[str, str], shapes: Shapes) -> list[str]:
-    """The tensors of other towers and optimisers. Raises WeightsError for two names that differ by prefix alone."""
+    """List the tensors of other towers and optimisers. Raises WeightsError for two names that differ only by prefix."""
     used = set(names.values())
     outside = [name for name in shapes if name not in used]
     scope = find_name_scope(form, used)
     twice = [name for name in outside if strip_wrapper_prefixes(name).startswith(scope)]
     if twice:
         raise WeightsError(
-            f"{origin} has {sanitise_name(twice[0])} a second time, under another prefix",
-            "save the one that is meant alone",
+            f"{origin} contains {sanitise_name(twice[0])} twice, under different prefixes", "save only one of them"
         )
     return outside
 
 
 def strip_wrapper_prefixes(name: str) -> str:
-    """A name without what wrappers put in front of it and in it."""
+    """Remove the prefixes and infixes that wrappers add to a name."""
     while start := next((start for start in WRAPPER_PREFIXES if name.startswith(start)), ""):
         name = name.removeprefix(start)
     for inside, plain in NAME_SIMPLIFICATIONS:
@@ -220,7 +219,7 @@ def match_format(
     beside: dict[str, Any],
     outside: list[str],
 ) -> DetectedCheckpoint:
-    """The config that the shapes tell, and every tensor's shape and type checked against it. Raises WeightsError for
+    """Infer the config from the shapes, and check every tensor's shape and type against it. Raises WeightsError for
     tensors that are missing, unknown or of another shape."""
     if form in swin_v2.FORMATS:
         beside = parse_window_from_name(origin.name) | beside
@@ -230,7 +229,7 @@ def match_format(
     except (KeyError, ValueError, LookupError, StopIteration, IndexError) as error:
         problem = f"lacks {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise WeightsError(
-            f"{origin} looks like {form.title}, but {problem}", "the file is damaged, or of a kind that is not read"
+            f"{origin} looks like {form.title}, but {problem}", "the file is damaged, or its layout is not supported"
         ) from None
     except VitreousError as error:
         raise WeightsError(f"{origin} looks like {form.title}, but {error.message}", error.hint) from None
@@ -243,7 +242,7 @@ def match_format(
         if shapes[name] != tuple(expected[name].shape):
             wrong.append(f"{name} is {shapes[name]}, not {tuple(expected[name].shape)}")
         elif dtype not in FLOATING_DTYPES:
-            wrong.append(f"{name} holds {dtype}, not floating-point numbers")
+            wrong.append(f"{name} has dtype {dtype}, not floating-point numbers")
     if wrong:
         listing = "".join(f"\n    {line}" for line in sorted(wrong)[:20]) + (
             f"\n    and {len(wrong) - 20} more" if len(wrong) > 20 else ""
@@ -265,65 +264,67 @@ def match_format(
 def read_fact_tensors(
     form: WeightsFormat, places: dict[str, tuple[WeightsFile, str, int | None]], shapes: Shapes
 ) -> dict[str, dict[str, Tensor]]:
-    """The `facts` of a format that a file has, of any shape and at most FACTS numbers. Raises WeightsError where the
-    file cannot be read."""
+    """Read the `facts` tensors of a format that a file has, of any shape and at most MAX_FACT_ELEMENTS elements. Raises
+    WeightsError if the file cannot be read."""
     names = [name for name in form.facts if name in shapes and math.prod(shapes[name]) <= MAX_FACT_ELEMENTS]
     values = {name: places[name][0].read([places[name][1]])[places[name][1]].float() for name in names}
     return {"facts": values} if form.facts else {}
 
 
 def suggest_full_state_dict(wrong: list[str]) -> str:
-    """A hint for tensors that no published model of the family lacks, or ""."""
+    """Return a hint for tensors that no published model of the family lacks, or ""."""
     lacking = any(
         re.fullmatch(r"missing (.*\.qkv\.bias|norm\.(weight|bias)|head\.bias|patch_embed\.proj\.bias)", line)
         for line in wrong
     )
-    return "no published model of that shape lacks these tensors; save all of the model's state dict" if lacking else ""
+    return "no published model of that shape lacks these tensors; save the full state dict" if lacking else ""
 
 
 def describe_position_assumptions(
     origin: Path, form: WeightsFormat, config: ModelConfig, beside: dict[str, Any]
 ) -> Iterator[str]:
-    """What was assumed of a model's positions, a sentence each: their grid, and the rule by which they are resized."""
+    """Describe assumptions about positions, one sentence each: their grid, and their resize rule."""
     encoder: Any = config.encoder
     for text in form.assumes(encoder, beside):
-        yield f"{origin.name} does not tell {text}"
+        yield f"{origin.name} does not specify {text}"
     clips = encoder.has_time_axis
     if clips and "image" not in beside:
         size = f"{encoder.image[0]} frames of {' x '.join(map(str, encoder.image[1:]))} pixels"
-        yield f"{origin.name} does not tell the size of its clips: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
+        yield f"{origin.name} does not specify its clip size: assumed {size} (--source-size FRAMES HEIGHT WIDTH)"
     if encoder.positions.kind != "learned":
         return
     doubt = form.doubt(encoder)
-    # who else has such positions always has them so
+    # all other owners of such positions include them
     unplaced = encoder.class_token and not encoder.prefix_position_count and bool(doubt)
     if "image" not in beside and not clips and (is_ambiguous_grid(encoder.grid) or unplaced):
         own = ", and that the class token has none" * unplaced
         size = (
             f"{encoder.grid[0]} x {encoder.grid[1]} patches, images of {encoder.image[0]} x {encoder.image[1]} pixels"
         )
-        yield f"{origin.name} does not tell the grid of its positions: assumed {size}{own} (--source-size HEIGHT WIDTH)"
+        yield f"{origin.name} does not specify its position grid: assumed {size}{own} (--source-size HEIGHT WIDTH)"
     if "positions.resize" not in beside and doubt:
-        taken = f"{encoder.positions.resize} was taken, {doubt}"
-        yield f"{origin.name} does not tell how its positions are resized to other image sizes: {taken}"
+        taken = f"assumed {encoder.positions.resize}, {doubt}"
+        yield f"{origin.name} does not specify how its positions are resized: {taken}"
 
 
 def build_size_checked_model(config: ModelConfig) -> torch.nn.Module:
-    """The model of a config, without weights. Raises WeightsError for an absurdly large one, before it is built."""
+    """Build the model of a config, without weights. Raises WeightsError for an implausibly large one, before it is
+    built."""
     encoder: Any = config.encoder
     depth = encoder.depth + encoder.stem_depth
     if encoder.width_out > 100_000 or depth > google.MAX_BLOCKS or math.prod(encoder.image) > 1 << 28:
-        raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is not believed")
+        raise WeightsError(f"a model of width {config.width:,} and depth {depth:,} is implausible")
     model = build_without_init(config)
     if sum(p.numel() for p in model.parameters()) > MAX_PARAMETERS:
-        raise WeightsError("a model of that many parameters is not believed")
+        raise WeightsError("a model with that many parameters is implausible")
     return model
 
 
 def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """The weights files of a folder as transformers and the hub have it, and its config.json, or open_clip's.
+    """Find the weights files of a folder in the layout of transformers and the Hub, and its config.json, or
+    open_clip's.
 
-    Raises WeightsError for a folder without weights, and for an index that names files elsewhere.
+    Raises WeightsError for a folder without weights, and for an index with files outside the folder.
     """
     settings = read_json_object(folder / "config.json") or read_json_object(folder / "open_clip_config.json")
     index = read_json_object(folder / SHARD_INDEX_FILE)
@@ -332,7 +333,7 @@ def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
         names = sorted({str(name) for name in listed.values()}) if isinstance(listed, dict) else []
         if not names or any(Path(name).name != name for name in names):
             raise WeightsError(
-                f"{folder / SHARD_INDEX_FILE} names files outside of its folder", "download the model again"
+                f"{folder / SHARD_INDEX_FILE} lists files outside of its folder", "download the model again"
             )
         return [folder / name for name in names], settings
     for name in (
@@ -347,17 +348,17 @@ def find_weights_in_folder(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     if len(files) == 1:
         return files, settings
     raise WeightsError(
-        f"{folder} holds no weights" if not files else f"{folder} holds several weights files", "name one file"
+        f"{folder} contains no weights" if not files else f"{folder} contains several weights files", "give one file"
     )
 
 
 @lru_cache(maxsize=256)
 def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
-    """The formats that can hold a model, by the name that `--to` takes; none for a stem that nobody else has."""
+    """List the formats that can represent a model, by their `--to` name; none for a stem that only this package has."""
     formats: dict[str, WeightsFormat] = {}
     if not config.foreign_formats:
         return formats
-    # all elements of every tensor: operations on meta tensors would import a compiler, two seconds
+    # for all elements of every tensor; operations on meta tensors would import a compiler, which takes two seconds
     element = torch.zeros(())
     state = {name: element.expand(tensor.shape) for name, tensor in build_without_init(config).state_dict().items()}
     for form in FOREIGN_FORMATS:
@@ -367,7 +368,7 @@ def find_writable_formats(config: ModelConfig) -> dict[str, WeightsFormat]:
 
 
 def can_round_trip(form: WeightsFormat, config: ModelConfig, state: dict[str, Tensor]) -> bool:
-    """Whether a model with a state of these shapes, written in a format, is detected as the same model."""
+    """Return whether a model with a state of these shapes, written in a format, is detected as the same model."""
     settings: dict[str, Any] = {"image": config.image, "heads": 0} | config.head_count_field()
     if form.describe:
         settings = parse_transformers_config(form.describe(config))

@@ -1,7 +1,7 @@
-"""Weights of pictures in a model with a time axis, clips or volumes (ViViT, arXiv:2103.15691, section 3.4), and weights
-of attention with and without a bias of its keys.
+"""Image weights in a model with a time axis, for clips or volumes (ViViT, arXiv:2103.15691, section 3.4), and attention
+weights with and without a key bias.
 
-D width, C channels, p and q a patch's sides in pixels, t frames of a patch, T time slots.
+D width, C channels, p and q a patch's height and width in pixels, t frames of a patch, T time slots.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ QKV_BIAS = re.compile(r"(.*\.qkv)\.(bias|query_bias)")
 def inflate_positions(
     state: dict[str, Tensor], own: dict[str, Tensor], before: ModelConfig, after: ModelConfig
 ) -> None:
-    """Give positions of pictures (h, w, D) in `state` a time axis, in place: (1, h, w, D), which is the same at all
-    times where it is read at T slots; or the positions of space, where those of time are apart and start at 0.
+    """Add a time axis to image positions (h, w, D) in `state`, in place: (1, h, w, D), which is constant over time when
+    read at T slots; or use them as spatial positions if temporal ones are separate and start at 0.
 
-    Fixed positions become a table where the model learns its own.
+    Fixed positions become a table if the model learns its positions.
     """
     if len(getattr(before, "image", ())) != 2 or len(getattr(after, "image", ())) != 3:
         return
@@ -39,22 +39,21 @@ def inflate_positions(
 
 
 def inflate_kernel(weight: Tensor, channels: int, patch: tuple[int, ...], frames: int, rule: str = "central") -> Tensor:
-    """(D, C p q) -> (D, C t p q): the projection of a picture's patches for patches of `frames` frames.
+    """Inflate an image patch projection (D, C p q) to patches of `frames` frames, (D, C t p q).
 
-    By the rule `central` it reads the frame number t // 2 alone, so any clip gives the tokens of these frames; by
-    `average` 1 / t of each frame, so a clip that stands still gives those of its picture. Raises ValueError for another
-    rule.
+    The rule `central` reads only frame t // 2, so any clip gives the tokens of these frames; `average` reads 1 / t of
+    each frame, so a static clip gives those of its image. Raises ValueError for another rule.
     """
     if rule not in ("central", "average"):
-        raise ValueError(f"no rule {rule} to inflate a kernel: central or average")
+        raise ValueError(f"unknown kernel inflation rule {rule}: use central or average")
     kernel = weight.unflatten(1, (channels, 1, math.prod(patch))).repeat(1, 1, frames, 1)
     share = torch.full((frames,), 1 / frames) if rule == "average" else torch.eye(frames)[frames // 2]
     return (kernel * share.to(weight)[:, None]).flatten(1)
 
 
 def convert_key_bias(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Bring the biases of queries, keys and values in `state`, in place, to the form that the model has: one of (3 D,),
-    or those of queries and values, (D,) each. Softmax drops the bias of keys, so answers stay."""
+    """Convert the biases of queries, keys and values in `state`, in place, to the model's form: one of (3 D,), or those
+    of queries and values, (D,) each. Softmax cancels the key bias, so outputs are unchanged."""
     for match in filter(None, map(QKV_BIAS.fullmatch, list(state))):
         layer, kind = match.groups()
         if kind == "bias" and f"{layer}.query_bias" in own:

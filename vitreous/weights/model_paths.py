@@ -1,6 +1,6 @@
-"""Which paths are runs and which hold images, and the newest run: for messages to those who named no model.
+"""Detect runs and image folders among paths, and find the newest run, for hints when no model is given.
 
-Needs no PyTorch.
+Does not import PyTorch.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from vitreous.data.decoding.clips import VIDEO_SUFFIXES
 from vitreous.data.decoding.decode import IMAGE_FILE_SUFFIXES
 from vitreous.data.decoding.volumes import VOLUME_SUFFIXES as VOLUMES
 
-IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUMES)) - {".npz"}  # which weights have too
+IMAGE_SUFFIXES = frozenset((*IMAGE_FILE_SUFFIXES, *VIDEO_SUFFIXES, *VOLUMES)) - {".npz"}  # weights can be .npz too
 DATA_TABLE_SUFFIXES = frozenset((".csv", ".tsv", ".tar", ".parquet"))
 DATASET_SUFFIXES = frozenset(
     (*IMAGE_SUFFIXES, *DATA_TABLE_SUFFIXES, ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".pdf")
 )
 RUN_FILES = ("config.yaml", "command.txt")
-MAX_SCANNED_ENTRIES = 5_000  # of folders that are looked through for a run or an image
-MAX_SCAN_DEPTH = 3  # folders below the first one
+MAX_SCANNED_ENTRIES = 5_000  # folder entries scanned for a run or an image
+MAX_SCAN_DEPTH = 3  # folder levels below the first one
 
 
 def is_run_folder(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is that of a run; data in YOLO's layout may have a config.yaml too."""
+    """Return whether a folder is a run; data in YOLO's layout may have a config.yaml too."""
     return all(Path(path, name).is_file() for name in RUN_FILES)
 
 
 def is_finished_run(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder is a run whose model was written."""
+    """Return whether a folder is a run with a saved model."""
     return is_run_folder(path) and Path(path, "model").is_dir()
 
 
 def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
-    """The finished run below a folder that was written last, as a relative path; "" for none. Links are not
+    """Return the most recently written complete run below a folder, as a relative path; "" for none. Links are not
     followed."""
     runs = [place for place, _ in walk_entries(home) if is_finished_run(place)]
     newest = max(runs, key=lambda place: os.stat(os.path.join(place, "model")).st_mtime, default="")
@@ -43,8 +43,8 @@ def find_newest_run(home: str | os.PathLike[str] = ".") -> str:
 
 
 def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]]:
-    """The folders below one, itself first, each with the names of its files, shallow ones first: MAX_DEPTH deep, until
-    MAX_ENTRIES were seen. Nothing below a run is visited, nor hidden folders."""
+    """Yield the folders below one, itself first, each with its file names, breadth first: at most MAX_SCAN_DEPTH deep,
+    until MAX_SCANNED_ENTRIES were scanned. Hidden folders and folders in a run are skipped."""
     waiting, seen = deque([(os.fspath(home), 0)]), 0
     while waiting and seen < MAX_SCANNED_ENTRIES:
         place, depth = waiting.popleft()
@@ -67,13 +67,13 @@ def walk_entries(home: str | os.PathLike[str]) -> Iterator[tuple[str, list[str]]
 
 
 def has_run_files(names: list[str]) -> bool:
-    """Whether the files of a folder are those of a run."""
+    """Return whether the files of a folder are those of a run."""
     return set(names) >= set(RUN_FILES)
 
 
 def is_image_source(path: str) -> bool:
-    """Whether a word of a command names images, or a table or an archive of them, and no model: by suffixes alone. A
-    folder with files of other kinds beside images may be a model."""
+    """Return whether an argument is a source of images, or a table or archive of images, and not a model: by suffixes
+    only. A folder that also contains other files may be a model."""
     if not os.path.isdir(path):
         return path[:1] == "@" or path == "-" or get_full_suffix(path) in IMAGE_SUFFIXES | DATA_TABLE_SUFFIXES
     has_images = False
@@ -86,7 +86,7 @@ def is_image_source(path: str) -> bool:
 
 
 def get_full_suffix(name: str) -> str:
-    """The suffix of a file name in lower case, `.nii.gz` whole; `.pth` of checkpoints that are named `x.pth.tar`."""
+    """Return the suffix of a file name in lower case, `.nii.gz` in full; `.pth` for checkpoints named `x.pth.tar`."""
     stem, suffix = os.path.splitext(name.lower())
     if name.lower().endswith(".nii.gz"):
         return ".nii.gz"

@@ -1,6 +1,6 @@
-"""The zip that npz and PyTorch files are, and npz itself: arrays by name, each behind numpy's header.
+"""Zip archives of npz and PyTorch files, and npz itself: arrays by name, each with numpy's header.
 
-An array's shape and dtype come from its header, read as text; nothing in one can be an object.
+An array's shape and dtype come from its header, read as text; arrays of objects are rejected.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from vitreous.weights.entry import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_ZIP_MEMBERS, MAX_DIRECTORY_BYTES = 10_000, 2 << 20  # of a zip, the latter in bytes
+MAX_ZIP_MEMBERS, MAX_DIRECTORY_BYTES = 10_000, 2 << 20  # of a zip; the directory size is in bytes
 MAX_UNPACK_RATIO, UNPACK_ALLOWANCE_BYTES = 20, 64 << 20  # a zip may unpack to 20 times its size, or to 64 MiB
-MAX_ARRAY_BYTES = 16 << 30  # bytes that all arrays of a file may take
-MAX_NPY_HEADER_BYTES = 10_000  # bytes of an array's header, numpy's own limit
+MAX_ARRAY_BYTES = 16 << 30  # total bytes of all arrays of a file
+MAX_NPY_HEADER_BYTES = 10_000  # bytes of an array's header, numpy's limit
 
-#: numpy's header: the text of a dict, its keys in this order; `L` is how Python 2 wrote a whole number
+#: numpy's header: the text of a dict, with keys in this order; `L` is the suffix of Python 2's integers
 NPY_HEADER = re.compile(
     r"\{'descr': '([<>|=]?\w+)', 'fortran_order': (True|False), 'shape': \(((?:\d{1,19}L?(?:, ?|(?=\))))*)\),? *\} *\n?"
 )
-#: numpy's name of a dtype -> torch's; numpy has no bfloat16 and stores it as two bytes of anything
+#: numpy's name of a dtype -> torch's; numpy has no bfloat16 and stores it as two opaque bytes
 NUMPY_DTYPES = {
     "<f8": "float64",
     "<f4": "float32",
@@ -53,10 +53,10 @@ NUMPY_DTYPES = {
 
 
 class CheckedZip:
-    """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can
-    explain.
+    """A zip with a checked directory: no duplicate, encrypted or overlapping members, and no implausible compression
+    ratio.
 
-    `members` are by name; nothing is unpacked until `read_npz_tensors`, and never more than the directory says.
+    `members` are by name; nothing is unpacked until `read_npz_tensors`, and never more than the directory states.
     """
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:
@@ -71,33 +71,29 @@ class CheckedZip:
             self.check_member(info)
         packed, whole = sum(info.compress_size for info in infos), sum(info.file_size for info in infos)
         if packed > size:
-            reject_weights_file(path, "is a zip whose members overlap", "download it again, from where you trust it")
+            reject_weights_file(path, "is a zip whose members overlap", "download it again from a trusted source")
         if whole > max(UNPACK_ALLOWANCE_BYTES, MAX_UNPACK_RATIO * size):
             reject_weights_file(
                 path,
                 f"is a zip of {size:,} bytes that would unpack to {whole:,}",
-                "weights do not shrink so far; save it again",
+                "weights do not compress this well; save it again",
             )
 
     def directory(self, size: int) -> int:
-        """Where the zip's directory begins. Refused before it is parsed: a comment, a gap, an excess of members."""
+        """Return the offset of the zip's directory. Rejects a comment, a gap, or too many members before parsing it."""
         self.file.seek(max(0, size - 98))
         tail = self.file.read(98)
         if size < 22 or tail[-22:-18] != b"PK\5\6" or tail[-2:] != b"\0\0":
-            reject_weights_file(
-                self.path, "is a zip that is cut short, or has something after its end", DOWNLOAD_AGAIN_HINT
-            )
+            reject_weights_file(self.path, "is a zip that is truncated, or has data after its end", DOWNLOAD_AGAIN_HINT)
         length, begin = struct.unpack("<2I", tail[-10:-2])
         end = size - 22
-        if tail[-42:-38] == b"PK\6\7":  # zip64: the same two numbers, longer, in a record before
+        if tail[-42:-38] == b"PK\6\7":  # zip64: the same two numbers, with more bits, in a preceding record
             end = size - 98
             if tail[:4] != b"PK\6\6":
                 reject_weights_file(self.path, "is a zip with a damaged directory", DOWNLOAD_AGAIN_HINT)
             length, begin = struct.unpack("<2Q", tail[40:56])
         if begin + length != end:
-            reject_weights_file(
-                self.path, "is a zip with something before or inside its directory", DOWNLOAD_AGAIN_HINT
-            )
+            reject_weights_file(self.path, "is a zip with data before or inside its directory", DOWNLOAD_AGAIN_HINT)
         self.file.seek(begin)
         if length > MAX_DIRECTORY_BYTES or self.file.read(length).count(b"PK\1\2") > MAX_ZIP_MEMBERS:
             reject_weights_file(
@@ -106,16 +102,14 @@ class CheckedZip:
         return begin
 
     def check_member(self, info: zipfile.ZipInfo) -> None:
-        """Take one member in, unless a weights file would not have it."""
+        """Add one member, or reject it if weights files do not have such members."""
         name, member = info.orig_filename, f"has the member '{sanitise_name(info.orig_filename)}'"
         if name in self.members:
-            reject_weights_file(
-                self.path, f"{member} twice", "which of the two is meant cannot be known; save it again"
-            )
+            reject_weights_file(self.path, f"{member} twice", "save it again with each member once")
         if info.flag_bits & ~0x80E:  # bits 1 and 2: level; 3: sizes follow the data; 11: the name is UTF-8
             reject_weights_file(
                 self.path,
-                f"{member} with the flags {info.flag_bits:#x}: encrypted, or odd",
+                f"{member} with the flags {info.flag_bits:#x}: encrypted, or unsupported",
                 "save it again without a password",
             )
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
@@ -123,11 +117,11 @@ class CheckedZip:
                 self.path, f"{member} packed by method {info.compress_type}", "save it stored or deflated"
             )
         if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-            reject_weights_file(self.path, f"{member} with two sizes", DOWNLOAD_AGAIN_HINT)
+            reject_weights_file(self.path, f"{member} with contradictory sizes", DOWNLOAD_AGAIN_HINT)
         self.members[name] = info
 
     def start(self, info: zipfile.ZipInfo) -> int:
-        """Where a member's bytes begin. Raises WeightsError where its own header contradicts the directory."""
+        """Return the offset of a member's data. Raises WeightsError if its local header contradicts the directory."""
         self.file.seek(info.header_offset)
         header = self.file.read(30)
         signature, flags, method, name, extra = (
@@ -140,20 +134,20 @@ class CheckedZip:
         ) != text:
             reject_weights_file(
                 self.path,
-                f"has a member '{sanitise_name(info.orig_filename)}' that its directory describes otherwise",
+                f"has a member '{sanitise_name(info.orig_filename)}' that contradicts its directory",
                 SAVE_AGAIN_HINT,
             )
         if begin + info.compress_size > self.end:
             reject_weights_file(
                 self.path,
-                f"has a member '{sanitise_name(info.orig_filename)}' that runs into the directory",
+                f"has a member '{sanitise_name(info.orig_filename)}' that overlaps the directory",
                 DOWNLOAD_AGAIN_HINT,
             )
         self.file.seek(begin)
         return begin
 
     def head(self, name: str, count: int) -> bytes:
-        """The first bytes of a member, at most `count`, unpacked."""
+        """Return the first bytes of a member, at most `count`, unpacked."""
         info = self.members[name]
         self.start(info)
         packed = self.file.read(min(count, info.compress_size))
@@ -167,7 +161,7 @@ class CheckedZip:
             )
 
     def read(self, name: str) -> bytearray:
-        """A whole member, unpacked. Raises WeightsError where its size or its checksum is not the directory's."""
+        """Return a full member, unpacked. Raises WeightsError if its size or checksum differs from the directory's."""
         info = self.members[name]
         self.start(info)
         content = bytearray(info.compress_size)
@@ -188,16 +182,16 @@ class CheckedZip:
 
 
 def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[str, TensorInfo]:
-    """The arrays of an npz file, from their headers. Raises WeightsError for objects, oddities, and more than `budget`
-    bytes."""
+    """Read the array headers of an npz file. Raises WeightsError for objects, unsupported content, and more than
+    `budget` bytes."""
     entries = {}
     for member in archive.members:
         name = member.removesuffix(".npy")
         if name == member:
             reject_weights_file(
                 archive.path,
-                f"has the member '{sanitise_name(member)}', which is no array",
-                "save the weights alone, with numpy.savez",
+                f"has the member '{sanitise_name(member)}', which is not an array",
+                "save only the weights, with numpy.savez",
             )
         entries[name] = parse_npy_header(archive, member)[0]
     total = sum(entry.bytes for entry in entries.values())
@@ -209,14 +203,14 @@ def read_npz_infos(archive: CheckedZip, budget: int = MAX_ARRAY_BYTES) -> dict[s
 
 
 def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool, int]:
-    """An array's shape and dtype, whether its first axis varies fastest, and where its numbers begin (bytes).
+    """Parse an array's shape and dtype, whether its first axis varies fastest, and the offset of its data (bytes).
 
-    Raises WeightsError unless the member is as long as they say.
+    Raises WeightsError unless the member has the corresponding length.
     """
     head, name = archive.head(member, MAX_NPY_HEADER_BYTES + 12), sanitise_name(member.removesuffix(".npy"))
     if head[:6] != b"\x93NUMPY" or head[6:8] not in (b"\1\0", b"\2\0", b"\3\0"):
         reject_weights_file(
-            archive.path, f"has the member '{name}', which is no array", "save the weights alone, with numpy.savez"
+            archive.path, f"has the member '{name}', which is not an array", "save only the weights, with numpy.savez"
         )
     begin = 10 if head[6] == 1 else 12
     start = begin + int.from_bytes(head[8:begin], "little")
@@ -225,7 +219,7 @@ def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool
     if "'|O'" in text or "pickle" in text:
         reject_weights_file(
             archive.path,
-            f"has objects in '{name}', not numbers: they would have to be unpickled",
+            f"has objects in '{name}', not numbers, which would require unpickling",
             "save arrays of numbers only",
         )
     if not matches:
@@ -234,7 +228,7 @@ def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool
         )
     if matches[1] not in NUMPY_DTYPES:
         reject_weights_file(
-            archive.path, f"has '{name}' as {matches[1]}, which a model does not take", "save it as float32"
+            archive.path, f"has '{name}' as {matches[1]}, which weights do not use", "save it as float32"
         )
     entry = TensorInfo(tuple(int(number) for number in re.findall(r"\d+", matches[3])), NUMPY_DTYPES[matches[1]])
     size = archive.members[member].file_size
@@ -248,7 +242,7 @@ def parse_npy_header(archive: CheckedZip, member: str) -> tuple[TensorInfo, bool
 
 
 def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
-    """Read those arrays as tensors of their shapes, row by row. Raises WeightsError for a damaged file."""
+    """Read those arrays as tensors of their shapes, row-major. Raises WeightsError for a damaged file."""
     import torch
 
     tensors = {}
@@ -256,7 +250,7 @@ def read_npz_tensors(path: Path, names: list[str]) -> dict[str, Tensor]:
         archive = CheckedZip(path, file, os.fstat(file.fileno()).st_size)
         for name in names:
             if f"{name}.npy" not in archive.members:
-                reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is gone", "read it again")
+                reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
             entry, fortran, start = parse_npy_header(archive, f"{name}.npy")
             if not math.prod(entry.shape):
                 reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is empty", "read it again")

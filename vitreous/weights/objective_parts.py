@@ -1,7 +1,7 @@
-"""What an objective holds beside the model that its bundle ships: a decoder, heads, a student, a centre.
+"""State of an objective besides the model of its bundle: a decoder, heads, a student, a centre.
 
-They lie beside the weights in `objective.safetensors`, for a run of the same objective to go on from. Nothing that only
-uses the model reads them.
+It is stored with the weights in `objective.safetensors`, so that a run of the same objective can continue. Inference
+does not read it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vitreous.system.disk import compute_sha256
 from vitreous.weights.files import open_weights_file
 
 OBJECTIVE_FILE = "objective.safetensors"
-#: of a part, the fields of its config that shapes do not tell
+#: submodule -> fields of its config that shapes do not determine
 SHAPELESS_FIELDS = {"decoder": ("decoder_heads",), "model.head": ("classes",), "model.regions": ("classes",)}
 
 HEAD_PREFIXES = ("head.", "representation.", "classes.")  # the last is a DiT's table
@@ -34,38 +34,38 @@ class ObjectiveState:
 
 
 def load_objective_state(folder: Path, description: Path) -> ObjectiveState | None:
-    """Read the parts of a bundle's objective, float32 as a rule; None where it has none. Raises WeightsError for a file
-    that is missing or altered."""
+    """Read the objective state of a bundle, usually float32; None if there is none. Raises WeightsError for a file that
+    is missing or modified."""
     document = json.loads(description.read_text("utf-8"))
     config, file = document.get("objective"), folder / OBJECTIVE_FILE
     if not config:
         return None
     if not file.is_file() or compute_sha256(file) != document["sha256"].get(OBJECTIVE_FILE):
-        hint = f"restore it from a copy, or take its entry `objective` out of {description.name}"
-        raise WeightsError(f"{file} is missing or was altered after it was saved", hint)
+        hint = f"restore it from a copy, or remove the entry `objective` from {description.name}"
+        raise WeightsError(f"{file} is missing or was modified after it was saved", hint)
     return ObjectiveState(config, open_weights_file(file).read())
 
 
 @dataclass(frozen=True)
 class ObjectiveLoadResult:
-    """The parts that an objective took over, and those that do not fit it, which are as they were."""
+    """Submodules loaded into an objective, and those that do not fit and keep their initial values."""
 
     loaded: list[str]
     left: list[str]
 
     def text(self) -> str:
-        """One line for people."""
-        left = f"; of another form, and new here: {', '.join(self.left)}" if self.left else ""
-        return (f"goes on with its {', '.join(self.loaded)}" if self.loaded else "starts anew") + left
+        """Describe the result in one line."""
+        left = f"; newly initialised because of another shape: {', '.join(self.left)}" if self.left else ""
+        return (f"continues with its {', '.join(self.loaded)}" if self.loaded else "starts without its state") + left
 
 
 @torch.no_grad()
 def load_into_objective(objective: nn.Module, config: dict[str, Any], parts: ObjectiveState) -> ObjectiveLoadResult:
-    """Load parts into an objective of this config, as plain data, in place.
+    """Load state into an objective of this config, as plain data, in place.
 
-    A part, that is all tensors with the same first word of the name (of dense heads, whose config has `classes`, the
-    first two), is loaded if they all fit in name and shape, and else stays as it is; so does a part that computes
-    something else with the same shapes (`SHAPELESS_FIELDS`).
+    A submodule consists of all tensors with the same first word in their names (first two for dense heads, whose config
+    has `classes`). It is loaded if all tensors match in name and shape, and otherwise keeps its values; so does a
+    submodule with the same shapes but another computation (`SHAPELESS_FIELDS`).
     """
     own, groups, words = objective.state_dict(), dict[str, list[str]](), 2 if "classes" in parts.config else 1
 
@@ -89,7 +89,7 @@ def load_into_objective(objective: nn.Module, config: dict[str, Any], parts: Obj
 
 @dataclass(frozen=True)
 class WeightsLoadResult:
-    """What became of the tensors of a source."""
+    """Result of loading the tensors of a source."""
 
     source: str
     title: str
@@ -102,7 +102,7 @@ class WeightsLoadResult:
     patches: str = ""
 
     def text(self) -> str:
-        """One line for people."""
+        """Describe the result in one line."""
         line = (
             f"started from {self.source}, {self.title} (kept {len(self.loaded)} tensors, new {len(self.new)}, unused "
             f"{len(self.unused)})"

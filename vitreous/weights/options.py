@@ -1,4 +1,4 @@
-"""What a user says of weights that their files do not tell. Needs no PyTorch."""
+"""User settings for foreign weights that their files lack. Does not import PyTorch."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from vitreous.nn.sizes import check_token_budget
 
 @dataclass(frozen=True)
 class WeightsSource(os.PathLike[str]):
-    """A path or name of weights, as `open_weights` takes it, with what is known of them beside their files.
+    """A path or name of weights, as for `open_weights`, with settings that its files lack.
 
-    `resize` is the rule by which their positions are resized, a row of `nn.grid.RESIZE_MODES`. `source_size` is the
-    size of the images that the positions are for, in pixels: one side of a square, height and width, or frames, height
-    and width. `native_aspect`: the model is to be asked about pictures at their own aspect ratio, of at most so many
-    `tokens` (patches), None for as many as it was trained with. Raises UsageError for other values.
+    `resize` is the position resize rule, an entry of `nn.grid.RESIZE_MODES`. `source_size` is the image size for which
+    the positions were trained, in pixels: one number for a square, height and width, or frames, height and width.
+    `native_aspect`: run the model at the native aspect ratio of images, with at most `tokens` patches, None for as many
+    as in training. Raises UsageError for other values.
     """
 
     path: str
@@ -35,11 +35,11 @@ class WeightsSource(os.PathLike[str]):
             check_token_budget(self.tokens)
         if self.resize is not None and self.resize not in (known := get_args(PositionResize)):
             raise UsageError(
-                f"no rule {self.resize} to resize positions",
+                f"unknown position resize rule {self.resize}",
                 suggest_nearest(self.resize, known) or f"use one of {', '.join(known)}",
             )
         if self.source_size is not None and (len(self.sides) not in (1, 2, 3) or min(self.sides) < 1):
-            raise UsageError("--source-size takes one side or height and width, in pixels, of clips frames before them")
+            raise UsageError("--source-size takes one number or height and width in pixels, for clips frames first")
 
     def __fspath__(self) -> str:
         return self.path
@@ -49,7 +49,7 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The numbers of `source_size`."""
+        """Return the numbers of `source_size`."""
         return (
             ()
             if self.source_size is None
@@ -60,14 +60,14 @@ class WeightsSource(os.PathLike[str]):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The same as fields of `ViTConfig` by their dotted paths: those that were given."""
+        """Return the settings as fields of `ViTConfig` by their dotted paths, if they are set."""
         given: dict[str, Any] = {} if self.resize is None else {"positions.resize": self.resize}
         sides = self.sides if len(self.sides) == 3 else (*self.sides[:1], *self.sides[-1:])
         return given | ({"image": sides} if sides else {})
 
     @property
     def words(self) -> list[str]:
-        """The same as words of a command."""
+        """Return the settings as words of a command."""
         given = [] if self.resize is None else ["--resize", self.resize]
         given += ["--source-size", *map(str, self.sides)] if self.sides else []
         given += ["--native-aspect"] * self.native_aspect
@@ -75,18 +75,18 @@ class WeightsSource(os.PathLike[str]):
 
 
 def get_source_fields(source: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a source of weights says of them beside their files: fields of `ViTConfig`."""
+    """Return the settings of a source of weights, as fields of `ViTConfig`."""
     return source.fields if isinstance(source, WeightsSource) else {}
 
 
 def get_source_options(source: str | os.PathLike[str]) -> list[str]:
-    """The options of a command that say the same."""
+    """Return the settings of a source of weights, as options of a command."""
     return source.words if isinstance(source, WeightsSource) else []
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsOptions:
-    """Options of every verb that reads weights; docs/weights.md has a table of what each format tells."""
+    """Options of every verb that reads weights; docs/weights.md lists the settings that each format contains."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"resize": "Weights"}
 
@@ -97,14 +97,14 @@ class WeightsOptions:
     frames first (default: read from the file)."""
 
     def source(self, path: str) -> str | WeightsSource:
-        """The weights at a path, with these options."""
+        """Return the weights at a path, with these options."""
         source = WeightsSource(path, self.resize, self.source_size)
         return source if source.words else path
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceWeightsOptions(WeightsOptions):
-    """Options of every verb that asks a model about pictures."""
+    """Options of every verb that runs a model on images."""
 
     SECTIONS: ClassVar[dict[str, str]] = {"native_aspect": "Native aspect ratio"}
 
@@ -115,6 +115,6 @@ class InferenceWeightsOptions(WeightsOptions):
     """With --native-aspect: maximum number of patches per image (default: as in training)."""
 
     def source(self, path: str) -> str | WeightsSource:
-        """The weights at a path, with these options. Raises UsageError for too few tokens."""
+        """Return the weights at a path, with these options. Raises UsageError for too few tokens."""
         source = WeightsSource(path, self.resize, self.source_size, self.native_aspect, tokens=self.tokens)
         return source if source.words else path

@@ -1,7 +1,7 @@
-"""The names that a pickle of `torch.save` may contain, as "module name", and what stands for them when it is described.
+"""Names that a pickle of `torch.save` may contain, as "module name", and their stand-ins in its description.
 
-Training scripts store their settings and metrics beside the weights: `argparse.Namespace`, NumPy scalars, paths. These
-are inert: nothing of their module is imported, called or set, here or in the child process that reads the tensors.
+Training scripts store settings and metrics with the weights: `argparse.Namespace`, NumPy scalars, paths. These are
+inert: nothing of their module is imported, called or set, here or in the child process that reads the tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from vitreous.weights.entry import DTYPE_BYTES, TensorInfo
 
-#: classes of storages, with the dtype of their elements
+#: storage classes, with the dtype of their elements
 STORAGE_DTYPES = {
     "torch DoubleStorage": "float64",
     "torch FloatStorage": "float32",
@@ -43,7 +43,7 @@ INERT_OBJECTS = (
     "types SimpleNamespace",
     *NUMPY_MODULES,
     *(f"{core}.multiarray {name}" for core in ("numpy.core", "numpy._core") for name in ("scalar", "_reconstruct")),
-    "_codecs encode",  # how protocol 2 stores bytes, a NumPy number's among them
+    "_codecs encode",  # how protocol 2 stores bytes, including those of NumPy scalars
     *(f"pathlib {name}" for name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath")),
     "torch device",
     *(f"{module} {name}" for module in ("__builtin__", "builtins") for name in BUILTIN_NAMES),
@@ -52,7 +52,7 @@ INERT_OBJECTS = (
     *(f"omegaconf.{name}" for name in ("dictconfig DictConfig", "listconfig ListConfig")),
     *(f"omegaconf.nodes {kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
 )
-#: dictionaries of another type
+#: dictionary subclasses
 INERT_MAPPINGS = (
     "collections defaultdict",
     "collections Counter",
@@ -73,7 +73,7 @@ ALLOWED_NAMES = {
 
 
 class Storage(NamedTuple):
-    """A run of numbers in the file."""
+    """A range of elements in the file."""
 
     key: str
     dtype: str
@@ -81,26 +81,27 @@ class Storage(NamedTuple):
 
 
 class TensorStub(NamedTuple):
-    """Stands for a tensor."""
+    """Stand-in for a tensor."""
 
     entry: TensorInfo
 
 
 class StorageClass(NamedTuple):
-    """Stands for a class of storages."""
+    """Stand-in for a storage class."""
 
     dtype: str
 
 
 class InertObject:
-    """Stands for an object that is neither a tensor nor a container of tensors; its arguments and state are dropped."""
+    """Stand-in for an object that is neither a tensor nor a container of tensors; its arguments and state are
+    dropped."""
 
     def __init__(self, *arguments: object) -> None:
         pass
 
     def extend(self, items: Iterable[object]) -> None:
-        """Drop items, as those of a list."""
+        """Drop the items of a list-like object."""
 
 
 class InertMapping(InertObject):
-    """Stands for a dictionary of another type; its items are dropped."""
+    """Stand-in for a dictionary subclass; its items are dropped."""

@@ -1,9 +1,9 @@
-"""What `torch.save` writes (.pt, .pth, .bin): looked at without being run, then read by a child process.
+"""Files of `torch.save` (.pt, .pth, .bin): scanned without executing them, then read by a child process.
 
-A pickle is a program. Its instructions and the names in them are checked against those that torch.save writes
-(`scan_pickle`); then Python's unpickler follows it with descriptions in place of tensors (`PickleDescriber`), so what
-the file holds is known before any of it is read. Reading is torch's, with `weights_only`, in a child process that has a
-limit of memory and of time (`unpickle.py`).
+A pickle is a program. Its instructions and names are compared with those that torch.save writes (`scan_pickle`).
+Python's unpickler then runs it with descriptions in place of tensors (`PickleDescriber`), so the content is known
+before any tensor is read. torch reads the tensors with `weights_only`, in a child process with limits on memory and
+time (`unpickle.py`).
 """
 
 from __future__ import annotations
@@ -54,24 +54,24 @@ if TYPE_CHECKING:
 MAX_PICKLE_BYTES = 4 << 20  # bytes; ten thousand tensors take less than half
 MAX_PICKLE_OPCODES = 80_000  # instructions; a tensor takes about thirty
 MAX_TENSOR_AXES = 16
-MAX_SHARING_RATIO = 4  # times the size of the file that its tensors may take together: tied weights are stored once
-#: the keys that a state dict is looked for under, the better weights first
-ALL_SECTIONS = "*"  # stands for all sections: names are then SECTION/NAME
+MAX_SHARING_RATIO = 4  # maximum total size of the tensors relative to the file; tied weights are stored once
+#: keys of state dicts, preferred weights first
+ALL_SECTIONS = "*"  # selects all sections: names are then SECTION/NAME
 STATE_DICT_KEYS = ("model_ema", "ema", "teacher", "model", "state_dict", "student", "net", "module")
-LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # how a file of the format before zip begins
+LEGACY_MAGIC, LEGACY_PROTOCOL = 0x1950A86A20F9469CFC6C, 1001  # start of a file in the format before zip
 SAVE_SAFETENSORS_HINT = (
-    "where you trust it, save its tensors alone: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+    "if you trust it, save only its tensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
 )
 UNPICKLE_SCRIPT = Path(__file__).with_name("unpickle.py")
-CHILD_MEMORY_BYTES = 8 << 30  # bytes of address space that torch's libraries and their working memory take, twice over
+CHILD_MEMORY_BYTES = 8 << 30  # address space in bytes for torch's libraries and their working memory, doubled
 CHILD_TIMEOUT_SECONDS, MIN_READ_BYTES_PER_SECOND = 120, 20 << 20
 
-#: the members that torch.save writes into a zip, under one folder
+#: members that torch.save writes into a zip, under one folder
 TORCH_ZIP_MEMBER = re.compile(
     r"data\.pkl|data/\d+|version|byteorder|\.format_version|\.storage_alignment|\.data/serialization_id"
 )
 
-#: the instructions that torch.save writes; later protocols' are followed for the names in them, and then refused
+#: instructions that torch.save writes; later protocols are parsed for their names, and then rejected
 ALLOWED_OPCODES = re.compile(
     "PROTO|STOP|MARK|NONE|NEWTRUE|NEWFALSE|BININT[12]?|LONG1|BINFLOAT|(SHORT_)?BINUNICODE|SHORT_BINSTRING|EMPTY_TUPLE|"
     "EMPTY_LIST|EMPTY_DICT|TUPLE[123]?|APPENDS?|SETITEMS?|(LONG_)?BINPUT|(LONG_)?BINGET|GLOBAL|REDUCE|BUILD|NEWOBJ|BINPERSID|"
@@ -81,13 +81,13 @@ TEXT_OPCODES = {"BINUNICODE", "SHORT_BINUNICODE"}
 
 
 def scan_pickle(path: Path, file: BinaryIO) -> None:
-    """Read the instructions of one pickle without following them, and go back to where it begins.
+    """Scan the instructions of one pickle without executing them, and return to its start.
 
     Raises WeightsError for an instruction or a name that tensors do not need, for too many of them, for a protocol that
-    torch.load with `weights_only` does not read, and for a damaged pickle.
+    torch.load with `weights_only` does not support, and for a damaged pickle.
     """
     start, protocol, before = file.tell(), 0, ""
-    texts: list[str] = []  # as they are pushed, for the names that STACK_GLOBAL takes from the stack
+    texts: list[str] = []  # in order, for the names that STACK_GLOBAL takes from the stack
     memo: dict[int, str | None] = {}
     argument: Any
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
@@ -109,26 +109,26 @@ def scan_pickle(path: Path, file: BinaryIO) -> None:
             texts.append(text)
         if name is not None and name not in ALLOWED_NAMES:
             reject_weights_file(
-                path, f"holds {sanitise_name(name.replace(' ', '.', 1))}, which is no tensor", SAVE_SAFETENSORS_HINT
+                path, f"holds {sanitise_name(name.replace(' ', '.', 1))}, which is not a tensor", SAVE_SAFETENSORS_HINT
             )
         if not ALLOWED_OPCODES.fullmatch(code):
             reject_weights_file(
-                path, f"has the pickle instruction {code}, which tensors do not need", SAVE_SAFETENSORS_HINT
+                path, f"has the pickle instruction {code}, which tensors do not use", SAVE_SAFETENSORS_HINT
             )
         before = code
     if protocol > 2:
         reject_weights_file(
-            path, f"was saved with pickle protocol {protocol}", "save it again with torch.save as it is by default"
+            path, f"was saved with pickle protocol {protocol}", "save it again with torch.save's default protocol"
         )
     file.seek(start)
 
 
 class PickleDescriber(pickle._Unpickler):
-    """Python's own unpickler of a pickle that `scan_pickle` has passed, in which every name stands for a description.
+    """Python's unpickler for a pickle checked by `scan_pickle`, with a stand-in for every name.
 
-    Nothing is imported, called or allocated but numbers, texts, containers and descriptions of tensors. Keys of dicts
-    are texts and whole numbers only: the hash of a tuple of tuples of tuples takes for ever. Raises WeightsError for a
-    pickle that torch.save would not write.
+    It imports, calls and allocates nothing but numbers, texts, containers and tensor descriptions. Keys of dicts are
+    only texts and integers, because hashing deeply nested tuples never ends. Raises WeightsError for a pickle that
+    torch.save would not write.
     """
 
     stack: list[Any]
@@ -147,23 +147,23 @@ class PickleDescriber(pickle._Unpickler):
         }
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands for a name."""
+        """Return the stand-in for a name."""
         name = f"{module} {name}"
         return StorageClass(STORAGE_DTYPES[name]) if name in STORAGE_DTYPES else self.makers.get(name, name)
 
     def persistent_load(self, pid: Any) -> Storage:
-        """The storage that ("storage", class, key, device, elements) stands for; the older format adds None."""
+        """Return the storage of ("storage", class, key, device, elements); the older format adds None."""
         if type(pid) is not tuple or len(pid) not in (5, 6) or pid[5:] not in ((), (None,)):
-            raise ValueError("a storage in an unknown form")
+            raise ValueError("a storage with an unknown layout")
         word, kind, key, _, elements = pid[:5]
         if word != "storage" or type(kind) is not StorageClass or type(key) is not str:
-            raise ValueError("a storage in an unknown form")
+            raise ValueError("a storage with an unknown layout")
         if type(elements) is not int or elements < 0:
-            raise ValueError("a storage of no size")
+            raise ValueError("a storage without a size")
         storage = Storage(key, kind.dtype, elements)
         if self.storages.setdefault(key, storage) != storage:
             reject_weights_file(
-                self.path, f"has the storage {sanitise_name(key)} in two sizes or dtypes", SAVE_AGAIN_HINT
+                self.path, f"has the storage {sanitise_name(key)} with two sizes or dtypes", SAVE_AGAIN_HINT
             )
         return storage
 
@@ -172,11 +172,12 @@ class PickleDescriber(pickle._Unpickler):
         return value if is_shape_tuple(value) else self.refuse_call("torch.Size")
 
     def make_parameter(self, tensor: Any, requires_grad: Any, hooks: Any) -> TensorStub:
-        """A parameter is described as its tensor."""
+        """Describe a parameter as its tensor."""
         return tensor if type(tensor) is TensorStub else self.refuse_call("torch._utils._rebuild_parameter")
 
     def make_tensor(self, storage: Any, offset: Any, shape: Any, stride: Any, *options: Any) -> TensorStub:
-        """A tensor in a storage, its first element at `offset`. Raises WeightsError where it does not fit into it."""
+        """Describe a tensor in a storage, with its first element at `offset`. Raises WeightsError if it exceeds the
+        storage."""
         if type(storage) is not Storage or len(options) not in (2, 3) or any(options[1:]):
             self.refuse_call("torch._utils._rebuild_tensor_v2")
         if not (
@@ -185,7 +186,7 @@ class PickleDescriber(pickle._Unpickler):
             and is_shape_tuple((offset,))
             and len(shape) == len(stride) <= MAX_TENSOR_AXES
         ):
-            raise ValueError("a tensor with a shape that is none")
+            raise ValueError("a tensor with an invalid shape")
         reason = f"has a tensor of shape {' x '.join(map(str, shape)) or '()'}"
         if any(step == 0 and size > 1 for size, step in zip(shape, stride, strict=True)):
             reject_weights_file(self.path, f"{reason} that repeats one number (stride 0)", "save it contiguous")
@@ -196,32 +197,32 @@ class PickleDescriber(pickle._Unpickler):
         return TensorStub(entry)
 
     def refuse_call(self, name: str) -> NoReturn:
-        """Refuse a call with other arguments than torch.save writes."""
-        reject_weights_file(self.path, f"makes {name} from what it is not made of", SAVE_AGAIN_HINT)
+        """Reject a call with other arguments than torch.save writes."""
+        reject_weights_file(self.path, f"calls {name} with invalid arguments", SAVE_AGAIN_HINT)
 
     def load_build(self) -> None:
-        """Drop the state of an inert object, and the versions of the modules' formats, an attribute of the OrderedDict
-        of a module's tensors."""
+        """Drop the state of an inert object, and the format versions of modules, an attribute of the OrderedDict of a
+        module's tensors."""
         state = self.stack.pop()
         if isinstance(self.stack[-1], InertObject):
             return
         if type(self.stack[-1]) is not dict or type(state) is not dict or list(state) != ["_metadata"]:
             reject_weights_file(
-                self.path, "sets the attributes of an object, which is no tensor", SAVE_SAFETENSORS_HINT
+                self.path, "sets the attributes of an object that is not a tensor", SAVE_SAFETENSORS_HINT
             )
 
     def load_reduce(self) -> None:
-        """Call what stands for a maker of tensors, and nothing else."""
+        """Call the stand-in of a tensor constructor, and nothing else."""
         arguments, maker = self.stack.pop(), self.stack[-1]
         if type(arguments) is not tuple or maker not in self.makers.values():
-            reject_weights_file(self.path, "calls what does not make tensors", SAVE_SAFETENSORS_HINT)
+            reject_weights_file(self.path, "calls a function that does not create tensors", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = maker(*arguments)
 
     def load_newobj(self) -> None:
-        """Make an inert object without a call of its constructor, and nothing else."""
+        """Create an inert object without calling its constructor, and nothing else."""
         _, maker = self.stack.pop(), self.stack[-1]
         if maker is not InertObject and maker is not InertMapping:
-            reject_weights_file(self.path, "makes an object, which is no tensor", SAVE_SAFETENSORS_HINT)
+            reject_weights_file(self.path, "creates an object that is not a tensor", SAVE_SAFETENSORS_HINT)
         self.stack[-1] = maker()
 
     def load_setitem(self) -> None:
@@ -230,7 +231,7 @@ class PickleDescriber(pickle._Unpickler):
         self.set_items([key, value])
 
     def load_setitems(self) -> None:
-        """Set the items of a dict that lie above the mark."""
+        """Set the items of a dict above the stack mark."""
         items = self.pop_mark()
         self.set_items(items)
 
@@ -238,7 +239,7 @@ class PickleDescriber(pickle._Unpickler):
         """Set [key, value, key, value, ...] in the dict on top of the stack."""
         target = self.stack[-1]
         if type(target) not in (dict, InertMapping):
-            raise TypeError("items for something else than a dict")
+            raise TypeError("items for an object that is not a dict")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if type(key) not in (str, int):
                 reject_weights_file(
@@ -258,9 +259,10 @@ class PickleDescriber(pickle._Unpickler):
 
 
 def describe_pickle(path: Path, file: BinaryIO, storages: dict[str, Storage]) -> Any:
-    """The content of the pickle that begins here, tensors as `TensorStub`; `storages` gets those that they lie in.
+    """Describe the content of the pickle at the current position, tensors as `TensorStub`; their storages are added to
+    `storages`.
 
-    The file is left where the pickle ends. Raises WeightsError for anything that torch.save would not write.
+    The file is left at the end of the pickle. Raises WeightsError for content that torch.save would not write.
     """
     try:
         scan_pickle(path, file)
@@ -271,13 +273,13 @@ def describe_pickle(path: Path, file: BinaryIO, storages: dict[str, Storage]) ->
 
 
 def is_shape_tuple(value: Any) -> bool:
-    """Whether something is a tuple of whole numbers from 0 that fit 63 bits."""
+    """Return whether a value is a tuple of nonnegative integers below 2^63."""
     return type(value) is tuple and all(type(item) is int and 0 <= item < 1 << 63 for item in value)
 
 
 def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
-    """The content of a PyTorch zip, tensors as `TensorStub`, and the bytes of its members. Raises WeightsError for
-    anything that is not one."""
+    """Describe the content of a PyTorch zip, tensors as `TensorStub`, and the bytes of its members. Raises WeightsError
+    for any other content."""
     path = archive.path
     pickles = [name for name in archive.members if name.casefold().endswith("data.pkl")]
     if not pickles:
@@ -305,7 +307,7 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
     stream = io.BytesIO(archive.read(pickles[0]))
     content = describe_pickle(path, stream, storages)
     if stream.read(1):
-        reject_weights_file(path, "has something after its pickle", DOWNLOAD_AGAIN_HINT)
+        reject_weights_file(path, "has data after its pickle", DOWNLOAD_AGAIN_HINT)
     for storage in storages.values():
         info = archive.members.get(f"{folder}data/{storage.key}")
         if info is None or info.file_size != storage.elements * DTYPE_BYTES[storage.dtype]:
@@ -317,8 +319,8 @@ def describe_torch_zip(archive: CheckedZip) -> tuple[Any, int]:
 
 
 def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, int]:
-    """The content of a PyTorch file from before zip (five pickles, then each storage), tensors as `TensorStub`, and its
-    bytes."""
+    """Describe the content of a PyTorch file from before zip (five pickles, then each storage), tensors as
+    `TensorStub`, and its bytes."""
     file.seek(0)
     stream, storages = io.BytesIO(file.read(MAX_PICKLE_BYTES)), {}
     magic = describe_pickle(path, stream, storages)
@@ -338,7 +340,7 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
         )
     content, keys = describe_pickle(path, stream, storages), describe_pickle(path, stream, storages)
     if type(keys) is not list or not all(type(key) is str for key in keys) or sorted(keys) != sorted(storages):
-        reject_weights_file(path, "lists other storages than its tensors need", DOWNLOAD_AGAIN_HINT)
+        reject_weights_file(path, "lists storages that differ from those of its tensors", DOWNLOAD_AGAIN_HINT)
     position = stream.tell()
     for key in keys:
         storage = storages[key]
@@ -349,17 +351,17 @@ def describe_legacy_file(path: Path, file: BinaryIO, size: int) -> tuple[Any, in
             )
         position += 8 + storage.elements * DTYPE_BYTES[storage.dtype]
     if position != size:
-        reject_weights_file(path, f"has {size:,} bytes where its tensors need {position:,}", DOWNLOAD_AGAIN_HINT)
+        reject_weights_file(path, f"has {size:,} bytes, but its tensors need {position:,}", DOWNLOAD_AGAIN_HINT)
     return content, size
 
 
 def select_state_dict(
     path: Path, content: Any, size: int, wanted: str = ""
 ) -> tuple[dict[str, TensorInfo], str, tuple[str, ...]]:
-    """The state dict in what a file of `size` bytes holds, under the key `wanted` (all of them for `ALL_SECTIONS`) or
-    that of a model; the key ("" for the top), and the keys of other state dicts."""
+    """Select the state dict in the content of a file of `size` bytes, under the key `wanted` (all keys for
+    `ALL_SECTIONS`) or of a model. Returns it, its key ("" for the top level), and the keys of other state dicts."""
     if type(content) is not dict:
-        reject_weights_file(path, "holds no state dict, which would be tensors by name", SAVE_SAFETENSORS_HINT)
+        reject_weights_file(path, "contains no state dict (tensors by name)", SAVE_SAFETENSORS_HINT)
     dicts = [
         key for key, value in content.items() if type(key) is str and type(value) is dict and get_stubbed_tensors(value)
     ]
@@ -375,7 +377,7 @@ def select_state_dict(
             SAVE_SAFETENSORS_HINT,
         )
     if not all(type(name) is str for name in state):
-        reject_weights_file(path, "has tensors by number, not by name", SAVE_SAFETENSORS_HINT)
+        reject_weights_file(path, "has tensors with numbers as keys, not names", SAVE_SAFETENSORS_HINT)
     total = sum(entry.bytes for entry in state.values())
     if total > max(UNPACK_ALLOWANCE_BYTES, MAX_SHARING_RATIO * size):
         reject_weights_file(path, f"of {size:,} bytes has tensors that would take {total:,}", "save each tensor once")
@@ -383,19 +385,19 @@ def select_state_dict(
 
 
 def get_stubbed_tensors(content: dict[Any, Any]) -> dict[Any, TensorInfo]:
-    """The tensors directly in a dict."""
+    """Return the tensors directly in a dict."""
     return {name: value.entry for name, value in content.items() if type(value) is TensorStub}
 
 
 def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo]) -> dict[str, Tensor]:
-    """Read those tensors, of any shape, by a child process that leaves them as safetensors. Raises WeightsError where
-    it fails.
+    """Read those tensors, of any shape, in a child process that writes them as safetensors. Raises WeightsError if it
+    fails.
 
-    The child may use 8 GiB of addresses for torch, and three times what it reads; it has two minutes, and more for a
-    large file.
+    The child may use 8 GiB of address space for torch, plus three times the size of the tensors, and two minutes,
+    longer for a large file.
     """
     size = path.stat().st_size + sum(entry.bytes for entry in entries.values())
-    with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # for this user only
+    with tempfile.TemporaryDirectory(prefix="vitreous-") as folder:  # readable by this user only
         out, seconds = Path(folder) / "weights.safetensors", CHILD_TIMEOUT_SECONDS + size // MIN_READ_BYTES_PER_SECOND
         order = {"path": os.fspath(path.absolute()), "out": os.fspath(out), "section": section, "names": list(entries)}
         order |= {"objects": [name.replace(" ", ".") for name in INERT_OBJECTS]}
@@ -413,14 +415,14 @@ def read_pickled_tensors(path: Path, section: str, entries: dict[str, TensorInfo
             reject_weights_file(
                 path,
                 f"cannot be read ({sanitise_name(lines[0])})",
-                f"see that {tempfile.gettempdir()} has room; or, {SAVE_SAFETENSORS_HINT}",
+                f"check that {tempfile.gettempdir()} has space; or, {SAVE_SAFETENSORS_HINT}",
             )
         return read_safetensors(out)
 
 
 def run_unpickle_child(order: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Start the child with its order, and wait for its end. Raises subprocess.TimeoutExpired."""
-    # -P: a file torch.py in the working folder is not torch. No GPU: only the memory of the process is limited.
+    """Start the child with its order, and wait until it ends. Raises subprocess.TimeoutExpired."""
+    # -P: ignore a file torch.py in the working folder. No GPU: only the memory of the process is limited.
     command, environment = (
         [sys.executable, "-P", os.fspath(UNPICKLE_SCRIPT)],
         {**os.environ, "CUDA_VISIBLE_DEVICES": ""},

@@ -1,16 +1,16 @@
-"""What others' files of pre-training hold beside the encoder: the decoder of MAE and VideoMAE, DINO's and DINOv2's
+"""Objective state in original pre-training files: the decoder of MAE and VideoMAE, DINO's and DINOv2's
 heads, a student.
 
-| file | sign | what is read beside the encoder |
+| file | sign | content besides the encoder |
 |---|---|---|
-| MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its positions are fixed, and computed anew |
+| MAE, `*_full.pth` | `decoder_embed.weight` | the decoder; its fixed positions are recomputed |
 | transformers' ViTMAEForPreTraining | `decoder.decoder_embed.weight` | the same |
 | VideoMAE, pre-trained | `decoder.blocks.0.attn.q_bias` | the decoder |
 | transformers' VideoMAEForPreTraining | `decoder.decoder_layers.0.attention.attention.q_bias` | the same |
 | DINO, the training file | `head.last_layer.weight_v` | the teacher's head, the student with its head, the centre |
 | DINOv2, `teacher_checkpoint.pth` | `dino_head.last_layer.weight_v` | heads of images and patches, the mask token |
 
-Where a file has a teacher alone, the student starts as the teacher.
+If a file has only a teacher, the student is initialised from it.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from vitreous.weights.table import Shapes, Tensors
 Value = TypeVar("Value")
 TensorLocations = dict[
     str, tuple[WeightsFile, str]
-]  # a name without what wrappers put in front -> where it lies, and as what
-STUDENT_KEY, LOSS_KEY = "student", "dino_loss"  # keys of DINO's training file beside the teacher
-#: our heads of DINO and DINOv2 -> how theirs begin, in the teacher's section
+]  # a name without wrapper prefixes -> its location and original name
+STUDENT_KEY, LOSS_KEY = "student", "dino_loss"  # keys of DINO's training file besides the teacher
+#: our heads of DINO and DINOv2 -> their name prefixes, in the teacher's section
 DINO_HEAD_PREFIXES = {"dino": {"head.": "head."}, "dinov2": {"head.": "dino_head.", "patch_head.": "ibot_head."}}
 
 
 def canonicalise_name(name: str) -> str:
-    """A name in a file without what wrappers put in front; newer libraries have other names for some."""
+    """Remove wrapper prefixes from a name in a file, and undo renames of newer libraries."""
     name = strip_wrapper_prefixes(name).removeprefix("backbone.").removeprefix("vit.")
     for newer, older in PARAMETRIZATION_NAMES.items():
         name = name.replace(newer, older)
@@ -54,7 +54,7 @@ def canonicalise_name(name: str) -> str:
 
 
 def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorLocations:
-    """The tensors of weights files, or those in a section of files that were opened with all of theirs, by their plain
+    """Locate the tensors of weights files, or those in a section of files opened with all sections, by their canonical
     names."""
     start = f"{section}/" * bool(section)
     return {
@@ -66,12 +66,12 @@ def locate_tensors(sources: Iterable[WeightsFile], section: str = "") -> TensorL
 
 
 def get_tensor_shapes(places: TensorLocations) -> Shapes:
-    """The shapes of tensors."""
+    """Return the shapes of tensors."""
     return {name: source.entries[theirs].shape for name, (source, theirs) in places.items()}
 
 
 def read_located_tensors(places: TensorLocations) -> Tensors:
-    """Read tensors, each file once."""
+    """Read tensors, opening each file once."""
     tensors: Tensors = {}
     for source in {id(source): source for source, _ in places.values()}.values():
         mine = {name: theirs for name, (other, theirs) in places.items() if other is source}
@@ -81,16 +81,17 @@ def read_located_tensors(places: TensorLocations) -> Tensors:
 
 
 def reject_objective_state(path: Path, title: str, lines: list[str]) -> NoReturn:
-    """Raise WeightsError for parts that are not as their kind is, listing what is wrong."""
+    """Raise WeightsError for invalid objective state, listing the differences."""
     listing = "".join(f"\n    {line}" for line in sorted(lines)[:20])
-    raise WeightsError(f"{path} has {title} of another form:{listing}", "read the encoder alone: save it without them")
+    raise WeightsError(f"{path} has {title} of another layout:{listing}", "to read the encoder, save it alone")
 
 
 def read_foreign_objective(
     files: list[Path], beside: dict[str, Any], find: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState | None:
-    """The parts of an objective in weights files, whose encoder `find` detects, with what transformers' config.json
-    `beside` tells of them; None where no file has any that are known. Raises WeightsError for parts of another form."""
+    """Read the objective state in weights files, whose encoder `find` detects, with the settings `beside` of
+    transformers' config.json; None if no file has any of a known objective. Raises WeightsError for unsupported
+    state."""
     sources = [open_weights_file(path) for path in files]
     places = locate_tensors(sources)
     for layout in DECODER_LAYOUTS:
@@ -105,8 +106,8 @@ def read_foreign_objective(
 def read_mae_decoder(
     layout: DecoderLayout, places: TensorLocations, beside: dict[str, Any], config: Any
 ) -> ObjectiveState:
-    """The decoder of MAE or VideoMAE beside an encoder of this config. Raises WeightsError for tensors that are missing
-    or unknown, and for VideoMAE's of pixels that are not normalised: they are in 0 .. 1, which MAE's are not."""
+    """Read the decoder of MAE or VideoMAE for an encoder of this config. Raises WeightsError for missing or unknown
+    tensors, and for a VideoMAE decoder of unnormalised pixels: they are in 0 .. 1, unlike MAE's."""
     owned = {
         name: place for name, place in places.items() if layout.is_decoder_tensor(name) and name != layout.positions
     }
@@ -125,7 +126,7 @@ def read_mae_decoder(
 def read_dino_heads(
     objective: str, places: TensorLocations, sources: list[WeightsFile], find: Callable[[], DetectedCheckpoint]
 ) -> ObjectiveState:
-    """The heads of DINO or DINOv2, with a student where there is one."""
+    """Read the heads of DINO or DINOv2, and a student if there is one."""
     path, wanted = sources[0].path, TensorLocations()
     if STUDENT_KEY in sources[0].others:
         every = open_weights_file(path, ALL_SECTIONS)
@@ -159,7 +160,7 @@ def read_dino_heads(
 
 
 def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[str, Any]:
-    """The fields of the config of these heads. Raises WeightsError for heads of another form."""
+    """Infer the config fields of these heads. Raises WeightsError for unsupported heads."""
     lines = [line for head in heads.values() for line in find_head_errors(get_tensor_shapes(head))]
     if lines:
         reject_objective_state(path, "a head", lines)
@@ -175,8 +176,8 @@ def infer_heads_config(path: Path, heads: dict[str, TensorLocations]) -> dict[st
 
 
 def convert_student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheckpoint) -> Tensors:
-    """The student's encoder, which is of the form of the teacher's, under our names. Raises WeightsError where it is
-    not."""
+    """Convert the student's encoder, of the same layout as the teacher's, to our names. Raises WeightsError if it
+    differs."""
     lines = [f"missing {name}" for name in teacher.names if name not in tensors]
     if lines:
         reject_objective_state(path, "a student", lines)
@@ -184,5 +185,5 @@ def convert_student_encoder(path: Path, tensors: Tensors, teacher: DetectedCheck
 
 
 def select_name_prefix(named: dict[str, Value], start: str) -> dict[str, Value]:
-    """What has a name that begins so, by the rest of the name."""
+    """Select entries whose name starts with a prefix, by the rest of the name."""
     return {name.removeprefix(start): value for name, value in named.items() if name.startswith(start)}

@@ -1,4 +1,4 @@
-"""Files of pre-training as others have them, written from a bundle and the parts of its objective."""
+"""Write original pre-training files from a bundle and the state of its objective."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ from vitreous.weights.pretraining import DINO_HEAD_PREFIXES, LOSS_KEY, STUDENT_K
 from vitreous.weights.table import Tensors, WeightsFormat
 from vitreous.weights.writable import get_writable_format
 
-Sections = dict[str, Tensors]  # the state dicts of a file by their keys
+Sections = dict[str, Tensors]  # state dicts of a file by their keys
 
 
 def build_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """`mae_*_full.pth` of the original."""
+    """Build the original `mae_*_full.pth`."""
     return {"model": encoder | decoders.MAE_LAYOUT.write(config, state)}
 
 
 def build_hf_vit_mae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """transformers' ViTMAEForPreTraining."""
+    """Build transformers' ViTMAEForPreTraining."""
     named = {f"vit.{name}": tensor for name, tensor in encoder.items()}
     return {"": named | decoders.HF_MAE_LAYOUT.write(config, state)}
 
 
 def build_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """The pre-training file of VideoMAE's authors."""
+    """Build the pre-training file of VideoMAE's authors."""
     return {"model": encoder | decoders.VIDEOMAE_LAYOUT.write(config, state)}
 
 
 def build_hf_videomae_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """transformers' VideoMAEForPreTraining."""
+    """Build transformers' VideoMAEForPreTraining."""
     named = {f"videomae.{name}": tensor for name, tensor in encoder.items()}
     return {"": named | decoders.HF_VIDEOMAE_LAYOUT.write(config, state)}
 
 
 def build_dino_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """DINO's `checkpoint.pth`, without what its optimiser needs."""
+    """Build DINO's `checkpoint.pth`, without optimiser state."""
     student = form.file(config, select_name_prefix(state, "model."))
     teacher_head, head = (write_dino_head(select_name_prefix(state, start)) for start in ("teacher_head.", "head."))
     return {
@@ -61,7 +61,7 @@ def build_dino_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors
 
 
 def build_dinov2_sections(form: WeightsFormat, config: ViTConfig, encoder: Tensors, state: Tensors) -> Sections:
-    """DINOv2's `teacher_checkpoint.pth`: the teacher alone."""
+    """Build DINOv2's `teacher_checkpoint.pth`: only the teacher."""
     backbone = encoder | {"mask_token": state["mask_token"][None]}
     heads = {
         theirs: select_name_prefix(state, f"teacher_{ours}") for ours, theirs in DINO_HEAD_PREFIXES["dinov2"].items()
@@ -71,17 +71,17 @@ def build_dinov2_sections(form: WeightsFormat, config: ViTConfig, encoder: Tenso
 
 
 def add_name_prefixes(groups: dict[str, Tensors]) -> Tensors:
-    """Tensors of several groups, each with the start of its names put in front."""
+    """Join groups of tensors, adding each group's prefix to their names."""
     return {start + name: tensor.contiguous() for start, group in groups.items() for name, tensor in group.items()}
 
 
 @dataclass(frozen=True)
 class PretrainingFormat:
-    """A file of pre-training that `convert --to` writes.
+    """A pre-training file that `convert --to` writes.
 
-    `objective`: whose parts it holds; `encoder`: the format that its encoder has; `sections`: its state dicts, from
-    that format, the model's config, the encoder's tensors under their names, and the parts' under ours. `leaves`: how
-    the names of parts begin that it has no place for. `video`: it is VideoMAE's.
+    `objective`: the objective whose state it contains; `encoder`: the format of its encoder; `sections`: builds its
+    state dicts from that format, the model's config, the encoder's tensors under their names, and the state under ours.
+    `leaves`: name prefixes of state that it does not support. `video`: a VideoMAE file.
     """
 
     objective: str
@@ -105,20 +105,20 @@ PRETRAINING_FORMATS = {
 
 
 def list_pretraining_formats(objective: str, config: Any) -> list[str]:
-    """The names of formats that hold the parts of this objective beside an encoder of pictures, or of clips."""
+    """List the formats that contain the state of this objective with an encoder of images, or of clips."""
     video = config.has_time_axis
     return [name for name, form in PRETRAINING_FORMATS.items() if form.objective == objective and form.video == video]
 
 
 def get_pretraining_format(to: str, config: Any, parts: ObjectiveState | None, source: str) -> PretrainingFormat:
-    """The format of a name. Raises UsageError where the parts are those of another objective, or there are none, and
-    for an encoder that it cannot hold."""
+    """Return the format of a name. Raises UsageError if the objective state is missing or that of another objective,
+    and for an unsupported encoder."""
     form, own = PRETRAINING_FORMATS[to], parts.config["name"] if parts else ""
     if parts is None or own != form.objective:
         has = f"those of {own}" if own else "none"
         able = list_pretraining_formats(own, config)
-        hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which holds the encoder alone"
-        raise UsageError(f"--to {to} needs the parts of {form.objective}, and {source} has {has}", hint)
+        hint = f"use {' or '.join(able)}" if able else f"use {form.encoder}, which contains only the encoder"
+        raise UsageError(f"--to {to} needs the modules of {form.objective}, but {source} has {has}", hint)
     if form.video != (config.has_time_axis):
         kind = "clips" if form.video else "pictures"
         raise UsageError(
@@ -126,19 +126,19 @@ def get_pretraining_format(to: str, config: Any, parts: ObjectiveState | None, s
         )
     get_writable_format(form.encoder, config)
     if parts.config.get("batch_norm"):
-        raise UsageError(f"{to} has no place for heads with a batch norm", f"use a bundle, or {form.encoder}")
+        raise UsageError(f"{to} does not support heads with a batch norm", f"use a bundle, or {form.encoder}")
     if form.video:
         if config.norm.final != "tokens" or not parts.config.get("normalise_channels"):
-            problem = f"{to} has tokens that are normed, and pixels that are normalised channel by channel"
-            raise UsageError(f"{problem}: those of --recipe videomae", "use a bundle")
+            problem = f"{to} needs normalised tokens, and pixels normalised per channel"
+            raise UsageError(f"{problem}, as in --recipe videomae", "use a bundle")
         return form
     if form.objective == "mae" and config.prefix != 1:
-        raise UsageError(f"{to} has a class token and no other, and the encoder has {config.prefix}", "use a bundle")
+        raise UsageError(f"{to} needs a class token and no other, the encoder has {config.prefix}", "use a bundle")
     return form
 
 
 def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveState, place: Path) -> int:
-    """Write encoder and parts; returns how many tensors the file has. Raises OSError."""
+    """Write encoder and objective state; returns the number of tensors in the file. Raises OSError."""
     config: Any = bundle.model.config
     encoder = get_writable_format(form.encoder, config)
     sections = form.sections(encoder, config, encoder.file(config, bundle.model.state_dict()), parts.state)
@@ -155,7 +155,7 @@ def write_pretraining(form: PretrainingFormat, bundle: Bundle, parts: ObjectiveS
 
 
 def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, parts: ObjectiveState) -> None:
-    """Read what was written, and compare every bit. Raises WeightsError for a difference."""
+    """Read the written file and compare every bit. Raises WeightsError for a difference."""
     settings = {"heads": bundle.model.config.heads} if form.suffix else None
     again, others = open_weights(place, settings).state(), open_objective_state(place)
     expected: dict[str, Tensor] = {**bundle.model.state_dict(), **drop_name_prefixes(parts.state, form.leaves)}
@@ -164,11 +164,11 @@ def verify_pretraining(form: PretrainingFormat, place: Path, bundle: Bundle, par
     wrong += [name for name in expected.keys() & read.keys() if not torch.equal(expected[name], read[name])]
     if wrong:
         raise WeightsError(
-            f"what was written is not what was read: {', '.join(sorted(wrong)[:5])}",
-            "nothing was kept; this is a mistake in vitreous",
+            f"the written weights differ from the source: {', '.join(sorted(wrong)[:5])}",
+            "nothing was saved; please report this bug in vitreous",
         )
 
 
 def drop_name_prefixes(state: Tensors, starts: tuple[str, ...]) -> Tensors:
-    """Tensors less those whose names begin so."""
+    """Return the tensors without those whose names start with a prefix."""
     return {name: tensor for name, tensor in state.items() if not name.startswith(starts)}

@@ -1,8 +1,8 @@
-"""Published weights by a short name: where they lie, under which licence, and what was published of them.
+"""Published weights by a short name: address, licence, and published accuracy.
 
-A name such as `dinov2-s14` stands wherever weights are named. Every address, digest and accuracy was read in the
-authors' own pages (`reference`), or in timm 1.0's table of models where it says so. What nobody publishes is left
-empty. Needs no PyTorch.
+A name such as `dinov2-s14` can be used wherever weights are given. Every address, digest and accuracy comes from the
+authors' pages (`reference`), or from timm 1.0's table of models if noted. Unpublished values are empty. Does not import
+PyTorch.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ MICROSOFT_URL = "https://github.com/SwinTransformer/storage/releases/download"
 AUGREG_FINE_TUNING = "imagenet2012-steps_20k"
 TOP1_METRIC, LINEAR_PROBE_METRIC, FINE_TUNED_METRIC = "top-1", "top-1 of a linear probe", "top-1 once fine-tuned"
 FINE_TUNED_KINETICS_METRIC = "top-1 once fine-tuned, Kinetics-400"
-EVAL_CROP = 0.875  # the side of the crop over the short side of the image, in evaluations at 224 of 256 pixels
+EVAL_CROP = 0.875  # crop size relative to the short side of the image, in evaluations at 224 of 256 pixels
 
 
 @dataclass(frozen=True)
 class PublishedWeights:
-    """Weights that their authors published.
+    """Weights published by their authors.
 
-    `source`: an address, or `hf:org/name`. `image_size`: pixels of a side, which positions are for. `accuracy`: 0 to 1,
-    on ImageNet's validation images unless `measure` says otherwise, with what is measured; None where none is
-    published. `digest`: `sha256:HEX` or `md5:HEX` of the file, or how HEX begins where no more is published; "" where
-    nothing is, and the download is held against its size alone. `resize` and `share`: how the authors resize positions,
-    and which share of the short side their evaluation cuts out, where the file does not tell.
+    `source`: an address, or `hf:org/name`. `image_size`: image size in pixels for which positions were trained.
+    `accuracy`: 0 to 1, on ImageNet's validation images unless `measure` specifies otherwise; None if not published.
+    `digest`: `sha256:HEX` or `md5:HEX` of the file, or a prefix if only that is published; "" if none is, so only the
+    size of the download is verified. `resize` and `share`: the authors' position resize rule, and their evaluation crop
+    relative to the short side, if the file lacks them.
     """
 
     name: str
@@ -47,9 +47,9 @@ class PublishedWeights:
     share: float | None = None
 
     def facts(self) -> dict[str, Any]:
-        """What is known of the model beside its file, as fields of its config."""
+        """Return the model settings that the file lacks, as fields of its config."""
         if self.source.startswith("hf:") or self.model.startswith("BiT"):
-            return {}  # a config.json tells, or there are no positions
+            return {}  # set in config.json, or the model has no positions
         return {"image": (self.image_size, self.image_size)} | (
             {"positions.resize": self.resize} if self.resize else {}
         )
@@ -58,7 +58,7 @@ class PublishedWeights:
 def augreg_weights(
     name: str, model: str, file: str, accuracy: float | None, size: int = 224, reference: str = ""
 ) -> PublishedWeights:
-    """A row of arXiv:2106.10270; weights that were not fine-tuned have 21,843 classes."""
+    """Build an entry of arXiv:2106.10270; weights that were not fine-tuned have 21,843 classes."""
     source = f"{GOOGLE_URL}/vit_models/augreg/{file}.npz"
     reference = reference or "README of google-research/vision_transformer"
     return PublishedWeights(
@@ -67,7 +67,8 @@ def augreg_weights(
 
 
 def deit_weights(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
-    """A row of arXiv:2012.12877: a file's name ends in the first 8 digits of its SHA-256, as PyTorch's hub has it."""
+    """Build an entry of arXiv:2012.12877: file names end in the first 8 digits of their SHA-256, as in PyTorch's
+    hub."""
     facts = {"digest": f"sha256:{file[-8:]}", "resize": "bicubic", "share": EVAL_CROP}
     reference = "README_deit.md of facebookresearch/deit"
     return PublishedWeights(
@@ -84,7 +85,7 @@ def deit_weights(name: str, model: str, file: str, accuracy: float, size: int = 
 
 
 def deit3_weights(name: str, model: str, file: str, accuracy: float, size: int = 224) -> PublishedWeights:
-    """A row of arXiv:2204.07118."""
+    """Build an entry of arXiv:2204.07118."""
     source, reference = f"{META_URL}/deit/deit_3_{file}.pth", "README_revenge.md of facebookresearch/deit"
     return PublishedWeights(
         name,
@@ -99,7 +100,7 @@ def deit3_weights(name: str, model: str, file: str, accuracy: float, size: int =
 
 
 def dino_weights(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
-    """A row of arXiv:2104.14294."""
+    """Build an entry of arXiv:2104.14294."""
     source, reference = f"{META_URL}/dino/{file}_pretrain/{file}_pretrain.pth", "README of facebookresearch/dino"
     facts = {"resize": "bicubic-offset", "share": EVAL_CROP}
     return PublishedWeights(
@@ -116,7 +117,7 @@ def dino_weights(name: str, model: str, file: str, accuracy: float) -> Published
 
 
 def dinov2_weights(name: str, model: str, file: str, accuracy: float) -> PublishedWeights:
-    """A row of arXiv:2304.07193, or with registers of arXiv:2309.16588."""
+    """Build an entry of arXiv:2304.07193, or of arXiv:2309.16588 with registers."""
     source, reference = f"{META_URL}/dinov2/{file[:13]}/{file}_pretrain.pth", "README of facebookresearch/dinov2"
     resize = "bicubic-antialias" if file.endswith("reg4") else "bicubic-offset"
     return PublishedWeights(
@@ -133,7 +134,7 @@ def dinov2_weights(name: str, model: str, file: str, accuracy: float) -> Publish
 
 
 def mae_weights(name: str, model: str, file: str, accuracy: float, md5: str) -> PublishedWeights:
-    """A row of arXiv:2111.06377."""
+    """Build an entry of arXiv:2111.06377."""
     source, reference = f"{META_URL}/mae/pretrain/mae_pretrain_vit_{file}.pth", "README of facebookresearch/mae"
     facts = {"digest": f"md5:{md5}", "resize": "bicubic", "share": EVAL_CROP}
     return PublishedWeights(
@@ -150,7 +151,8 @@ def mae_weights(name: str, model: str, file: str, accuracy: float, md5: str) -> 
 
 
 def sam_weights(name: str, model: str, file: str, md5: str) -> PublishedWeights:
-    """A row of arXiv:2304.02643: a file's name ends in the first digits of its MD5, which others give whole."""
+    """Build an entry of arXiv:2304.02643: file names end in the first digits of their MD5, which is published in full
+    elsewhere."""
     source, reference = f"{META_URL}/segment_anything/sam_vit_{file}.pth", "README of facebookresearch/segment-anything"
     return PublishedWeights(
         name, model, source=source, image_size=1024, licence="Apache-2.0", reference=reference, digest=f"md5:{md5}"
@@ -158,7 +160,7 @@ def sam_weights(name: str, model: str, file: str, md5: str) -> PublishedWeights:
 
 
 def swin_weights(name: str, model: str, file: str, accuracy: float | None, size: int = 224) -> PublishedWeights:
-    """A row of arXiv:2103.14030 or arXiv:2111.09883."""
+    """Build an entry of arXiv:2103.14030 or arXiv:2111.09883."""
     source, reference = f"{MICROSOFT_URL}/{file}.pth", "MODELHUB.md of microsoft/Swin-Transformer"
     return PublishedWeights(
         name,
@@ -175,7 +177,7 @@ def swin_weights(name: str, model: str, file: str, accuracy: float | None, size:
 def bit_weights(
     name: str, model: str, file: str, accuracy: float | None, size: int, reference: str
 ) -> PublishedWeights:
-    """A row of arXiv:1912.11370."""
+    """Build an entry of arXiv:1912.11370."""
     return PublishedWeights(
         name,
         model,
@@ -417,24 +419,25 @@ PUBLISHED_BY_NAME = {row.name: row for row in PUBLISHED_WEIGHTS}
 
 
 def find_published_weights(source: str | os.PathLike[str]) -> PublishedWeights | None:
-    """The row that a source of weights names, in any case; None for a path that is there, and for anything else."""
+    """Return the entry that a source of weights names, in any case; None for an existing path, and for anything
+    else."""
     row = PUBLISHED_BY_NAME.get(os.fspath(source).lower())
     return None if row is None or os.path.lexists(source) else row
 
 
 def find_published_name(model: str) -> str:
-    """The name of the first published weights of a model, by its name here; "" where none is known."""
+    """Return the name of the first published weights of a model, by its name here; "" if there are none."""
     return next((row.name for row in PUBLISHED_WEIGHTS if row.model == model), "")
 
 
 def nearest_published_name(word: str) -> str:
-    """The published name most like a word, or ""."""
+    """Return the published name most similar to a word, or ""."""
     return find_closest_match(word.lower(), PUBLISHED_BY_NAME)
 
 
 def select_published_weights(pattern: str) -> list[PublishedWeights]:
-    """The rows whose name, or whose model's name, fits a pattern with * and ?, in any case. Raises UsageError for
-    none."""
+    """Return the entries whose name, or whose model's name, matches a pattern with * and ?, in any case. Raises
+    UsageError for none."""
     pattern = pattern.lower()
     rows = [
         row for row in PUBLISHED_WEIGHTS if fnmatchcase(row.name, pattern) or fnmatchcase(row.model.lower(), pattern)
@@ -442,5 +445,5 @@ def select_published_weights(pattern: str) -> list[PublishedWeights]:
     if not rows:
         near = nearest_published_name(pattern)
         hint = f"did you mean {near}?" if near else "list them: vitreous models --weights"
-        raise UsageError(f"no published weights are called {pattern}", hint)
+        raise UsageError(f"no published weights match {pattern}", hint)
     return rows

@@ -1,4 +1,4 @@
-"""safetensors files: the header, of which every byte is checked before a tensor is read, and the tensors."""
+"""Read safetensors files: every byte of the header is checked before a tensor is read."""
 
 from __future__ import annotations
 
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 MAX_HEADER_BYTES = 8 << 20  # bytes of a safetensors header
 # bytes of a header that is not plain ASCII: one wide character makes Python store four bytes for each
 MAX_NON_ASCII_HEADER_BYTES = 1 << 20
-MAX_HEADER_COMMAS = (
-    60_000  # commas in a header; each is an object in memory once parsed, and a tensor takes six or seven
-)
+MAX_HEADER_COMMAS = 60_000  # commas in a header; each becomes an object in memory, and a tensor takes six or seven
 
 #: safetensors' name of a dtype -> torch's
 SAFETENSORS_DTYPES = {
@@ -49,14 +47,14 @@ SAFETENSORS_DTYPES = {
 def read_safetensors_header(
     path: Path, file: BinaryIO, size: int
 ) -> tuple[dict[str, TensorInfo], dict[str, str], dict[str, int]]:
-    """Entries, metadata, and where in the file (bytes) each tensor begins. Raises WeightsError where any byte is not as
-    it should be."""
+    """Read entries, metadata, and the offset (bytes) of each tensor in the file. Raises WeightsError for any unexpected
+    byte."""
     file.seek(0)
     start = file.read(8)
     length = int.from_bytes(start, "little")
     if len(start) < 8 or length < 2 or length > size - 8:
         reject_weights_file(
-            path, "is cut short, or no safetensors file: its header does not fit into it", DOWNLOAD_AGAIN_HINT
+            path, "is truncated, or not a safetensors file: its header exceeds the file", DOWNLOAD_AGAIN_HINT
         )
     if length > MAX_HEADER_BYTES:
         reject_weights_file(
@@ -65,7 +63,7 @@ def read_safetensors_header(
     header = parse_header_json(path, file.read(length))
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        reject_weights_file(path, "has metadata that is not text", "metadata is names and strings")
+        reject_weights_file(path, "has metadata that is not text", "save it with strings as metadata")
     spans = {name: parse_header_entry(path, name, value) for name, value in header.items()}
     entries = check_tensor_infos(path, {name: entry for name, (entry, _, _) in spans.items()})
     position = 0
@@ -73,7 +71,7 @@ def read_safetensors_header(
         if begin != position:
             reject_weights_file(
                 path,
-                f"has {'a hole before' if begin > position else 'other tensors in the place of'} {sanitise_name(name)}",
+                f"has {'a gap before' if begin > position else 'another tensor instead of'} {sanitise_name(name)}",
                 SAVE_AGAIN_HINT,
             )
         if end - begin != entry.bytes:
@@ -84,7 +82,7 @@ def read_safetensors_header(
             )
         position = end
     if position != size - 8 - length:
-        reason = "is cut short" if position > size - 8 - length else "has bytes after its last tensor"
+        reason = "is truncated" if position > size - 8 - length else "has bytes after its last tensor"
         reject_weights_file(
             path, f"{reason}: {position:,} of tensors, {size - 8 - length:,} in the file", DOWNLOAD_AGAIN_HINT
         )
@@ -92,9 +90,10 @@ def read_safetensors_header(
 
 
 def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
-    """The JSON object of a header: no key twice, no NaN, and never more objects than a header of tensors needs."""
+    """Parse the JSON object of a header: no duplicate keys, no NaN, and no more objects than a header of tensors
+    needs."""
     if text.count(b'"data_offsets"') > MAX_TENSORS:
-        reject_weights_file(path, f"holds more than {MAX_TENSORS:,} tensors", SAVE_WITHOUT_OPTIMIZER_HINT)
+        reject_weights_file(path, f"contains more than {MAX_TENSORS:,} tensors", SAVE_WITHOUT_OPTIMIZER_HINT)
     if text.count(b",") > MAX_HEADER_COMMAS:
         reject_weights_file(
             path,
@@ -114,14 +113,12 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
             seen: set[str] = set()
             twice = next(key for key, _ in pairs if key in seen or seen.add(key))
             reject_weights_file(
-                path,
-                f"has '{sanitise_name(twice)}' twice in its header",
-                "which of the two is meant cannot be known; save it again",
+                path, f"has '{sanitise_name(twice)}' twice in its header", "save it again with each name once"
             )
         return fields
 
     def constant(word: str) -> NoReturn:
-        raise ValueError(f"{word} is no number")
+        raise ValueError(f"{word} is not a number")
 
     try:
         header = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=constant)
@@ -129,38 +126,38 @@ def parse_header_json(path: Path, text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         reject_weights_file(path, f"has a header that is not JSON ({str(error)[:100]})", DOWNLOAD_AGAIN_HINT)
     if not isinstance(header, dict):
-        reject_weights_file(path, "has a header that is no JSON object", DOWNLOAD_AGAIN_HINT)
+        reject_weights_file(path, "has a header that is not a JSON object", DOWNLOAD_AGAIN_HINT)
     return header
 
 
 def parse_header_entry(path: Path, name: str, value: Any) -> tuple[TensorInfo, int, int]:
-    """One line of a safetensors header -> the tensor, and where it begins and ends (bytes after the header)."""
+    """Parse one entry of a safetensors header -> the tensor, and its begin and end (bytes after the header)."""
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         reject_weights_file(
-            path, f"describes {sanitise_name(name)} by other words than dtype, shape and data_offsets", SAVE_AGAIN_HINT
+            path, f"describes {sanitise_name(name)} with keys other than dtype, shape and data_offsets", SAVE_AGAIN_HINT
         )
     dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(dtype, str) or dtype not in SAFETENSORS_DTYPES:
         known = ", ".join(key for key, torch in SAFETENSORS_DTYPES.items() if torch in FLOATING_DTYPES)
         reject_weights_file(
             path,
-            f"has {sanitise_name(name)} as {sanitise_name(str(dtype))}, which a model does not take",
+            f"has {sanitise_name(name)} as {sanitise_name(str(dtype))}, which weights do not use",
             f"save it as one of {known}",
         )
     for numbers in (shape, offsets):
         if type(numbers) is not list or any(type(number) is not int or not 0 <= number < 1 << 63 for number in numbers):
             reject_weights_file(
                 path,
-                f"has a shape or an offset of {sanitise_name(name)} that is no list of whole numbers from 0",
+                f"has a shape or an offset of {sanitise_name(name)} that is not a list of nonnegative integers",
                 SAVE_AGAIN_HINT,
             )
     if len(offsets) != 2 or offsets[1] < offsets[0]:
-        reject_weights_file(path, f"has {sanitise_name(name)} end before it begins", SAVE_AGAIN_HINT)
+        reject_weights_file(path, f"has {sanitise_name(name)} end before its start", SAVE_AGAIN_HINT)
     return TensorInfo(tuple(shape), SAFETENSORS_DTYPES[dtype]), offsets[0], offsets[1]
 
 
 def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Read those tensors of a safetensors file, or all, in their shapes. Raises WeightsError as `open_weights` does."""
+    """Read those tensors of a safetensors file, or all, in their shapes. Raises WeightsError as `open_weights_file`."""
     import torch
 
     with open_regular_file(path) as file:
@@ -168,11 +165,11 @@ def read_safetensors(path: Path, names: Iterable[str] | None = None) -> dict[str
         tensors = {}
         for name in entries if names is None else names:
             if name not in entries:
-                reject_weights_file(path, f"changed while it was read: {sanitise_name(name)} is gone", "read it again")
+                reject_weights_file(path, f"changed while reading: {sanitise_name(name)} is missing", "read it again")
             content = bytearray(entries[name].bytes)
             file.seek(starts[name])
             if file.readinto(content) != len(content):  # type: ignore[attr-defined]
-                reject_weights_file(path, "was cut short while it was read", "read it again")
+                reject_weights_file(path, "was truncated while it was read", "read it again")
             tensors[name] = torch.frombuffer(content, dtype=getattr(torch, entries[name].dtype)).reshape(
                 entries[name].shape
             )

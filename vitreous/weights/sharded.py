@@ -1,8 +1,8 @@
-"""The tensors of a training checkpoint, whole, whether one process wrote it or many.
+"""Load the full tensors of a training checkpoint, written by one or many processes.
 
-PART.safetensors                 whole tensors by name: part `model`, `ema` or `optimizer`
-shard-*.safetensors              pieces by `PART/name`, as torch.distributed.checkpoint writes them; where each lies in
-                                 its tensor stands in the file's header
+PART.safetensors                 full tensors by name: part `model`, `ema` or `optimizer`
+shard-*.safetensors              shards by `PART/name`, as written by torch.distributed.checkpoint; their offsets in
+                                 the tensor are in the file's header
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ DCP_METADATA_KEY, DCP_OFFSETS_KEY = "DCP_SHARDING_INFO", "saved_offsets"
 
 
 def load_checkpoint_tensors(place: Path, part: str) -> dict[str, Tensor]:
-    """A part of a checkpoint: name -> tensor of its whole shape, empty if it has no such part. Raises WeightsError for
-    what cannot be read."""
+    """Load a part of a checkpoint: name -> tensor of its full shape, empty if it has no such part. Raises WeightsError
+    for an unreadable checkpoint."""
     try:
         whole = place / f"{part}.safetensors"
         if whole.is_file():
@@ -41,7 +41,7 @@ def load_checkpoint_tensors(place: Path, part: str) -> dict[str, Tensor]:
 
 
 def assemble_shards(name: str, pieces: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Join pieces at their offsets to the tensor of the whole shape. Raises ValueError where some of it is missing."""
+    """Join shards at their offsets to the tensor of the full shape. Raises ValueError if some of it is missing."""
     first = pieces[0][1]
     if len(pieces) == 1 and not any(pieces[0][0]):
         return first

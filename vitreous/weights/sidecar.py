@@ -1,4 +1,4 @@
-"""What is said of foreign weights beside their tensors: config.json, preprocessing, class names, metadata of a file."""
+"""Read settings of foreign weights from other files: config.json, preprocessing, class names, file metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TRANSFORMERS_FIELDS = {
     "channels": "num_channels",
     "registers": "num_register_tokens",
 }
-#: what only one of transformers' BiTs has, the one that is read
+#: settings of the one BiT of transformers that is supported
 BIT_REQUIRED_SETTINGS = {
     "layer_type": "preactivation",
     "global_padding": None,
@@ -44,7 +44,7 @@ BIT_REQUIRED_SETTINGS = {
 }
 
 
-#: model_type of a config.json -> the title of the format that its tensors are in
+#: model_type of a config.json -> title of the format of its tensors
 MODEL_TYPE_TITLES = {
     "vit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
     "deit": "transformers' ViT, DeiT, ViTMAE, I-JEPA or ViViT",
@@ -66,28 +66,28 @@ MODEL_TYPE_TITLES = {
 
 
 def check_model_type(config: dict[str, Any], title: str = "") -> None:
-    """Raise WeightsError for a config.json of transformers whose `model_type` is not read, or not that of the format's
-    `title`.
+    """Raise WeightsError for a transformers config.json with an unsupported `model_type`, or one that differs from the
+    format's `title`.
 
-    Others share names of tensors and compute otherwise, so tensors alone do not tell.
+    Other models have the same tensor names but another computation, so tensors alone are not sufficient.
     """
     family = config.get("model_type")
-    # timm's and open_clip's have types of their own
+    # timm's and open_clip's use other types
     if family is None or "architecture" in config or "model_cfg" in config:
         return
     if not isinstance(family, str) or family not in MODEL_TYPE_TITLES:
         raise WeightsError(
-            f"config.json says model_type {str(family)[:40]}, a family that is not read",
-            f"read are {', '.join(MODEL_TYPE_TITLES)}",
+            f"config.json has model_type {str(family)[:40]}, which is not supported",
+            f"supported types are {', '.join(MODEL_TYPE_TITLES)}",
         )
     if title and MODEL_TYPE_TITLES[family] != title:
         raise WeightsError(
-            f"config.json says model_type {family}, and the tensors are those of {title}", "download both again"
+            f"config.json has model_type {family}, but the tensors are those of {title}", "download both again"
         )
 
 
 def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a config that transformers' config.json sets. Raises WeightsError for values that are not read."""
+    """Read the config fields that transformers' config.json sets. Raises WeightsError for unsupported values."""
     if config.get("_class_name") == "DiTTransformer2DModel":
         words = {"heads": "num_attention_heads", "image": "sample_size"}
         known = {
@@ -98,13 +98,13 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         for name, usual in BIT_REQUIRED_SETTINGS.items():
             if config.get(name, usual) != usual:
                 raise WeightsError(
-                    f"config.json says {name} {str(config[name])[:40]}: another ResNet than BiT, which is not read"
+                    f"config.json has {name} {str(config[name])[:40]}: a ResNet other than BiT is not supported"
                 )
         return {}
     swin = config.get("model_type") in ("swin", "swinv2")
     if swin and config.get("use_absolute_embeddings"):
-        raise WeightsError("config.json says use_absolute_embeddings: a Swin with positions, which is not read")
-    # a Swin's are lists, which its tensors tell too; its hidden_size is that of the last stage
+        raise WeightsError("config.json has use_absolute_embeddings: a Swin with positions is not supported")
+    # a Swin's are lists, which its tensors contain too; its hidden_size is that of the last stage
     words = {} if swin else TRANSFORMERS_FIELDS
     settings: dict[str, Any] = {
         ours: require_config_integer(theirs, config[theirs])
@@ -121,19 +121,17 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
         eps = settings["norm.eps"] = config["layer_norm_eps"]
         if not isinstance(eps, float) or not 0 < eps < 1:
             raise WeightsError(
-                f"config.json says layer_norm_eps {str(eps)[:40]}, which is no small number", "download it again"
+                f"config.json has layer_norm_eps {str(eps)[:40]}, which is not a small number", "download it again"
             )
     if config.get("hidden_act") is not None:
         if str(config["hidden_act"]) not in GELU_FORMS:
-            raise WeightsError(
-                f"config.json says hidden_act {str(config['hidden_act'])[:40]}, which is not computed here"
-            )
+            raise WeightsError(f"config.json has hidden_act {str(config['hidden_act'])[:40]}, which is not supported")
         settings["mlp.gelu"] = GELU_FORMS[str(config["hidden_act"])]
     if config.get("qkv_bias") is not None:
         settings["attention.qkv_bias"] = config["qkv_bias"]
         if not isinstance(settings["attention.qkv_bias"], bool):
             raise WeightsError(
-                f"config.json says qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
+                f"config.json has qkv_bias {str(config['qkv_bias'])[:40]}, which is neither true nor false",
                 "download it again",
             )
     for ours, theirs in (("image", "image_size"), ("patch", "patch_size")):
@@ -145,14 +143,14 @@ def parse_transformers_config(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Image and patch of a video model, three axes each, as the config.json of a VideoMAE or a ViViT has them; nothing
-    of others. Raises WeightsError for values that are not read."""
+    """Read image and patch size of a video model, three axes each, from the config.json of a VideoMAE or a ViViT; empty
+    for others. Raises WeightsError for unsupported values."""
     if config.get("model_type") not in ("videomae", "vivit"):
         return {}
     size = config.get("tubelet_size", 2)
     sides = size if isinstance(size, list) else [size, *settings.get("patch", (16, 16))]
     if len(sides) != 3:
-        raise WeightsError(f"config.json says tubelet_size {str(size)[:40]}, which has not three sides")
+        raise WeightsError(f"config.json has tubelet_size {str(size)[:40]}, which does not have three axes")
     frames = require_config_integer(
         "num_frames", config.get("num_frames", 16 if config["model_type"] == "videomae" else 32)
     )
@@ -163,8 +161,8 @@ def parse_video_config(config: dict[str, Any], settings: dict[str, Any]) -> dict
 
 
 def parse_window_from_name(name: str) -> dict[str, Any]:
-    """The fields of a Swin V2 that its published names tell: `..._window12to24_...` has windows of 24 tokens, and
-    positions of four stages that were learned at windows of 12."""
+    """Parse the fields of a Swin V2 in its published names: `..._window12to24_...` has windows of 24 tokens, and
+    positions of four stages that were trained with windows of 12."""
     match = re.search(r"window(?:(\d{1,3})to)?(\d{1,3})(?!\d)", name)
     if match is None or not int(match[2]):
         return {}
@@ -175,20 +173,20 @@ def parse_window_from_name(name: str) -> dict[str, Any]:
 
 
 def require_config_integer(name: str, value: Any) -> int:
-    """A number of a config.json. Raises WeightsError where it is not a whole one from 0 to a million."""
+    """Return a number of a config.json. Raises WeightsError unless it is an integer from 0 to a million."""
     if type(value) is not int or not 0 <= value <= 1_000_000:
-        raise WeightsError(f"config.json says {name} {str(value)[:40]}, which is no whole number", "download it again")
+        raise WeightsError(f"config.json has {name} {str(value)[:40]}, which is no integer", "download it again")
     return value
 
 
 def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
-    """The fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
-    if "model_cfg" in settings:  # open_clip's, which names the form of GELU only if it is that of CLIP's first weights
+    """Read the fields of `ViTConfig` that a config.json of transformers, CLIP's two towers, open_clip or timm sets."""
+    if "model_cfg" in settings:  # open_clip's, which has the form of GELU only if it is that of CLIP's first weights
         return {
             "mlp.gelu": "quick" if get_nested_dict(settings, "model_cfg").get("quick_gelu") else "none",
             "positions.resize": "bicubic-antialias",
         }
-    settings = get_nested_dict(settings, "vision_config") or settings  # of a model with a text tower, or of all of SAM
+    settings = get_nested_dict(settings, "vision_config") or settings  # of a model with a text tower, or of a full SAM
     if "architecture" not in settings:
         return parse_transformers_config(settings)
     size = get_nested_dict(settings, "pretrained_cfg").get("input_size")
@@ -199,19 +197,19 @@ def parse_model_config(settings: dict[str, Any]) -> dict[str, Any]:
     )
     if "swinv2" in str(settings["architecture"]):
         known |= parse_window_from_name(str(settings["architecture"]))
-    known["positions.resize"] = "bicubic-antialias"  # timm's rule for whatever it loads, whoever trained it
+    known["positions.resize"] = "bicubic-antialias"  # timm's rule for all weights that it loads
     if "quickgelu" in str(settings["architecture"]):
         known["mlp.gelu"] = "quick"
     return known
 
 
 def get_nested_dict(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """An object inside of another, empty where there is none."""
+    """Return a nested object; empty if there is none."""
     return settings[name] if isinstance(settings.get(name), dict) else {}
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """A small JSON object, or an empty one where there is none. Raises WeightsError for a file that is not one."""
+    """Read a small JSON object; empty if there is no file. Raises WeightsError for another file."""
     if not path.is_file():
         return {}
     try:
@@ -219,12 +217,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
             raise ValueError("larger than 8 MiB")
         content = json.loads(path.read_text("utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("no object")
+            raise ValueError("not an object")
         return content
     except (ValueError, OSError, RecursionError) as error:
-        raise WeightsError(
-            f"{path} is not the JSON that belongs beside weights ({error})", "download it again"
-        ) from None
+        raise WeightsError(f"{path} is not valid JSON for weights ({error})", "download it again") from None
 
 
 #: mean and standard deviation of each channel
@@ -233,7 +229,7 @@ PIXEL_STATISTICS: dict[PixelScaling, tuple[tuple[float, ...], tuple[float, ...]]
     "imagenet": IMAGENET_MOMENTS,
     "clip": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
 }
-#: format -> whose pixels its authors trained on, where nothing says otherwise
+#: format -> pixel statistics of its authors' training, unless specified
 FORMAT_PIXEL_STATISTICS: dict[str, PixelScaling] = {
     "timm": "imagenet",
     "dinov2": "imagenet",
@@ -250,23 +246,24 @@ RESAMPLE_FILTERS = {"bilinear": "bilinear", "bicubic": "bicubic", 2: "bilinear",
 def load_preprocessing(
     form: WeightsFormat, config: ModelConfig, folder: Path | None, settings: dict[str, Any]
 ) -> Preprocess:
-    """The preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
+    """Load the preprocessing in preprocessor_config.json or timm's config.json, else that of the format's authors.
 
-    Raises WeightsError for values that make no sense.
+    Raises WeightsError for invalid values.
     """
     processor = read_json_object(folder / "preprocessor_config.json") if folder else {}
     try:
         return parse_preprocessing(form, config, processor, settings)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, VitreousError) as error:
         raise WeightsError(
-            f"the preprocessing beside {form.title} cannot be meant ({str(error)[:100]})", "download it again"
+            f"the preprocessing of {form.title} is invalid ({str(error)[:100]})", "download it again"
         ) from None
 
 
 def parse_preprocessing(
     form: WeightsFormat, config: ModelConfig, processor: dict[str, Any], settings: dict[str, Any]
 ) -> Preprocess:
-    """The preprocessing by `processor` (preprocessor_config.json) and `settings` (config.json). Raises ValueError."""
+    """Parse the preprocessing in `processor` (preprocessor_config.json) and `settings` (config.json). Raises
+    ValueError."""
     usual = config.default_preprocess()
     mean, std = PIXEL_STATISTICS[form.pixels(config) or FORMAT_PIXEL_STATISTICS.get(form.name, usual.pixels)]
     trained = get_nested_dict(settings, "pretrained_cfg")
@@ -286,7 +283,7 @@ def parse_preprocessing(
     )
     channels = config.channels
     if not all(map(math.isfinite, (*mean, *std, share))) or min(std) <= 0 or not 0 < share <= 1:
-        raise ValueError(f"mean {mean}, deviation {std}, crop {share}")
+        raise ValueError(f"mean {mean}, std {std}, crop {share}")
     return ImagePreprocess(
         image=(config.image[-2], config.image[-1]),
         channels=channels,
@@ -299,7 +296,8 @@ def parse_preprocessing(
 
 
 def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[str, ...]:
-    """The names in a config.json, if they are as many as the model's classes and all different; else their numbers."""
+    """Return the class names in a config.json, if they are distinct and match the model's classes; else their
+    numbers."""
     labels = settings.get("id2label") or {}
     names = tuple(str(labels.get(str(i), "")) for i in range(config.classes)) if isinstance(labels, dict) else ()
     known = len(names) == config.classes and all(names) and len(set(names)) == len(names)
@@ -307,7 +305,7 @@ def parse_class_names(config: ModelConfig, settings: dict[str, Any]) -> tuple[st
 
 
 METADATA_KEY = "vitreous"
-#: field of the config -> whether a note may say that of it
+#: config fields that metadata may contain -> check of the value
 METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "image": lambda v: (
         isinstance(v, list) and 0 < len(v) < 5 and all(isinstance(side, int) and 0 < side < 1 << 16 for side in v)
@@ -322,7 +320,7 @@ METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "attention.qkv_bias": lambda v: isinstance(v, bool),
     "projection_bias": lambda v: isinstance(v, bool),
 }
-#: those of a detector beside its backbone's
+#: fields of a detector besides its backbone's
 DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "agnostic": lambda v: isinstance(v, bool),
     "round_anchors": lambda v: isinstance(v, bool),
@@ -332,7 +330,7 @@ DETECTOR_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "threshold": lambda v: isinstance(v, float) and 0 <= v < 1,
     "scores": lambda v: v in ("softmax", "sigmoid"),
 }
-#: those that no tensor of a Swin V2 tells
+#: fields that no tensor of a Swin V2 determines
 SWIN_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
     "attention.window": lambda v: type(v) is int and 0 < v < 1 << 12,
     "attention.pretrained_window": lambda v: (
@@ -342,13 +340,13 @@ SWIN_METADATA_VALIDATORS: dict[str, Callable[[Any], bool]] = {
 
 
 def config_to_metadata(config: ModelConfig) -> dict[str, str]:
-    """The metadata to write beside a model's tensors."""
+    """Build the metadata to store with a model's tensors."""
     return {METADATA_KEY: json.dumps(config.metadata_fields())}
 
 
 def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]:
-    """The fields of the config in a file's metadata. Raises WeightsError for metadata that `config_to_metadata` does
-    not write."""
+    """Read the config fields in a file's metadata. Raises WeightsError for metadata that `config_to_metadata` does not
+    write."""
     if METADATA_KEY not in metadata:
         return {}
     try:
@@ -358,5 +356,5 @@ def config_from_metadata(path: Path, metadata: dict[str, str]) -> dict[str, Any]
         if wrong or not isinstance(noted_fields, dict):
             raise ValueError(f"of {sanitise_name(str(wrong[0] if wrong else noted_fields))}")
     except (ValueError, TypeError, RecursionError) as error:
-        raise WeightsError(f"{path} has a damaged note ({error})", "restore the file from a copy") from None
+        raise WeightsError(f"{path} has damaged metadata ({error})", "restore the file from a copy") from None
     return {name: tuple(value) if isinstance(value, list) else value for name, value in noted_fields.items()}

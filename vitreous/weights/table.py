@@ -1,13 +1,13 @@
-"""How a foreign format is described: one table of names, and the folds between its tensors and ours.
+"""Description of a foreign format: a table of names, and the transforms between its tensors and ours.
 
-A `RenameRule` pairs our names with theirs; what varies is a hole in the name:
+A `RenameRule` pairs our names with theirs; names contain placeholders:
 
     {i} {s} {j}   a number: block, stage, unit; in their names {I} {S} {J} count from one, and {JJ} has two digits
     {x}           weight or bias
-    {part}        nothing, or the `.part` of a block that looks at windows
+    {part}        empty, or the `.part` of a block with windows
 
-A table is read in both directions, so that what is read is what is written: their tensors become ours by `fold.into`,
-ours become theirs by `fold.out`. The shapes that a file has to have are those that `out` makes of our model's own.
+A table is used in both directions, so that reading inverts writing: `fold.into` converts their tensors to ours,
+`fold.out` ours to theirs. The expected shapes of a file are those of `out` applied to our model's tensors.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ NAME_PLACEHOLDERS = {"i": r"\d+", "s": r"\d+", "j": r"\d+", "x": "weight|bias", 
 
 @dataclass(frozen=True)
 class TensorTransform:
-    """Their tensors -> ours, and back. Both take the config; tensors come and go in the order of the row's names."""
+    """Transform their tensors to ours, and back. Both functions take the config; tensors are in the order of the row's
+    names."""
 
     into: Callable[[list[Tensor], Any], list[Tensor]]
     out: Callable[[list[Tensor], Any], list[Tensor]]
@@ -44,7 +45,7 @@ COPY_TRANSFORM = TensorTransform(lambda theirs, c: theirs, lambda ours, c: ours)
 
 @dataclass(frozen=True)
 class RenameRule:
-    """Our names and theirs; `theirs` may depend on the config. Those of ours that a model lacks are left out."""
+    """Our names and theirs; `theirs` may depend on the config. Names that a model lacks are skipped."""
 
     ours: tuple[str, ...]
     theirs: Names
@@ -53,17 +54,16 @@ class RenameRule:
 
 @dataclass(frozen=True)
 class WeightsFormat:
-    """A layout that weights come in.
+    """A layout of weights files.
 
-    `sign`: patterns each of which some tensor's name matches, in no other format before it in the list. `configure`
-    reads the config off the shapes and what a config.json beside the weights says. `ignored`: patterns of tensors that
-    belong to more than the encoder (decoders, text towers), left alone and told. `strip`: what may stand in front of a
-    name. `scope`: where some names begin with one of these, the first that does, the others are those of another tower
-    or of an optimiser's state, and are left alone. `shaped`: a tensor by its name as files have it, where axes of one
-    come and go. `sections`: keys of a pickled file; where there are some, the state dict lies under one of them, and
-    this is part of the sign, as is that no name of `without` is there. `doubt`: where files of the format do not tell
-    the rule that resizes their positions, whose rule is taken and which others there are. `facts`: small tensors whose
-    values `configure` is given under this name, where a file has them.
+    `sign`: patterns that must each match some tensor name, and that no earlier format in the list has. `configure`
+    infers the config from the shapes and from a config.json. `ignored`: patterns of tensors outside the encoder
+    (decoders, text towers), which are skipped and reported. `strip`: possible name prefixes. `scope`: if some names
+    start with one of these, the first that does, other names belong to another tower or an optimiser's state and are
+    skipped. `shaped`: a tensor by its name in files, for singleton axes that may be missing. `sections`: keys of a
+    pickled file; if set, the state dict must be under one of them, and no name of `without` may exist. `doubt`: if
+    files do not determine the position resize rule, a description of the assumed rule and its alternatives. `facts`:
+    small tensors whose values `configure` receives under this name, if a file has them.
     """
 
     name: str
@@ -77,27 +77,27 @@ class WeightsFormat:
     scope: tuple[str, ...] = ()
     holds: Callable[[Any], bool] = lambda config: True
     suffix: str = ".safetensors"
-    prefix: Callable[[Any], str] = lambda config: ""  # what is put in front of the names when they are written
-    beside: tuple[str, ...] = ()  # how names begin that it is not put in front of: heads
-    describe: Callable[[Any], dict[str, Any]] | None = None  # the config.json that belongs beside the weights
-    file_in_folder: str = "model.safetensors"  # beside which it is
-    # what its loaders ask for and no model of ours has: written as zeros
+    prefix: Callable[[Any], str] = lambda config: ""  # prefix of the names when they are written
+    beside: tuple[str, ...] = ()  # prefixes of names that do not get this prefix: heads
+    describe: Callable[[Any], dict[str, Any]] | None = None  # builds the config.json of the weights
+    file_in_folder: str = "model.safetensors"  # file name in a folder with config.json
+    # tensors that its loaders require and our models lack: written as zeros
     adds: Callable[[Any], Shapes] = lambda config: {}
-    # what its loaders ask for and follows from the config: written, and left alone where it is read
+    # tensors that its loaders require and that follow from the config: written, and skipped in reading
     buffers: Callable[[Any], Tensors] = lambda config: {}
     shaped: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor
     sections: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     doubt: Callable[[Any], str] = lambda config: ""
     facts: tuple[str, ...] = ()
-    # whose images weights were trained on, where no file beside them tells; None: what the config says
+    # default pixel statistics of training; None: from the config
     pixels: Callable[[Any], PixelScaling | None] = lambda config: None
-    # what files do not tell and was assumed of the config, by the names of the fields that are said somewhere
+    # describes assumed settings that files lack, given the names of fields that are set elsewhere
     assumes: Callable[[Any, Container[str]], Iterable[str]] = lambda config, known: ()
 
     def placed(self, config: ModelConfig, own: Iterable[str]) -> Iterator[tuple[list[str], list[str], TensorTransform]]:
-        """Our names, theirs and the fold of every group of tensors that a model has. Raises LookupError for one without
-        a row."""
+        """Yield our names, theirs and the transform of every group of tensors of a model. Raises LookupError for a
+        tensor without a row."""
         own = list(own)
         known, done = set(own), set()
         for name in own:
@@ -110,7 +110,7 @@ class WeightsFormat:
             yield ours, [template.format(**holes) for template in theirs], row.fold
 
     def find(self, name: str) -> tuple[RenameRule, dict[str, str]]:
-        """The row of one of our names, and what fills its holes."""
+        """Return the row of one of our names, and the values of its placeholders."""
         for row in self.rows:
             for template in row.ours:
                 match = compile_name_template(template).fullmatch(name)
@@ -123,8 +123,8 @@ class WeightsFormat:
         raise LookupError(name)
 
     def write(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """Our tensors as theirs, on any device, meta too. Raises LookupError for one that the format has no place
-        for."""
+        """Convert our tensors to theirs, on any device, including meta. Raises LookupError for a tensor that the format
+        does not support."""
         tensors: Tensors = {}
         for ours, theirs, fold in self.placed(config, state):
             tensors |= zip(theirs, fold.out([state[name] for name in ours], config), strict=True)
@@ -132,7 +132,7 @@ class WeightsFormat:
         return tensors | {name: like.new_zeros(shape) for name, shape in self.adds(config).items()}
 
     def file(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """The same under the names that they have in a file, each in memory of its own order."""
+        """Return the converted tensors under their names in a file, each contiguous in memory."""
         start = self.prefix(config)
         written = {name: self.shaped(name, tensor) for name, tensor in self.write(config, state).items()}
         return {
@@ -141,7 +141,7 @@ class WeightsFormat:
         }
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
-        """Their tensors as ours, in float32."""
+        """Convert their tensors to ours, in float32."""
         converted: Tensors = {}
         for ours, theirs, fold in self.placed(config, own):
             parts = fold.into([tensors[name].float() for name in theirs], config)
@@ -149,18 +149,18 @@ class WeightsFormat:
         return converted
 
     def fits(self, names: Container[str], sections: Set[str]) -> bool:
-        """Whether names of tensors, and the keys that their state dicts lie under, are those of the format."""
+        """Return whether tensor names, and the keys of their state dicts, match the format."""
         known = all(sign in names for sign in self.sign) and not any(name in names for name in self.without)
         return known and (not self.sections or not sections.isdisjoint(self.sections))
 
     def leaves(self, name: str) -> bool:
-        """Whether a tensor of theirs is left alone."""
+        """Return whether one of their tensors is skipped."""
         return any(re.fullmatch(one, name) for one in self.ignored)
 
 
 @cache
 def compile_name_template(template: str) -> re.Pattern[str]:
-    """A template of our names as a regular expression with a group for each hole."""
+    """Compile a template of our names to a regular expression with a group for each placeholder."""
     parts = re.split(r"(\{\w+\})", template)
     return re.compile(
         "".join(
@@ -171,12 +171,12 @@ def compile_name_template(template: str) -> re.Pattern[str]:
 
 
 def parse_copy_rules(*lines: str) -> tuple[RenameRule, ...]:
-    """Rows whose tensors are the same in both: `ours = theirs`."""
+    """Parse rows whose tensors are the same in both: `ours = theirs`."""
     return tuple(RenameRule((ours,), (theirs,)) for ours, theirs in (line.split(" = ") for line in lines))
 
 
 def parse_rename_rule(ours: str, theirs: Names | str, fold: TensorTransform) -> RenameRule:
-    """A row, with names in one string, apart by spaces."""
+    """Parse a row, with names in one string, separated by spaces."""
     return RenameRule(tuple(ours.split()), tuple(theirs.split()) if isinstance(theirs, str) else theirs, fold)
 
 
@@ -189,10 +189,10 @@ def build_block_rules(
     scales: tuple[str, str] | None = None,
     part: str = "",
 ) -> tuple[RenameRule, ...]:
-    """Rows of an encoder's blocks, from the names of a block's layers after `theirs`.
+    """Build the rows of an encoder's blocks; names of a block's layers follow the prefix `theirs`.
 
     `norms` and `scales`: of attention and of the MLP; `qkv`: one fused layer, or three separated by spaces; `mlp`: its
-    two layers, `GATED|PLAIN` where the gated MLP has another name; `part`: the hole of blocks that look at windows.
+    two layers, `GATED|PLAIN` if the gated MLP has another name; `part`: the placeholder of blocks with windows.
     """
 
     def layer(ours: str, name: str, end: str = ".{x}") -> RenameRule:
@@ -219,28 +219,28 @@ def build_block_rules(
 
 
 def count_blocks(shapes: Shapes, template: str) -> int:
-    """How many blocks there are: the numbers that fill {i} in a name are 0, 1, ... and there are no others, else
-    ValueError."""
+    """Count the blocks: the numbers that fill {i} in a name must be 0, 1, ... without gaps, else ValueError is
+    raised."""
     numbers = {
         int(match["i"])
         for name in shapes
         if (match := compile_name_template(template).fullmatch(name)) and len(match["i"]) < 6
     }
     if numbers != set(range(len(numbers))) or not numbers:
-        raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 on without a gap")
+        raise ValueError(f"{template.format(i='N', x='weight')} is not numbered from 0 without gaps")
     return len(numbers)
 
 
 def make_prefix_names(token: str, distillation: str, registers: str) -> Callable[[Any], tuple[str, ...]]:
-    """The names of those prefix tokens that a config has."""
+    """Return the names of the prefix tokens that a config has."""
     names = token, distillation, registers
     return lambda c: tuple(
         name for name, had in zip(names, (c.class_token, c.pool == "distilled", c.registers), strict=True) if had
     )
 
 
-# The transforms that formats need: how a tensor of theirs lies in memory, against how it lies here.
-# D width, h heads, d = D / h, C channels, p and q a patch's sides in pixels, S slots of positions, N patches.
+# Transforms of the formats: memory layout of their tensors, compared with ours.
+# D width, h heads, d = D / h, C channels, p and q a patch's height and width in pixels, S position slots, N patches.
 
 
 def split_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
@@ -254,7 +254,7 @@ def fuse_qkv(tensors: list[Tensor], config: Any) -> list[Tensor]:
 
 
 def transform_each(function: Any) -> Any:
-    """A function of one tensor, for all of a list."""
+    """Return a function that applies `function` to each tensor of a list."""
     return lambda tensors, config: [function(tensor) for tensor in tensors]
 
 
@@ -284,9 +284,9 @@ POINTWISE = TensorTransform(transform_each(lambda w: w.flatten(1)), transform_ea
 FLAX_POINTWISE = TensorTransform(transform_each(lambda w: w[0, 0].T), transform_each(lambda w: w.T[None, None]))
 #: (1, 1, 1, C) or (C,), and (C,)
 FLATTENED_VECTOR = TensorTransform(transform_each(lambda w: w.flatten()), transform_each(lambda w: w))
-#: queries, keys and values by themselves, and fused
+#: separate queries, keys and values, and fused
 QKV_TRANSFORM = TensorTransform(fuse_qkv, split_qkv)
-#: (1, 1, D) and (1, D): a lone token
+#: (1, 1, D) and (1, D): a single token
 BATCHED_TOKEN = TensorTransform(transform_each(lambda t: t[0]), transform_each(lambda t: t[None]))
 
 
@@ -327,8 +327,8 @@ BARE_TOKEN = TensorTransform(transform_each(lambda t: t[None]), transform_each(l
 
 
 def build_position_transform(lead: tuple[int, ...] | None) -> TensorTransform:
-    """Their positions of prefix and patches in one, (*lead, S + N, D) or, where `lead` is None, (1, *grid, D): slots
-    and table."""
+    """Build the transform of joint positions of prefix and patches, (*lead, S + N, D) or, if `lead` is None, (1, *grid,
+    D), to slots and table."""
 
     def into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
         rows, count = theirs[0].reshape(-1, config.width), config.prefix_position_count

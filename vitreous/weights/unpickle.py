@@ -1,8 +1,8 @@
-"""The child process that reads a pickled file: JSON on stdin says what, a safetensors file is what it leaves.
+"""Child process that reads a pickled file: receives an order as JSON on stdin and writes a safetensors file.
 
-Run as a script, on its own, with nothing of this package imported. The order: `path`, `out`, `section` (the key of the
-state dict, or ""), `names` of the tensors, `memory`, the bytes of address space it may take, and the names of the
-`objects` and `mappings` that may lie beside the tensors: stand-ins take their places, which do nothing.
+Run as a separate script, without importing this package. The order: `path`, `out`, `section` (the key of the state
+dict, or ""), `names` of the tensors, `memory`, the maximum bytes of address space, and the names of the `objects` and
+`mappings` that may be stored with the tensors. Inert stand-ins replace these.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class InertObject:
-    """Stands for any object beside the tensors; arguments and state are dropped."""
+    """Stand-in for any object stored with the tensors; arguments and state are dropped."""
 
     def __new__(cls, *arguments: object) -> InertObject:
         return object.__new__(cls)
@@ -28,39 +28,39 @@ class InertObject:
 
 
 class InertMapping:
-    """Stands for the class of a dictionary of another type, which a plain one takes the place of."""
+    """Stand-in for a dictionary subclass, replaced by a plain dict."""
 
     def __new__(cls, *arguments: object) -> Any:
         return OrderedDict()
 
 
 def main() -> int:
-    """Follow the order. Returns 0, or 1 with the reason as the one line of stdout."""
+    """Execute the order. Returns 0, or 1 with the reason as the one line of stdout."""
     order = json.load(sys.stdin)
     limit_address_space(order["memory"])
     try:
         extract_tensors(order)
-    except Exception as error:  # whatever torch raises for a file it does not like: the parent tells it
+    except Exception as error:  # any error that torch raises for the file; the parent reports it
         print(" ".join(f"{type(error).__name__}: {error}".split())[:300])
         return 1
     return 0
 
 
 def limit_address_space(memory: int) -> None:
-    """Let this process have no more than that many bytes of addresses, where the system can be told so."""
+    """Limit the address space of this process, if the system supports it."""
     try:
         import resource
 
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         resource.setrlimit(resource.RLIMIT_AS, (memory if hard == resource.RLIM_INFINITY else min(memory, hard), hard))
-    except (ImportError, ValueError, OSError):  # Windows has no such module, macOS no such limit
+    except (ImportError, ValueError, OSError):  # Windows lacks the module, macOS the limit
         pass
 
 
 def extract_tensors(order: dict[str, Any]) -> None:
-    """Read the tensors and write them, each in memory of its own and row by row."""
+    """Read the tensors and write them, each in separate memory and row-major."""
     zipped = zipfile.is_zipfile(order["path"])
-    if zipped:  # torch does not look at the checksums: a flipped bit would be another weight
+    if zipped:  # torch does not verify checksums: a flipped bit would change a weight
         with zipfile.ZipFile(order["path"]) as archive:
             damaged = archive.testzip()
         if damaged:
@@ -82,7 +82,7 @@ def extract_tensors(order: dict[str, Any]) -> None:
             or tensor.layout != torch.strided
             or tensor.device.type != "cpu"
         ):
-            raise TypeError(f"{name} is no plain tensor")
+            raise TypeError(f"{name} is not a plain tensor")
         tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     save_file(tensors, order["out"])
 

@@ -1,4 +1,4 @@
-"""Which formats can hold a model, and which of its options keep it out of another."""
+"""Find the formats that can represent a model, and the options that prevent others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.weights.foreign import FOREIGN_FORMATS, find_writable_formats
 from vitreous.weights.table import WeightsFormat
 
 PLAIN_VIT_FIELDS = {path: attrgetter(path)(ViTConfig) for path in TRANSFORMER_FIELDS}
-#: options that make sense together -> the paths of the fields of `ViTConfig` that are set back at once
+#: options that belong together -> the paths of the fields of `ViTConfig` that are reset together
 OPTION_FIELDS: dict[str, tuple[str, ...]] = {
     "stem": ("stem",),
     "pooling": ("pool", "class_token", "positions.slots", "norm.final"),
@@ -32,33 +32,33 @@ OPTION_FIELDS: dict[str, tuple[str, ...]] = {
 
 
 def with_learned_positions(config: ModelConfig) -> ModelConfig:
-    """The config with learned positions where it has MAE's fixed ones, which others' files store: the class token has a
-    row of zeros."""
+    """Return the config with learned positions if it has MAE's fixed ones, which foreign files store; the class token
+    has a row of zeros."""
     return config.with_position_table()
 
 
 def list_writable_formats(config: ModelConfig) -> list[str]:
-    """The names that `convert --to` takes for this model, without the bundle, which holds every model."""
+    """List the names that `convert --to` accepts for this model, without the bundle, which supports every model."""
     return sorted(find_writable_formats(with_learned_positions(config)))
 
 
 def get_writable_format(name: str, config: ModelConfig) -> WeightsFormat:
-    """The format of a name that can hold a model. Raises UsageError for another, naming the options that keep the model
-    out of it."""
+    """Return the format of a name, if it can represent the model. Raises UsageError otherwise, listing the options that
+    prevent it."""
     able = find_writable_formats(config)
     if name in able:
         return able[name]
     hint = f"use one of {', '.join([*sorted(able), 'bundle'])}"
     if name not in {form.name for form in FOREIGN_FORMATS}:
-        raise UsageError(f"{name} is no format", hint)
+        raise UsageError(f"{name} is not a format", hint)
     raise UsageError(
-        f"{name} cannot hold {config.name()}: {explain_unwritable(name, config)}",
+        f"{name} cannot represent {config.name()}: {explain_unwritable(name, config)}",
         f"{hint}; or `vitreous export --to onnx`",
     )
 
 
 def explain_unwritable(name: str, config: ModelConfig) -> str:
-    """Why a format cannot hold a model: the options that it does not have, or the models that it is made for."""
+    """Explain why a format cannot represent a model: the options that it lacks, or the models that it supports."""
     blocking = find_blocking_options(name, config)
     if blocking:
         return f"it has no {', no '.join(blocking)}"
@@ -67,11 +67,9 @@ def explain_unwritable(name: str, config: ModelConfig) -> str:
 
 
 def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
-    """The fewest options that keep a model out of a format, as they are spelled for `train`; none where no change of
-    options helps.
+    """List the fewest options that prevent a format, as spelled for `train`; empty if no change of options helps.
 
-    Options are set back to those of a plain ViT one by one, and those that the format can hold all the same are
-    restored.
+    Options are reset to those of a plain ViT one by one, and those that the format supports are restored.
     """
     if not set(PLAIN_VIT_FIELDS) <= set(config.option_paths()):
         return []
@@ -105,7 +103,7 @@ def find_blocking_options(name: str, config: ModelConfig) -> list[str]:
 
 
 def format_option(group: str, config: ViTConfig, usual: dict[str, Any]) -> str:
-    """An option as a user knows it."""
+    """Format an option as in the command line."""
     if group == "stem":
         kind = {ConvStemConfig: "of convolutions (Conv+…)", StemConfig: "of a ResNet (R50+…)"}[type(config.stem)]
         return f"stem {kind}"

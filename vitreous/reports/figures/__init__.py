@@ -1,1 +1,1 @@
-"""Figures of `vitreous inspect`: for each NAME of the table in `inspect.py` a function `make_NAME(scene)`."""
+"""Figures of `vitreous inspect`: a function `make_NAME(scene)` for each NAME of the table in `inspect.py`."""

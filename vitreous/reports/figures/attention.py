@@ -1,4 +1,4 @@
-"""Figures of attention: what heads look at, how far, and which patches the answer is made of."""
+"""Figures of attention: attention per head, attention distance, and the contribution of patches to the output."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ MAX_BLOCK_COLUMNS = 12  # blocks shown side by side
 EDGE_COLOUR, DIMMED_LIGHT = (
     np.array([214, 84, 32]),
     0.35,
-)  # colour of edges of kept patches, and light left to the others
-MIN_EDGE_SIDE = 320  # least pixels of the longer side that edges are drawn on
-#: span of a query -> its name, and colour and shape of its dots
+)  # colour of the edges of kept patches, and brightness of the other patches
+MIN_EDGE_SIDE = 320  # minimum longer side in pixels for drawing edges
+#: attention span of a query -> its name, and colour and marker of its dots
 SPAN_STYLES = {
     "all": ("heads", BLUE, "o"),
     "row": ("heads along rows", BLUE, "o"),
@@ -54,7 +54,7 @@ SPAN_STYLES = {
 
 
 def make_attention(scene: FigureContext) -> list[FigureResult]:
-    """Draw the attention of each block of --layers, by default the last: a column for each head, and their mean."""
+    """Draw the attention of each block of --layers (default: the last), with a column per head and their mean."""
     figures, prefix = [], scene.model.config.prefix
     for of in iterate_head_attention(scene):
         pictures, rows, heads = of.pictures, of.rows, of.heads
@@ -66,8 +66,8 @@ def make_attention(scene: FigureContext) -> list[FigureResult]:
         add_colour_bar(figure, image, axes, "attention")
         caption = (
             f"Attention of {format_block_name(of.layer, scene)} from {describe_readout(scene)} to the patches, "
-            f"head by head, and the mean "
-            f"over all {rows.shape[1]} heads. Prefix tokens are left out; each map is shown relative to its largest "
+            f"per head and averaged "
+            f"over all {rows.shape[1]} heads. Prefix tokens are excluded; each map is scaled to its maximum "
             "value."
         )
         numbers = {"maps": maps[:, heads].numpy(), "mean": maps.mean(1).numpy(), "prefix": rows[..., :prefix].numpy()}
@@ -76,7 +76,7 @@ def make_attention(scene: FigureContext) -> list[FigureResult]:
 
 
 def make_segments(scene: FigureContext) -> list[FigureResult]:
-    """Draw the patches with most attention in each block of --layers, by default the last: a column for each head."""
+    """Draw the patches with most attention in each block of --layers (default: the last), with a column per head."""
     figures, mass = [], scene.options.mass
     for of in iterate_head_attention(scene):
         pictures, heads = of.pictures, of.heads
@@ -88,9 +88,9 @@ def make_segments(scene: FigureContext) -> list[FigureResult]:
         caption = (
             f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(scene)} to patches, "
             f"in each head of "
-            f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are left out before "
+            f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are excluded before "
             f"the share is "
-            "taken."
+            "computed."
         )
         numbers = {"kept": masks.numpy(), "mass": np.array(mass)}
         figures.append(of.figure("segments", caption, figure, numbers))
@@ -100,7 +100,7 @@ def make_segments(scene: FigureContext) -> list[FigureResult]:
 class HeadAttention(NamedTuple):
     """Attention `rows` (n, h, T) of n images in block `layer` to all tokens, and the heads shown.
 
-    `suffix` tells figures of several blocks apart.
+    `suffix` distinguishes figures of several blocks.
     """
 
     pictures: list[InputImage]
@@ -118,9 +118,9 @@ class HeadAttention(NamedTuple):
 
 
 def iterate_head_attention(scene: FigureContext) -> Iterator[HeadAttention]:
-    """Yield the attention of each block asked for, by default of the last.
+    """Yield the attention of each selected block, by default the last.
 
-    Raises UsageError for a model without attention, and a head or block that it does not have.
+    Raises UsageError for a model without attention, and for a head or block that does not exist.
     """
     depth = count_attention_blocks(scene)
     layers = scene.layers(depth) if scene.options.layers else [depth - 1]
@@ -135,15 +135,15 @@ def iterate_head_attention(scene: FigureContext) -> Iterator[HeadAttention]:
 def make_head_panels(
     scene: FigureContext, pictures: Sequence[InputImage], heads: list[int], *more: str
 ) -> tuple[Any, np.ndarray]:
-    """Return panels and their (n, columns) axes: a column for the image, for each head and each of `more`."""
+    """Return panels and their (n, columns) axes: one column each for the image, each head and each of `more`."""
     words = ["input", *(f"head {head + 1}" for head in heads), *more]
     return make_image_rows(scene, pictures, words, 1.4 if len(words) <= 6 else 1.0)
 
 
 def draw_kept_patches(pixels: np.ndarray, mask: np.ndarray) -> np.ndarray:
-    """(H, W, 3) uint8 and the (h, w) patches kept -> (kH, kW, 3) uint8, dark but for those, which have an edge.
+    """Darken all but the (h, w) kept patches of (H, W, 3) uint8 pixels and outline those -> (kH, kW, 3) uint8.
 
-    Small images are scaled up by an integer k, so that edges are thin.
+    Small images are enlarged by an integer k, so that outlines are thin.
     """
     factor = max(1, MIN_EDGE_SIDE // max(pixels.shape))
     pixels = pixels.repeat(factor, 0).repeat(factor, 1)
@@ -169,7 +169,7 @@ def make_gradient(scene: FigureContext) -> list[FigureResult]:
     words = [known[int(one.classes[0])] for one in gradients]
     caption = (
         (
-            f"Gradient-weighted rollout (arXiv:2103.15679), seen from {describe_readout(scene)}: "
+            f"Gradient-weighted rollout (arXiv:2103.15679), for {describe_readout(scene)}: "
             f"attention that raises the logit of "
         )
         + ("the predicted class" if number is None else f"the class {words[0]}")
@@ -188,18 +188,18 @@ def make_gradient(scene: FigureContext) -> list[FigureResult]:
 
 
 def get_class_index(name: str, known: tuple[str, ...]) -> int:
-    """Return the index of a class. Raises UsageError for one that the model does not know."""
+    """Return the index of a class. Raises UsageError for a class that the model lacks."""
     if name not in known:
         some = ", ".join(known[:20]) + (", …" if len(known) > 20 else "")
-        hint = suggest_nearest(name, known) or (f"it knows {some}" if known else "")
-        raise UsageError(f"the model knows no class {name}", hint)
+        hint = suggest_nearest(name, known) or (f"its classes are {some}" if known else "")
+        raise UsageError(f"the model has no class {name}", hint)
     return known.index(name)
 
 
 def draw_map_rows(
     scene: FigureContext, pictures: list[InputImage], maps: Tensor, name: str, unit: str
 ) -> tuple[Any, np.ndarray]:
-    """(n, h, w) maps: draw a row for each image, with the map over it and the image times the map."""
+    """Draw a row per image for (n, h, w) maps: the map over the image, and the image times the map."""
     figure, axes = make_image_rows(scene, pictures, ("input", name, f"input × {name}"))
     for row, picture, values in zip(axes, pictures, maps, strict=True):
         scaled = scale_attention_map(values.numpy())
@@ -210,13 +210,13 @@ def draw_map_rows(
 
 
 def make_rollout(scene: FigureContext) -> list[FigureResult]:
-    """Draw attention rollout: a row for each image, and the first image with a column for each block."""
+    """Draw attention rollout: one row per image, and the first image with one column per block."""
     options, layers = scene.options, scene.layers(count_attention_blocks(scene))
     pictures, mixing = (
         scene.take_images(DEFAULT_IMAGE_COUNT),
         RolloutOptions(options.residual, options.fusion, options.discard),
     )
-    # one by one: an image can be large
+    # one at a time: images can be large
     rollouts = [compute_rollout(scene.model, scene.input(one.pixels[None]), mixing) for one in pictures]
     maps = torch.cat([one.maps for one in rollouts]).cpu()
     alone = torch.cat([one.single_maps for one in rollouts]).cpu()
@@ -228,21 +228,21 @@ def make_rollout(scene: FigureContext) -> list[FigureResult]:
         "images": np.array([one.name for one in pictures]),
     }
     caption = (
-        f"Attention rollout through all {maps.shape[1]} blocks, seen from {describe_readout(scene)} "
+        f"Attention rollout through all {maps.shape[1]} blocks, for {describe_readout(scene)} "
         f"({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
-        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the answer as far as attention "
-        "mixes tokens. Prefix tokens are left out; colours span the 1st to the 99th percentile of each map. "
+        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the output, as far as attention "
+        "mixes tokens. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
         "Right: the image times the map, as in the paper."
     )
     below = (
-        f"The same for {pictures[0].name}, block by block. Upper row: through all blocks up to this one; lower row: "
-        "this block alone. Each map is shown relative to its largest value."
+        f"The same for {pictures[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
+        "this block only. Each map is scaled to its maximum value."
     )
     if len(layers) > MAX_BLOCK_COLUMNS:
         layers = [layers[round(i * (len(layers) - 1) / (MAX_BLOCK_COLUMNS - 1))] for i in range(MAX_BLOCK_COLUMNS)]
     of_blocks = {"maps": maps[:1, layers].numpy(), "single": alone[:1, layers].numpy(), "layers": np.array(layers)}
-    figure = draw_map_rows(scene, pictures, maps[:, -1], "rollout", "share of the answer")[0]
+    figure = draw_map_rows(scene, pictures, maps[:, -1], "rollout", "share of the output")[0]
     depths = draw_rollout_by_block(scene, maps[0], alone[0], layers)
     return [
         FigureResult("rollout", "Attention rollout", caption, figure, numbers=numbers),
@@ -251,9 +251,9 @@ def make_rollout(scene: FigureContext) -> list[FigureResult]:
 
 
 def draw_rollout_by_block(scene: FigureContext, maps: Tensor, alone: Tensor, layers: list[int]) -> Any:
-    """(L, h, w) maps: draw two rows with a column for each of `layers`."""
+    """Draw two rows for (L, h, w) maps, with one column for each of `layers`."""
     figure, axes = make_panels(scene, 2, len(layers), [f"block {layer + 1}" for layer in layers], side=0.95)
-    for row, values, word in zip(axes, (maps, alone), ("up to here", "alone"), strict=True):
+    for row, values, word in zip(axes, (maps, alone), ("cumulative", "this block"), strict=True):
         for place, layer in zip(row, layers, strict=True):
             place.imshow(values[layer].numpy(), cmap=ATTENTION_COLORMAP, vmin=0)
         row[0].text(
@@ -263,7 +263,7 @@ def draw_rollout_by_block(scene: FigureContext, maps: Tensor, alone: Tensor, lay
 
 
 def make_distance(scene: FigureContext) -> list[FigureResult]:
-    """Draw mean attention distance of each head against depth, over --count images of the data or those named."""
+    """Draw mean attention distance of each head against depth, over --count images of the data or the given images."""
     layers, pictures = scene.layers(count_attention_blocks(scene)), scene.take_images(scene.options.count)
     measured = compute_attention_distances(scene.model, scene.batches(pictures, "attention distance"))
     shown = [row for row, layer in enumerate(measured.layers) if layer in layers]
@@ -274,8 +274,8 @@ def make_distance(scene: FigureContext) -> list[FigureResult]:
         f"Mean attention distance of each head over {format_count(len(pictures), 'image')}, in pixels of an image of "
         f"{format_dimensions(scene.preprocess.image)} (arXiv:2010.11929, Fig. 7 right): from the query's patch to "
         f"all others, "
-        "weighted by attention. Prefix tokens are left out and the rest is not renormalised. The dashed line is a head "
-        "that looks everywhere alike."
+        "weighted by attention. Prefix tokens are excluded without renormalisation. The dashed line is a head "
+        "with uniform attention."
     )
     rows = [
         [int(block), span, head, f"{mean[i, head]:.4f}", f"{std[i, head]:.4f}", f"{uniform[i]:.4f}"]
@@ -295,7 +295,7 @@ def make_distance(scene: FigureContext) -> list[FigureResult]:
 
 
 def draw_distances(measured: AttentionDistances, shown: list[int]) -> Any:
-    """Draw a dot for each head, a line through their mean, and the distance of uniform attention."""
+    """Draw a dot per head, a line through their mean, and the distance of uniform attention."""
     from matplotlib.ticker import MaxNLocator
 
     figure, ((axes,),) = new_figure(5.2, 3.4)
@@ -330,11 +330,11 @@ def draw_distances(measured: AttentionDistances, shown: list[int]) -> Any:
 
 
 def format_block_name(layer: int, scene: FigureContext) -> str:
-    """Name a block by its index for captions: counted from 1, with the option that asks for it."""
+    """Format the name of a block for captions: counted from 1, with the --layers index."""
     return f"block {layer + 1} of {count_attention_blocks(scene)} (--layers {layer})"
 
 
 def describe_readout(scene: FigureContext) -> str:
-    """Name what the answer is read from, for captions."""
+    """Name the token or mean that the head uses, for captions."""
     classed = scene.model.config.pool in ("class", "distilled")
     return "the class token" if classed else "the mean over the patches"

@@ -1,4 +1,4 @@
-"""The figure of clips: what is attended over time, as a row of frames and as an animated picture."""
+"""The figure of clips: attention over time, as a row of frames and as an animation."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from vitreous.reports.figures.drawing import (
 from vitreous.reports.figures.subject import FigureContext, FigureResult, InputImage
 from vitreous.reports.pages.thumbnails import encode_gif, enlarge_pixels, overlay_heat_map
 
-MAX_SHOWN_SLOTS = 8  # shown side by side
-MIN_FRAME_SIDE = 224  # pixels that a frame of the animated picture has at least
+MAX_SHOWN_SLOTS = 8  # slots shown side by side
+MIN_FRAME_SIDE = 224  # minimum size in pixels of a frame of the animation
 
 
 class ClipMaps(NamedTuple):
-    """(T, h, w) nonnegative weights of the patches of a clip's T slots, and what they are, for captions."""
+    """(T, h, w) nonnegative weights of the patches of a clip's T slots, with their description for captions."""
 
     weights: Tensor
     caption: str
 
 
 def make_clips(scene: FigureContext) -> list[FigureResult]:
-    """Draw what is attended over time in each clip: a row of frames with maps over them, and the clip beside its maps,
-    animated."""
+    """Draw attention over time in each clip: a row of frames with overlaid maps, and an animation of the clip next to
+    its maps."""
     pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
     maps = [compute_clip_maps(scene, one) for one in pictures]
     weights = torch.stack([one.weights for one in maps])
@@ -55,8 +55,8 @@ def make_clips(scene: FigureContext) -> list[FigureResult]:
         label_panel(places[0], one.name)
     add_colour_bar(figure, image, axes, "attention")
     caption = (
-        f"{maps[0].caption} A slot is the {len(frames[0]) // slots} frames of a patch, of which the first is shown; "
-        "maps of a clip are relative to its largest value. The animation shows every frame."
+        f"{maps[0].caption} A slot is the {len(frames[0]) // slots} frames of a patch; its first frame is shown. "
+        "Maps are scaled to the maximum of the clip. The animation shows every frame."
     )
     numbers = {"maps": weights.numpy(), "images": np.array([one.name for one in pictures])}
     animation = make_attention_gif(frames, weights.numpy())
@@ -64,15 +64,15 @@ def make_clips(scene: FigureContext) -> list[FigureResult]:
 
 
 def compute_clip_maps(scene: FigureContext, picture: InputImage) -> ClipMaps:
-    """The rollout of a clip through all blocks where each sees the whole clip; else what the last block that sees slots
-    for themselves attends in each."""
+    """Return the rollout of a clip through all blocks if each attends over the whole clip; else the attention of the
+    last block that attends within slots."""
     clip = scene.input(picture.pixels[None])
     options, config = scene.options, scene.model.config
     if config.sees_whole_image:
         mixing = RolloutOptions(options.residual, options.fusion, options.discard)
         maps = compute_rollout(scene.model, clip, mixing).maps[0, -1]
         words = (
-            f"Attention rollout through all {count_attention_blocks(scene)} blocks, seen "
+            f"Attention rollout through all {count_attention_blocks(scene)} blocks, computed "
             f"from {describe_readout(scene)} (arXiv:2005.00928)."
         )
         return ClipMaps(maps.float().cpu(), words)
@@ -91,15 +91,15 @@ def compute_clip_maps(scene: FigureContext, picture: InputImage) -> ClipMaps:
     ).mean(1)
     words = (
         f"Attention within each slot of time in block {layer + 1} of {count_attention_blocks(scene)}, the mean "
-        f"over its heads, seen "
-        f"from {describe_readout(scene)} of that slot; how slots are weighed against each other is not in it."
+        f"over its heads, computed "
+        f"from {describe_readout(scene)} of that slot; the weighting between slots is not included."
     )
     return ClipMaps(rows[:, look.prefix :].unflatten(-1, look.grid[1:]).float().cpu(), words)
 
 
 def make_attention_gif(frames: list[list], weights: np.ndarray) -> bytes:
-    """T frames of each of n clips, and (n, slots, h, w) weights -> a GIF with a row for each clip: the frame, and its
-    map over it."""
+    """Encode n clips of T frames with (n, slots, h, w) weights as a GIF: one row per clip, the frame and its overlaid
+    map."""
     whole = weights / np.maximum(weights.max((1, 2, 3), keepdims=True), 1e-30)
     slots, moments = weights.shape[1], []
     for moment in range(len(frames[0])):

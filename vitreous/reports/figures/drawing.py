@@ -1,4 +1,4 @@
-"""What figures share: the style, panels with images, maps over images, and tiles."""
+"""Shared drawing functions: style, panels of images, heat maps over images, and tiles."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: matplotlib's settings for the figures that `inspect` draws as charts
+#: matplotlib settings of the charts of `inspect`
 CHART_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 9,
@@ -31,9 +31,9 @@ CHART_STYLE: dict[Any, Any] = {
     "legend.frameon": False,
     "legend.fontsize": 8,
 }
-BLUE, ORANGE = "#2f80c4", "#e08a3c"  # legible on white and on black, and differ in grey too
+BLUE, ORANGE = "#2f80c4", "#e08a3c"  # legible on white and on black, and distinct in greyscale
 FONT_SIZE = 9  # font size in points
-DEFAULT_IMAGE_COUNT = 4  # shown where none are named
+DEFAULT_IMAGE_COUNT = 4  # images shown if none are given
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> tuple[Figure, Any]:
@@ -47,7 +47,8 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **o
 def make_panels(
     scene: FigureContext, rows: int, columns: int, heads: Sequence[str] = (), side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return a figure of empty panels with the images' aspect, `heads` above, and its axes of shape (rows, columns).
+    """Return a figure of empty panels with the images' aspect and titles `heads`, and its axes of shape (rows,
+    columns).
 
     `side`: the longer side of a panel in inches.
     """
@@ -63,7 +64,7 @@ def make_panels(
 def make_image_rows(
     scene: FigureContext, pictures: Sequence[InputImage], heads: Sequence[str], side: float = 1.6
 ) -> tuple[Figure, np.ndarray]:
-    """Return panels with a row for each image, shown with its name in the first column, and their (n, columns) axes."""
+    """Return panels with one row per image, its name in the first column, and their (n, columns) axes."""
     figure, axes = make_panels(scene, len(pictures), len(heads), heads, side)
     for place, picture in zip(axes[:, 0], pictures, strict=True):
         place.imshow(np.asarray(picture.shown), interpolation="nearest")
@@ -72,8 +73,8 @@ def make_image_rows(
 
 
 def draw_heat_map(axes: Axes, picture: InputImage, values: Tensor | np.ndarray, most: float | None = None) -> Any:
-    """Draw a nonnegative (h, w) map of patches over the grey image, relative to `most` or its largest value; return
-    what a colour bar is made of."""
+    """Draw a nonnegative (h, w) map of patches over the grey image, scaled to `most` or its maximum; returns the image
+    for a colour bar."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -86,8 +87,8 @@ def draw_heat_map(axes: Axes, picture: InputImage, values: Tensor | np.ndarray, 
 
 
 def draw_weighted_image(axes: Axes, picture: InputImage, values: Tensor | np.ndarray) -> None:
-    """Draw the image times a (h, w) map in [0, 1], scaled up bilinearly (arXiv:2010.11929, Fig. 6), at 0 with 15 % of
-    its light."""
+    """Draw the image times a (h, w) map in [0, 1], enlarged bilinearly (arXiv:2010.11929, Fig. 6); 0 keeps 15 % of the
+    brightness."""
     from PIL import Image
 
     pixels, small = np.asarray(picture.shown), Image.fromarray(np.asarray(values, dtype=np.float32))
@@ -98,26 +99,26 @@ def draw_weighted_image(axes: Axes, picture: InputImage, values: Tensor | np.nda
 def add_colour_bar(
     figure: Figure, image: Any, axes: np.ndarray, words: str, span: str = "relative\nto the largest"
 ) -> None:
-    """Add a colour bar beside (rows, columns) axes for maps of which each has its own scale, which `span` names."""
+    """Add a colour bar to (rows, columns) axes of separately scaled maps; `span` describes the scale."""
     bar = figure.colorbar(image, ax=list(axes.flat), shrink=0.8, aspect=25, pad=0.02)
     bar.set_label(f"{words}, {span}", fontsize=FONT_SIZE)
     bar.ax.tick_params(labelsize=FONT_SIZE)
 
 
 def label_panel(axes: Axes, text: str, most: int = 20) -> None:
-    """Write a line of text under a panel: the last part of a path, cut to `most` characters."""
+    """Write one line of text under a panel: the file name of a path, cut to `most` characters."""
     text = Path(text).name
     text = text if len(text) <= most else text[: most - 1] + "…"
     place = {"transform": axes.transAxes, "ha": "center", "va": "top"}
-    axes.text(0.5, -0.03, text, **place, fontsize=FONT_SIZE - 2, parse_math=False)  # a file may be called $x$
+    axes.text(0.5, -0.03, text, **place, fontsize=FONT_SIZE - 2, parse_math=False)  # a file name may contain $x$
 
 
 def choose_heads(numbers: Sequence[int], heads: int) -> list[int]:
-    """Return the heads asked for, by default all. Raises UsageError for a number outside 0 .. heads - 1."""
+    """Return the selected heads, by default all. Raises UsageError for a number outside 0 .. heads - 1."""
     wrong = [head for head in numbers if not 0 <= head < heads]
     if wrong:
         hint = f"--heads counts from 0 to {heads - 1}, figures from 1 to {heads}"
-        raise UsageError(f"--heads {wrong[0]}: a block has {heads}", hint)
+        raise UsageError(f"--heads {wrong[0]}: a block has {heads} heads", hint)
     return list(dict.fromkeys(numbers)) or list(range(heads))
 
 
@@ -128,8 +129,8 @@ def count_attention_blocks(scene: FigureContext) -> int:
 
 
 def tile_images(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
-    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `interpolate_noise`
-    apart."""
+    """Arrange (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, separated by `gap` pixels of value
+    `between`."""
     rows, columns, height, width = tiles.shape[:4]
     size = rows * (height + gap) - gap, columns * (width + gap) - gap
     whole = np.full((*size, *tiles.shape[4:]), between, dtype=np.float32)
@@ -139,7 +140,7 @@ def tile_images(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.
 
 
 def hide_axes(axes: Axes) -> None:
-    """Remove ticks and frame, for images."""
+    """Remove ticks and frame of axes that show images."""
     axes.set_xticks([])
     axes.set_yticks([])
     axes.spines[:].set_visible(False)

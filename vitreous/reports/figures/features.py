@@ -25,14 +25,14 @@ from vitreous.reports.figures.drawing import BLUE, format_dimensions, hide_axes,
 from vitreous.reports.figures.subject import MAX_SHOWN_IMAGES, FigureContext, FigureResult, InputImage, load_input_image
 from vitreous.reports.pages.formats import format_share
 
-FILTER_COLUMNS, FILTER_GAP_GREY = 7, 0.5  # filters in a row, and the grey between them
-SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; training images looked at for each of --count
-MAX_TITLE_LETTERS = 18  # of a class that fit over an image
+FILTER_COLUMNS, FILTER_GAP_GREY = 7, 0.5  # filters per row, and the grey value between them
+SHOWN_NEIGHBOURS, CANDIDATES_PER_COUNT = 6, 8  # neighbours shown; candidate training images for each of --count
+MAX_TITLE_LETTERS = 18  # maximum length of a class name over an image
 
 
 def make_filters(scene: FigureContext) -> list[FigureResult]:
-    """Draw the first principal components of the filters, and the share of variance that each explains
-    (arXiv:2010.11929, Fig. 7 left)."""
+    """Draw the first principal components of the filters and their explained variance (arXiv:2010.11929, Fig. 7
+    left)."""
     result = compute_filter_components(scene.model)
     components, share = result.components.numpy(), result.share.numpy()
     count = len(components)
@@ -42,7 +42,7 @@ def make_filters(scene: FigureContext) -> list[FigureResult]:
     tiles.set_anchor("N")
     tiles.imshow(arrange_filters(pictures), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.plot(np.arange(1, count + 1), 100 * share.cumsum(), color=BLUE, marker="o", markersize=2.5, linewidth=1)
-    axes.set(xlabel="components", ylabel="variance explained, together (%)", ylim=(0, 102), xlim=(0, count + 1))
+    axes.set(xlabel="components", ylabel="cumulative explained variance (%)", ylim=(0, 102), xlim=(0, count + 1))
     axes.grid(alpha=0.25, linewidth=0.5)
     caption = (
         f"The first {count} principal components of the {result.count} filters of the {result.layer}, "
@@ -65,8 +65,8 @@ def make_filters(scene: FigureContext) -> list[FigureResult]:
 
 
 def arrange_filters(pictures: np.ndarray) -> np.ndarray:
-    """(K, h, w[, 3]) -> one (H, W[, 3]) image, seven in a row, with grey around them: filters have white
-    and black corners."""
+    """Arrange (K, h, w[, 3]) filters as one (H, W[, 3]) image, seven per row, separated by grey because filters have
+    white and black corners."""
     large = -(-16 // max(pictures.shape[1:3]))
     pictures = pictures.repeat(large, 1).repeat(large, 2)
     columns = min(FILTER_COLUMNS, len(pictures))
@@ -78,7 +78,8 @@ def arrange_filters(pictures: np.ndarray) -> np.ndarray:
 
 
 def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
-    """(K, C, h, w) -> (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range, and what the colours are."""
+    """Convert (K, C, h, w) to (K, h, w) or (K, h, w, 3) in [0, 1], each stretched to its range, and describe the
+    colours."""
     channels = components.shape[1]
     visible = components[:, :3] if channels >= 3 else components[:, :1]
     low, high = (f(visible, axis=(1, 2, 3), keepdims=True) for f in (np.min, np.max))
@@ -90,8 +91,8 @@ def filters_to_images(components: np.ndarray) -> tuple[np.ndarray, str]:
 
 
 def make_features(scene: FigureContext) -> list[FigureResult]:
-    """Draw images, the first three principal components of their patch tokens as colours, and those of the foreground
-    alone (arXiv:2304.07193, Fig. 1)."""
+    """Draw images, the first three principal components of their patch tokens as colours, and the components of
+    foreground patches only (arXiv:2304.07193, Fig. 1)."""
     pictures = scene.take_images(4)[:MAX_SHOWN_IMAGES]
     maps = torch.cat(
         [extract_patch_tokens(scene.model, images).cpu() for images in scene.batches(pictures, "features")]
@@ -113,7 +114,7 @@ def make_features(scene: FigureContext) -> list[FigureResult]:
         f"The first three principal components of the {maps.shape[-1]} channels of the last layer's patch tokens as "
         f"red, green and blue, of {together}, each stretched from its 1st to its 99th percentile. They explain {share} "
         "of the variance. Last row: patches on one side of the first component's mean, the side with less of the "
-        "images' borders, and components found anew within them; the rest is black. Signs, and so colours, are "
+        "images' borders, with components recomputed within them; the rest is black. Signs, and so colours, are "
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
@@ -125,7 +126,7 @@ def make_nearest(scene: FigureContext) -> list[FigureResult]:
     data = scene.data[1]
     if "train" not in data.splits:
         raise UsageError(
-            f"{data.name} has no training images to find the nearest among", "name a data set that has: --data"
+            f"{data.name} has no training images to search for neighbours", "use a data set with a train split: --data"
         )
     train = data.splits["train"]
     if scene.pictures:
@@ -172,9 +173,9 @@ def make_nearest(scene: FigureContext) -> list[FigureResult]:
 
 
 def compute_candidate_features(scene: FigureContext, train: Split, skipped: int) -> tuple[list[int], Tensor]:
-    """Return the indices of the training images looked at, without the first few, and their (n, D) features.
+    """Return the indices of the candidate training images, without the first few, and their (n, D) features.
 
-    Raises UsageError where there are none.
+    Raises UsageError if there are none.
     """
     samples: list[int] = []
     rows: list[Tensor] = []
@@ -192,7 +193,7 @@ def compute_candidate_features(scene: FigureContext, train: Split, skipped: int)
 
 
 def get_class_title(data: Data, split: Split, sample: int) -> str:
-    """Return the title of a sample's class, or of its classes."""
+    """Return the title of a sample: its class or classes."""
     label = split.labels[sample]
     if data.targets:
         return ", ".join(f"{name} {value:.4g}" for name, value in zip(data.targets, label, strict=True))
@@ -201,7 +202,7 @@ def get_class_title(data: Data, split: Split, sample: int) -> str:
 
 
 def draw_strips(rows: list[list[tuple[InputImage, str]]]) -> Any:
-    """Draw rows of images with a line of text over each, the first of a row apart from the others."""
+    """Draw rows of images with a line of text over each; the first image of a row is set apart."""
     from matplotlib.figure import Figure
 
     width, height = rows[0][0][0].shown.size

@@ -1,4 +1,4 @@
-"""Figures by depth and by size: spectra of features, similarity of layers, and cost by input size."""
+"""Figures by depth and by input size: spectra of features, similarity of layers, and inference cost."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_TICKS = 12  # layers named along an axis
-COST_SECONDS = 45.0  # that measuring costs may take
+MAX_TICKS = 12  # layer names along an axis
+COST_SECONDS = 45.0  # time limit for measuring costs
 
 
 def make_fourier(scene: FigureContext) -> list[FigureResult]:
-    """Draw relative log amplitudes of features against frequency, and the highest of them against depth
+    """Draw relative log amplitudes of features against frequency, and the highest frequency against depth
     (arXiv:2202.06709, Figs. 2a and 8)."""
     spectra = FourierSpectra(scene.model)
     for images in scene.batches(scene.take_images(scene.options.count), "fourier"):
@@ -47,13 +47,13 @@ def make_fourier(scene: FigureContext) -> list[FigureResult]:
     figure, ((left, right),) = new_figure(7.2, 2.9, 1, 2, gridspec_kw={"wspace": 0.06})
     draw_spectra(figure, left, relative[:-1], frequency)
     draw_highest_frequency(right, relative[:, -1], [place.after for place in spectra.places], frequency[-1])
-    oblong = " On this oblong grid, the diagonal of the shorter side, with the nearest frequency of the longer."
+    oblong = " On this oblong grid, the diagonal uses the shorter side and the nearest frequency of the longer side."
     caption = (
         f"Relative log amplitude of the running sum, mean over {format_count(spectra.images, 'image')} and all "
-        f"channels, along the diagonal of the spectrum of the {format_dimensions(scene.grid)} patches, less that "
+        f"channels, along the diagonal of the spectrum of the {format_dimensions(scene.grid)} patches, minus that "
         f"of the constant "
-        f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: all but the last place, by depth. "
-        "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the part makes "
+        f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: without the last position. "
+        "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the layer makes "
         "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [place.after if place.layer < 0 else f"{place.after} {place.layer}" for place in spectra.places]
@@ -79,7 +79,7 @@ def make_fourier(scene: FigureContext) -> list[FigureResult]:
 
 
 def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.ndarray) -> None:
-    """(places, K): draw a line for each place, darker the deeper, against frequency (K,)."""
+    """Draw a line for each position in depth of (places, K), darker if deeper, against frequency (K,)."""
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -93,7 +93,7 @@ def draw_spectra(figure: Figure, axes: Axes, lines: np.ndarray, frequency: np.nd
 
 
 def draw_highest_frequency(axes: Axes, highest: np.ndarray, after: list[str], frequency: float) -> None:
-    """(places,): draw the highest frequency against depth, attention shaded."""
+    """Draw the highest frequency (places,) against depth, with attention shaded."""
     depth = np.linspace(0, 1, len(highest))
     for number in range(1, len(highest)):
         if after[number] == "attention":
@@ -108,7 +108,7 @@ def draw_highest_frequency(axes: Axes, highest: np.ndarray, after: list[str], fr
 
 
 def make_similarity(scene: FigureContext) -> list[FigureResult]:
-    """Draw linear CKA of all layers with all, of the model or of it and --other, on the same images.
+    """Draw linear CKA between all layers of the model, or between its layers and those of --other, on the same images.
 
     Raises UsageError for too few images.
     """
@@ -116,7 +116,7 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
     if len(pictures) < MIN_CKA_IMAGES:
         raise UsageError(
             f"too few images to compare layers: {len(pictures)}",
-            f"name at least {MIN_CKA_IMAGES}, or none for those of the data",
+            f"give at least {MIN_CKA_IMAGES}, or none to use those of the data",
         )
     one, name = compute_layer_means(scene, pictures), scene.options.other
     other = one
@@ -144,8 +144,8 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
     )
     caption = (
         f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of "
-        f"the patch tokens, over {len(pictures)} images at once, with the unbiased estimate of HSIC, so that layers "
-        "with nothing in common have 0. Layers are named by the part before them, its block counted from 1; 1 is the "
+        f"the patch tokens, over {len(pictures)} images jointly, with the unbiased estimate of HSIC, so that layers "
+        "with nothing in common have 0. A layer is named after the module before it, blocks from 1; 1 is the "
         "same up to rotation and scale. arXiv:1905.00414."
     )
     numbers = {"cka": similarities, "cka_biased": biased}
@@ -164,13 +164,13 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
 
 
 def compute_layer_means(scene: FigureContext, pictures: list[InputImage]) -> dict[str, Tensor]:
-    """Return the (n, D) features of each layer of the scene's model."""
+    """Return the (n, D) features of each layer of the model, averaged over patch tokens."""
     parts = [extract_layer_features(scene.model, images) for images in scene.batches(pictures, "similarity")]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def label_ticks(set_ticks: Callable[..., Any], names: list[str]) -> None:
-    """Name some layers along an axis, evenly."""
+    """Label some layers along an axis, evenly spaced."""
     step = -(-len(names) // MAX_TICKS)
     set_ticks(range(0, len(names), step), [count_from_one(name) for name in names[::step]], fontsize=8)
 
@@ -213,25 +213,25 @@ def make_cost(scene: FigureContext) -> list[FigureResult]:
 
 
 def draw_costs(columns: dict[str, list[Any]]) -> Figure:
-    """Draw four panels, all axes logarithmic; dashed: in proportion to the tokens."""
+    """Draw four log-log panels; dashed lines are proportional to the number of tokens."""
     figure, ((speed, batch), (memory, operations)) = new_figure(7.2, 5.2, 2, 2)
-    side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "input size (pixels a side)"
-    draw_log_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images per second", colour=BLUE)
+    side, tokens, pixels = [image[0] for image in columns["image"]], columns["tokens"], "image size (pixels)"
+    draw_log_curve(speed, side, y=columns["images_per_second"], across=pixels, up="images/s", colour=BLUE)
     draw_log_curve(batch, side, y=columns["largest_batch"], across=pixels, up="largest batch (images)", colour=BLUE)
     mebibytes = [size / 2**20 for size in columns["memory_bytes"]]
-    draw_log_curve(memory, tokens, y=mebibytes, across="tokens", up="memory of an image (MiB)", colour=ORANGE)
+    draw_log_curve(memory, tokens, y=mebibytes, across="tokens", up="memory per image (MiB)", colour=ORANGE)
     flops = [2 * macs / 1e9 for macs in columns["macs"]]
-    draw_log_curve(operations, tokens, y=flops, across="tokens", up="operations of an image (GFLOP)", colour=ORANGE)
+    draw_log_curve(operations, tokens, y=flops, across="tokens", up="operations per image (GFLOP)", colour=ORANGE)
     for axes, values in ((memory, mebibytes), (operations, flops)):
         high, line = axes.get_ylim()[1], [values[0] * count / tokens[0] for count in tokens]
-        axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="in proportion to tokens")
+        axes.plot(tokens, line, "--", color=INK, alpha=0.55, linewidth=0.8, label="proportional to tokens")
         axes.set_ylim(top=high)
         axes.legend(loc="upper left")
     return figure
 
 
 def draw_log_curve(axes: Axes, x: list[int], y: list[float], across: str, up: str, colour: str) -> None:
-    """Draw one quantity against another, both on logarithmic axes."""
+    """Draw one quantity against another on logarithmic axes."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.plot(x, y, "o-", color=colour, linewidth=1, markersize=3.5)
@@ -248,7 +248,7 @@ def draw_log_curve(axes: Axes, x: list[int], y: list[float], across: str, up: st
 
 
 def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wanted: list[tuple[int, ...]]) -> str:
-    """Say what is seen, and what of it is an estimate."""
+    """Build the caption of the cost figure, and state which values are estimates."""
     own = next(scene.model.parameters()).dtype
     precision = next(name for name, dtype in DTYPES.items() if dtype == own)
     where = f"{get_processor_name()}, {format_count(torch.get_num_threads(), 'thread')}"
@@ -256,19 +256,19 @@ def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wan
         where = torch.cuda.get_device_name(scene.device)
     if measured[0].tried:
         batches = (
-            f"The largest batch is the largest that ran, of those named or of the "
+            f"The largest batch is the largest that ran, of the given sizes or of the "
             f"powers of two up to {MAX_TRIED_BATCH_SIZE}"
         )
     else:
         batches = (
-            f"The largest batch is an estimate, {100 * CPU_MEMORY_SHARE:.0f} % of the memory now free over that of an "
+            f"The largest batch is an estimate, {100 * CPU_MEMORY_SHARE:.0f} % of the free memory over that of an "
             f"image, at most {MAX_TRIED_BATCH_SIZE}"
         )
     left = [format_dimensions(image) for image in wanted[len(measured) :]]
-    out = f" Left out, for the time they would take: {', '.join(left)}." if left else ""
+    out = f" Skipped because of the time limit: {', '.join(left)}." if left else ""
     return (
-        f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images per second of the fastest "
-        f"batch of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
-        "Memory is what the tensors of one image hold at the same time, beyond the model; operations count a "
+        f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images/s at the fastest "
+        f"batch size of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
+        "Memory is the peak size of all tensors of one image, without the model; operations count a "
         f"multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."
     )

@@ -1,4 +1,4 @@
-"""The figures of positions: how alike they are (arXiv:2010.11929, Figs. 7 centre and 10)."""
+"""Figures of positions: similarity of position embeddings (arXiv:2010.11929, Figs. 7 centre and 10)."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_PANEL_COLUMNS = 4  # panels in a row
+MAX_PANEL_COLUMNS = 4  # panels per row
 STRUCTURE_COLUMNS = ["positions", "grid", "same_row", "same_column", "other", "contrast"]
 
 
 def make_positions(scene: FigureContext) -> list[FigureResult]:
-    """Draw what is added to tokens, again at --image-size, and what attention itself knows of places."""
+    """Draw the position embeddings added to tokens, also at --image-size, and the positions within attention."""
     model, grid = scene.model, scene.grid
     room.require_positions(model)
     native = model.config.grid
     own = room.get_position_embeddings(model, native)
     figures = [draw_embeddings(own, native, "positions", "Position embeddings", "")] if own else []
     if own and grid != native:
-        note = ", of the same formula as at any other"
+        note = ", computed by the formula for this size"
         if model.config.positions.kind in ("learned", "axes", "factorised"):
-            note = f", read from those of {format_dimensions(native)} as the model resizes them"
+            note = f", resized by the model from {format_dimensions(native)}"
         title = f"Position embeddings at {format_dimensions(grid)}"
         figures.append(
             draw_embeddings(room.get_position_embeddings(model, grid), grid, "positions-resized", title, note)
@@ -49,7 +49,7 @@ def make_positions(scene: FigureContext) -> list[FigureResult]:
 
 
 def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str, title: str, note: str) -> FigureResult:
-    """Draw tiles of cosine similarity of (*grid, D) tables, a panel for each place where positions are added."""
+    """Draw tiles of cosine similarity of (*grid, D) tables, a panel for each layer that adds positions."""
     step, alone = room.choose_tile_stride(grid), len(tables) == 1
     across = min(MAX_PANEL_COLUMNS, len(tables))
     down = -(-len(tables) // across)
@@ -68,12 +68,12 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
     for axes in panels.flat[len(tables) :]:
         axes.set_axis_off()
     add_similarity_bar(figure, panels, ends, "cosine similarity")
-    every = "" if step == 1 else f" Every {format_ordinal(step)} row and column of positions has a tile."
+    every = "" if step == 1 else f" Every {format_ordinal(step)} row and column of positions is shown."
     first, last = (describe_structure(list(scores.values())[place]) for place in (0, -1))
     caption = (
-        f"Cosine similarity of each position of the {format_dimensions(grid)} grid (its place among the tiles) "
+        f"Cosine similarity of each position of the {format_dimensions(grid)} grid (location of the tile) "
         f"with all others "
-        f"(within the tile){note}; prefix tokens left out.{every} Colours span {format_colour_range(ends)}, the "
+        f"(within the tile){note}; prefix tokens are excluded.{every} Colours span {format_colour_range(ends)}, the "
         f"range of two "
         f"different positions. Structure: {first if alone else f'in the first block, {first}; in the last, {last}'}. "
         "As in arXiv:2010.11929, Figs. 7 and 10."
@@ -88,18 +88,18 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
 
 
 def compute_common_range(similarities: Iterable[Tensor]) -> tuple[float, float]:
-    """Return the ends of one colour scale for several (N, N) or (h, w, h, w) tables of similarity."""
+    """Return the ends of a common colour scale for several (N, N) or (h, w, h, w) similarity tables."""
     ranges = [room.similarity_range(similar) for similar in similarities]
     return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def format_colour_range(ends: tuple[float, float]) -> str:
-    """Format the ends of a colour scale with the decimals that tell them apart."""
+    """Format the ends of a colour scale with enough decimals to distinguish them."""
     return " to ".join(f"{end:.{3 if ends[1] - ends[0] < 0.1 else 2}f}" for end in ends)
 
 
 def add_similarity_bar(figure: Figure, panels: Any, ends: tuple[float, float], label: str) -> None:
-    """Add a colour bar with both ends labelled; its point shows that equal positions lie above."""
+    """Add a colour bar with both ends labelled; its pointed end marks equal positions, which exceed the range."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -112,11 +112,11 @@ def add_similarity_bar(figure: Figure, panels: Any, ends: tuple[float, float], l
 
 
 def draw_similarity_tiles(axes: Axes, similar: np.ndarray, step: int, ends: tuple[float, float], labels: bool) -> None:
-    """Draw (rows, columns, h, w) similarities as tiles, labelled by row and column; `ends` are of the colours."""
+    """Draw (rows, columns, h, w) similarities as tiles, with row and column labels; `ends` of the colour scale."""
     rows, columns, height, width = similar.shape
     gap = max(1, round(max(rows * height, columns * width) / 120))
     whole = tile_images(similar, gap)
-    sharp = max(whole.shape) <= 300  # larger ones have more numbers than the figure has dots
+    sharp = max(whole.shape) <= 300  # larger tables have more values than the figure has pixels
     axes.imshow(whole, cmap="viridis", vmin=ends[0], vmax=ends[1], interpolation="nearest" if sharp else "auto")
     axes.spines[:].set_visible(False)
     if not labels:
@@ -131,8 +131,8 @@ def draw_similarity_tiles(axes: Axes, similar: np.ndarray, step: int, ends: tupl
 
 
 def draw_relative(scene: FigureContext) -> FigureResult:
-    """Draw the similarity of offsets, a panel for each table of the blocks asked for: mean over heads, or each head of
-    --heads."""
+    """Draw the similarity of relative offsets, a panel for each table of the selected blocks: mean over heads, or each
+    head of --heads."""
     from matplotlib.ticker import MaxNLocator
 
     layers = scene.layers(scene.model.config.depth)
@@ -167,16 +167,16 @@ def draw_relative(scene: FigureContext) -> FigureResult:
         mean = "" if scene.options.heads else ", mean over heads"
         kind = f"1-D offsets, of tokens numbered in raster order, prefix tokens first{mean}"
     caption = (
-        f"Cosine similarity of the vectors that attention has for each {kind}, with each other, at the size the tables "
-        f"were made for. Colours span {format_colour_range(ends)}, the range of two different offsets. "
-        "Vectors of length zero, as before training, have 0 with all. arXiv:2010.11929, D.4."
+        f"Cosine similarity between the attention vectors of all {kind}, at the size the tables "
+        f"were trained for. Colours span {format_colour_range(ends)}, the range of two different offsets. "
+        "Zero vectors, as before training, have similarity 0. arXiv:2010.11929, D.4."
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}
     return FigureResult("positions-relative", "Relative positions", caption, figure, numbers=numbers)
 
 
 def draw_biases(scene: FigureContext) -> FigureResult:
-    """Draw the bias of windows by offset, a panel for each block asked for: mean over heads, or each head of
+    """Draw the position bias of windows by offset, a panel for each selected block: mean over heads, or each head of
     --heads."""
     from matplotlib.ticker import MaxNLocator
 
@@ -203,10 +203,10 @@ def draw_biases(scene: FigureContext) -> FigureResult:
         axes.set_axis_off()
     figure.supxlabel("columns from query to key", fontsize=9)
     figure.supylabel("rows from query to key", fontsize=9)
-    figure.colorbar(image, ax=panels, label="added to the logit", shrink=0.8, pad=0.02)
+    figure.colorbar(image, ax=panels, label="bias of the logit", shrink=0.8, pad=0.02)
     mean = "" if scene.options.heads else ", mean over heads"
     caption = (
-        f"What attention within windows adds to the logit of a query and a key, by how far the key lies from the query"
+        f"Bias that window attention adds to the logit of a query and a key, by their offset"
         f"{mean}: red attracts, blue repels. Colours span {-most:.2f} to {most:.2f} in all panels. arXiv:2103.14030, "
         "Eq. 4."
     )
@@ -221,7 +221,7 @@ def draw_offsets(axes: Axes, similar: Tensor, down: float, across: float, ends: 
 
 
 def draw_rotary(scene: FigureContext) -> FigureResult:
-    """Draw what rotation by position leaves of a logit, by offset."""
+    """Draw the share of a logit that remains after rotation by relative position, by offset."""
     grid = height, width = scene.grid
     similar = room.compute_rotary_kernel(scene.model, grid)
     assert similar is not None
@@ -229,14 +229,14 @@ def draw_rotary(scene: FigureContext) -> FigureResult:
     offsets = places[:, None] - places + torch.tensor([height - 1, width - 1])
     score = room.summarise_similarity(similar[offsets[..., 0], offsets[..., 1]].view(*grid, *grid))
     figure, ((axes,),) = new_figure(4.4, 3.2 * height / width + 0.5)
-    others = similar.flatten()[torch.arange(similar.numel()) != similar.numel() // 2]  # offset 0 has 1
+    others = similar.flatten()[torch.arange(similar.numel()) != similar.numel() // 2]  # offset 0 has similarity 1
     ends = (float(others.min()), float(others.max())) if len(others) else (-1.0, 1.0)
     draw_offsets(axes, similar, height - 0.5, width - 0.5, ends)
     add_similarity_bar(figure, axes, ends, "share of the logit")
     axes.set(xlabel="offset in columns (patches)", ylabel="offset in rows (patches)")
     caption = (
-        "Rotary positions: the logit of a query and a key that would be equal at one place, every pair of channels of "
-        "one length, by how far they lie apart, as a share of that at one place; the same in every block and head. "
+        "Rotary positions: logit of an equal query and key, with all channel pairs of "
+        "equal length, by offset, as a share of the logit at offset 0; the same in every block and head. "
         f"Colours span {format_colour_range(ends)}. Structure on the {format_dimensions(grid)} grid: "
         f"{describe_structure(score)}. arXiv:2104.09864."
     )
@@ -248,7 +248,7 @@ def draw_rotary(scene: FigureContext) -> FigureResult:
 
 
 def format_structure(score: SimilarityStructure) -> list[str]:
-    """Format a structure for a table, empty where there are no such pairs."""
+    """Format a structure for a table; empty if there are no such pairs."""
     return ["" if math.isnan(value) else f"{value:.4f}" for value in (*score, score.contrast)]
 
 

@@ -1,4 +1,4 @@
-"""The figure of hidden patches that a model restores, as it was taught to without labels."""
+"""The figure of hidden patches and their reconstruction by a self-supervised model."""
 
 from __future__ import annotations
 
@@ -25,32 +25,30 @@ from vitreous.weights.objective_parts import load_into_objective
 
 RESTORING_RECIPES_HINT = "mae and masked-patches restore images"
 
-HIDDEN_PATCH_GREY = 128  # of patches that the encoder does not see
-PANEL_TITLES = ("image", "what is seen", "restored")
+HIDDEN_PATCH_GREY = 128  # grey value of patches hidden from the encoder
+PANEL_TITLES = ("image", "encoder input", "restored")
 
 
 def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
-    """Return the objective of a run, a bundle or others' MAE that restores images, in float32, in evaluation mode.
+    """Load the image reconstruction objective of a run, a bundle or external MAE weights, in float32 and evaluation
+    mode.
 
-    Raises UsageError for weights without the parts of an objective, and for an objective that restores nothing;
-    WeightsError where parts are damaged or of another model.
+    Raises UsageError for weights without an objective's modules, and for an objective that reconstructs nothing;
+    WeightsError for damaged or mismatched modules.
     """
     parts = open_objective_state(source)
     if parts is None:
-        hint = (
-            f"name a run, its bundle, or MAE's weights with their decoder; of "
-            f"vitreous's recipes {RESTORING_RECIPES_HINT}"
-        )
+        hint = f"use a run, its bundle, or MAE weights with a decoder; of vitreous's recipes {RESTORING_RECIPES_HINT}"
         raise UsageError(f"{source} has no decoder to restore images with", hint)
     name = parts.config.get("name", "")
     if name not in OBJECTIVES:
         raise WeightsError(
-            f"{source} learned by {name!r}, which this version does not know", "install a newer vitreous"
+            f"{source} was trained with {name!r}, which this version does not support", "install a newer vitreous"
         )
     config = from_builtins(OBJECTIVES[name], parts.config)
     if not config.describe_restoration():
         hint = f"{RESTORING_RECIPES_HINT}: vitreous train DATA --recipe mae"
-        raise UsageError(f"{source} learned by {name}, which restores no image", hint)
+        raise UsageError(f"{source} was trained with {name}, which does not reconstruct images", hint)
     bundle = open_weights(source).bundle()
     setting = ObjectiveSetting(normalisation=(bundle.preprocess.mean, bundle.preprocess.std))
     with torch.random.fork_rng(devices=[]):
@@ -61,8 +59,8 @@ def load_restoring_objective(source: str | os.PathLike[str]) -> Objective:
 
 
 class RestoredImage(NamedTuple):
-    """An image as the encoder sees it and as it is restored, RGB, of a clip four frames; (*grid) bool: the patches to
-    restore."""
+    """The encoder's input and the reconstruction of an image, RGB, of a clip four frames; (*grid) bool: hidden
+    patches."""
 
     seen: Image.Image
     restored: Image.Image
@@ -70,16 +68,16 @@ class RestoredImage(NamedTuple):
 
 
 def make_reconstruction(scene: FigureContext) -> list[FigureResult]:
-    """Draw images, what the encoder sees of them when patches are hidden, and what is restored of these.
+    """Draw images, their encoder input with hidden patches, and the reconstruction.
 
-    Raises UsageError for a model without a decoder, and at another size than that of the run.
+    Raises UsageError for a model without a decoder, and at another size than the run's.
     """
     objective = load_restoring_objective(scene.run).to(scene.device)
     config = objective.deployed_model().config
     if scene.preprocess.image != config.image:
         asked = format_dimensions(scene.preprocess.image)
         raise UsageError(
-            f"images of {asked} pixels cannot be restored", f"leave out --image-size: {format_dimensions(config.image)}"
+            f"cannot reconstruct images of {asked} pixels", f"leave --image-size out: {format_dimensions(config.image)}"
         )
     pictures = scene.take_images(MAX_SHOWN_IMAGES)
     results = restore_images(objective, scene.preprocess, pictures, scene.options.seed)
@@ -104,7 +102,7 @@ def make_reconstruction(scene: FigureContext) -> list[FigureResult]:
 def restore_images(
     objective: Objective, preprocess: Preprocess, pictures: Sequence[InputImage], seed: int = 0
 ) -> list[RestoredImage]:
-    """Hide patches of images, drawn by the seed, and restore them, one image at a time."""
+    """Hide patches of images, drawn by the seed, and reconstruct them, one image at a time."""
     images_restored, device = [], next(objective.parameters()).device
     for number, picture in enumerate(pictures):
         images = preprocess.normalise(picture.pixels[None].to(device)).float()
@@ -118,7 +116,7 @@ def restore_images(
 
 
 def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
-    """(h, w) or (t, h, w) bool, of patches -> (H, W) or (T, H, W) bool, of the pixels of an image."""
+    """Expand a patch mask (h, w) or (t, h, w) bool to the pixels of an image, (H, W) or (T, H, W) bool."""
     result = patches.cpu()
     for axis, (length, count) in enumerate(zip(image, patches.shape, strict=True)):
         result = result.repeat_interleave(length // count, axis)
@@ -126,7 +124,7 @@ def expand_patch_mask(patches: Tensor, image: Sequence[int]) -> Tensor:
 
 
 def to_shown_image(image: Tensor, preprocess: Preprocess, picture: InputImage) -> Image.Image:
-    """(C, *image) normalised -> RGB, with colours as the picture is shown in."""
+    """Convert (C, *image) normalised pixels to RGB, in the display colours of the image."""
     values = preprocess.denormalise(image[None].cpu())[0]
     if picture.pixels.dtype == torch.uint8:
         return to_rgb_image(values.round().clamp(0, 255).to(torch.uint8))

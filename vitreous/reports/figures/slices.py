@@ -1,4 +1,4 @@
-"""The figures of volumes and signals: what is attended, over the middle slices of three axes, or under a curve."""
+"""Figures of volumes and signals: attention over the middle slices of three axes, or under a curve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SLICE_INCHES, CURVE_INCHES = 1.6, 5.2  # inches: the longer side of a slice, the
 
 
 def make_slices(scene: FigureContext) -> list[FigureResult]:
-    """Draw the middle slice of each of the three axes of volumes, and what is attended in it."""
+    """Draw the middle slice of each of the three axes of volumes, with its attention."""
     pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
     maps = [compute_clip_maps(scene, one) for one in pictures]
     sides = [side for axis in range(3) for side in [get_plane_size(scene.preprocess.image, axis)] * 2]
@@ -50,26 +50,26 @@ def make_slices(scene: FigureContext) -> list[FigureResult]:
         place.set_axis_off()
     add_colour_bar(figure, image, axes, "attention")
     caption = (
-        f"{maps[0].caption} The middle slice of each axis of the volume as the model sees it, of its first channel; "
-        "maps of a volume are relative to its largest value, which may lie in another slice."
+        f"{maps[0].caption} The middle slice along each axis of the model's input volume, first channel; "
+        "maps are scaled to the maximum of the volume, which may be in another slice."
     )
     numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": get_image_names(pictures)}
     return [FigureResult("slices", "Attention in the middle slices", caption, figure, numbers=numbers)]
 
 
 def get_image_names(pictures: list[InputImage]) -> np.ndarray:
-    """The names of n pictures, (n,) text."""
+    """Return the names of n images, (n,) text."""
     return np.array([one.name for one in pictures])
 
 
 def get_plane_size(image: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The sides of a slice across one axis of (depth, height, width)."""
+    """Return the size of a slice across one axis of (depth, height, width)."""
     return image[:axis] + image[axis + 1 :]
 
 
 def take_middle_slice(pixels: Tensor, weights: Tensor, axis: int) -> tuple[int, Image.Image, np.ndarray]:
-    """(C, D, H, W) pixels and (d, h, w) weights of patches -> the number of the middle slice across an axis, the slice
-    of the first channel as a grey image, from the volume's least value to its greatest, and the weights in it."""
+    """Take the middle slice across an axis of (C, D, H, W) pixels and (d, h, w) patch weights. Returns its index, its
+    first channel as a grey image scaled to the volume's range, and its weights."""
     volume, side = pixels[0].float().numpy(), pixels.shape[1 + axis]
     number = side // 2
     low, high = float(volume.min()), float(volume.max())
@@ -82,7 +82,7 @@ def take_middle_slice(pixels: Tensor, weights: Tensor, axis: int) -> tuple[int, 
 
 
 def make_curves(scene: FigureContext) -> list[FigureResult]:
-    """Draw signals as the model sees them, and what is attended under each of them."""
+    """Draw the model's input signals, with attention below each."""
     pictures = scene.take_images(DEFAULT_IMAGE_COUNT)
     maps = [compute_clip_maps(scene, one) for one in pictures]
     rows = 2 * len(pictures)
@@ -102,8 +102,8 @@ def make_curves(scene: FigureContext) -> list[FigureResult]:
     axes[0, 0].set_xlim(0, length)
     add_colour_bar(figure, image, axes, "attention")
     caption = (
-        f"{maps[0].caption} Signals as the model sees them, all channels in one panel; below each, what is attended in "
-        "every patch, relative to the largest value of the signal."
+        f"{maps[0].caption} Input signals, all channels in one panel; below each, the attention to "
+        "every patch, scaled to the maximum of the signal."
     )
     numbers = {"maps": np.stack([one.weights.numpy() for one in maps]), "images": get_image_names(pictures)}
     return [FigureResult("curves", "Attention along signals", caption, figure, numbers=numbers)]

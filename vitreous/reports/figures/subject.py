@@ -1,4 +1,4 @@
-"""What figures are made from: a model, the images named, and a data set."""
+"""Input of the figures: a model, the selected images, and a data set."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from vitreous.weights.bundle import Bundle
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_SHOWN_IMAGES = 8  # images shown where only some of a data set can be
+MAX_SHOWN_IMAGES = 8  # images shown if a data set has more
 
 
 @dataclass(frozen=True)
 class InputImage:
-    """An image as the model sees it: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
+    """An input image: `shown` (H, W) RGB, `pixels` (C, *image) before normalisation, `raw` as stored."""
 
     name: str
     shown: Image.Image
@@ -47,8 +47,8 @@ class InputImage:
 
 @dataclass(frozen=True)
 class FigureResult:
-    """A figure and its data. `name`: stem of its files; `table`: head and rows of its CSV, where it has one;
-    `animation`: the same over time, a GIF."""
+    """A figure and its data. `name`: stem of its files; `table`: header and rows of its CSV, if any; `animation`: a GIF
+    over time."""
 
     name: str
     title: str
@@ -62,12 +62,12 @@ class FigureResult:
 
 @dataclass(frozen=True)
 class FigureContext:
-    """A model, the images named and the data set: what figures are made from."""
+    """A model, the selected images and the data set for figures."""
 
     run: str
     bundle: Bundle
     options: InspectOptions
-    preprocess: Preprocess  # the bundle's, at --image-size
+    preprocess: Preprocess  # the bundle's preprocessing, at --image-size
     _: KW_ONLY
     device: str
     pictures: tuple[InputImage, ...]
@@ -75,17 +75,17 @@ class FigureContext:
 
     @cached_property
     def model(self) -> Model:
-        """The model on its device, in the precision asked for, in evaluation mode."""
+        """Return the model on its device, in the selected precision and evaluation mode."""
         return self.bundle.model.to(self.device, DTYPES[pick_precision(self.options.precision, self.device)]).eval()
 
     @cached_property
     def data(self) -> tuple[str, Data]:
-        """Name and data set: of --data, or of the run. Raises UsageError where there is none."""
+        """Return name and data set: of --data, or of the run. Raises UsageError if there is none."""
         return open_run_data(self.run, self.options.data, self.options.split or "val", labelled=False)
 
     @cached_property
     def split(self) -> Split:
-        """The images of --split; else of `val`, `test` or `train`."""
+        """Return the images of --split; else of `val`, `test` or `train`."""
         splits = self.data[1].splits
         if self.options.split is not None:
             return self.data[1].split(self.options.split)
@@ -93,22 +93,22 @@ class FigureContext:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """The grid of patches of an image."""
+        """Return the patch grid of an image."""
         return tuple(i // p for i, p in zip(self.preprocess.image, self.model.config.patch, strict=True))
 
     def input(self, pixels: Tensor) -> Tensor:
-        """(B, C, *image) pixels -> the model's input, normalised, on its device."""
+        """Normalise (B, C, *image) pixels into the model's input on its device."""
         own = next(self.model.parameters())
         return self.preprocess.normalise(pixels.to(self.device)).to(own.dtype)
 
     def take_images(self, count: int) -> list[InputImage]:
-        """Return the images named or, without any, `count` readable ones of the split, the same for the same seed.
+        """Return the given images or, if there are none, `count` readable ones of the split, fixed by the seed.
 
-        Raises DataError where none can be read.
+        Raises DataError if none is readable.
         """
         pictures = list(self.pictures) or [picture for _, picture in islice(self.readable(self.split), count)]
         if not pictures:
-            raise DataError("no image can be read", "`vitreous data check` tells why")
+            raise DataError("no image can be read", "run `vitreous data check` to list the errors")
         return pictures
 
     def readable(self, split: Split) -> Iterator[tuple[int, InputImage]]:
@@ -127,9 +127,9 @@ class FigureContext:
             self.listener.progress(label, low + len(part), len(pictures))
 
     def layers(self, depth: int) -> list[int]:
-        """Return the indices of the blocks asked for, by default all of `depth`; -1 is the last.
+        """Return the indices of the selected blocks, by default all of `depth`; -1 is the last.
 
-        Raises UsageError for a block that is not there.
+        Raises UsageError for a block that does not exist.
         """
         wrong = [layer for layer in self.options.layers if not -depth <= layer < depth]
         if wrong:
@@ -139,7 +139,7 @@ class FigureContext:
 
 
 def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Preprocess) -> Iterator[InputImage]:
-    """Open the images named, and all below folders. Raises DataError for unreadable ones and empty folders."""
+    """Open the given images, and all images below folders. Raises DataError for unreadable ones and empty folders."""
     for name in images:
         path = Path(name)
         if path.is_dir():
@@ -152,6 +152,6 @@ def open_input_images(images: Sequence[str | os.PathLike[str]], preprocess: Prep
 
 
 def load_input_image(raw: bytes | np.ndarray | Path | Clip, name: str, preprocess: Preprocess) -> InputImage:
-    """Decode stored bytes, (H, W, C) pixels, a file or a clip as the model sees it. Raises DataError if it cannot."""
+    """Decode stored bytes, (H, W, C) pixels, a file or a clip into the model's input. Raises DataError if it cannot."""
     pixels = preprocess.to_tensor(preprocess.decode(raw, name))
     return InputImage(name, to_rgb_image(pixels), pixels, raw)

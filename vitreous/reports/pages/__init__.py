@@ -1,1 +1,1 @@
-"""The pages that people open, their drawings and pictures."""
+"""HTML pages with their plots and images."""

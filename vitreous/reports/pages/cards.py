@@ -1,4 +1,4 @@
-"""Images of an evaluation, such as the worst ones, with attention, for a page."""
+"""Image cards of an evaluation, such as the highest-loss images, with attention, for a page."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from vitreous.reports.pages.thumbnails import (
 )
 from vitreous.weights.bundle import Bundle
 
-MAX_CARD_IMAGES = 8  # images of a kind
+MAX_CARD_IMAGES = 8  # images per list
 
 
 def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: frozenset[int]) -> dict[str, Any]:
-    """Return the images that the task chooses of n with outputs (n, K), such as the worst ones: each with label,
-    prediction, and its picture as a data URI."""
+    """Return cards of the images that the task selects from outputs (n, K), such as the worst ones: label, prediction,
+    and the image as a data URI."""
     readable = np.array([sample not in bad for sample in range(len(split))], dtype=bool)
     kinds = bundle.task.choose_examples(outputs, split, readable, MAX_CARD_IMAGES)
     shown = encode_card_images(
@@ -47,13 +47,13 @@ def build_image_cards(bundle: Bundle, split: Split, outputs: np.ndarray, bad: fr
 
 
 def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict[int, dict[str, str | None]]:
-    """Return samples as data URIs: as the model sees them, and with attention where the model has any."""
+    """Encode samples as data URIs: the model's input image, and its attention overlay if the model has attention."""
     pixels: dict[int, Tensor] = {}
     for sample in samples:
         try:
             picture = bundle.preprocess.decode(open_sample(split, sample), split.name(sample))
             pixels[sample] = bundle.preprocess.to_tensor(picture)
-        except DataError:  # gone since it was judged
+        except DataError:  # the file has disappeared since the evaluation
             continue
     if not pixels:
         return {}
@@ -64,7 +64,7 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
     uris = {}
     for place, (sample, own) in enumerate(pixels.items()):
         image = shrink_image(to_rgb_image(own))
-        large = enlarge_pixels(image, MIN_MAP_SIDE)  # so that the map over it is smooth
+        large = enlarge_pixels(image, MIN_MAP_SIDE)  # enlarged for a smooth overlay
         uris[sample] = {
             "picture": encode_data_uri(image),
             "attention": encode_data_uri(overlay_heat_map(large, scale_attention_map(maps[place]))) if maps else None,
@@ -73,7 +73,8 @@ def encode_card_images(bundle: Bundle, split: Split, samples: list[int]) -> dict
 
 
 def compute_card_attention(bundle: Bundle, pixels: Tensor) -> np.ndarray | None:
-    """(B, C, *image) pixels -> (B, *grid) rollout from the class token, its maximum 1; None for models without it."""
+    """Compute rollout from the class token for (B, C, *image) pixels -> (B, *grid) with maximum 1; None for models
+    without attention."""
     from vitreous.inspection.rollout import compute_rollout
 
     model, device = bundle.model, next(bundle.model.parameters()).device

@@ -48,16 +48,16 @@ if TYPE_CHECKING:
 
 
 MAX_OBJECT_IMAGES = 6  # images
-OBJECT_IMAGE_SIDE = 448  # pixels of a picture with boxes, at most
-MAX_NAMED_ERRORS = 8  # errors of an image whose kind is written on it: those of the highest scores
-LABEL_HEIGHT = 18  # height of letters on it
-MAX_CLASS_CURVES, MAX_OBJECT_MATRIX_CLASSES = 8, 30  # classes with a curve of their own, classes of a confusion matrix
+OBJECT_IMAGE_SIDE = 448  # maximum side in pixels of an image with boxes
+MAX_NAMED_ERRORS = 8  # labelled errors per image: those of the highest scores
+LABEL_HEIGHT = 18  # height of the label text on the image
+MAX_CLASS_CURVES, MAX_OBJECT_MATRIX_CLASSES = 8, 30  # classes with a separate curve; classes of a confusion matrix
 
 MAX_MAP_IMAGES = 6  # images
 
 
 def build_object_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return what the page shows of objects: pictures as data URIs, and drawings."""
+    """Return the page's section on objects: images as data URIs, and plots."""
     details = report.details["objects"]
     kinds = (
         [("", ""), (BOX_PREFIX, "boxes")]
@@ -90,7 +90,7 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
 
 
 def build_sizes_table(report: Report) -> list[list[str]]:
-    """Return head and rows of a table of AP and AR of objects of each size, of masks and boxes where there are both."""
+    """Return header and rows of the table of AP and AR by object size, of masks and boxes if both exist."""
     starts = [("", "mask "), (BOX_PREFIX, "box ")] if f"{BOX_PREFIX}ap" in report.figures else [("", "")]
     keys = [(start + name, f"{kind}{name.upper()}") for start, kind in starts for name in ("ap", "ar")]
     rows = [["objects", *(name for _, name in keys)]]
@@ -101,14 +101,14 @@ def build_sizes_table(report: Report) -> list[list[str]]:
 
 
 def format_metric_with_interval(report: Report, name: str) -> str:
-    """A figure with its interval, in per cent."""
+    """Format a metric with its interval, in per cent."""
     ends, value = report.ends.get(name), report.figures[name]
     return format_percent(value, 1) + (f" ({100 * ends[0]:.1f} to {100 * ends[1]:.1f})" if ends else "")
 
 
 def score_object_images(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.ndarray]:
-    """F1 of each image at an IoU of 0.5 of answers from a score on, and how many answers and objects are wrong: (n,)
-    each; F1 is nan for an image with neither."""
+    """Compute F1 of each image at IoU 0.5 for predictions above a score, and its number of wrong predictions and
+    objects: (n,) each; F1 is nan for an image with neither."""
     table, images, count = rows.table, rows.images, len(rows)
     truth, part = table[:, MatchColumn.TRUTH] == 1, select_region_columns(table, 0)
     counted = part[:, RegionColumn.IGNORED] % 2 == 0
@@ -119,10 +119,10 @@ def score_object_images(rows: Ragged, threshold: float) -> tuple[np.ndarray, np.
 
 
 def find_worst_object_images(answers: SplitPredictions, threshold: float, tiles: bool, masks: bool) -> dict[str, Any]:
-    """Return the images of the lowest F1, those with most errors first: what is there and what is answered from the
-    `threshold` on, by `tiles` if it was judged so, both drawn over the image; and the classes with their colours."""
+    """Return the images of the lowest F1, most errors first: ground truth and predictions above the `threshold`, drawn
+    over the image, detected in `tiles` if set; and the classes with their colours."""
     classes, split = answers.bundle.task.classes, answers.split
-    assert isinstance(split, AnnotatedSplit), "objects are judged on annotated data"
+    assert isinstance(split, AnnotatedSplit), "objects are evaluated on annotated data"
     f1, wrong = score_object_images(answers.raw, threshold)  # type: ignore[arg-type]
     order = [int(one) for one in np.lexsort((-wrong, f1)) if wrong[one] and int(one) not in answers.bad]
     engine, colours, rows = (
@@ -134,7 +134,7 @@ def find_worst_object_images(answers: SplitPredictions, threshold: float, tiles:
         try:
             pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample)
-        except DataError:  # gone since it was judged
+        except DataError:  # the file has disappeared since the evaluation
             continue
         image = to_rgb_image(torch.from_numpy(pixels))
         answer = detect_objects(make_detection_function(engine), pixels, answers.bundle.preprocess, tiles, threshold)
@@ -154,8 +154,8 @@ def find_worst_object_images(answers: SplitPredictions, threshold: float, tiles:
 def draw_truth_and_prediction(
     image: Image.Image, answer: Detections, truth: Target, classes: tuple[str, ...], colours: np.ndarray, masks: bool
 ) -> tuple[Image.Image, Image.Image]:
-    """Draw what is there and what is answered over an image, in the colours (K, 3) of the classes; what is missed and
-    what is wrong is crossed out, and named. A small image is enlarged."""
+    """Draw ground truth and predictions over an image, in the colours (K, 3) of the classes; missed and wrong ones are
+    crossed out and labelled. A small image is enlarged."""
     table = match_image(answer, truth, masks)
     factor = max(1, OBJECT_IMAGE_SIDE // max(image.size))
     image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
@@ -173,7 +173,7 @@ def draw_truth_and_prediction(
 
 
 def scale_mask_runs(runs: list[int], size: tuple[int, int], factor: int) -> list[int]:
-    """Run lengths of a mask on an image (H, W) -> those on one `factor` times as large."""
+    """Scale the run lengths of a mask of an image (H, W) to an image `factor` times as large."""
     if factor == 1:
         return runs
     return mask_to_rle(rle_to_mask(runs, size).repeat(factor, 0).repeat(factor, 1))
@@ -182,8 +182,7 @@ def scale_mask_runs(runs: list[int], size: tuple[int, int], factor: int) -> list
 def draw_marked_objects(
     image: Image.Image, boxes: np.ndarray, colours: np.ndarray, masks: Any, errors: list[str]
 ) -> Image.Image:
-    """Draw objects with boxes (n, 4) and colours (n, 3); those with an error are crossed out, and the
-    first of them named."""
+    """Draw objects with boxes (n, 4) and colours (n, 3); errors are crossed out, and the first of them are labelled."""
     shades = [(int(r), int(g), int(b)) for r, g, b in colours]
     picture = draw_objects(image, boxes, shades, [""] * len(boxes), masks)
     pen, width = ImageDraw.Draw(picture), max(1, round(min(image.size) / 250))
@@ -199,7 +198,7 @@ def draw_marked_objects(
 
 
 def draw_error_bars(errors: dict[str, float], start: str, title: str) -> Any:
-    """Draw what each kind of error costs, in points of AP50."""
+    """Draw the AP50 points lost to each error type."""
     from matplotlib.figure import Figure
 
     values = [100 * errors[start + name] for name in DETECTION_ERRORS]
@@ -217,11 +216,11 @@ def draw_error_bars(errors: dict[str, float], start: str, title: str) -> Any:
         axes.set_xlabel("AP50 points lost")
         axes.tick_params(axis="y", length=0)
         strip_axes(axes)
-        return figure_to_svg_markup(figure, f"AP50 points lost by kind of error {title}".strip())
+        return figure_to_svg_markup(figure, f"AP50 points lost by error type {title}".strip())
 
 
 def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
-    """Draw precision against recall at an IoU of 0.5: the mean of the classes, and those with most objects."""
+    """Draw precision against recall at IoU 0.5: the mean over classes, and the classes with most objects."""
     from matplotlib.figure import Figure
 
     objects = {row["class"]: row["objects"] for row in report.per_class}
@@ -242,12 +241,13 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
         if named:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
-                text.set_parse_math(False)  # a class may be called $x$
+                text.set_parse_math(False)  # a class name may contain $x$
         return figure_to_svg_markup(figure, "precision and recall")
 
 
 def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
-    """Draw the confusion of classes; the last row and column are `nothing`. Of many classes those most often wrong."""
+    """Draw the confusion matrix; the last row and column are `nothing`. If there are many classes, the most confused
+    are shown."""
     if matrix is None:
         return None
     counts = np.array(matrix)
@@ -259,10 +259,10 @@ def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ..
 
 
 def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
-    """Return the images of the lowest mIoU, each with it and three pictures as data URIs: the image, the true and the
-    answered class map over it, of volumes their middle planes; and the classes with their colours."""
+    """Return the images of the lowest mIoU, each with its mIoU and three images as data URIs: the image, and the true
+    and predicted class map over it (middle planes of volumes); and the classes with their colours."""
     classes, split = answers.bundle.task.classes, answers.split
-    assert isinstance(split, AnnotatedSplit), "class maps are judged on annotated data"
+    assert isinstance(split, AnnotatedSplit), "class maps are evaluated on annotated data"
     figures = [
         compute_segmentation_metrics(matrix)["miou"] for matrix in extract_confusion_matrices(answers.raw, len(classes))
     ]
@@ -279,7 +279,7 @@ def find_worst_map_images(answers: SplitPredictions) -> dict[str, Any]:
         try:
             pixels = to_native_array(answers.bundle.preprocess.decode(split.raw(sample), split.name(sample)))
             truth = split.target(sample).class_map()
-        except DataError:  # gone since it was judged
+        except DataError:  # the file has disappeared since the evaluation
             continue
         answer = predict_class_map(make_logits_function(engine), pixels, answers.bundle.preprocess.image)
         if answer.ndim == 3:

@@ -1,4 +1,4 @@
-"""Numbers and names as pages show them.
+"""Format numbers and names for pages.
 
 A probability, a share of attention or of variance has two significant digits (`format_share`, and `percent` of
 apps/server/page/page.js). A metric has two decimals, as on the command line, and one in its interval and in the metrics
@@ -24,13 +24,13 @@ PERCENT_METRICS = (
     "merged_top1",
     "variance_share",
     "rollout_spread",
-)  # figures shown in per cent
+)  # metrics shown in per cent
 
 
 def format_share(share: float) -> str:
     """Format a share in [0, 1] with two significant digits: `91 %`, `1.2 %`, `0.034 %`.
 
-    Near 1 with the decimals that tell it from 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999 on.
+    Values near 1 get enough decimals to distinguish them from 1: `99.6 %`, `99.97 %`, and `>99.9999 %` from 0.999999.
     """
     value = 100 * share
     if value == 0 or value >= 100:
@@ -45,7 +45,7 @@ def format_share(share: float) -> str:
 
 
 def format_share_markup(share: float) -> str:
-    """Format a share for a line that may not break before the sign."""
+    """Format a share with a non-breaking space before the sign."""
     return format_share(share).replace(" ", "\u00a0")
 
 
@@ -55,15 +55,15 @@ def format_percent(value: float | None, decimals: int = 2) -> str:
 
 
 def format_metric_value(name: str, value: float, decimals: int = 2) -> str:
-    """Format a figure of an evaluation by its name: in per cent where it is a share, else as its row of metrics has
-    it, or with three decimals."""
+    """Format a metric by its name: in per cent if it is a share, else in the format of its entry in `METRICS`, or with
+    three decimals."""
     if name in PERCENT_METRICS:
         return format_percent(value, decimals)
     return format(value, METRICS[name].form if name in METRICS else ".3f")
 
 
 def format_interval(name: str, interval: list[float] | None) -> str:
-    """Format the interval of a figure; empty for None."""
+    """Format the interval of a metric; empty for None."""
     return (
         ""
         if interval is None
@@ -72,7 +72,7 @@ def format_interval(name: str, interval: list[float] | None) -> str:
 
 
 def format_number(value: float | None) -> str:
-    """Format a number with four significant digits, from a thousand on whole; a dash for None."""
+    """Format a number with four significant digits, without decimals from 1000; a dash for None."""
     return "–" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
@@ -89,7 +89,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_flops(exaflops: float) -> str:
-    """Format floating-point operations with the unit that suits them: `2.45 TFLOPs`, `31.2 exaFLOPs`."""
+    """Format floating-point operations with a suitable unit: `2.45 TFLOPs`, `31.2 exaFLOPs`."""
     units = (("exaFLOPs", 1.0), ("PFLOPs", 1e-3), ("TFLOPs", 1e-6), ("GFLOPs", 1e-9))
     name, unit = next((unit for unit in units if exaflops >= unit[1]), units[-1])
     value = exaflops / unit
@@ -102,27 +102,27 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_breakable_name(name: str) -> Any:
-    """Escape a name as markup in which a browser may break a line after slashes and `- _ . :`."""
+    """Escape a name as markup with optional line breaks after slashes and `- _ . :`."""
     from markupsafe import Markup, escape
 
     return Markup("<wbr>").join(escape(piece) for piece in re.split(r"(?<=[/\\\-_.:])(?=.)", name))
 
 
 def format_file_name(name: str) -> Any:
-    """Return the last part of an image's name as markup, whole in its title."""
+    """Return the file name of an image as markup, with the full path as its title."""
     from markupsafe import Markup
 
     return Markup('<span title="{}">{}</span>').format(name, format_breakable_name(PurePath(name).name))
 
 
 def render_template(template: str, **values: Any) -> str:
-    """Render a template of this folder, with these formats as filters."""
+    """Render a template of this folder, with these formatters as filters."""
     return get_template_environment().get_template(template).render(term=MetricTerms(), **values)
 
 
 @cache
 def get_template_environment() -> Environment:
-    """The environment of the templates, which compiles each of them once."""
+    """Return the environment of the templates, which compiles each template once."""
     from jinja2 import Environment, PackageLoader
 
     loader = PackageLoader("vitreous", "reports/pages")

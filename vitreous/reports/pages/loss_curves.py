@@ -7,14 +7,12 @@ from typing import Any
 from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 
 TRAIN_LOSS_KEY, VALIDATION_LOSS_KEY = "train/loss", "val/nll"
-OVERFITTING_RISE = (
-    0.05  # above its minimum, as a share, from which validation loss counts as risen; as much for the fall
-)
-OVERFITTING_EVALUATIONS = 2  # evaluations at the end that all have to be above
+OVERFITTING_RISE = 0.05  # relative rise of validation loss, and fall of training loss, that count
+OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
 
 
 def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Draw the losses of a run in one chart; None where neither was logged."""
+    """Draw the losses of a run in one chart; None if neither was logged."""
     series = [
         Curve("training loss", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
         Curve("validation loss (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
@@ -33,11 +31,11 @@ def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def describe_overfitting(lines: list[dict[str, Any]]) -> str:
-    """Return what shows overfitting, to follow that word and a colon, or an empty string if the losses do not show it.
+    """Describe overfitting in a text that follows this word and a colon; an empty string if the losses do not show it.
 
-    They do if each of the last two evaluations has a validation loss at least 5 % above the minimum so far, and the
-    training loss of the last evaluation is at least 5 % below that of the minimum. The training loss of an evaluation
-    is the mean of the lines since the one before.
+    Overfitting: each of the last two evaluations has a validation loss at least 5 % above the minimum so far, and the
+    training loss of the last evaluation is at least 5 % below that at the minimum. The training loss of an evaluation
+    is the mean of the log lines since the previous one.
     """
     measured = compute_mean_losses(lines)
     if len(measured) <= OVERFITTING_EVALUATIONS:

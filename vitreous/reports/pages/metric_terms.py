@@ -1,4 +1,4 @@
-"""Explanations of metrics, and the markup with which pages show an explanation."""
+"""Explanations of metrics, and the markup that shows them on pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 from vitreous.tasks.metrics import BOX_PREFIX, DETECTION_ERRORS, F1, METRICS
 
-#: metric, by its key without `train/`, `val/`, `training_images/` or `box_` -> one or two sentences on it; those of
-#: `METRICS` are in its rows
+#: metric key without `train/`, `val/`, `training_images/` or `box_` -> its explanation; metrics of
+#: `METRICS` have theirs in that table
 EXPLANATIONS = {
     "loss": "The value that training minimises, on training images. Lower is better.",
     "losses": "Training loss is measured with augmentation, label smoothing and dropout where the recipe uses them, "
@@ -21,9 +21,9 @@ EXPLANATIONS = {
     "prototype_entropy": "Entropy of the mean target. Near 0, all images share one prototype, which is a collapse; "
     "near ln K, images are spread over all prototypes.",
     "lr": "Step size of the optimizer, after warmup and decay.",
-    "tide": "AP50 points that would be gained if all errors of one kind were corrected (TIDE, arXiv:2008.08115).",
+    "tide": "AP50 points that would be gained if all errors of one type were corrected (TIDE, arXiv:2008.08115).",
     "cosine": "Cosine similarity of two feature vectors: 1 is the same direction.",
-    "interval": "95 % confidence interval: how far the metric may differ on other images of the same kind.",
+    "interval": "95 % confidence interval: the range of the metric on other images of the same distribution.",
     "overfitting": "Shown if validation loss rose by at least 5 % above its minimum in both of the last two "
     "evaluations, while training loss fell by at least 5 % since that minimum.",
     "flops": "Floating-point operations of all training steps, forward and backward; a multiply-add counts as two.",
@@ -48,7 +48,7 @@ def explain_metric(name: str) -> str:
 
 
 class MetricTerms:
-    """Write the terms of one page: each explained on hover, focus and tap, and to screen readers."""
+    """Write the terms of one page: each has an explanation on hover, focus and tap, and for screen readers."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -1,4 +1,4 @@
-"""Drawings for pages: SVG markup in the page's text colour, for light and dark."""
+"""Plots for pages: SVG markup in the page's text colour, for light and dark."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from vitreous.tasks.base import ScatterChart
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INK = "#010203"  # stands for the colour of the page's text
-#: matplotlib's settings of drawings whose text and axes have that colour, and whose text is text
+INK = "#010203"  # placeholder for the page's text colour
+#: matplotlib settings of plots with text and axes in that colour, and with text kept as text
 INK_STYLE: dict[Any, Any] = {
     **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
@@ -31,14 +31,14 @@ LINE_COLOURS = ("#3b8ed0", "#d1823b", "#3fa66b", "#c2578f", "#8a78d6", "#a59321"
 CELL_INCHES, FINE_CELL_INCHES = (
     0.36,
     0.24,
-)  # inches of a cell of a confusion matrix; from FINE_FROM classes on the second
+)  # inches of a cell of a confusion matrix; the second from FINE_FROM classes
 FINE_CELL_CLASSES = 20
-DIGIT_WIDTH = 0.65  # of the font's size, in the widest of the usual sans-serif fonts
-CELL_FONTS = (4.5, 8.0)  # points: below the first a count is left out of its cell
+DIGIT_WIDTH = 0.65  # of the font size, in the widest common sans-serif font
+CELL_FONTS = (4.5, 8.0)  # points: below the first, a count is omitted from its cell
 
 
 class Curve(NamedTuple):
-    """A line of a chart: a metric `key` of `lines` of metrics, against epochs. `dashes`: matplotlib's line style."""
+    """A line of a chart: metric `key` of log `lines` against epochs. `dashes`: matplotlib's line style."""
 
     name: str
     colour: str
@@ -47,13 +47,13 @@ class Curve(NamedTuple):
     dashes: str = "-"
 
     def points(self) -> list[tuple[float, float]]:
-        """Return (epoch, value) where the metric was measured."""
+        """Return (epoch, value) of the lines that contain the metric."""
         return [(line["epoch"], line[self.key]) for line in self.lines if line.get(self.key) is not None]
 
 
 @contextmanager
 def use_page_style() -> Iterator[None]:
-    """Apply matplotlib's settings for a drawing of the page, while it is made and saved."""
+    """Apply matplotlib's settings for a plot of the page while it is drawn and saved."""
     from matplotlib import rc_context
 
     with rc_context({**INK_STYLE, "font.size": 9, "font.family": "sans-serif"}):
@@ -61,7 +61,7 @@ def use_page_style() -> Iterator[None]:
 
 
 def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
-    """Return a figure as SVG markup with a label for screen readers and its width in CSS, `--side`; `options` of
+    """Convert a figure to SVG markup with a label for screen readers and its CSS width `--side`; `options` of
     `savefig`."""
     from markupsafe import Markup, escape
 
@@ -77,7 +77,7 @@ def figure_to_svg_markup(figure: Figure, label: str, **options: Any) -> Any:
 
 
 def figure_to_image(figure: Figure, label: str) -> Image.Image:
-    """Return a figure as a picture on white."""
+    """Return a figure as an image on white."""
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=120, facecolor="white", metadata={"Title": label})
     return Image.open(file).convert("RGB")
@@ -90,14 +90,14 @@ def draw_metric_curves(
     limits: tuple[float, float] | None = None,
     references: Mapping[str, float] = MappingProxyType({}),
 ) -> Any:
-    """Draw curves against epochs. `label` is for screen readers, `legend` heads the names of the curves, `limits` is
-    the range of y, `references` are horizontal lines by their names. Shares are in per cent."""
+    """Draw curves against epochs. `label` is for screen readers, `legend` is the title of the legend, `limits` is the y
+    range, `references` maps names to horizontal lines. Shares are in per cent."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
     with use_page_style():
         figure = Figure(figsize=(4.6, 2.9))
-        # finding the room takes as long as drawing
+        # placing the legend automatically takes as long as drawing
         figure.subplots_adjust(left=0.14, right=0.98, bottom=0.155, top=0.93)
         axes = figure.subplots()
         for one in series:
@@ -125,7 +125,7 @@ def draw_metric_curves(
 
 
 def draw_scatter(chart: ScatterChart) -> Any:
-    """Draw a chart of points, with its line y = x or y = 0; more points are paler."""
+    """Draw a scatter chart with its line y = x or y = 0; points are paler if there are more of them."""
     from matplotlib.figure import Figure
 
     with use_page_style():
@@ -146,7 +146,7 @@ def draw_scatter(chart: ScatterChart) -> Any:
 
 
 def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: np.ndarray, counts: np.ndarray) -> Any:
-    """Draw accuracy of each bin of confidence (nan where empty) against mean confidence, and counts; all (bins,)."""
+    """Draw accuracy per confidence bin (nan if empty) against mean confidence, and counts; all (bins,)."""
     from matplotlib.figure import Figure
 
     with use_page_style():
@@ -171,16 +171,16 @@ def draw_reliability_plot(edges: np.ndarray, accuracy: np.ndarray, confidence: n
 def draw_confusion_plot(
     matrix: np.ndarray, names: Sequence[str], render: Callable[[Figure, str], Any] = figure_to_svg_markup
 ) -> Any:
-    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row; counts are written where they fit, and
-    each cell of the markup has a title with its classes and its count."""
+    """Draw a (K, K) confusion matrix, rows are labels, as shares of each row. Counts are written if they fit; each cell
+    of the markup has a title with its classes and its count."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     count = len(names)
     cell = CELL_INCHES if count < FINE_CELL_CLASSES else FINE_CELL_INCHES
-    room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches: of names, and of what the axis shows
+    room = 0.078 * min(18, max(len(name) for name in names)) + 0.5  # inches for class names and axis labels
     side = room + max(2.1, cell * count)
-    points = 72 * (side - room) / count  # of a side of a cell
+    points = 72 * (side - room) / count  # points per side of a cell
     rows = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
     digits = max(len(format_compact_count(int(value))) for value in matrix.flat)
     size = min(CELL_FONTS[1], 0.9 * points / (DIGIT_WIDTH * digits))
@@ -189,7 +189,7 @@ def draw_confusion_plot(
         figure.subplots_adjust(left=room / side, right=1 - 0.05 / side, bottom=room / side, top=1 - 0.05 / side)
         axes = figure.subplots()
         axes.set_facecolor("none")
-        # squares, not an image: what is not there stays the page's own colour
+        # squares, not an image: empty cells keep the page's background colour
         for (row, column), value in np.ndenumerate(rows):
             if value:
                 look = {"facecolor": LINE_COLOURS[row != column], "alpha": 0.12 + 0.78 * float(value), "linewidth": 0}
@@ -201,7 +201,7 @@ def draw_confusion_plot(
         axes.set_xticks(range(count), shorter, rotation=90)
         axes.set_yticks(range(count), shorter)
         for text in (*axes.get_xticklabels(), *axes.get_yticklabels()):
-            text.set_parse_math(False)  # a class may be called $x$
+            text.set_parse_math(False)  # a class name may contain $x$
         axes.tick_params(length=0, labelsize=9 if count < FINE_CELL_CLASSES else 7)
         axes.set_xlim(-0.5, count - 0.5)
         axes.set_ylim(count - 0.5, -0.5)
@@ -238,6 +238,6 @@ def add_cell_titles(drawing: Any, matrix: np.ndarray, names: Sequence[str]) -> A
 
 
 def strip_axes(axes: Any) -> None:
-    """Leave axes no more lines than are needed."""
+    """Remove axis lines that carry no information."""
     axes.grid(alpha=0.2, color=INK)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,7 +1,7 @@
-"""`report.html`: what a run is and how well it does, on one page that needs no other file.
+"""`report.html`: description and evaluation of a run on one self-contained page.
 
 Large data are sampled: a page has at most `MAX_CLASS_ROWS` classes in full, `MAX_CLASS_MATRIX_SIZE` in its confusion
-matrix and `cards.MAX_CARD_IMAGES` images of a kind.
+matrix and `cards.MAX_CARD_IMAGES` images per list.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from vitreous.tasks.segmentation import Segmentation
 from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 
-MAX_CLASS_ROWS = 60  # classes shown in full; of more, the worst and the best
-MAX_CLASS_MATRIX_SIZE = 40  # classes in the confusion matrix; of more, those most often wrong
-MAX_LISTED_EVALUATIONS = 50  # readings shown, the latest
+MAX_CLASS_ROWS = 60  # classes shown in full; if there are more, the worst and the best
+MAX_CLASS_MATRIX_SIZE = 40  # classes in the confusion matrix; if there are more, the most confused
+MAX_LISTED_EVALUATIONS = 50  # latest evaluations that are shown
 
 
 def write_report(
@@ -54,9 +54,10 @@ def write_report(
     report: Report | None = None,
     command: str = "",
 ) -> dict[str, Any]:
-    """Write the page of a run, of an evaluation (answers and their report), or of both; `command` repeats it.
+    """Write the page of a run, of an evaluation (predictions and their report), or of both; `command` repeats it.
 
-    Returns what the page shows, by part."""
+    Returns the content of the page by section.
+    """
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
     parts["samples"] = None
     if folder is not None and folder.config.is_file():
@@ -70,7 +71,7 @@ def write_report(
 
 
 def build_training_section(folder: RunFolder) -> dict[str, Any]:
-    """Read what the files of a run's folder say of its training."""
+    """Read the training information from the files of a run's folder."""
     run, summary = folder.run(), read_json_or_empty(folder.summary)
     table, lines = read_json_or_empty(folder.path / "trials.json"), read_json_lines(folder.metrics)
     drawn, unlabelled = [], None
@@ -100,8 +101,8 @@ def build_training_section(folder: RunFolder) -> dict[str, Any]:
 
 
 def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
-    """Return the images that a generator made when its run ended, the classes of the rows, the frames of clips, 0 of
-    images, and the error of the last evaluation."""
+    """Return the samples that a generator drew at the end of its run, the classes of the rows, the frames per clip (0
+    for images), and the error of the last evaluation."""
     path, classes = folder.path / SAMPLES_FILE, read_json_or_empty(folder.path / "data.json").get("classes", [])
     picture = base64.b64encode(path.read_bytes()).decode() if path.is_file() else None
     val = read_json_or_empty(folder.summary).get("val") or {}
@@ -115,14 +116,14 @@ def build_samples_section(folder: RunFolder, run: Run) -> dict[str, Any]:
 
 
 def find_leading_metric(lines: list[dict[str, Any]]) -> str:
-    """Return the leading figure of the evaluations in lines of metrics."""
+    """Return the leading metric of the evaluations in log lines."""
     return next(
         (name for name, metric in METRICS.items() if metric.is_leading and has_metric(lines, f"val/{name}")), "top1"
     )
 
 
 def has_metric(lines: list[dict[str, Any]], key: str) -> bool:
-    """Tell whether a key of the metrics was ever measured."""
+    """Return whether any log line has the metric."""
     return any(line.get(key) is not None for line in lines)
 
 
@@ -176,7 +177,7 @@ def build_lr_grid_section(
 
 
 def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return what an evaluation found, for the page."""
+    """Return the results of an evaluation for the page."""
     task, (rank, _) = answers.bundle.task, METRICS[report.figure].ranking_metric
     rows = sorted(report.per_class, key=lambda row: row[rank] if row[rank] is not None else 2.0)
     worst, best = rows, []
@@ -213,7 +214,7 @@ def build_evaluation_section(answers: SplitPredictions, report: Report) -> dict[
 
 
 def build_image_section(answers: SplitPredictions, report: Report) -> dict[str, Any]:
-    """Return the section of a task with outputs for whole images."""
+    """Return the section of a task with image-level outputs."""
     return {
         "reliability": None if report.cells is None else draw_reliability_diagram(answers),
         "cards": build_image_cards(answers.bundle, answers.split, answers.raw, answers.bad),
@@ -229,7 +230,7 @@ TASK_SECTIONS: dict[str, Callable[[SplitPredictions, Report], dict[str, Any]]] =
 
 
 def format_target_rows(report: Report) -> list[dict[str, Any]]:
-    """Return the metrics of each target of a regression, with their intervals, as text; none of other tasks."""
+    """Return the metrics of each regression target, with their intervals, as text; empty for other tasks."""
     rows = []
     for row in report.details.get("targets", []):
         texts = {}
@@ -241,13 +242,13 @@ def format_target_rows(report: Report) -> list[dict[str, Any]]:
 
 
 def draw_task_charts(answers: SplitPredictions) -> list[dict[str, Any]]:
-    """Draw the charts that the task has of its outputs."""
+    """Draw the task's charts of its outputs."""
     charts = answers.bundle.task.draw_charts(answers.raw, answers.split.labels, answers.readable)
     return [{"title": chart.title, "drawing": draw_scatter(chart)} for chart in charts]
 
 
 def draw_confusion_section(report: Report, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Draw the confusion matrix: whole, or of the classes most often wrong."""
+    """Draw the confusion matrix of all classes, or of the most confused."""
     cells = select_confusion_matrix(report, classes)
     if cells is None:
         return {"confusion": None, "chosen": 0}
@@ -255,7 +256,7 @@ def draw_confusion_section(report: Report, classes: tuple[str, ...]) -> dict[str
 
 
 def select_confusion_matrix(report: Report, classes: tuple[str, ...]) -> tuple[np.ndarray, list[str]] | None:
-    """Return counts (K, K) int64, rows are labels, and the K class names; None where a report has no such matrix."""
+    """Return counts (K, K) int64, rows are labels, and the K class names; None if a report has no confusion matrix."""
     if report.cells is None or len(classes) < 2:
         return None
     label, answer, count = report.cells.T
@@ -284,7 +285,7 @@ def draw_reliability_diagram(answers: SplitPredictions) -> Any:
 
 
 def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
-    """Format a line of `evaluations.jsonl`: when, on what, by which protocol, and the leading figure."""
+    """Format a line of `evaluations.jsonl`: date, data, protocol, and leading metric."""
     name = get_leading_key(line)
     value, how = line.get(name), line.get("protocol", "head")
     settings = [f"{key} {line[key]}" for key in ("k", "shots", "l2", "probe", "steps") if line.get(key) is not None]
@@ -301,7 +302,7 @@ def format_evaluation_line(line: dict[str, Any]) -> dict[str, str]:
 
 
 def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]]:
-    """Return what the page says of a run's data."""
+    """List the properties of a run's data for the page."""
     facts = read_json_or_empty(folder.path / "data.json")
     if not facts:
         return []
@@ -309,13 +310,13 @@ def list_dataset_properties(folder: RunFolder, run: Run) -> list[tuple[str, Any]
     answers = [("source", facts["source"]), ("images", splits), ("trained on", f"{run.data.images:,}")]
     answers += [("classes", f"{len(facts['classes']):,}")] if facts["classes"] else []
     answers += [("targets", ", ".join(facts["targets"]))] if facts.get("targets") else []
-    answers += [("left out by", facts["left_out_by"])] if facts.get("left_out_by") else []
+    answers += [("excluded by", facts["left_out_by"])] if facts.get("left_out_by") else []
     answers += [("note", note) for note in facts.get("notes", [])]
     return [*answers, ("fingerprint", facts["fingerprint"])]
 
 
 def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> list[str]:
-    """Return the commands that repeat the run and each trial of its grid, and that evaluate it."""
+    """List the commands that repeat the run and each trial of its grid, and that evaluate it."""
     place, data = str(folder.path), shlex.quote(run.data.source)
     first = folder.path / "command.txt"
     lines = first.read_text("utf-8").splitlines() if first.is_file() else []
@@ -335,5 +336,5 @@ def list_run_commands(folder: RunFolder, run: Run, table: dict[str, Any]) -> lis
 
 
 def read_json_or_empty(path: Path) -> dict[str, Any]:
-    """Read a JSON document; empty where there is no file."""
+    """Read a JSON document; empty if there is no file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}

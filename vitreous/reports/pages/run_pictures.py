@@ -1,4 +1,4 @@
-"""The pictures of a run's page as images, for programs that show runs."""
+"""Export the images of a run's page for experiment trackers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from vitreous.training.folder import RunFolder
 
 
 def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report | None) -> dict[str, Image.Image]:
-    """Return the pictures of a run that has ended, by name, those that there are: `draw_confusion_plot`, `worst` and
-    `unsure` (images, and where the model looked), `reconstructions`, `attention` (a column for each head), `nearest`,
-    `samples`.
+    """Return the available images of a complete run by name: `confusion`, `worst` and `unsure` (images with attention),
+    `reconstructions`, `attention` (a column per head), `nearest`, `samples`.
 
-    `page` is what `write_report` returned.
+    `page` is the return value of `write_report`.
     """
     learned, rows = page.get("learned") or {}, dict[str, list[list[str | None]]]()
     for name, part in (("reconstructions", "restored"), ("attention", "attention")):
@@ -44,7 +43,7 @@ def collect_run_images(folder: RunFolder, page: dict[str, Any], report: Report |
 
 
 def make_uri_grid(rows: Sequence[Sequence[str | None]]) -> Image.Image:
-    """Return rows of images as one image, each in a cell as large as the largest; None is no image."""
+    """Arrange rows of images in one image, with cells as large as the largest; None leaves a cell empty."""
     images = [[enlarge_pixels(decode_data_uri(uri), MIN_SMOOTH_SIDE) for uri in row if uri is not None] for row in rows]
     flat = [image for row in images for image in row]
     cell = max(image.width for image in flat), max(image.height for image in flat)
@@ -54,5 +53,5 @@ def make_uri_grid(rows: Sequence[Sequence[str | None]]) -> Image.Image:
 
 
 def decode_data_uri(uri: str) -> Image.Image:
-    """Return the RGB image of a data URI."""
+    """Decode the RGB image of a data URI."""
     return Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))).convert("RGB")

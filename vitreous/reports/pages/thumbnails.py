@@ -1,4 +1,4 @@
-"""Pictures on pages: what a model sees as RGB, made small, as a data URI."""
+"""Thumbnails for pages: the model's input images as RGB, downscaled, as data URIs."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from PIL import Image
 
 from vitreous.inference.image_grid import write_gif
 
-MAX_PAGE_IMAGE_SIDE = 224  # pixels of an image on a page, at most
-FRAME_MILLISECONDS = 150  # milliseconds that a frame of a map over time is shown
-MIN_MAP_SIDE = 112  # pixels that an image under a map of attention has at least, so that the map is smooth
-ATTENTION_COLORMAP = "plasma"  # matplotlib's colours of attention over images, perceptually uniform
-ATTENTION_OPACITIES = (0.3, 0.75)  # of the smallest and the largest attention over an image
-ATTENTION_PERCENTILES = (1, 99)  # of a map of attention, that colours span
-MIN_MAP_CONTRAST = 0.1  # of the upper percentile, that colours span at least
-MIN_SMOOTH_SIDE = 64  # below which an image is shown with its pixels as squares
+MAX_PAGE_IMAGE_SIDE = 224  # maximum side in pixels of an image on a page
+FRAME_MILLISECONDS = 150  # duration of a frame of a map over time
+MIN_MAP_SIDE = 112  # minimum side in pixels of an image under an attention map, for a smooth map
+ATTENTION_COLORMAP = "plasma"  # matplotlib colour map of attention over images, perceptually uniform
+ATTENTION_OPACITIES = (0.3, 0.75)  # opacity of the smallest and the largest attention over an image
+ATTENTION_PERCENTILES = (1, 99)  # percentiles of an attention map that the colours span
+MIN_MAP_CONTRAST = 0.1  # minimum colour span, relative to the upper percentile
+MIN_SMOOTH_SIDE = 64  # smaller images are shown with square pixels
 
 
 def enlarge_pixels(image: Image.Image, side: int) -> Image.Image:
-    """An image whose longer side has at least `side` pixels, each of its pixels a square."""
+    """Enlarge an image by nearest-neighbour until its longer side has at least `side` pixels."""
     times = -(-side // max(image.size))
     return image.resize((image.width * times, image.height * times), Image.Resampling.NEAREST)
 
 
 def encode_gif(frames: Sequence[Image.Image]) -> bytes:
-    """Images of one size as an animated GIF that goes on without end."""
+    """Encode images of one size as an endless animated GIF."""
     write_gif(buffer := io.BytesIO(), frames, FRAME_MILLISECONDS)
     return buffer.getvalue()
 
 
 def shrink_image(image: Image.Image, side: int = MAX_PAGE_IMAGE_SIDE) -> Image.Image:
-    """Return an image of at most `side` pixels along a side, its aspect kept."""
+    """Downscale an image to at most `side` pixels per side, keeping its aspect ratio."""
     share = side / max(image.size)
     width, height = (max(1, round(length * share)) for length in image.size)
     return image.resize((width, height)) if share < 1 else image
 
 
 def scale_attention_map(weights: np.ndarray) -> np.ndarray:
-    """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, so that outliers hide
-    nothing. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
+    """Scale nonnegative attention of any shape to [0, 1] from its 1st to its 99th percentile, to limit the effect of
+    outliers. The range is at least a tenth of the upper end: uniform attention shows no contrast."""
     low, high = np.percentile(weights, ATTENTION_PERCENTILES)
     high = high if high > 0 else max(float(weights.max()), 1e-30)
     return ((weights - low) / max(high - low, MIN_MAP_CONTRAST * high)).clip(0, 1)
 
 
 def overlay_heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
-    """Overlay attention (h, w) in [0, 1] on the grey image, in colours from dark blue to yellow that rise evenly in
-    lightness and are more opaque the larger the value."""
+    """Overlay attention (h, w) in [0, 1] on the grey image. Colours go from dark blue to yellow with uniform lightness
+    steps; opacity grows with the value."""
     from matplotlib import colormaps
 
     light = Image.fromarray((weights * 255).astype(np.uint8)).resize(image.size, Image.Resampling.BICUBIC)
@@ -63,7 +63,7 @@ def overlay_heat_map(image: Image.Image, weights: np.ndarray) -> Image.Image:
 
 
 def encode_data_uri(image: Image.Image) -> str:
-    """Encode an image as a data URI: PNG where it is small, else JPEG."""
+    """Encode an image as a data URI: PNG if it is small, else JPEG."""
     buffer = io.BytesIO()
     small = max(image.size) < MIN_SMOOTH_SIDE
     image.save(buffer, "PNG") if small else image.save(buffer, "JPEG", quality=85)

@@ -1,4 +1,4 @@
-"""The part of a run's page that is about learning without labels: curves with what they mean, and what went wrong."""
+"""The self-supervised section of a run's page: curves with explanations, and warnings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vitreous.training.folder import RunFolder, read_json_lines
 from vitreous.training.run import Run
 from vitreous.training.validation import TRAINING_IMAGES_PREFIX
 
-#: a column of the metrics -> its title
+#: metrics column -> its title
 CURVE_TITLES = {
     "train/loss": "training loss",
     **{f"val/{key}": f"validation {get_metric_label(key)}" for key in ("knn_top1", "knn_map", "rankme")},
-    "train/dino": "loss of whole views (DINO)",
+    "train/dino": "loss of image views (DINO)",
     "train/ibot": "loss of masked patches (iBOT)",
     "train/koleo": "loss of near features (KoLeo)",
     "val/feature_deviation": "standard deviation of validation features",
@@ -30,7 +30,7 @@ HEADLINE_METRICS = ("knn_top1", "knn_map", "rankme", "feature_deviation")
 
 
 def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, Any]]:
-    """Draw every metric that was logged, the terms of the loss too, each with its explanation."""
+    """Draw every logged metric, including the terms of the loss, each with its explanation."""
     logged = {name for line in lines for name, value in line.items() if value is not None}
     titles = dict(CURVE_TITLES)
     for name in ("rankme", "feature_deviation"):
@@ -48,7 +48,7 @@ def draw_logged_curves(lines: list[dict[str, Any]], run: Run) -> list[dict[str, 
 
 def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[str, Any]:
     """Return limits and reference lines for a chart of RankMe: 0 to the feature width, and the rank of the untrained
-    encoder where it was logged (at step 0)."""
+    encoder if it was logged (at step 0)."""
     width = run.model.features
     untrained = next((line[name] for line in lines if line["step"] == 0 and line.get(name) is not None), None)
     references = {f"feature width, {width}": float(width)}
@@ -58,7 +58,7 @@ def get_rankme_scale(lines: list[dict[str, Any]], name: str, run: Run) -> dict[s
 
 
 def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] | None:
-    """Return the last figures of the features for the top of the page; None where nothing was measured."""
+    """Return the last feature metrics for the top of the page; None if nothing was measured."""
     val = summary.get("val")
     source = val or summary.get("train") or {}
     figures = [
@@ -81,7 +81,7 @@ def build_headline_metrics(summary: dict[str, Any], run: Run) -> dict[str, Any] 
 
 
 def read_alarms(folder: RunFolder) -> list[dict[str, Any]]:
-    """Read what looked wrong as the run went, each once."""
+    """Read the warnings of the run, each once."""
     by_name: dict[str, dict[str, Any]] = {}
     for line in read_json_lines(folder.warnings):
         by_name.setdefault(line["name"], line)

@@ -1,2 +1,2 @@
-"""The protocols of the verb `evaluate`: a model's features judged by simple classifiers, its answers by other
-labels."""
+"""The protocols of the verb `evaluate`: simple classifiers on a model's features, and alternative labels for its
+predictions."""

@@ -1,5 +1,5 @@
-"""The protocols `evaluate_imagenet_real` and `evaluate_objectnet`: a model with ImageNet's head, judged by files of
-right answers."""
+"""The protocols `evaluate_imagenet_real` and `evaluate_objectnet`: a model with ImageNet's head, evaluated with label
+files."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ from vitreous.tasks.classification_metrics import evaluate_label_sets
 
 IMAGENET_CLASSES = 1_000
 VALIDATION_NAME = re.compile(r"ILSVRC2012_val_(\d{8})")
-MIN_NAME_AGREEMENT = 0.9  # share of names that a head's have to share with torchvision's, in their order
+MIN_NAME_AGREEMENT = 0.9  # minimum share of a head's class names that must match torchvision's, in order
 FRAME_COLOUR = (255, 0, 0)
 REAL_FORMAT_HINT = (
     "real.json of github.com/google-research/reassessed-imagenet: a list of 50,000 lists of numbers below 1,000"
 )
 OBJECTNET_FORMAT_HINT = (
     'expected {"class": number or [numbers], …} in JSON, or rows of class,number in CSV; '
-    "numbers are ImageNet's, below 1,000"
+    "numbers are ImageNet class indices, below 1,000"
 )
 
 
 def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
-    """Judge by ImageNet ReaL's label sets, one or more of the 1,000 classes an image; images without any are left out.
+    """Evaluate with ImageNet ReaL's label sets, one or more of the 1,000 classes per image; images without labels are
+    skipped.
 
-    Raises DataError for images that are not ImageNet's validation images, or that no label fits.
+    Raises DataError for images that are not ImageNet's validation images, or that have no valid label.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
     answers, split = read_real_labels(path), task.judged
     matches = [VALIDATION_NAME.search(os.path.basename(split.name(sample))) for sample in range(len(split))]
     if not all(matches):
-        hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: judge images with those names"
-        raise DataError(f"{split.name(matches.index(None))} is no validation image of ImageNet", hint)
+        hint = "ReaL's labels are in the order of ILSVRC2012_val_00000001.JPEG, …: use images with those names"
+        raise DataError(f"{split.name(matches.index(None))} is not an ImageNet validation image", hint)
     numbers = [int(match[1]) for match in matches if match]
     if not 0 < min(numbers) <= max(numbers) <= len(answers):
         images = f"images {min(numbers)} to {max(numbers)}"
@@ -66,11 +67,12 @@ def evaluate_imagenet_real(task: ProtocolTask) -> ProtocolResult:
 
 
 def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
-    """Judge by ObjectNet (Barbu et al., 2019): its classes that ImageNet has too, each one or several of the 1,000.
+    """Evaluate with ObjectNet (Barbu et al., 2019): its classes shared with ImageNet, each mapped to one or several of
+    the 1,000.
 
-    The headline takes the answer among all 1,000 classes, as the data set's authors, BiT and the paper do; the figures
-    `mapped` choose among mapped classes alone. The red frame of the published images is cut off. Raises UsageError for
-    several labels an image, DataError where the map names none of the classes.
+    The headline uses the prediction among all 1,000 classes, as the data set's authors, BiT and the paper do; the
+    `mapped` metrics use only mapped classes. The red frame of the published images is cut off. Raises UsageError for
+    multi-label data, DataError if the map contains none of the classes.
     """
     path, order = get_labels_file(task), map_imagenet_classes(task.run, task.bundle.classes)
     task.require_single_label("", "ObjectNet has one")
@@ -78,8 +80,8 @@ def evaluate_objectnet(task: ProtocolTask) -> ProtocolResult:
     of_class = [known.get(normalise_class_name(name), []) for name in task.data.classes]
     right = build_label_mask(of_class, order)[task.judged.labels]
     if not right.any():
-        hint = f"they are called {', '.join(task.data.classes[:5])}, …"
-        raise DataError(f"{escape_unprintable(path)} names none of the classes of {task.source} that have images", hint)
+        hint = f"the classes are {', '.join(task.data.classes[:5])}, …"
+        raise DataError(f"{escape_unprintable(path)} contains no class of {task.source} that has images", hint)
     scores, right, good = compute_labelled_logits(task, UnframedSplit(task.judged), right)
     report = evaluate_label_sets(scores, right, good)
     chosen = np.where(build_label_mask(of_class, order).any(0), scores, -np.inf)
@@ -101,7 +103,8 @@ LABEL_SET_PROTOCOLS = {"real": evaluate_imagenet_real, "objectnet": evaluate_obj
 def compute_labelled_logits(
     task: ProtocolTask, split: Split, right: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return logits (m, 1000) of images with a right answer, those answers (m, 1000), and which are readable (m,)."""
+    """Return logits (m, 1000) of images with a correct label, those labels (m, 1000), and which images are readable
+    (m,)."""
     rows, s = np.flatnonzero(right.any(1)), task.computing
     judged = split.take(rows)
     engine = make_engine(task.bundle.model, task.bundle.preprocess, s.how)
@@ -110,12 +113,12 @@ def compute_labelled_logits(
         engine, reader, s.batch_size, make_progress_counter(s.listener, "evaluate", len(rows))
     )
     check_unreadable_images(bad, len(rows), s.bad_images)
-    find_readable_samples(judged, bad)  # there must be some
+    find_readable_samples(judged, bad)  # raises DataError if none is readable
     return logits, right[rows], build_readable_mask(len(rows), bad)
 
 
 def build_label_mask(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.ndarray:
-    """Sets of ImageNet's class numbers -> (n, 1000) bool at the model's positions of them."""
+    """Convert sets of ImageNet class numbers to an (n, 1000) bool mask in the model's class order."""
     right = np.zeros((len(sets), IMAGENET_CLASSES), dtype=bool)
     for row, numbers in enumerate(sets):
         right[row, order[list(numbers)]] = True
@@ -123,10 +126,10 @@ def build_label_mask(sets: Sequence[Sequence[int]], order: np.ndarray) -> np.nda
 
 
 def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
-    """Return the position of each of ImageNet's 1,000 classes among a model's, (1000,) int64.
+    """Return the index of each of ImageNet's 1,000 classes among a model's classes, (1000,) int64.
 
-    Its classes are numbers in ImageNet's order; synsets in any order; or names, nine in ten of which are torchvision's.
-    Raises UsageError for a model with other classes.
+    The model's classes may be numbers in ImageNet's order, synsets in any order, or names of which 90 % match
+    torchvision's. Raises UsageError for a model with other classes.
     """
     if len(classes) == IMAGENET_CLASSES:
         if classes == tuple(map(str, range(IMAGENET_CLASSES))):
@@ -139,8 +142,8 @@ def map_imagenet_classes(run: str, classes: tuple[str, ...]) -> np.ndarray:
         ]
         if np.mean(same) >= MIN_NAME_AGREEMENT:
             return np.arange(IMAGENET_CLASSES)
-    problem = f"{run} does not answer with the 1,000 classes of ImageNet"
-    raise UsageError(problem, "ReaL and ObjectNet are for models with that head")
+    problem = f"the classes of {run} are not the 1,000 classes of ImageNet"
+    raise UsageError(problem, "use a model with an ImageNet head for ReaL and ObjectNet")
 
 
 def get_first_name(title: str) -> str:
@@ -149,12 +152,12 @@ def get_first_name(title: str) -> str:
 
 
 def normalise_class_name(name: str) -> str:
-    """Normalise how a class is written: `Alarm clock` and `alarm_clock` are the same."""
+    """Normalise the spelling of a class: `Alarm clock` and `alarm_clock` are equal."""
     return re.sub(r"[^a-z0-9]+", "_", name.casefold()).strip("_")
 
 
 def get_labels_file(task: ProtocolTask) -> Path:
-    """Return the file of --labels. Raises UsageError where none is named."""
+    """Return the file of --labels. Raises UsageError if it is not set."""
     if not task.options.labels:
         hint = REAL_FORMAT_HINT if task.options.protocol == "real" else OBJECTNET_FORMAT_HINT
         raise UsageError(f"--protocol {task.options.protocol} needs --labels FILE", hint)
@@ -162,10 +165,10 @@ def get_labels_file(task: ProtocolTask) -> Path:
 
 
 def read_real_labels(path: Path) -> list[list[int]]:
-    """Read ReaL's label sets, in the order of the validation images. Raises DataError for anything else."""
+    """Read ReaL's label sets, in the order of the validation images. Raises DataError for any other content."""
     answers = read_json_labels(path, REAL_FORMAT_HINT)
     if not isinstance(answers, list) or not answers:
-        raise DataError(f"{escape_unprintable(path)} is no list of lists", REAL_FORMAT_HINT)
+        raise DataError(f"{escape_unprintable(path)} is not a list of lists", REAL_FORMAT_HINT)
     for number, labels in enumerate(answers, 1):
         if not isinstance(labels, list) or not all(is_imagenet_class(label) for label in labels):
             raise DataError(
@@ -175,7 +178,8 @@ def read_real_labels(path: Path) -> list[list[int]]:
 
 
 def read_objectnet_map(path: Path) -> dict[str, list[int]]:
-    """Read class -> ImageNet's numbers from JSON or CSV, whose rows may repeat a class. Raises DataError for others."""
+    """Read class -> ImageNet numbers from JSON or CSV; CSV rows may repeat a class. Raises DataError for any other
+    content."""
     numbers_of: dict[str, list[int]] = {}
     if path.suffix.lower() == ".json":
         document = read_json_labels(path, OBJECTNET_FORMAT_HINT)
@@ -190,7 +194,7 @@ def read_objectnet_map(path: Path) -> dict[str, list[int]]:
                 )
         return numbers_of
     for line, row in enumerate(csv.reader(io.StringIO(read_utf8_file(path))), 1):
-        if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # a head
+        if not row or (line == 1 and len(row) == 2 and not row[1].strip().isdecimal()):  # header
             continue
         if len(row) != 2 or not row[1].strip().isdecimal() or not is_imagenet_class(int(row[1])):
             raise DataError(
@@ -202,16 +206,16 @@ def read_objectnet_map(path: Path) -> dict[str, list[int]]:
 
 
 def is_imagenet_class(number: Any) -> bool:
-    """Tell whether it is a number of ImageNet's classes."""
+    """Return whether the value is an ImageNet class number."""
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number < IMAGENET_CLASSES
 
 
 def read_json_labels(path: Path, hint: str) -> Any:
-    """Parse a JSON file. Raises DataError for what is none."""
+    """Parse a JSON file. Raises DataError for invalid JSON."""
     try:
         return json.loads(read_utf8_file(path))
     except ValueError as error:
-        raise DataError(f"{escape_unprintable(path)} is no JSON ({error})", hint) from None
+        raise DataError(f"{escape_unprintable(path)} is not valid JSON ({error})", hint) from None
 
 
 def read_utf8_file(path: Path) -> str:
@@ -224,7 +228,7 @@ def read_utf8_file(path: Path) -> str:
 
 @dataclass(frozen=True)
 class UnframedSplit:
-    """A split whose images lose a frame of one pure red pixel: ObjectNet's, (H, W, 3) -> (H - 2, W - 2, 3).
+    """A split that crops the one-pixel red frame of ObjectNet images, (H, W, 3) -> (H - 2, W - 2, 3).
 
     The labels are (n,), those of the split.
     """
@@ -233,14 +237,14 @@ class UnframedSplit:
 
     @property
     def labels(self) -> np.ndarray:
-        """Those of the split."""
+        """Return the labels of the split."""
         return self.split.labels
 
     def __len__(self) -> int:
         return len(self.split)
 
     def raw(self, sample: int) -> bytes | np.ndarray:
-        """Return what is stored, or the pixels within the frame. Raises DataError if it cannot be decoded."""
+        """Return the stored bytes, or the pixels within the frame. Raises DataError if they cannot be decoded."""
         stored = self.split.raw(sample)
         pixels = np.asarray(decode_to_pillow(stored, 3, self.name(sample)))
         sides = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])

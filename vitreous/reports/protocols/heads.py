@@ -1,7 +1,7 @@
-"""Linear heads of the published protocols, trained side by side on the features of one frozen model, and which features
-the heads read.
+"""Linear heads of the published protocols, trained in parallel on the features of one frozen model, and their input
+features.
 
-B images of a batch, N numbers that are read of an image, d of them by one head, K classes.
+B images per batch, N features read per image, d of them by one head, K classes.
 """
 
 from __future__ import annotations
@@ -22,20 +22,17 @@ from vitreous.models.zoo import Model
 from vitreous.training.update_rules import lars_trust_ratios
 
 SGD_MOMENTUM = 0.9
-INIT_STD = 0.01  # of a head's first weights
-MAE_BATCH_NORM_EPS, MAE_BATCH_NORM_MOMENTUM = (
-    1e-6,
-    0.1,
-)  # of MAE's batch norm: added to the variance, and the share of a new batch in its moments
-BASE_BATCH_SIZE = 256  # images of a batch that a base rate is for
-LOGITS_CHUNK = 4_096  # images that a head answers at a time
+INIT_STD = 0.01  # standard deviation of a head's initial weights
+MAE_BATCH_NORM_EPS, MAE_BATCH_NORM_MOMENTUM = (1e-6, 0.1)  # MAE's batch norm: epsilon, and momentum
+BASE_BATCH_SIZE = 256  # batch size of the base learning rate
+LOGITS_CHUNK = 4_096  # images per head forward pass
 
 
 @dataclass(frozen=True)
 class HeadConfig:
-    """How one head is trained: its base rate for 256 images, what it reads, and by which optimiser.
+    """Training settings of one head: base learning rate for 256 images, input features, and optimiser.
 
-    `normed`: behind a batch norm without weights of its own. `trunc`: first weights are cut at two units.
+    `normed`: after a batch norm without affine weights. `trunc`: initial weights are truncated at two units.
     """
 
     lr: float
@@ -44,14 +41,14 @@ class HeadConfig:
     normed: bool = False
 
     def rate(self, batch: int) -> float:
-        """The learning rate for batches of so many images: it grows in proportion."""
+        """Return the learning rate for a batch size, by linear scaling."""
         return self.lr * batch / BASE_BATCH_SIZE
 
 
 class LinearHead:
-    """A linear classifier (K, d) with its momentum, of the `columns` (d,) of what is read of an image.
+    """A linear classifier (K, d) with its momentum, on `columns` (d,) of the features read from an image.
 
-    It starts from the same weights for one seed, whichever heads are beside it.
+    For one seed it has the same initial weights, regardless of other heads.
     """
 
     def __init__(self, config: HeadConfig, columns: list[int], classes: int, seed: int, *, device: str = "cpu") -> None:
@@ -70,7 +67,8 @@ class LinearHead:
         self.mean, self.variance = torch.zeros(len(columns), device=device), torch.ones(len(columns), device=device)
 
     def inputs(self, rows: Tensor, training: bool = False) -> Tensor:
-        """(B, N) -> (B, d): what the head reads, normalised by the batch in training and by its moments after it."""
+        """Select a head's input (B, N) -> (B, d), normalised by the batch in training and by stored moments
+        afterwards."""
         x = rows[:, self.columns]
         if not self.config.normed:
             return x
@@ -79,11 +77,12 @@ class LinearHead:
         )
 
     def step(self, rows: Tensor, labels: Tensor, factor: float) -> None:
-        """Learn from (B, N) and (B,) int64 labels, at `factor` times the rate of this size of batch."""
+        """Take a training step on (B, N) and (B,) int64 labels, at `factor` times the learning rate of this batch
+        size."""
         x = self.inputs(rows, training=True)
         _, slope = compute_loss_and_gradient(x @ self.weight.T + self.bias, labels)
         gradients = [slope.T @ x / len(x), slope.sum(0) / len(x)]
-        if self.config.optimizer == "lars":  # biases, which have one axis, are not adapted
+        if self.config.optimizer == "lars":  # biases, which are one-dimensional, are not adapted
             gradients[0] *= lars_trust_ratios(self.weight.norm(), gradients[0].norm())
         sgd(
             [self.weight, self.bias], gradients, self.momenta, fused=False, foreach=False, maximize=False,
@@ -92,22 +91,22 @@ class LinearHead:
         )  # fmt: skip
 
     def logits(self, rows: np.ndarray) -> np.ndarray:
-        """(m, N) -> (m, K) float32."""
+        """Compute logits, (m, N) -> (m, K) float32."""
         parts = (torch.from_numpy(rows[low : low + LOGITS_CHUNK]) for low in range(0, len(rows), LOGITS_CHUNK))
         answers = [self.inputs(part.to(self.weight.device)) @ self.weight.T + self.bias for part in parts]
         return torch.cat(answers).cpu().numpy()
 
     @property
     def finite(self) -> bool:
-        """Whether its weights are numbers; too high a rate can make them none."""
+        """Return whether the weights are finite; too high a learning rate makes them diverge."""
         return bool(self.weight.isfinite().all() and self.bias.isfinite().all())
 
 
 @torch.no_grad()
 def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor, float]]) -> None:
-    """Train heads on one pass over batches: features (B, N), labels (B,) int64, and the factor of the rates.
+    """Train heads on one pass over batches: features (B, N), labels (B,) int64, and the learning rate factor.
 
-    No head knows of another: each gets the same weights, to the bit, as alone.
+    Heads are independent: each gets bit-identical weights to training alone.
     """
     for rows, labels, factor in batches:
         for head in heads:
@@ -115,14 +114,15 @@ def train_heads(heads: list[LinearHead], batches: Iterable[tuple[Tensor, Tensor,
 
 
 def get_best_index(scores: list[float | None]) -> int:
-    """Return the position of the highest score, of several the first; None is lower than any."""
+    """Return the index of the highest score, the first of ties; None is lower than any."""
     return max(range(len(scores)), key=lambda place: -1.0 if (score := scores[place]) is None else score)
 
 
 class HeadInput(NamedTuple):
-    """What a head reads: class tokens of the last `blocks` blocks, and with `mean` the mean of the last patch tokens.
+    """Input features of a head: class tokens of the last `blocks` blocks, and with `mean` the mean of the last patch
+    tokens.
 
-    0 `blocks` are what the model's own head reads.
+    0 `blocks` are the input features of the model's head.
     """
 
     blocks: int
@@ -130,7 +130,7 @@ class HeadInput(NamedTuple):
 
 
 class TokenReader(nn.Module):
-    """A model that returns, for every image, all that some heads read: (B, C, *image) -> (B, N).
+    """A model that returns all features needed by some heads for every image: (B, C, *image) -> (B, N).
 
     Class tokens come first, from the last block backwards, then the mean of the patch tokens. Tokens of every block go
     through the last norm, as in DINO's and DINOv2's `get_intermediate_layers`.
@@ -143,7 +143,7 @@ class TokenReader(nn.Module):
         self.mean = any(reading.mean for reading in readings)
 
     def columns(self, reading: HeadInput) -> list[int]:
-        """The positions of a head's inputs among the N numbers."""
+        """Return the indices of a head's inputs among the N features."""
         if not self.most:
             return list(range(self.config.features))
         width = self.config.width
@@ -151,7 +151,7 @@ class TokenReader(nn.Module):
         return [*own, *range(self.most * width, (self.most + 1) * width)] if reading.mean else list(own)
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, *image) -> (B, N)."""
+        """Compute the features, (B, C, *image) -> (B, N)."""
         if not self.most:
             return self.model(images)
         model: Any = self.model

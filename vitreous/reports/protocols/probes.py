@@ -17,12 +17,12 @@ from vitreous.reports.protocols.task import ProtocolResult, ProtocolTask, build_
 from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.intervals import wilson_interval
 
-KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen by what is judged
+KNN_NEIGHBOURS, HEADLINE_NEIGHBOURS = (10, 20, 100, 200), 20  # DINO's list; nothing is chosen on the evaluated images
 HEADLINE_SHOTS = 5  # the paper's "linear 5-shot"
 
 
 def describe_features(train: SplitFeatures, judged: SplitFeatures, split: str) -> dict[str, Any]:
-    """Return what a document says of features."""
+    """Describe the features for a document."""
     facts = {}
     for name, one in (("train", train), (split, judged)):
         images, width = one.rows.shape
@@ -32,14 +32,14 @@ def describe_features(train: SplitFeatures, judged: SplitFeatures, split: str) -
 
 
 def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
-    """Judge by weighted votes of the k nearest training images; the headline is k = 20, else the first k.
+    """Evaluate by weighted votes of the k nearest training images; the headline is k = 20, else the first k.
 
-    Raises UsageError for more neighbours than training images.
+    Raises UsageError if there are more neighbours than training images.
     """
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     if task.options.k and max(task.options.k) > len(rows):
-        problem = f"--k {max(task.options.k)} neighbours of {len(rows)} training images"
+        problem = f"--k {max(task.options.k)} exceeds the {len(rows)} training images"
         raise UsageError(problem, f"use at most --k {len(rows)}")
     ks = sorted(set(task.options.k)) or [k for k in KNN_NEIGHBOURS if k <= len(rows)] or [len(rows)]
     memory = train.rows if train.good.all() else train.rows[rows]
@@ -54,7 +54,7 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
         report = evaluate_classification(
             kind.shares_to_logits(shares), task.judged.labels, task.data.classes, judged.good
         )
-        report.figures["nll"] = report.intervals["nll"] = None  # a class without a vote has no finite one
+        report.figures["nll"] = report.intervals["nll"] = None  # a class without votes makes it infinite
         figures.append({"k": k, **report.summary()})
         headline = report if k == head else headline
     assert headline is not None
@@ -63,7 +63,8 @@ def evaluate_knn(task: ProtocolTask) -> ProtocolResult:
 
 
 def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
-    """Judge by logistic regression, its penalty --l2 or swept on held-out training images; or by a published probe."""
+    """Evaluate by logistic regression, with penalty --l2 or swept on held-out training images; or by a published
+    probe."""
     if task.options.probe != "regression":
         return evaluate_published_probe(task)
     train, judged = task.pair()
@@ -80,13 +81,13 @@ def evaluate_linear_probe(task: ProtocolTask) -> ProtocolResult:
 
 
 def choose_l2_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[float, dict[str, Any]]:
-    """Return the best penalty on a seeded share of the training images, and what it scored there.
+    """Return the best penalty on a seeded share of the training images, and its score.
 
     Raises DataError for too few training images.
     """
     parts = task.hold_out(known.labels, known.rows)
     if not len(parts["dev"]):
-        raise DataError("too few training images to choose a penalty on some of them", "say it: --l2 0.01")
+        raise DataError("too few training images to select the L2 penalty", "set it: --l2 0.01")
     return sweep_l2_penalties(
         task, known.with_rows(known.rows[parts["train"]]), known.with_rows(known.rows[parts["dev"]])
     )
@@ -95,7 +96,7 @@ def choose_l2_penalty(task: ProtocolTask, known: LabelledFeatures) -> tuple[floa
 def sweep_l2_penalties(
     task: ProtocolTask, train: LabelledFeatures, dev: LabelledFeatures, label: str = "penalty"
 ) -> tuple[float, dict[str, Any]]:
-    """Return the best penalty for held-out images, and what a document says of it."""
+    """Return the best penalty for held-out images, and its description for a document."""
     tried: list[dict[str, float]] = []
     name = train.kind.metric
 
@@ -108,11 +109,11 @@ def sweep_l2_penalties(
 
 
 def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
-    """Judge by the paper's few-shot regression: each number of shots for several draws of the training images.
+    """Evaluate by the paper's few-shot regression: several draws of training images for each number of shots.
 
-    Raises UsageError for several labels an image.
+    Raises UsageError for multi-label data.
     """
-    task.require_single_label(": few-shot has one", "use --protocol linear or knn")
+    task.require_single_label("; few-shot needs one", "use --protocol linear or knn")
     train, judged = task.pair()
     rows = np.flatnonzero(train.good)
     labels, wanted = task.training.labels[rows], task.judged.labels
@@ -120,7 +121,7 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
     shots = sorted(set(task.options.shots)) or [shots for shots in few.DEFAULT_SHOTS if shots <= counts.max()]
     if lacking := int((counts < max(shots)).sum()):
         task.computing.listener.note(
-            f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of theirs are used"
+            f"{lacking} of {task.classes} classes have less than {max(shots)} training images: all of them are used"
         )
     l2, total = task.options.l2 or few.RIDGE_L2, task.options.seeds
     hits: dict[int, list[int]] = {shot: [] for shot in shots}
@@ -131,7 +132,7 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
             ridge = few.fit_ridge_classifier(train.rows[rows[drawn]], labels[drawn], task.classes, l2)
             hits[shot].append(int(((ridge.scores(judged.rows).argmax(1) == wanted) & judged.good).sum()))
             done = sum(map(len, hits.values()))
-            task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} a class")
+            task.computing.listener.progress("few-shot", done, total * len(shots), f"{shot} per class")
     images, first = len(wanted), task.options.seed
     figures = [summarise_draws(shot, hits[shot], images, first, int((counts < shot).sum())) for shot in shots]
     head = next((row for row in figures if row["shots"] == HEADLINE_SHOTS), figures[-1])
@@ -141,7 +142,7 @@ def evaluate_few_shot(task: ProtocolTask) -> ProtocolResult:
 
 
 def summarise_draws(shots: int, hits: list[int], images: int, seed: int, short: int) -> dict[str, Any]:
-    """Return the figures of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
+    """Return the metrics of a number of shots: mean and (sample) standard deviation over draws, and each draw."""
     top1 = [hit / images for hit in hits]
     draws = [
         {"seed": seed + n, "top1": value, "interval": list(wilson_interval(hits[n], images))}

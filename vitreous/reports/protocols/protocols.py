@@ -1,4 +1,4 @@
-"""The protocols of the verb `evaluate`: classifiers on a model's features, and ImageNet's other labels."""
+"""Run the protocols of the verb `evaluate`: classifiers on a model's features, and alternative ImageNet labels."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run_protocol(
     split: str | None,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Judge a model by a protocol; the document also has `protocol`, and `figures` for each setting.
+    """Evaluate a model by a protocol; the document also has `protocol`, and `figures` for each setting.
 
-    Raises UsageError for an unknown protocol, DataError for data that it cannot be carried out on.
+    Raises UsageError for an unknown protocol, DataError for unsuitable data.
     """
     options = ProtocolOptions(protocol) if isinstance(protocol, str) else protocol
     name, protocols = options.protocol, PROBES | LABEL_SET_PROTOCOLS
     if name not in (known := (*PROBES, "vtab", *LABEL_SET_PROTOCOLS)):
-        raise UsageError(f"no protocol {name}", suggest_nearest(name, known) or f"there are top1, {', '.join(known)}")
+        raise UsageError(f"unknown protocol {name}", suggest_nearest(name, known) or f"use top1, {', '.join(known)}")
     if slow := describe_emulation(computing.how.precision, pick_device(computing.how.device)):
         computing.listener.note(slow)
     started, note = time.perf_counter(), computing.listener.note
@@ -44,9 +44,9 @@ def run_protocol(
     source, opened = open_run_data(run, data, "train" if name in PROBES else split)
     if opened.targets:
         problem = (
-            f"--protocol {name} is for classes, and {source} has values of {format_first_names(opened.targets, 5)}"
+            f"--protocol {name} is for classes, but {source} has values of {format_first_names(opened.targets, 5)}"
         )
-        raise UsageError(problem, "leave --protocol out, or name data with classes")
+        raise UsageError(problem, "leave --protocol out, or use data with classes")
     chosen = choose_split(opened, split, note)
     task = ProtocolTask(
         os.fspath(run), source, data=opened, split=chosen, bundle=bundle, options=options, computing=computing
@@ -55,7 +55,7 @@ def run_protocol(
 
 
 def record_protocol_result(task: ProtocolTask, result: ProtocolResult, seconds: float) -> dict[str, Any]:
-    """Return the document of a protocol, and add it to the run's readings."""
+    """Return the document of a protocol, and add it to the run's evaluations."""
     bundle = replace(task.bundle, task=Classification(task.data.classes, task.data.multilabel))
     protocol = {"protocol": task.options.protocol}
     document = build_evaluation_document(

@@ -1,4 +1,4 @@
-"""The linear protocols that MAE, DINO and DINOv2 were published with: heads trained by steps on a frozen model.
+"""The published linear protocols of MAE, DINO and DINOv2: heads trained by SGD on a frozen model.
 
 | `--probe` | reads | trained | from |
 |---|---|---|---|
@@ -6,7 +6,7 @@
 | dino | class tokens of 4 blocks (ViT-S), or 1 and the mean | SGD, 0.001, 100 epochs of 1,024 | eval_linear.py |
 | dinov2 | 1 or 4 blocks, with and without the mean | SGD, 13 rates, 12,500 steps of 1,024 | eval/linear.py |
 
-All have a momentum of 0.9, no weight decay, rates in proportion to batch / 256, and random crops and flips alone.
+All have momentum 0.9, no weight decay, learning rates scaled by batch / 256, and only random crops and flips.
 """
 
 from __future__ import annotations
@@ -56,60 +56,60 @@ DINOV2_LR_GRID = (
     2e-2,
     5e-2,
     1e-1,
-)  # DINOv2's rates for 256 images
-DINOV2_STEPS = 12_500  # DINOv2's
+)  # DINOv2's learning rates for 256 images
+DINOV2_STEPS = 12_500  # steps of DINOv2
 PUBLISHED_STEPS = {"mae": 7_038, "dino": 125_100, "dinov2": DINOV2_STEPS}  # steps on ImageNet
 SHORT_TRAINING_SHARE = 0.1  # share of these below which a training is called short
-MAX_EPOCHS = 100  # over the training images at most, where a length is in steps
-CLASS_TOKEN_BLOCKS = 4  # whose class tokens are read together
+MAX_EPOCHS = 100  # maximum passes over the training images if the length is in steps
+CLASS_TOKEN_BLOCKS = 4  # blocks whose class tokens are concatenated
 VIT_B_WIDTH, VIT_L_WIDTH = (
     768,
     1_024,
-)  # widths of ViT-B, for which DINO reads one block, and of ViT-L, which MAE trains shorter
-FORWARD_BATCH_SIZE = 256  # images that are augmented, and computed, at a time
+)  # widths of ViT-B, for which DINO uses one block, and of ViT-L, which MAE trains for fewer epochs
+FORWARD_BATCH_SIZE = 256  # images augmented and computed at a time
 PROBE_CROP = Augment(crop=(0.08, 1.0), crop_filter="bicubic", flip=0.5)
 
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """What a protocol does for one model and one number of images: its heads, and how long they are trained.
+    """Training plan of a protocol for one model and number of images: its heads and training length.
 
-    `by_epoch`: the rate falls after every epoch, not at every step.
+    `by_epoch`: the learning rate changes after every epoch, not at every step.
     """
 
     heads: tuple[HeadConfig, ...]
     batch: int
     steps: int
     warmup: int = 0
-    by_epoch: float = 0.0  # steps of an epoch; 0: the rate moves at every step
+    by_epoch: float = 0.0  # steps per epoch; 0: the learning rate changes at every step
     views: Augment = PROBE_CROP
 
     def factor(self, step: int) -> float:
-        """What the rates are multiplied by at a step, 0-based: cosine to 0, after a linear warm-up."""
+        """Return the learning rate factor at a step, 0-based: linear warm-up, then cosine to 0."""
         schedule = ScheduleConfig(self.warmup)
         if not self.by_epoch:
             return schedule_factor(schedule, step, self.steps)
         return schedule_factor(schedule, int(step / self.by_epoch), max(1, round(self.steps / self.by_epoch)))
 
     def describe(self) -> dict[str, Any]:
-        """Return the batch, the steps, and whether images are cropped and mirrored, for a document."""
+        """Return batch size, steps, and whether images are cropped and mirrored, for a document."""
         return {"batch": self.batch, "steps": self.steps, "augmented": self.views.flip > 0}
 
 
 def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]:
-    """Return the heads of a protocol for a model, in the order in which equal ones are chosen.
+    """Return the heads of a protocol for a model; the first of ties is chosen.
 
-    Raises UsageError for dino and dinov2 and a model without a class token.
+    Raises UsageError for dino and dinov2 if the model has no class token.
     """
     token = model.class_token
     if probe == "mae":
         return (HeadConfig(0.1, HeadInput(1 if token else 0), "lars", normed=True),)
     if not token:
         hint = (
-            "use --probe mae, which reads what the model's own head would, or leave --probe out; "
+            "use --probe mae, which uses the input of the model's head, or leave --probe out; "
             "--model.class-token True --model.pool class trains a model with one"
         )
-        raise UsageError(f"--probe {probe} reads class tokens, and {model.name()} has none", hint)
+        raise UsageError(f"--probe {probe} needs a class token, and {model.name()} has none", hint)
     last = min(CLASS_TOKEN_BLOCKS, model.depth)
     if probe == "dino":
         return (HeadConfig(1e-3, HeadInput(1, mean=True) if model.width >= VIT_B_WIDTH else HeadInput(last)),)
@@ -118,15 +118,15 @@ def build_head_configs(probe: str, model: ModelConfig) -> tuple[HeadConfig, ...]
 
 
 def plan_probe(options: ProtocolOptions, model: ModelConfig, images: int) -> ProbePlan:
-    """Return what a protocol does with so many training images.
+    """Return the plan of a protocol for a number of training images.
 
-    A batch has no more images than there are. --epochs and --steps set the length; else DINOv2's steps are cut to
-    `MAX_EPOCHS` over the images. Raises UsageError as `build_head_configs`.
+    A batch has at most as many images as there are. --epochs and --steps set the length; by default DINOv2's steps are
+    limited to `MAX_EPOCHS` over the images. Raises UsageError as `build_head_configs`.
     """
     probe, heads = options.probe, build_head_configs(options.probe, model)
     batch = options.probe_batch or min(16_384 if probe == "mae" else 1_024, max(2, images))
     epochs = {"mae": 50 if model.width >= VIT_L_WIDTH else 90, "dino": 100, "dinov2": None}[probe]
-    epoch = images / batch  # steps
+    epoch = images / batch  # steps per epoch
     if options.steps is not None:
         steps = options.steps
     elif options.epochs is not None or epochs is not None:
@@ -134,26 +134,26 @@ def plan_probe(options: ProtocolOptions, model: ModelConfig, images: int) -> Pro
     else:
         steps = max(1, min(DINOV2_STEPS, round(MAX_EPOCHS * epoch)))
     views = PROBE_CROP if options.probe_augment else Augment()
-    if probe == "mae":  # ten epochs of warm-up, or of a shorter training the same share
+    if probe == "mae":  # ten epochs of warm-up, or the same share of a shorter training
         return ProbePlan(heads, batch, steps, round(min(10 * epoch, steps / 9)), views=views)
-    if probe == "dino":  # whose crops are read bilinearly
+    if probe == "dino":  # DINO reads crops bilinearly
         return ProbePlan(heads, batch, steps, by_epoch=epoch, views=replace(views, crop_filter="bilinear"))
     return ProbePlan(heads, batch, steps, views=views)
 
 
 def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
-    """Judge by a published linear protocol: its heads are trained together, and validation images choose one.
+    """Evaluate by a published linear protocol: its heads are trained jointly, and validation images select one.
 
-    Raises UsageError for several labels an image, int8, OpenVINO and merged tokens; DataError as `split_probe_images`
-    and for images of one class; NonFiniteError where no head has finite weights.
+    Raises UsageError for multi-label data, int8, OpenVINO and merged tokens; DataError as `split_probe_images` and for
+    images of one class; NonFiniteError if no head has finite weights.
     """
     options, inference = task.options, task.computing.how
-    task.require_single_label(f": --probe {options.probe} has one", "leave --probe out, or use --protocol knn")
+    task.require_single_label(f"; --probe {options.probe} needs one", "leave --probe out, or use --protocol knn")
     if inference.engine == "openvino" or inference.precision == "int8" or inference.merge_tokens:
-        problem = f"--probe {options.probe} reads the tokens of the model itself"
+        problem = f"--probe {options.probe} reads the tokens of the PyTorch model"
         raise UsageError(problem, "leave --engine openvino, --precision int8 and --merge-tokens out")
     if not task.bundle.preprocess.stacks:
-        problem = f"--probe {options.probe} crops images of one size, not pictures at their own aspect"
+        problem = f"--probe {options.probe} does not support models with native aspect ratio"
         raise UsageError(problem, "leave --probe out")
     task.check_classes()
     choosing = len(build_head_configs(options.probe, task.bundle.model.config)) > 1
@@ -178,7 +178,7 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
     place = get_best_index(scores)
     if not heads[place].finite:
         raise NonFiniteError(
-            "the weights of the head are not finite", "use a smaller --probe-batch, whose rate is lower"
+            "the weights of the head are not finite", "use a smaller --probe-batch to lower the learning rate"
         )
     rows, good = compute_unaugmented_features(task, engine, task.judged, f"{task.split} images")
     report = evaluate_classification(heads[place].logits(rows), task.judged.labels, task.data.classes, good)
@@ -192,15 +192,16 @@ def evaluate_published_probe(task: ProtocolTask) -> ProtocolResult:
 
 
 def describe_head(head: HeadConfig, batch: int) -> dict[str, Any]:
-    """Return what a document says of a head: base rate, rate, class tokens that it reads, and whether patches too."""
+    """Describe a head for a document: base rate, rate, class tokens read, and whether patches are read too."""
     return {"base_lr": head.lr, "lr": head.rate(batch), "blocks": head.reading.blocks, "mean": head.reading.mean}
 
 
 def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split | None, dict[str, Any]]:
-    """Return the images to learn from, those that choose a head where `choosing`, and what a document says of them.
+    """Return the training images, the images that select a head if `choosing`, and their description for a document.
 
-    A `val` split that is not judged chooses; where there is none, a share of `train` is held out. One head needs no
-    choice: it learns from all, and is scored on a `val` of the data's own. Raises DataError where none can be held out.
+    A `val` split that is not evaluated selects the head; otherwise a share of `train` is held out. A single head needs
+    no selection: it trains on all images and is scored on the data's `val` split. Raises DataError if no images can be
+    held out.
     """
     training, own = task.training, task.data.splits.get("val") if task.split == "test" else None
     drawn = task.data.whole is not None
@@ -213,8 +214,8 @@ def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split
     else:
         rows = task.hold_out(training.labels, np.arange(len(training)))
         if not len(rows["dev"]):
-            hint = "add images, or use --probe mae or dino, which have nothing to choose"
-            raise DataError("too few training images to choose a head on some of them", hint)
+            hint = "add images, or use --probe mae or dino, which train one head"
+            raise DataError("too few training images to hold some out for selecting a head", hint)
         training, own, name = training.take(rows["train"]), training.take(rows["dev"]), "held out of train"
     splits = task.parts["bank"]["splits"] if not choosing else ["train"]
     bank = {"data": task.source, "splits": splits, "images": len(training)}
@@ -223,20 +224,20 @@ def split_probe_images(task: ProtocolTask, choosing: bool) -> tuple[Split, Split
 
 
 def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict[str, Any]) -> None:
-    """Say what is trained, on which images, for how long, and which images choose."""
+    """Log the number of heads, their training images, training length, and the images that select a head."""
     note, probe, validation = task.computing.listener.note, task.options.probe, parts["validation"]
     many = f"{len(plan.heads)} heads" if len(plan.heads) > 1 else "a head"
-    use = "choose one of them" if len(plan.heads) > 1 else "are its validation images"
+    use = "select one of them" if len(plan.heads) > 1 else "are its validation images"
     chosen = f"; {validation['images']} others ({validation['split']}) {use}" if validation else ""
     note(
         f"--probe {probe} trains {many} on {images} images of {task.source} ({' and '.join(parts['bank']['splits'])})"
-        f"{chosen}; judged on {len(task.judged)} others of it ({task.split})"
+        f"{chosen}; evaluated on {len(task.judged)} others of it ({task.split})"
     )
     usual = 16_384 if probe == "mae" else 1_024
     if plan.batch < usual and not task.options.probe_batch:
         note(
-            f"batch {usual} -> {plan.batch}: an epoch has no more images; rates "
-            f"are in proportion, batch / {BASE_BATCH_SIZE}"
+            f"batch {usual} -> {plan.batch}: an epoch has no more images; learning rates "
+            f"are scaled by batch / {BASE_BATCH_SIZE}"
         )
     if probe == "dinov2" and task.options.steps is None and task.options.epochs is None and plan.steps < DINOV2_STEPS:
         note(
@@ -244,21 +245,21 @@ def log_probe_plan(task: ProtocolTask, plan: ProbePlan, images: int, parts: dict
         )
     if plan.steps < SHORT_TRAINING_SHARE * PUBLISHED_STEPS[probe]:
         note(
-            f"{plan.steps} steps are few beside {PUBLISHED_STEPS[probe]} on ImageNet: the head may learn too "
-            f"little, and its "
-            "figure then tells nothing of the features; give more --steps or --epochs, or leave --probe out"
+            f"{plan.steps} steps are few compared with {PUBLISHED_STEPS[probe]} on ImageNet: the head may "
+            f"underfit, and the "
+            "metric would not reflect the features; increase --steps or --epochs, or leave --probe out"
         )
 
 
 def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | None, Split]:
-    """Return the training images in memory where they are small, (n, C, *image), and the split without unreadable ones.
+    """Return the training images in memory if they are small, (n, C, *image), and the split without unreadable ones.
 
     Raises DataError for unreadable images, unless they are skipped.
     """
     computing, preprocess = task.computing, task.bundle.preprocess
     keep, skip = fits_in_memory(train, preprocess), computing.bad_images == "skip"
     if not keep and not skip:
-        return None, train  # the first unreadable one stops the training
+        return None, train  # the first unreadable image stops the training
     pixels, bad = screen_images(train, preprocess, get_worker_count(task), keep)
     check_unreadable_images(bad, len(train), computing.bad_images)
     rows = find_readable_samples(train, bad)
@@ -266,14 +267,14 @@ def screen_training_images(task: ProtocolTask, train: Split) -> tuple[Tensor | N
 
 
 def get_worker_count(task: ProtocolTask) -> int:
-    """Return the number of processes that decode."""
+    """Return the number of decoding processes."""
     return default_worker_count() if task.computing.workers is None else task.computing.workers
 
 
 def iterate_feature_batches(
     task: ProtocolTask, plan: ProbePlan, engine: ModelEngine, train: Split, pixels: Tensor | None
 ) -> Iterator[tuple[Tensor, Tensor, float]]:
-    """Yield features (B, N) of augmented images, their labels (B,) and the factor of the rates, for every step.
+    """Yield features (B, N) of augmented images, their labels (B,) and the learning rate factor, for every step.
 
     The model computes each batch once. Raises NonFiniteError for features that are not finite.
     """
@@ -305,7 +306,7 @@ def iterate_feature_batches(
 def compute_unaugmented_features(
     task: ProtocolTask, engine: ModelEngine, split: Split, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return (m, N) features of a split without augmentation, and (m,) bool: the images that could be read.
+    """Return (m, N) features of a split without augmentation, and (m,) bool: readable images.
 
     Raises DataError for unreadable images, unless they are skipped.
     """
@@ -314,7 +315,7 @@ def compute_unaugmented_features(
     reader = EvalLoader(split, task.bundle.preprocess, get_worker_count(task))
     rows, bad = compute_split_logits(engine, reader, computing.batch_size, on_images)
     check_unreadable_images(bad, len(split), computing.bad_images)
-    find_readable_samples(split, bad)  # there must be some
+    find_readable_samples(split, bad)  # raises DataError if none is readable
     return rows, build_readable_mask(len(split), bad)
 
 

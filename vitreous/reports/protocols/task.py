@@ -1,4 +1,4 @@
-"""What every protocol of the verb `evaluate` is given, and what it returns."""
+"""Input and result of every protocol of the verb `evaluate`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from vitreous.weights.bundle import Bundle
 MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES = (
     0.2,
     20_000,
-)  # share and number of training images that choose a penalty, or a head
+)  # share and number of training images that select a penalty, or a head
 
 
 @dataclass(frozen=True)
 class ProtocolTask:
-    """A model, the data that it is judged on, and the options."""
+    """A model, the evaluation data, and the options."""
 
     run: str
     source: str
@@ -39,37 +39,37 @@ class ProtocolTask:
 
     @cached_property
     def training(self) -> Split:
-        """The images to learn from: all but those judged and, where `val` is judged, all but `test`.
+        """Return the training images: all but the evaluated ones and, if `val` is evaluated, all but `test`.
 
-        Raises UsageError where `train` is judged, DataError where there are none.
+        Raises UsageError if `train` is evaluated, DataError if there are no training images.
         """
         if self.split == "train":
-            raise UsageError(f"--protocol {self.options.protocol} learns from the train split", "judge val or test")
+            raise UsageError(f"--protocol {self.options.protocol} trains on the train split", "evaluate val or test")
         training = self.data.splits.get("train")
         if self.split == "test" and self.data.whole is not None:
             training = self.data.whole
         if training is None:
-            hint = f"--protocol {self.options.protocol} needs a train split beside the one judged"
+            hint = f"--protocol {self.options.protocol} needs a train split in addition to the evaluated one"
             raise DataError(f"{self.source} has no training images", hint)
         return training
 
     def require_single_label(self, reason: str, hint: str) -> None:
-        """Raise UsageError, with a `reason` behind the problem, for several labels an image."""
-        self.data.label_kind.require_single_label(f"{self.source} has several labels an image{reason}", hint)
+        """Raise UsageError, with a `reason` after the problem, for multi-label data."""
+        self.data.label_kind.require_single_label(f"{self.source} has several labels per image{reason}", hint)
 
     @property
     def judged(self) -> Split:
-        """The images that are judged."""
+        """Return the evaluated images."""
         return self.data.split(self.split)
 
     @property
     def classes(self) -> int:
-        """The number of classes."""
+        """Return the number of classes."""
         return len(self.data.classes)
 
     @property
     def device(self) -> str:
-        """The device that computes."""
+        """Return the device that computes."""
         return pick_device(self.computing.how.device)
 
     def features(self, name: str, split: Split) -> SplitFeatures:
@@ -82,39 +82,39 @@ class ProtocolTask:
         return features
 
     def hold_out(self, labels: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Draw a seeded share of `rows` (m,) of the training images, which have (n,) or (n, K) labels, for choices.
+        """Draw a seeded share of training samples `rows` (m,), with (n,) or (n, K) labels, for model selection.
 
-        Returns positions among the rows: `train`, and `dev`, which is empty where there are too few.
+        Returns positions among the rows: `train`, and `dev`, which is empty if there are too few.
         """
         share, groups = min(MAX_HELD_OUT_SHARE, MAX_HELD_OUT_IMAGES / len(rows)), self.data.groups
         apart = groups[rows] if groups is not None and len(groups) == len(labels) else None
         return draw_stratified_splits(labels[rows], self.options.seed, {"dev": share}, apart)
 
     def check_classes(self) -> None:
-        """Note classes without training images. Raises DataError where training images have less than two classes."""
+        """Log classes without training images. Raises DataError if the training images have less than two classes."""
         labels = self.training.labels
         present = int((labels.sum(0) > 0).sum()) if labels.ndim == 2 else len(np.unique(labels))
         if present < 2 and labels.ndim == 1:
-            raise DataError(f"all training images of {self.source} are of one class", "a classifier needs two")
+            raise DataError(f"all training images of {self.source} have one class", "use data with more classes")
         if present < self.classes:
             self.computing.listener.note(f"{self.classes - present} of {self.classes} classes have no training image")
 
     def pair(self) -> tuple[SplitFeatures, SplitFeatures]:
-        """Return the features of the training images and of those judged, and note which they are.
+        """Return the features of the training and of the evaluated images, and log which images they are.
 
-        Raises DataError where training images have less than two classes.
+        Raises DataError if the training images have less than two classes.
         """
         self.check_classes()
         splits = " and ".join(self.parts["bank"]["splits"])
         self.computing.listener.note(
-            f"{self.options.protocol} learns from {len(self.training)} images of {self.source} ({splits}), "
-            f"is judged on {len(self.judged)} others of it ({self.split})"
+            f"{self.options.protocol} trains on {len(self.training)} images of {self.source} ({splits}), "
+            f"is evaluated on {len(self.judged)} others of it ({self.split})"
         )
         return self.features("train", self.training), self.features(self.split, self.judged)
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Which images a classifier learns from (`bank`), and which are judged, for the document."""
+        """Describe the images a classifier trains on (`bank`) and the evaluated images, for the document."""
         whole = self.split == "test" and self.data.whole is not None
         splits = [name for name in ("train", "val") if name == "train" or (whole and name in self.data.splits)]
         return {
@@ -125,7 +125,7 @@ class ProtocolTask:
 
 @dataclass(frozen=True)
 class ProtocolResult:
-    """A report of the headline, the figures of every setting, and further keys of the document."""
+    """A report of the headline metric, the metrics of every setting, and further keys of the document."""
 
     report: Report
     figures: list[dict[str, Any]]
@@ -133,7 +133,7 @@ class ProtocolResult:
 
 
 def build_mean_report(images: int, unreadable: int, top1: float | None) -> Report:
-    """Return a report of a mean, which has no interval of its own."""
+    """Return a report of a mean, without a confidence interval."""
     names = ("top1", "top5", *CLASS_MEANS, "nll", "ece")
     return Report(
         images,

@@ -38,7 +38,7 @@ from vitreous.tasks.classification_metrics import evaluate_classification
 from vitreous.tasks.features import FeatureExtraction
 from vitreous.weights.bundle import Bundle
 
-VTAB_CACHE_VERSION = 1  # goes up when the same data give other numbers
+VTAB_CACHE_VERSION = 1  # increase when the same data give other results
 TASK_NAME_PREFIX = re.compile(r"^(wds_)?(vtab_)?(1k_)?")
 
 
@@ -49,25 +49,23 @@ def evaluate_vtab(
     options: ProtocolOptions,
     computing: EvaluationSettings,
 ) -> dict[str, Any]:
-    """Judge a model on the tasks whose data lie in DATA/TASK, in any layout; the document names those that do not.
+    """Evaluate a model on the VTAB tasks found at DATA/TASK, in any layout; the document lists missing tasks.
 
-    A task: 800 images to learn from, 200 that choose the penalty (unless --l2 says it), then all 1,000, and top-1 on
-    the test split. Pictures are scaled whole, as the benchmark does. Finished tasks are kept in RUN/vtab.json, and not
-    computed again while model, data and options are the same. Raises UsageError without a folder, DataError where none
-    of the tasks is there or can be judged.
+    Each task has 800 training images and 200 that select the penalty (unless --l2 sets it); then all 1,000 are used for
+    training and top-1 is computed on the test split. Images are resized without cropping, as in the benchmark. Finished
+    tasks are cached in RUN/vtab.json while model, data and options are unchanged. Raises UsageError without a folder,
+    DataError if no task is found or can be evaluated.
     """
     if data is None or not os.path.isdir(data):
-        hint = f"they are called {', '.join(VTAB_TASKS)}"
+        hint = f"the task folders are {', '.join(VTAB_TASKS)}"
         raise UsageError("--protocol vtab needs a folder with a folder for each task", hint)
     began, root, listener = time.perf_counter(), Path(data), computing.listener
     homes = find_task_folders(root)
     missing = [name for name in VTAB_TASKS if name not in homes]
     if not homes:
-        raise DataError(
-            f"{escape_unprintable(root)} has no task of VTAB", f"its folders are called {', '.join(VTAB_TASKS)}"
-        )
+        raise DataError(f"{escape_unprintable(root)} has no VTAB task", f"name its folders {', '.join(VTAB_TASKS)}")
     if missing:
-        listener.note(f"{len(missing)} of {len(VTAB_TASKS)} tasks are not there: {', '.join(missing)}")
+        listener.note(f"{len(missing)} of {len(VTAB_TASKS)} tasks are missing: {', '.join(missing)}")
     squashed = replace(bundle, preprocess=replace(bundle.preprocess, fit="squash"))
     notebook = Path(run) / "vtab.json" if os.path.isdir(run) else Path(f"vtab-{slugify_name(Path(run).stem)[:60]}.json")
     tasks, failed = evaluate_vtab_tasks(
@@ -75,7 +73,7 @@ def evaluate_vtab(
     )
     if not tasks:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in failed.items())
-        raise DataError(f"none of the tasks in {escape_unprintable(root)} can be judged: {reasons}")
+        raise DataError(f"none of the tasks in {escape_unprintable(root)} can be evaluated: {reasons}")
     averages = average_by_group({name: row["top1"] for name, row in tasks.items()})
     images, unreadable = (sum(row[key] for row in tasks.values()) for key in ("images", "unreadable"))
     report = build_mean_report(images, unreadable, averages["mean"])
@@ -91,7 +89,7 @@ def evaluate_vtab(
 
 
 def find_task_folders(root: Path) -> dict[str, Path]:
-    """Return task -> its folder below the root, by any of its names, in the order of the tasks."""
+    """Map each task to its folder below the root, by any of its names, in the order of the tasks."""
     entries = [entry for entry in os.scandir(root) if entry.is_dir()]
     folders = {TASK_NAME_PREFIX.sub("", normalise_class_name(entry.name)): Path(entry.path) for entry in entries}
     called = {name: next((n for n in (name, *task.names) if n in folders), "") for name, task in VTAB_TASKS.items()}
@@ -106,7 +104,7 @@ def evaluate_vtab_tasks(
     options: ProtocolOptions,
     computing: EvaluationSettings,
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the result of each task, from the notebook where it is finished, and why others failed."""
+    """Return the result of each task, from the cache if it is finished, and the errors of failed tasks."""
     known, done, failed = read_vtab_cache(notebook), {}, {}
     about = model_cache_fields(bundle.model, bundle.preprocess, computing.how)
     for name, home in homes.items():
@@ -117,7 +115,7 @@ def evaluate_vtab_tasks(
             )
             key = compute_task_key(about, task)
             if known.get(name, {}).get("key") == key:
-                computing.listener.note(f"{name}: {known[name]['top1']:.1%}, finished before")
+                computing.listener.note(f"{name}: {known[name]['top1']:.1%}, cached")
             else:
                 known[name] = {"task": name, "key": key, **evaluate_vtab_task(name, task, note)}
                 write_text_atomic(notebook, json.dumps(known, indent=1, ensure_ascii=False) + "\n")
@@ -125,12 +123,12 @@ def evaluate_vtab_tasks(
             done[name] = known[name]
         except (DataError, UsageError) as error:
             failed[name] = error.message
-            computing.listener.note(f"{name} cannot be judged: {error.message}")
+            computing.listener.note(f"{name} cannot be evaluated: {error.message}")
     return done, failed
 
 
 def read_vtab_cache(notebook: Path) -> dict[str, Any]:
-    """Read the tasks of a notebook; none where it cannot be read."""
+    """Read the cached tasks; empty if the cache cannot be read."""
     try:
         document = json.loads(notebook.read_text("utf-8"))
     except (OSError, ValueError):
@@ -139,7 +137,7 @@ def read_vtab_cache(notebook: Path) -> dict[str, Any]:
 
 
 def compute_task_key(about: dict[str, Any], task: ProtocolTask) -> str:
-    """Return a digest of all that a task's figure depends on."""
+    """Return a digest of everything that affects a task's metric."""
     parts: list[Any] = [VTAB_CACHE_VERSION, about, task.options.l2, task.options.seed, task.computing.bad_images]
     for split in task.data.splits.values():
         parts += [hash_split_images(split), hashlib.sha256(split.labels.tobytes()).hexdigest()]
@@ -147,12 +145,12 @@ def compute_task_key(about: dict[str, Any], task: ProtocolTask) -> str:
 
 
 def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]:
-    """Return data with the task's splits `train`, `val` and `test` and its classes; and what to note.
+    """Return data with the task's splits `train`, `val` and `test` and its classes; and notes to log.
 
-    Raw labels become classes by the task's rule. The published 1,000 images come as lists; of a whole data set 1,000
-    are drawn. Raises UsageError for several labels an image, DataError for labels that are not the task's.
+    Raw labels become classes by the task's rule. The published 1,000 images are lists; from a full data set, 1,000 are
+    drawn. Raises UsageError for multi-label data, DataError for labels that are not the task's.
     """
-    data.label_kind.require_single_label("its images have several labels", "a task of VTAB has one")
+    data.label_kind.require_single_label("its images have several labels", "use single-label data")
     test, notes = data.split("test"), []
     train, dev = data.split("train"), data.splits.get("val")
     if dev is None or len(train) > TRAIN_IMAGES or len(dev) > DEV_IMAGES:
@@ -160,7 +158,7 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
         rows = draw_permutation(len(whole), seed, 0)[: TRAIN_IMAGES + DEV_IMAGES]
         cut = round(len(rows) * TRAIN_IMAGES / (TRAIN_IMAGES + DEV_IMAGES))
         train, dev = whole.take(rows[:cut]), whole.take(rows[cut:])
-        notes.append(f"{len(rows)} of {len(whole)} training images drawn here (seed {seed}), not the published ones")
+        notes.append(f"{len(rows)} of {len(whole)} training images drawn with seed {seed}, not the published ones")
     classes, place = data.classes, map_to_task_classes(task, data.classes)
     if place is not None:
         if place.min() < 0 or place.max() >= task.classes:
@@ -169,13 +167,13 @@ def prepare_task_data(task: VTABTask, data: Data, seed: int) -> tuple[Data, str]
         classes = tuple(map(str, range(task.classes)))
         train, dev, test = (part.take(np.arange(len(part)), place[part.labels]) for part in (train, dev, test))
     if len(classes) != task.classes:
-        notes.append(f"{len(classes)} classes where the task has {task.classes}")
+        notes.append(f"{len(classes)} classes instead of the task's {task.classes}")
     splits = {"train": train, "val": dev, "test": test}
     return replace(data, classes=classes, splits=splits, whole=None, groups=None), "; ".join(notes)
 
 
 def evaluate_vtab_task(name: str, task: ProtocolTask, note: str) -> dict[str, Any]:
-    """Return top-1 of a task with its interval, and how it came about."""
+    """Return top-1 of a task with its interval and settings."""
     began = time.perf_counter()
     if note:
         task.computing.listener.note(f"{name}: {note}")

@@ -1,1 +1,1 @@
-"""One file per foreign format: the names of its tensors, and how its models are recognised."""
+"""Foreign formats, one file each: tensor names, and how models are detected."""

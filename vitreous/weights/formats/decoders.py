@@ -1,7 +1,7 @@
-"""The decoder of MAE and of VideoMAE in others' files: their authors', and transformers' ViTMAEForPreTraining and
+"""The decoder of MAE and of VideoMAE in original files and in transformers' ViTMAEForPreTraining and
 VideoMAEForPreTraining.
 
-d width of the decoder, p and q a patch's sides in pixels, C channels.
+d width of the decoder, p and q a patch's height and width in pixels, C channels.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from vitreous.weights.table import (
     transform_each,
 )
 
-DECODER_HEAD_WIDTH = 32  # channels of a head of attention of MAE's decoder, as published: 512 of 16
-#: the fields of MAE's config that make it VideoMAE's
+DECODER_HEAD_WIDTH = 32  # channels per attention head of MAE's decoder, as published: 512 of 16
+#: fields of MAE's config that make it VideoMAE's
 VIDEOMAE_FIELDS: dict[str, Any] = {"mask": 0.9, "tubes": True, "normalise": True, "normalise_channels": True}
 HF_MLP_NAMES = "intermediate.dense", "output.dense"  # of a block in transformers' files
-#: fields of MAE's config -> those of transformers' config.json
+#: field of MAE's config -> field of transformers' config.json
 HF_DECODER_FIELDS = {"decoder_heads": "decoder_num_attention_heads", "normalise": "norm_pix_loss", "mask": "mask_ratio"}
 
 
 def to_patch_channels_first(weight: Tensor, config: ViTConfig) -> Tensor:
-    """(p q C, ...) rows with the channels last -> (C p q, ...)."""
+    """Move channels first: (p q C, ...) rows -> (C p q, ...)."""
     sides = len(config.patch)
     return weight.unflatten(0, (*config.patch, config.channels)).movedim(sides, 0).flatten(0, sides)
 
 
 def to_patch_channels_last(weight: Tensor, config: ViTConfig) -> Tensor:
-    """(C p q, ...) rows with the channels first -> (p q C, ...)."""
+    """Move channels last: (C p q, ...) rows -> (p q C, ...)."""
     sides = len(config.patch)
     return weight.unflatten(0, (config.channels, *config.patch)).movedim(0, sides).flatten(0, sides)
 
 
 #: (1, 1, d) and (d,)
 MASK_TOKEN = TensorTransform(transform_each(lambda t: t.flatten()), transform_each(lambda t: t[None, None]))
-#: the layer that gives pixels, and its bias
+#: the pixel prediction layer, and its bias
 PIXEL_HEAD_TRANSFORM = TensorTransform(
     lambda theirs, c: [to_patch_channels_first(theirs[0], c)], lambda ours, c: [to_patch_channels_last(ours[0], c)]
 )
@@ -58,11 +58,11 @@ PIXEL_HEAD_TRANSFORM = TensorTransform(
 
 @dataclass(frozen=True)
 class DecoderLayout:
-    """The names of a decoder's tensors: `rows` of ours, without "decoder.", and theirs. All of theirs but the `mask`
-    token begin with one of `starts`; those of a block begin with `block`.
+    """Tensor names of a decoder: `rows` of ours, without "decoder.", and theirs. Their names start with one of
+    `starts`, except the `mask` token; names of a block start with `block`.
 
-    `sign`: a name that no other file has. `positions`: the fixed ones, which are computed, not read; "" where files
-    have none. `video`: it is VideoMAE's, whose keys have no bias, and whose heads are as wide as the encoder's.
+    `sign`: a name that identifies the file. `positions`: the fixed ones, which are computed, not read; "" if files have
+    none. `video`: VideoMAE's decoder, whose keys have no bias, and whose heads are as wide as the encoder's.
     """
 
     sign: str
@@ -75,16 +75,16 @@ class DecoderLayout:
     video: bool = False
 
     def is_decoder_tensor(self, name: str) -> bool:
-        """Whether a tensor of a file belongs to the decoder."""
+        """Return whether a tensor of a file belongs to the decoder."""
         return name == self.mask or name.startswith(self.starts)
 
     def depth(self, names: set[str]) -> int:
-        """The number of blocks."""
+        """Return the number of blocks."""
         numbers = (re.match(rf"{re.escape(self.block)}\.(\d+)\.", name) for name in names)
         return len({match[1] for match in numbers if match})
 
     def groups(self, config: ViTConfig, depth: int) -> list[tuple[list[str], list[str], TensorTransform]]:
-        """Our names, theirs and the transform of each group of tensors of a decoder with so many blocks."""
+        """Return our names, their names and the transform of each group of tensors of a decoder of this depth."""
         groups = []
         for one in self.rows:
             names = one.theirs(config) if callable(one.theirs) else one.theirs
@@ -97,14 +97,14 @@ class DecoderLayout:
         return groups
 
     def configure(self, shapes: Shapes, config: ViTConfig) -> dict[str, Any]:
-        """The config of MAE with the decoder of these shapes beside an encoder of this config; heads as published."""
+        """Infer MAE's config from the decoder's shapes and an encoder's config; heads as published."""
         width = shapes[self.mask][-1]
         heads = max(1, width // (config.width // config.heads if self.video else DECODER_HEAD_WIDTH))
         sizes = {"decoder_width": width, "decoder_depth": self.depth(set(shapes)), "decoder_heads": heads}
         return {"name": "mae", **sizes, **(VIDEOMAE_FIELDS if self.video else {})}
 
     def read(self, config: ViTConfig, tensors: Tensors) -> Tensors:
-        """Their tensors, without positions, as ours."""
+        """Convert their tensors, without positions, to ours."""
         state: Tensors = {}
         for ours, theirs, fold in self.groups(config, self.depth(set(tensors))):
             parts = fold.into([tensors[name].float() for name in theirs], config)
@@ -112,7 +112,7 @@ class DecoderLayout:
         return state
 
     def write(self, config: ViTConfig, state: Tensors) -> Tensors:
-        """Our tensors as theirs, with positions (1, 1 + N, d) where files have them, zero for the class token."""
+        """Convert our tensors to theirs, with positions (1, 1 + N, d) if files have them, zero for the class token."""
         depth = len({name.split(".")[3] for name in state if name.startswith("decoder.encoder.blocks.")})
         tensors: Tensors = {}
         for ours, theirs, fold in self.groups(config, depth):
@@ -125,7 +125,7 @@ class DecoderLayout:
 
 
 def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
-    """The layout of MAE's decoder with these names."""
+    """Build the layout of MAE's decoder with these names."""
     rows = (
         parse_rename_rule("mask_token", mask, MASK_TOKEN),
         parse_rename_rule("head.{x}", f"{prefix}decoder_pred.{{x}}", PIXEL_HEAD_TRANSFORM),
@@ -139,7 +139,7 @@ def build_mae_layout(prefix: str, block: str, mask: str, layers: tuple[RenameRul
 
 
 def build_videomae_layout(block: str, query: str, value: str, layers: tuple[RenameRule, ...]) -> DecoderLayout:
-    """The layout of VideoMAE's decoder whose blocks have these names, and these of the biases of queries and values."""
+    """Build the layout of VideoMAE's decoder from the names of its blocks and of the biases of queries and values."""
     rows = (
         parse_rename_rule("mask_token", "mask_token", MASK_TOKEN),
         parse_rename_rule("head.{x}", "decoder.head.{x}", PIXEL_HEAD_TRANSFORM),
@@ -195,8 +195,8 @@ DECODER_LAYOUTS = (HF_MAE_LAYOUT, MAE_LAYOUT, HF_VIDEOMAE_LAYOUT, VIDEOMAE_LAYOU
 
 
 def to_hf_decoder_json(config: dict[str, Any], encoder: dict[str, Any]) -> dict[str, Any]:
-    """The config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is that of the encoder, `config`
-    MAE's."""
+    """Build the config.json of ViTMAEForPreTraining or VideoMAEForPreTraining: `encoder` is the encoder's config.json,
+    `config` MAE's config."""
     kind = {"architectures": ["ViTMAEForPreTraining"], "model_type": "vit_mae"}
     if encoder["model_type"] == "videomae":
         kind = {"architectures": ["VideoMAEForPreTraining"], "model_type": "videomae"}

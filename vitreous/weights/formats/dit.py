@@ -1,4 +1,4 @@
-"""Diffusion Transformers as their authors have them (facebookresearch/DiT), and as diffusers has."""
+"""Diffusion Transformers in the original format (facebookresearch/DiT) and in diffusers."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ def _pixels_out(ours: list[Tensor], config: DiTConfig) -> list[Tensor]:
     return [ours[0].unflatten(0, (-1, math.prod(config.patch))).transpose(0, 1).flatten(0, 1)]
 
 
-#: (p q C', ...), a patch's channels last, and (C' p q, ...)
+#: (p q C', ...), channels of a patch last, and (C' p q, ...)
 CHANNELS_LAST = TensorTransform(_pixels_into, _pixels_out)
 
 
 def _shared_into(theirs: list[Tensor], config: DiTConfig) -> list[Tensor]:
     if any(not torch.equal(theirs[0], other) for other in theirs[1:]):
-        raise WeightsError("each block has its own embedding of times and classes, where a DiT has one for all")
+        raise WeightsError("each block has a separate embedding of times and classes, but a DiT shares one")
     return theirs[:1]
 
 
-#: the same tensor once for each block, and once
+#: one tensor per block, all equal, and a single tensor
 SHARED_BY_BLOCKS = TensorTransform(_shared_into, lambda ours, c: [ours[0].clone() for _ in range(c.depth)])
 
 
 def repeat_in_blocks(name: str) -> Any:
-    """The names of a tensor that diffusers keeps in each block, for a config."""
+    """Return the names, for a config, of a tensor that diffusers repeats in each block."""
     return lambda c: tuple(f"transformer_blocks.{i}.norm1.emb.{name}" for i in range(c.depth))
 
 
@@ -97,10 +97,10 @@ DIFFUSERS_RULES = (
 def infer_dit_config(
     shapes: Shapes, settings: dict[str, Any], entry: str, block: str, names: dict[str, str]
 ) -> DiTConfig:
-    """The config that shapes tell; `entry` and `block` are names of the patch projection and of a tensor of each block,
-    `names` those of the MLP's first layer, the table of classes, and the last layer.
+    """Infer the config from the shapes; `entry` and `block` are names of the patch projection and of a tensor in each
+    block, `names` those of the MLP's first layer, the class table, and the last layer.
 
-    Heads are those of the published model of that size, else one for 64 channels, where nothing says.
+    Unless set, heads are those of the published model of that size, else one per 64 channels.
     """
     width, channels, *patch = shapes[entry]
     depth = count_blocks(shapes, block)
@@ -108,7 +108,7 @@ def infer_dit_config(
     heads = int(settings.get("heads") or published or max(1, width // 64))
     out = shapes[names["last"]][0] // math.prod(patch)
     if out not in (channels, 2 * channels):
-        raise ValueError(f"it answers with {out} channels for images of {channels}")
+        raise ValueError(f"it has {out} output channels for images of {channels}")
     table_rows = shapes.get(names["classes"], (0,))[0]
     return DiTConfig(
         image=tuple(settings.get("image") or (32 // patch[0] * patch[0],) * len(patch)),
@@ -125,7 +125,7 @@ def infer_dit_config(
 
 
 def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
-    """The config of the authors' file; its table of positions tells the image."""
+    """Infer the config of an original file; its position table gives the image size."""
     names = {
         "mlp": "blocks.0.mlp.fc1.weight",
         "classes": "y_embedder.embedding_table.weight",
@@ -139,7 +139,7 @@ def infer_official_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTCo
 
 
 def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTConfig:
-    """The config of diffusers' file, which reads times by frequencies of its own."""
+    """Infer the config of diffusers' file, which has different time frequencies."""
     emb = "transformer_blocks.0.norm1.emb.class_embedder.embedding_table.weight"
     names = {"mlp": "transformer_blocks.0.ff.net.0.proj.weight", "classes": emb, "last": "proj_out_2.weight"}
     config = infer_dit_config(
@@ -149,7 +149,7 @@ def infer_diffusers_dit_config(shapes: Shapes, settings: dict[str, Any]) -> DiTC
 
 
 def to_diffusers_dit_json(config: DiTConfig) -> dict[str, Any]:
-    """diffusers' config.json."""
+    """Build diffusers' config.json."""
     return {
         "_class_name": "DiTTransformer2DModel",
         "activation_fn": "gelu-approximate",
@@ -172,7 +172,8 @@ def to_diffusers_dit_json(config: DiTConfig) -> dict[str, Any]:
 
 
 def is_official_dit(config: Any) -> bool:
-    """Whether a model is a DiT as its authors have it: on squares, with classes, of four times the width in its MLP."""
+    """Return whether a model is a DiT as in the original code: square images, with classes, MLP of four times the
+    width."""
     return (
         isinstance(config, DiTConfig)
         and len(config.image) == 2

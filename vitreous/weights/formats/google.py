@@ -1,9 +1,9 @@
-"""Google's `.npz`: ViT, hybrids and AugReg as published, flax's and big_vision's later names, and BiT
+"""Google's `.npz`: ViT, hybrids and AugReg as published, the later names of flax and big_vision, and BiT
 (arXiv:1912.11370).
 
-Modules are numbered by kind of module in two ways: over all kinds in the published files (LayerNorm_0, then
-MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3), over each kind by itself since flax's linen. big_vision adds
-positions before it puts the class token in front, so its class token has the position in it.
+Modules are numbered by type in two ways: over all types in the published files (LayerNorm_0, then
+MultiHeadDotProductAttention_1, LayerNorm_2, MlpBlock_3), separately for each type since flax's linen. big_vision adds
+positions before it prepends the class token, so the position is part of its class token.
 
 All of Google's code resizes positions with `scipy.ndimage.zoom` of order 1 (`interpolate_posembed` of
 vit_jax/checkpoint.py, `resample_posemb` of big_vision/models/vit.py), whose rounding leaves zeros in the last row and
@@ -42,30 +42,30 @@ from vitreous.weights.table import (
 )
 
 QKV_NAMES = ("query", "key", "value")
-MAX_BLOCKS = 1_000  # of a model that is believed
+MAX_BLOCKS = 1_000  # limit on the number of blocks
 
 
 def build_dense_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """A dense layer."""
+    """Build the rules of a dense layer."""
     return parse_rename_rule(f"{ours}.weight", f"{theirs}/kernel", FLAX_DENSE), parse_rename_rule(
         f"{ours}.bias", f"{theirs}/bias", COPY_TRANSFORM
     )
 
 
 def build_norm_rules(ours: str, theirs: str, names: tuple[str, str] = ("scale", "bias")) -> tuple[RenameRule, ...]:
-    """A norm."""
+    """Build the rules of a norm."""
     return parse_copy_rules(f"{ours}.weight = {theirs}/{names[0]}", f"{ours}.bias = {theirs}/{names[1]}")
 
 
 def build_group_norm_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """A group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
+    """Build the rules of a group norm, whose tensors are (C,) in some files and (1, 1, 1, C) in others."""
     return parse_rename_rule(f"{ours}.weight", f"{theirs}/scale", FLATTENED_VECTOR), parse_rename_rule(
         f"{ours}.bias", f"{theirs}/bias", FLATTENED_VECTOR
     )
 
 
 def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
-    """Queries, keys, values and output of attention, by head."""
+    """Build the rules of queries, keys, values and output of attention, per head."""
     return (
         parse_rename_rule(f"{ours}.qkv.weight", " ".join(f"{theirs}/{part}/kernel" for part in QKV_NAMES), FLAX_HEADS),
         parse_rename_rule(
@@ -77,7 +77,7 @@ def build_attention_rules(ours: str, theirs: str) -> tuple[RenameRule, ...]:
 
 
 def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
-    """The ResNet of a hybrid; blocks and units are counted from one."""
+    """Build the rules of a hybrid's ResNet; blocks and units are counted from one."""
     ours, theirs = "stem.stages.{s}.units.{j}.", "block{S}/unit{J}/"
     pairs = [(str(n), str(n)) for n in (1, 2, 3)]
     groups = [parse_rename_rule(f"{ours}conv{a}.weight", f"{theirs}conv{b}/kernel", FLAX_CONVOLUTION) for a, b in pairs]
@@ -93,7 +93,7 @@ def build_hybrid_stem_rules() -> tuple[RenameRule, ...]:
 
 
 def build_google_vit_rules(attended: str, second: str, mlp: str, place: str) -> tuple[RenameRule, ...]:
-    """The table of one way to count: names of a block's attention, second norm and MLP, and of the positions."""
+    """Build the table of one numbering: names of a block's attention, second norm and MLP, and of the positions."""
     block = "Transformer/encoderblock_{i}"
     ours = "encoder.blocks.{i}"
     pool = "MAPHead_0/MultiHeadDotProductAttention_0"
@@ -125,7 +125,7 @@ def build_google_vit_rules(attended: str, second: str, mlp: str, place: str) -> 
 
 
 def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config that the shapes fit, in any of the ways to count. GELU is the tanh form in all of Google's code."""
+    """Infer the config from the shapes, for any numbering. All of Google's code uses tanh GELU."""
     block = "Transformer/encoderblock_0/"
     *cell, channels, width = shapes["embedding/kernel"]
     heads = next(
@@ -151,13 +151,13 @@ def infer_google_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
     }
     patch = tuple(p * (stem.reduction if stem else 1) for p in cell)
     depth = count_blocks(shapes, "Transformer/encoderblock_{i}/LayerNorm_0/scale")
-    # each layout has it or has it not; no file of Google's varies
+    # fixed per layout; Google's files do not vary
     slots = 1 if "cls" in shapes and place == POSITION_NAME else 0
     return infer_vit_config(ViTShape(width, depth, hidden, patch, tokens), fields, settings, (slots,))
 
 
 def infer_google_stem(shapes: Shapes) -> StemConfig | None:
-    """The ResNet in front of a hybrid, if there is one."""
+    """Infer the ResNet stem of a hybrid, if there is one."""
     if "conv_root/kernel" not in shapes:
         return None
     return StemConfig(
@@ -166,7 +166,8 @@ def infer_google_stem(shapes: Shapes) -> StemConfig | None:
 
 
 def is_google_vit(config: Any) -> bool:
-    """Whether Google's code has such a ViT: class token, mean or attention pooling, no registers and nothing newer."""
+    """Return whether Google's code supports a ViT: class token, mean or attention pooling, no registers and nothing
+    newer."""
     return (
         isinstance(config, ViTConfig)
         and len(config.image) == 2
@@ -184,7 +185,7 @@ def is_google_vit(config: Any) -> bool:
     )
 
 
-#: what the parameters lie under, beside an optimiser's state (opt/...), by age of big_vision's and flax's files
+#: prefixes of the parameters, as opposed to the optimiser's state (opt/...), by age of big_vision's and flax's files
 PARAMETER_SCOPES = ("params/", "opt/target/", "target/")
 PUBLISHED_NAMES = "MultiHeadDotProductAttention_1", "LayerNorm_2", "MlpBlock_3"
 LINEN_NAMES = "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0"
@@ -194,8 +195,8 @@ POSITION_NAME = "Transformer/posembed_input/pos_embedding"
 def build_google_format(
     name: str, title: str, parts: tuple[str, str, str], place: str, ignored: tuple[str, ...] = ()
 ) -> WeightsFormat:
-    """One way to count: names of a block's attention, second norm and MLP, and of the positions, which may lack the
-    class token's."""
+    """Build the format of one numbering: names of a block's attention, second norm and MLP, and of the positions, which
+    may lack that of the class token."""
     return WeightsFormat(
         name,
         title,
@@ -214,23 +215,23 @@ def build_google_format(
 
 GOOGLE = build_google_format("google-npz", "Google's ViT", PUBLISHED_NAMES, POSITION_NAME)
 LINEN = build_google_format("linen-npz", "Google's ViT, linen's names", LINEN_NAMES, POSITION_NAME)
-#: beside the image tower of image-text models: the text tower, temperature and bias
+#: further tensors of image-text models: the text tower, temperature and bias
 BIG_VISION = build_google_format(
     "big-vision-npz", "big_vision's ViT", LINEN_NAMES, "pos_embedding", (r"txt/.*", r"t", r"b")
 )
 
 
 def infer_fixed_position_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same at
-    any grid.
+    """Infer the config of a ViT without positions in its file: `posemb_sincos_2d` of big_vision/models/vit.py, the same
+    for any grid.
 
-    Its own image size is 224 pixels, or the nearest that the patch divides, where nobody says. Raises ValueError for a
-    width that has no such positions.
+    Its image size is 224 pixels, or the nearest multiple of the patch size, unless set. Raises ValueError for a width
+    without such positions.
     """
     *cell, _, width = shapes["embedding/kernel"]
     if width % 4 or width < 8:
         raise ValueError(
-            f"there are no positions, and a width of {width} has no fixed ones: those take a multiple of 4, from 8"
+            f"it has no positions, and fixed ones need a width that is a multiple of 4 from 8, not {width}"
         )
     patch = tuple(side * (stem.reduction if (stem := infer_google_stem(shapes)) else 1) for side in cell)
     image = settings.get("image") or nearest_divisible_size((224,) * len(patch), patch)
@@ -285,7 +286,7 @@ BIT = WeightsFormat(
 
 
 def infer_google_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT."""
+    """Infer the config of a BiT."""
     channels, width = shapes["resnet/root_block/standardized_conv2d/kernel"][2:]
     blocks = count_resnet_units(shapes, "resnet/block{}/unit{:02d}/a/standardized_conv2d/kernel")
     classes = shapes["resnet/head/conv2d/kernel"][3] if "resnet/head/conv2d/kernel" in shapes else 0
@@ -293,7 +294,7 @@ def infer_google_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConf
 
 
 PAPER_UNIT = "block{S}/unit{JJ}/"
-#: the names of big_vision/models/bit_paper.py, whose norms are (1, 1, 1, C)
+#: names of big_vision/models/bit_paper.py, whose norms are (1, 1, 1, C)
 BIT_BIG_VISION = WeightsFormat(
     "big-vision-npz",
     "big_vision's BiT",
@@ -318,7 +319,7 @@ BIT_BIG_VISION = WeightsFormat(
 
 
 def infer_big_vision_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT of big_vision."""
+    """Infer the config of a BiT of big_vision."""
     channels, width = shapes["root_block/conv_root/kernel"][2:]
     classes = shapes["head/kernel"][1] if "head/kernel" in shapes else 0
     return infer_bit_config(
@@ -334,9 +335,10 @@ GROUP_NORM = re.compile(r"(.*/)?(gn(\d|_root|_proj)|norm-pre-head)/(scale|bias)"
 
 
 def unstack_scanned_blocks(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """A tensor of big_vision's scanned blocks, (L, ...) under `encoderblock`, as the names and shapes of its L blocks.
+    """Unstack a tensor of big_vision's scanned blocks, (L, ...) under `encoderblock`, into names and shapes of its L
+    blocks.
 
-    Group norms lose their axes of one.
+    Group norms lose their singleton axes.
     """
     before, scanned, after = name.partition("Transformer/encoderblock/")
     if scanned and shape and shape[0] <= MAX_BLOCKS:

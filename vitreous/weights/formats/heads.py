@@ -1,8 +1,7 @@
-"""DINO's and DINOv2's heads in others' files.
+"""DINO's and DINOv2's heads in original files.
 
-D channels of the features, H of the hidden layers, b of the bottleneck, K prototypes. Their MLP counts its activations
-as layers: `mlp.0`, `mlp.2`, ...; their last layer is weight-normed: a direction (K, b) and a length (K, 1) for each
-prototype.
+D feature channels, H hidden channels, b bottleneck channels, K prototypes. Their MLP counts activations as layers:
+`mlp.0`, `mlp.2`, ...; their last layer is weight-normed: a direction (K, b) and a length (K, 1) for each prototype.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ MLP_LAYER = re.compile(r"mlp\.(\d+)\.(weight|bias)")
 
 
 def has_unit_prototypes(tensors: Tensors) -> bool:
-    """Whether the prototypes of their head have lengths (K, 1) of one throughout (`norm_last_layer`), or none."""
+    """Return whether all prototypes of their head have length (K, 1) one (`norm_last_layer`), or no length."""
     return WEIGHT_NORM_LENGTH not in tensors or bool((tensors[WEIGHT_NORM_LENGTH] == 1).all())
 
 
 def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
-    """Their head as ours, float32; without lengths (K, 1) where prototypes are `unit`."""
+    """Convert their head to ours, float32; without lengths (K, 1) if prototypes are `unit`."""
     state: Tensors = {}
     for name, tensor in tensors.items():
         if name == WEIGHT_NORM_DIRECTION:
@@ -47,7 +46,7 @@ def read_dino_head(tensors: Tensors, unit: bool) -> Tensors:
 
 
 def write_dino_head(state: Tensors) -> Tensors:
-    """Our head as theirs."""
+    """Convert our head to theirs."""
     tensors: Tensors = {}
     for name, tensor in state.items():
         if name.startswith("mlp."):
@@ -59,7 +58,7 @@ def write_dino_head(state: Tensors) -> Tensors:
 
 
 def find_head_errors(shapes: Shapes) -> list[str]:
-    """What is missing in a head of these shapes, or not known, one line each."""
+    """List missing and unknown tensors of a head with these shapes, one line each."""
     numbers = sorted({int(match[1]) for name in shapes if (match := MLP_LAYER.fullmatch(name))})
     numbers = list(range(0, max(numbers, default=0) + 1, 2))
     expected = {f"mlp.{number}.{end}" for number in numbers for end in ("weight", "bias")} | {WEIGHT_NORM_DIRECTION}
@@ -68,7 +67,7 @@ def find_head_errors(shapes: Shapes) -> list[str]:
 
 
 def infer_head_fields(shapes: Shapes) -> dict[str, Any]:
-    """The fields of the config of a head of these shapes."""
+    """Infer the config fields of a head from its shapes."""
     prototypes, bottleneck = shapes[WEIGHT_NORM_DIRECTION]
     layers = [name for name in shapes if MLP_LAYER.fullmatch(name) and name.endswith("weight")]
     sizes = {"prototypes": prototypes, "bottleneck": bottleneck, "head_layers": len(layers)}

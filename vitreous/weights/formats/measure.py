@@ -1,4 +1,4 @@
-"""From the shapes in a file's header to the config of the model that they belong to."""
+"""Infer a model's config from the shapes in a file's header."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitreous.models.names import VIT_SIZES
 
 
 class ViTShape(NamedTuple):
-    """What every layout tells of a ViT; `patch` in pixels, `tokens` those that have positions."""
+    """Sizes of a ViT that every layout contains; `patch` in pixels, `tokens` those with positions."""
 
     width: int
     depth: int
@@ -25,21 +25,21 @@ class ViTShape(NamedTuple):
 def infer_vit_config(
     size: ViTShape, fields: dict[str, Any], settings: dict[str, Any], slots: tuple[int, ...] | None = None
 ) -> ViTConfig:
-    """The config of these sizes and fields; `settings` (of a config.json or the user) take precedence.
+    """Build the config from these sizes and fields; `settings` (of a config.json or the user) take precedence.
 
-    `slots`: how many positions may belong to prefix tokens, the likeliest first (default: those of all prefix tokens
-    but registers, of all, or none). An unknown number of heads is that of the published model of that size, else one
-    per 64 channels. Raises ValueError where settings contradict the shapes, WeightsError where positions fit no grid.
+    `slots`: candidate numbers of prefix tokens with positions, the likeliest first (default: all prefix tokens except
+    registers, all, or none). An unknown number of heads defaults to the published model of that size, else to one per
+    64 channels. Raises ValueError if settings contradict the shapes, WeightsError if positions fit no grid.
     """
     settings = {name: value for name, value in settings.items() if name in TRANSFORMER_FIELDS}
     sizes = {"width": size.width, "depth": size.depth, "mlp.hidden": size.hidden, "patch": size.patch}
     for name, value in (sizes | {name: fields[name] for name in ("channels", "registers") if name in fields}).items():
         if settings.get(name, value) != value:
-            raise ValueError(f"it is said to have {name} {settings[name]}, and its tensors have {value}")
+            raise ValueError(f"its settings have {name} {settings[name]}, and its tensors have {value}")
     heads = find_published_heads(size.width, size.depth, size.hidden) or max(1, size.width // 64)
     if size.width % heads and not {"heads"} & (fields.keys() | settings.keys()):
         raise ValueError(
-            f"the number of heads is not in the file and must divide the width {size.width}; say it: --heads N"
+            f"the number of heads is not in the file and must divide the width {size.width}; set --heads N"
         )
     fields = sizes | {"heads": heads} | fields | settings
     registers = fields.get("registers", 0)
@@ -51,28 +51,28 @@ def infer_vit_config(
 
 
 def infer_clip_size(settings: dict[str, Any], frames: int) -> tuple[int, ...]:
-    """Frames, height and width of a video model's clips: as the settings have them, else so many `frames` of 224
-    pixels, in which two numbers are height and width."""
+    """Return frames, height and width of a video model's clips from the settings (two numbers are height and width),
+    else `frames` frames of 224 pixels."""
     image = settings.get("image") or (224, 224)
     return image if len(image) == 3 else (frames, *image)
 
 
 def find_published_heads(width: int, depth: int, hidden: int) -> int | None:
-    """Attention heads of the published model of that width, depth and MLP width; None where there is none."""
+    """Return the attention heads of the published model of that width, depth and MLP width; None if there is none."""
     return next((row[2] for row in VIT_SIZES.values() if (row[0], row[1], row[3]) == (width, depth, hidden)), None)
 
 
 def infer_position_grid(
     tokens: int, slots: tuple[int, ...], image: tuple[int, ...] | None, patch: tuple[int, ...]
 ) -> tuple[tuple[int, ...], int]:
-    """The grid of patches that positions are for, and how many of them belong to prefix tokens: the first of `slots`
-    that fits.
+    """Infer the patch grid of the positions, and the number of prefix tokens among them: the first of `slots` that
+    fits.
 
-    `image` in pixels, where it is known; else the grid is a square. Raises WeightsError where none fits,
-    ValueError for an image of other axes than the patch.
+    `image` in pixels, if known; else the grid is square. Raises WeightsError if none fits, ValueError for an image with
+    other axes than the patch.
     """
     if image is not None and len(image) != len(patch):
-        raise ValueError(f"its patches have {len(patch)} sides, and the image size is said to have {len(image)}")
+        raise ValueError(f"its patches have {len(patch)} axes, but the image size has {len(image)}")
     for count in slots:
         rest = tokens - count
         if image is not None and rest == math.prod(i // p for i, p in zip(image, patch, strict=True)):
@@ -80,25 +80,26 @@ def infer_position_grid(
         side = math.isqrt(max(rest, 0))
         if image is None and rest > 0 and side * side == rest:
             return (side, side), count
-    own = f" beside {slots[0]} for the class token" if len(slots) == 1 and slots[0] else ""
+    own = f" in addition to {slots[0]} for the class token" if len(slots) == 1 and slots[0] else ""
     raise WeightsError(
         f"{tokens} positions form no {'square grid' if image is None else 'grid of that image'} of patches{own}",
-        "say of which image size, in pixels, the positions are: --source-size HEIGHT WIDTH",
+        "set the image size of the positions in pixels: --source-size HEIGHT WIDTH",
     )
 
 
 def is_ambiguous_grid(grid: tuple[int, ...]) -> bool:
-    """Whether as many patches as a square grid has form another grid too, of more than one row and column: 8 x 8 are 4
-    x 16."""
+    """Return whether another grid with more than one row and column has as many patches as a square grid: 8 x 8 and 4 x
+    16."""
     return any(grid[0] % rows == 0 for rows in range(2, grid[0]))
 
 
 def infer_bit_config(
     root: tuple[int, ...], blocks: tuple[int, ...], classes: int, numerics: NumericsName, settings: dict[str, Any]
 ) -> BiTConfig:
-    """The config of a BiT whose first convolution has `root`, outputs and inputs; the image is 224 where nobody says.
+    """Infer the config of a BiT whose first convolution `root` has these output and input channels; the image size is
+    224 unless set.
 
-    Raises ValueError where `root` is not two numbers.
+    Raises ValueError if `root` is not two numbers.
     """
     width, channels = root
     factor = width // 64 if width % 64 == 0 else 1
@@ -114,7 +115,8 @@ def infer_bit_config(
 
 
 def count_resnet_units(shapes: Container[str], template: str) -> tuple[int, ...]:
-    """Units of each stage of a ResNet, from a name of theirs with holes for stage and unit, both counted from one."""
+    """Count the units of each stage of a ResNet, from one of their name templates for stage and unit, both counted from
+    one."""
     blocks: list[int] = []
     while template.format(len(blocks) + 1, 1) in shapes:
         units = 1

@@ -1,4 +1,4 @@
-"""Original files in layouts of their own: torchvision's ViT, DINOv2, CLIP's image encoder, SAM's image encoder."""
+"""Original formats of torchvision's ViT, DINOv2, CLIP's image encoder, and SAM's image encoder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ TORCHVISION = WeightsFormat(
 
 
 def infer_torchvision_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of torchvision's ViT."""
+    """Infer the config of torchvision's ViT."""
     width, channels, *patch = shapes["conv_proj.weight"]
     fields = {
         "channels": channels,
@@ -112,18 +112,18 @@ DINOV2 = WeightsFormat(
         and c.attention.qkv_bias
     ),
     doubt=lambda c: (
-        "that of the released models with registers; one built with the constructor's defaults: --resize bicubic-offset"
+        "the rule of the released models with registers; for the constructor's defaults: --resize bicubic-offset"
         * (c.registers > 0)
     ),
 )
 
 
 def infer_dinov2_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of DINOv2, whose two ways to resize positions go with its registers.
+    """Infer the config of DINOv2, whose two position resize rules depend on registers.
 
     The released models without registers have `interpolate_offset=0.1`; those with registers have 0.0 and
-    `interpolate_antialias=True` (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, with registers
-    too, which a file does not tell.
+    `interpolate_antialias=True` (dinov2/hub/backbones.py). The constructor's defaults are 0.1 and False, also with
+    registers; a file does not contain these settings.
     """
     width, channels, *patch = shapes["patch_embed.proj.weight"]
     swiglu = "blocks.0.mlp.w12.weight" in shapes
@@ -162,12 +162,12 @@ CLIP = WeightsFormat(
     scope=("visual.",),
     holds=is_clip_encoder,
     prefix=lambda c: "visual.",
-    doubt=lambda c: "that of transformers, since OpenAI's code has one size; open_clip's: --resize bicubic-antialias",
+    doubt=lambda c: "transformers' rule, because OpenAI's code has one size; for open_clip: --resize bicubic-antialias",
 )
 
 
 def infer_openai_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of CLIP's image encoder."""
+    """Infer the config of CLIP's image encoder."""
     width, channels, *patch = shapes["conv1.weight"]
     fields = CLIP_FIELDS | {"channels": channels, "classes": shapes["proj"][1] if "proj" in shapes else 0}
     hidden = shapes["transformer.resblocks.0.mlp.c_fc.weight"][0]
@@ -184,8 +184,8 @@ def infer_openai_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTCon
 def build_sam_rules(
     patches: str, layer: str, mlp: tuple[str, str], neck: tuple[str, str, str, str]
 ) -> tuple[RenameRule, ...]:
-    """The table of SAM's image encoder: names of the projection, of a block, of its MLP's layers and of the neck's four
-    parts."""
+    """Build the table of SAM's image encoder from the names of the projection, of a block, of its MLP's layers and of
+    the neck's four modules."""
     part = "encoder.blocks.{i}.attention.part{part}"
     norms = ("layer_norm1", "layer_norm2") if layer.startswith("layers") else ("norm1", "norm2")
     return (
@@ -205,7 +205,7 @@ def build_sam_rules(
 
 
 def infer_sam_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of SAM's image encoder; a block sees windows if its tables are shorter than those of the whole
+    """Infer the config of SAM's image encoder; a block uses windows if its tables are shorter than those of the full
     grid."""
     projection = next(name for name in shapes if name.startswith("patch_embed.proj") and name.endswith("weight"))
     width, channels, *patch = shapes[projection]
@@ -226,7 +226,7 @@ def infer_sam_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
         shape[0] for name, shape in shapes.items() if name.startswith(f"{layer}.0.mlp.") and name.endswith("1.weight")
     )
     if settings.get("norm.eps", 1e-6) != 1e-6:
-        raise ValueError("the neck has an epsilon of its own, and only the usual one is read")
+        raise ValueError("the neck has a separate epsilon, which is not supported")
     settings = settings | {"image": tuple(g * p for g, p in zip(grid, patch, strict=True))}
     return infer_vit_config(ViTShape(width, depth, hidden, tuple(patch), grid[0] * grid[1]), fields, settings, (0,))
 
@@ -244,7 +244,7 @@ SAM_FIELDS = {
 
 
 def is_sam_encoder(config: ModelConfig) -> bool:
-    """Whether it is SAM's image encoder."""
+    """Return whether the model is SAM's image encoder."""
     return (
         isinstance(config, ViTConfig)
         and has_square_patches(config)

@@ -1,7 +1,7 @@
-"""A bare `state_dict()` of this project's own models, `vitreous.create(...)`, in a safetensors or a PyTorch file.
+"""A bare `state_dict()` of this project's models, `vitreous.create(...)`, in a safetensors or a PyTorch file.
 
-It has the tensors and nothing else. What their shapes do not tell is taken as `create` would have it, and noted; where
-nothing can be taken, the file is refused with the way to keep everything: `vitreous.save`.
+It contains only tensors. Settings that the shapes do not determine default to those of `create`, with a note. If there
+is no default, the file is rejected with a hint to use `vitreous.save`, which keeps all settings.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from vitreous.models.names import NO_TOKENS
 from vitreous.weights.formats.measure import find_published_heads, infer_bit_config
 from vitreous.weights.table import Shapes, Tensors, WeightsFormat, count_blocks
 
-SAVE_BUNDLE_HINT = "save the whole model with vitreous.save(model, FOLDER), which keeps what a state dict does not"
-#: tensors of options that come in more ways than names and shapes tell apart
+SAVE_BUNDLE_HINT = "save the model with vitreous.save(model, FOLDER), which keeps all settings"
+#: tensors of options with several variants that names and shapes do not distinguish
 AMBIGUOUS_TENSORS = {
     r"encoder\.blocks\.0\.(row|column)\.": "axial blocks",
     r"encoder\.blocks\.0\.(block|position)\.": "positions before each block",
     r"encoder\.blocks\.0\.attention\.part\.(table|rows|part\.rows)$": "relative positions",
     r"encoder\.blocks\.0\.time\.": "attention over time",
-    r"encoder\.blocks\.0\.attention\.part\.qkv\.query_bias$": "no bias of keys",
+    r"encoder\.blocks\.0\.attention\.part\.qkv\.query_bias$": "no key bias",
     r"position\.(tables|axes)\.": "positions by axis",
-    r"position\.space\.": "positions of space and of time",
-    r"temporal\.": "blocks over time",
+    r"position\.space\.": "spatial and temporal positions",
+    r"temporal\.": "temporal blocks",
     r"neck\.": "a neck",
     r"body\..*\.relative$": "axial attention",
 }
@@ -46,29 +46,29 @@ AMBIGUOUS_TENSORS = {
 
 @dataclass(frozen=True)
 class NativeFormat(WeightsFormat):
-    """Names and shapes are those of the model itself."""
+    """Format with the names and shapes of the model."""
 
     def write(self, config: ModelConfig, state: Tensors) -> Tensors:
-        """The same tensors."""
+        """Return the same tensors."""
         return dict(state)
 
     def read(self, config: ModelConfig, own: Iterable[str], tensors: Tensors) -> Tensors:
-        """The same tensors, in float32."""
+        """Return the same tensors, in float32."""
         return {name: tensors[name].float() for name in own}
 
 
 def check_state_dict_options(shapes: Shapes) -> None:
-    """Raise ValueError for a model whose state dict does not tell how it computes."""
+    """Raise ValueError for a model whose state dict does not determine its computation."""
     for pattern, option in AMBIGUOUS_TENSORS.items():
         if any(re.match(pattern, name) for name in shapes):
-            raise ValueError(f"it has {option}, which a state dict does not describe; {SAVE_BUNDLE_HINT}")
+            raise ValueError(f"it has {option}, which a state dict does not specify; {SAVE_BUNDLE_HINT}")
 
 
 def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT of these shapes; `settings` may have the fields that they do not tell: image (pixels), heads,
-    gelu, position.
+    """Infer the config of a ViT from its shapes; `settings` may contain further fields: image (pixels), heads, gelu,
+    position.
 
-    Raises ValueError where the patch or the kind of positions cannot be told.
+    Raises ValueError if the patch size or the type of positions is undetermined.
     """
     check_state_dict_options(shapes)
     width, inputs = shapes["projection.weight"]
@@ -76,8 +76,8 @@ def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
     grid = shapes["position.table"][:-1] if "position.table" in shapes else None
     if grid is None and not {"positions.kind", "image"} <= settings.keys():
         raise ValueError(
-            f"it has no learned positions, and a state dict does not tell which "
-            f"others, nor its image size; {SAVE_BUNDLE_HINT}"
+            f"it has no learned positions, and a state dict specifies neither the type of "
+            f"positions nor the image size; {SAVE_BUNDLE_HINT}"
         )
     channels, cell = infer_channels_and_cell(inputs, stem, shapes, grid, settings)
     patch = tuple(side * (stem.reduction if stem else 1) for side in cell)
@@ -120,7 +120,7 @@ def infer_native_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConf
 
 
 def infer_optional_fields(shapes: Shapes) -> dict[str, Any]:
-    """The fields that the mere presence of a tensor tells."""
+    """Infer the fields that follow from the presence of a tensor."""
     return {
         "first_norm": "first_norm.weight" in shapes,
         "head.representation": shapes["representation.weight"][0] if "representation.weight" in shapes else None,
@@ -137,9 +137,9 @@ def infer_channels_and_cell(
     grid: tuple[int, ...] | None,
     settings: dict[str, Any],
 ) -> tuple[int, tuple[int, ...]]:
-    """The channels of the image, and the sides of what a token is cut from: pixels, or places of a stem's map.
+    """Infer the image channels, and the size of a token's input: pixels, or positions of a stem's map.
 
-    The projection has a column for each channel of each of them. Raises ValueError where they could be several.
+    The projection has a column for each channel of each of them. Raises ValueError if there are several solutions.
     """
     axes = len(grid) if grid else 2
     if stem:
@@ -158,20 +158,20 @@ def infer_channels_and_cell(
             if side * side * channels == inputs:
                 return channels, (side, side)
     raise ValueError(
-        f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; say the "
+        f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; set the "
         f"image size: --source-size; or {SAVE_BUNDLE_HINT}"
     )
 
 
 def infer_stem_channels(shapes: Shapes, stem: StemConfig | ConvStemConfig) -> int:
-    """Channels of a stem's last map."""
+    """Return the channels of a stem's last map."""
     if isinstance(stem, ConvStemConfig):
         return stem.widths[-1]
     return stem.width * 4 * 2 ** (len(stem.blocks) - 1) if stem.blocks else stem.width
 
 
 def infer_native_stem(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
-    """What is in front of a hybrid, if it is one."""
+    """Infer the stem of a hybrid, if there is one."""
     if "stem.root.conv.weight" in shapes:
         return StemConfig(count_native_units(shapes, "stem"), shapes["stem.root.conv.weight"][0])
     if "stem.stages.0.conv.weight" not in shapes:
@@ -187,7 +187,7 @@ def infer_native_stem(shapes: Shapes) -> StemConfig | ConvStemConfig | None:
 
 
 def count_native_units(shapes: Shapes, ours: str) -> tuple[int, ...]:
-    """Units of each stage of a ResNet whose names begin with `ours`."""
+    """Count the units of each stage of a ResNet whose names begin with `ours`."""
     blocks: list[int] = []
     while f"{ours}.stages.{len(blocks)}.units.0.conv1.weight" in shapes:
         blocks.append(count_blocks(shapes, f"{ours}.stages.{len(blocks)}.units.{{i}}.conv1.weight"))
@@ -195,7 +195,7 @@ def count_native_units(shapes: Shapes, ours: str) -> tuple[int, ...]:
 
 
 def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT."""
+    """Infer the config of a BiT."""
     check_state_dict_options(shapes)
     classes = shapes["head.weight"][0] if "head.weight" in shapes else 0
     return infer_bit_config(
@@ -204,18 +204,18 @@ def infer_native_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConf
 
 
 def describe_assumed_fields(config: ModelConfig, known: Iterable[str]) -> str:
-    """A note on what was taken since a state dict does not tell it."""
+    """Describe the settings that were assumed because a state dict does not contain them."""
     if isinstance(config, SwinConfig):
-        return f"a state dict does not tell everything: image size {config.image[0]} taken; vitreous.save keeps it"
+        return f"a state dict lacks some settings: assumed image size {config.image[0]}; vitreous.save keeps it"
     if isinstance(config, BiTConfig):
         return (
-            f"a state dict does not tell everything: image size {config.image[0]}, numerics {config.numerics} "
-            "taken; vitreous.save keeps it"
+            f"a state dict lacks some settings: assumed image size {config.image[0]}, numerics {config.numerics} "
+            "(vitreous.save keeps them)"
         )
     names = [name for name in ("heads", "mlp.gelu", "norm.eps", "pool", "positions.resize") if name not in known]
     names += ["arrangement"] * (len(config.image) == 3 and "arrangement" not in known)
     taken = ", ".join(f"{name} {attrgetter(name)(config) or 'joint'}" for name in names)
-    return f"a state dict does not tell everything: {taken}, channels {config.channels} taken; vitreous.save keeps it"
+    return f"a state dict lacks some settings: assumed {taken}, channels {config.channels}; vitreous.save keeps them"
 
 
 STATE_DICT_FORMAT = "state-dict"
@@ -226,7 +226,7 @@ VIT = NativeFormat(
     (),
     configure=infer_native_vit_config,
     strip=("model.",),
-    holds=lambda config: False,  # a bundle is what is written
+    holds=lambda config: False,  # bundles are written instead
 )
 BIT = NativeFormat(
     STATE_DICT_FORMAT,
@@ -237,6 +237,6 @@ BIT = NativeFormat(
     strip=("model.",),
     holds=lambda config: False,
 )
-# blocks under other names: refused with the reason
+# blocks under other names: rejected with the reason
 UNSUPPORTED_VIT = replace(VIT, sign=("projection.weight", "encoder.norm.weight"))
 FORMATS = [VIT, BIT, UNSUPPORTED_VIT]

@@ -1,18 +1,18 @@
-"""Swin Transformers as Microsoft's files, timm, transformers and torchvision have them: their names and shapes.
+"""Swin Transformers in the formats of Microsoft, timm, transformers and torchvision: names and shapes.
 
-A stage here merges tokens and then has blocks. Microsoft's code and transformers merge at the end of a stage, and in
-torchvision merging is a stage of its own. timm's files of before 2023 are Microsoft's.
+A stage here merges tokens before its blocks. Microsoft's code and transformers merge at the end of a stage, and in
+torchvision merging is a separate stage. timm's files from before 2023 are Microsoft's.
 
-No file tells the image size where windows divide every grid. It is taken as the one of which the last grid is a window:
+Files do not specify the image size if windows divide every grid. It is assumed so that the last grid is one window:
 7 x 7 of 224 pixels, 12 x 12 of 384.
 
-| whose code | what it does with grids that windows do not divide | read with `pad` |
+| code | grids that are not divisible by the window | read with `pad` |
 |---|---|---|
-| Microsoft | refuses them; its forks for detection do as torchvision | mask |
-| torchvision, transformers | fills them up with zeros, which are attended to, and shifts | zeros |
-| timm | shifts, and fills them up; native axes that one window covers are never shifted | zeros-after-shift |
+| Microsoft | rejected; its forks for detection behave like torchvision | mask |
+| torchvision, transformers | padded with zeros, which are attended to, then shifted | zeros |
+| timm | shifted, then padded; axes that one window covers are never shifted | zeros-after-shift |
 
-transformers' code that has once seen a grid of one window shifts no larger grid of that stage any more; ours does.
+After a grid of one window, transformers' code no longer shifts larger grids of that stage; ours does.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from vitreous.weights.table import (
     parse_rename_rule,
 )
 
-MAX_STAGES = 8  # that a table has rows for; published models have four
+MAX_STAGES = 8  # stages in a table; published models have four
 HF_ACTIVATIONS = {"none": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}
 
 
 @dataclass(frozen=True)
 class SwinLayout:
-    """What a format calls the parts of a Swin. `stage` and `merge`: what the names of the blocks of a stage, by its
-    number from 0, and of the merging before it begin with. `parts`: ours of a block -> theirs; `bias` is the table of
+    """Names of a Swin's modules in a format. `stage` and `merge`: name prefixes of the blocks of a stage, by its
+    number from 0, and of the merging before it. `parts`: our names in a block -> theirs; `bias` is the table of
     relative positions."""
 
     projection: str
@@ -63,7 +63,7 @@ class SwinLayout:
     head: str
 
     def rows(self) -> tuple[RenameRule, ...]:
-        """The table of the format."""
+        """Return the table of the format."""
         lines = [
             f"projection.bias = {self.projection}.bias",
             f"first_norm.{{x}} = {self.first_norm}.{{x}}",
@@ -91,12 +91,12 @@ class SwinLayout:
         )
 
     def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
-        """The rows of what a block knows of places; `ours` and `theirs` begin the names of a block."""
+        """Return the rows of a block's position tensors; `ours` and `theirs` are name prefixes of a block."""
         return [parse_rename_rule(f"{ours}.{POSITION_TABLE}", f"{theirs}.{self.bias}", build_offset_transform(stage))]
 
     def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
-        """The config of these shapes; `settings` may have the fields that they do not tell: image (pixels), gelu, eps,
-        resize, pad. Raises ValueError where the shapes are of no Swin."""
+        """Infer the config from these shapes; `settings` may contain further fields: image (pixels), gelu, eps, resize,
+        pad. Raises ValueError if the shapes are not those of a Swin."""
         tables = [shapes[f"{self.stage(stage)}.0.{self.bias}"] for stage in range(len(self.count_stage_blocks(shapes)))]
         sides = [tuple((length + 1) // 2 for length in infer_offset_counts(shape)) for shape in tables]
         first = f"{self.stage(0)}.0.{self.parts['attention.part.part.qkv'].split()[0]}"
@@ -108,7 +108,7 @@ class SwinLayout:
         return build_windowed_config(self.fields(shapes) | fields, sides, settings)
 
     def fields(self, shapes: Shapes) -> dict[str, Any]:
-        """The fields that the shapes of both versions tell alike."""
+        """Infer the fields common to both versions from the shapes."""
         width, channels, *patch = shapes[f"{self.projection}.weight"]
         fc1 = f"{self.stage(0)}.0.{self.parts['mlp.part.fc1']}.weight"
         return {
@@ -122,17 +122,17 @@ class SwinLayout:
 
     @property
     def counted(self) -> str:
-        """What every block has one of, by its name in it."""
+        """Return the name of a tensor that each block has once."""
         return self.bias
 
     def count_stage_blocks(self, shapes: Shapes) -> tuple[int, ...]:
-        """Blocks of each stage. Raises ValueError where their numbers have a gap, or there are more stages than are
-        read."""
+        """Count the blocks of each stage. Raises ValueError if their numbers have a gap, or if there are too many
+        stages."""
         blocks: list[int] = []
         while f"{self.stage(len(blocks))}.0.{self.counted}" in shapes:
             blocks.append(count_blocks(shapes, f"{self.stage(len(blocks))}.{{i}}.{self.counted}"))
         if len(blocks) > MAX_STAGES:
-            raise ValueError(f"it has {len(blocks)} stages, and at most {MAX_STAGES} are read")
+            raise ValueError(f"it has {len(blocks)} stages, but at most {MAX_STAGES} are supported")
         return tuple(blocks)
 
 
@@ -140,9 +140,9 @@ POSITION_TABLE = "attention.part.part.position.table"
 
 
 def build_windowed_config(fields: dict[str, Any], sides: list[tuple[int, ...]], settings: dict[str, Any]) -> SwinConfig:
-    """The config of these fields whose windows have these sides, in each stage; `settings` as for `configure`.
+    """Build the config from these fields and the window sizes of each stage; `settings` as for `configure`.
 
-    A window smaller than the largest is the grid of its stage. Raises ValueError where the windows are those of another
+    A window smaller than the largest one is the grid of its stage. Raises ValueError if the windows belong to another
     image size.
     """
     known = {
@@ -158,26 +158,26 @@ def build_windowed_config(fields: dict[str, Any], sides: list[tuple[int, ...]], 
     config = SwinConfig().with_options(**nest_paths(fields | known | sizes))
     if config.windows != tuple(sides):
         raise ValueError(
-            f"its windows are {', '.join(f'{m} x {n}' for m, n in sides)}, and those of an image of "
-            f"{' x '.join(map(str, image))} pixels {', '.join(f'{m} x {n}' for m, n in config.windows)}; say the image "
+            f"its windows are {', '.join(f'{m} x {n}' for m, n in sides)}, but those of an image of "
+            f"{' x '.join(map(str, image))} pixels {', '.join(f'{m} x {n}' for m, n in config.windows)}; set the image "
             "size of the weights: --source-size HEIGHT WIDTH"
         )
     return config
 
 
 def infer_offset_counts(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2 n - 1, h). Raises ValueError
-    where they are no square of an odd number."""
+    """Return the offsets along each axis of a table, (offsets, h) of a square window or (2 m - 1, 2 n - 1, h). Raises
+    ValueError if they are not the square of an odd number."""
     if len(shape) == 3:
         return shape[0], shape[1]
     side = math.isqrt(shape[0])
     if side * side != shape[0] or side % 2 == 0:
-        raise ValueError(f"{shape[0]} relative positions are those of no square window")
+        raise ValueError(f"{shape[0]} relative positions do not match a square window")
     return side, side
 
 
 def build_offset_transform(stage: int) -> TensorTransform:
-    """(offsets, h), and (2 m - 1, 2 n - 1, h) of the windows of a stage."""
+    """Convert between (offsets, h) and (2 m - 1, 2 n - 1, h) for the windows of a stage."""
 
     def into(theirs: list[torch.Tensor], config: SwinConfig) -> list[torch.Tensor]:
         rows, columns = config.windows[stage]
@@ -187,7 +187,7 @@ def build_offset_transform(stage: int) -> TensorTransform:
 
 
 def has_single_window(config: ModelConfig) -> bool:
-    """Whether it is a Swin whose stages all have the same square window, as code has it that does not know the image
+    """Return whether the model is a Swin whose stages all have the same square window, as in code without a fixed image
     size."""
     return (
         isinstance(config, SwinConfig)
@@ -197,7 +197,7 @@ def has_single_window(config: ModelConfig) -> bool:
 
 
 def is_square_swin(config: ModelConfig) -> bool:
-    """Whether it is a Swin of square windows."""
+    """Return whether the model is a Swin with square windows."""
     return (
         isinstance(config, SwinConfig)
         and config.version == 1
@@ -208,7 +208,7 @@ def is_square_swin(config: ModelConfig) -> bool:
 BRANCH_NORMS = {"attention.norm": "norm1", "mlp.norm": "norm2"}
 ATTENTION_NAMES = {"attention.part.part.qkv": "attn.qkv", "attention.part.part.out": "attn.proj"}
 MLP_NAMES = {"mlp.part.fc1": "mlp.fc1", "mlp.part.fc2": "mlp.fc2"}
-COMPUTED_BUFFERS = (r".*\.relative_position_index", r".*\.attn_mask")  # made again from the config
+COMPUTED_BUFFERS = (r".*\.relative_position_index", r".*\.attn_mask")  # recomputed from the config
 BIAS_TABLE = "attn.relative_position_bias_table"
 
 MICROSOFT_LAYOUT = SwinLayout(
@@ -224,15 +224,15 @@ MICROSOFT_LAYOUT = SwinLayout(
 
 
 def describe_swin_assumptions(config: SwinConfig, known: Container[str]) -> Iterator[str]:
-    """What no file of a Swin tells: the image size, and of version 2 the windows in full."""
+    """Describe settings that Swin files lack: the image size, and for version 2 the full windows."""
     if "image" not in known:
         size = f"{config.image[0]} x {config.image[1]}"
         yield f"the image size: assumed {size} pixels (--source-size HEIGHT WIDTH)"
     if config.version == 2 and "attention.window" not in known and "attention.pretrained_window" not in known:
-        taken = f"windows of {config.attention.window}" + ", where its positions were learned" * (
+        taken = f"windows of {config.attention.window}" + ", for which its positions were trained" * (
             config.attention.window > 8
         )
-        yield f"its windows in full: assumed {taken} (`vitreous convert --window N`)"
+        yield f"its full windows: assumed {taken} (`vitreous convert --window N`)"
 
 
 MICROSOFT = WeightsFormat(
@@ -302,7 +302,7 @@ TRANSFORMERS = WeightsFormat(
 
 
 def to_hf_swin_json(config: SwinConfig) -> dict[str, Any]:
-    """The config.json of transformers' Swin."""
+    """Build the config.json of transformers' Swin."""
     return {
         "architectures": ["SwinForImageClassification" if config.classes else "SwinModel"],
         "model_type": "swin",
@@ -337,7 +337,7 @@ TORCHVISION_LAYOUT = SwinLayout(
 
 
 def build_position_index_buffers(config: SwinConfig) -> Tensors:
-    """The buffers that torchvision's loader asks for: which row of the table each pair of a window's tokens reads."""
+    """Build the buffers for torchvision's loader: the table row for each pair of a window's tokens."""
     size = (config.attention.window, config.attention.window)
     rows = torch.arange((2 * size[0] - 1) * (2 * size[1] - 1)).view(2 * size[0] - 1, 2 * size[1] - 1, 1)
     return {
@@ -375,15 +375,15 @@ NATIVE_LAYOUT = SwinLayout(
 def infer_native_swin_config(
     shapes: Shapes, settings: dict[str, Any], layout: SwinLayout = NATIVE_LAYOUT
 ) -> SwinConfig:
-    """The config of a Swin of this project, whose projection is (D, C p q): patches are squares of 3, 1 or 4 channels
-    unless the image size says otherwise. Raises ValueError where they cannot be."""
+    """Infer the config of a Swin of this project, with projection (D, C p q): square patches of 3, 1 or 4 channels
+    unless the image size determines otherwise. Raises ValueError if this is impossible."""
     width, inputs = shapes["projection.weight"]
     for channels in (3, 1, 4):
         side = math.isqrt(inputs // channels)
         if side * side * channels == inputs:
             cut = {"projection.weight": (width, channels, side, side)}
             return layout.configure(shapes | cut, settings, "mask")
-    raise ValueError(f"{inputs} inputs of a patch are no square of 3, 1 or 4 channels; vitreous.save keeps them")
+    raise ValueError(f"{inputs} inputs of a patch are not a square of 3, 1 or 4 channels; use vitreous.save")
 
 
 NATIVE = NativeFormat(

@@ -1,10 +1,10 @@
-"""Swin V2 (arXiv:2111.09883) as Microsoft's files, timm, transformers and torchvision have it: names and shapes.
+"""Swin V2 (arXiv:2111.09883) in the formats of Microsoft, timm, transformers and torchvision: names and shapes.
 
-Positions are drawn by a small network for windows of any size, so tensors do not tell the window, but for the buffers
-that Microsoft's files and torchvision's have: it is taken from config.json, from the names that such files are
-published under (`..._window12to24_...`), or is 8. Nor do they tell at which window the network was trained before.
+A small network computes positions for windows of any size, so tensors do not determine the window, except for the
+buffers in files of Microsoft and torchvision. It is read from config.json, or from published file names
+(`..._window12to24_...`), or is 8. The window of pre-training is not stored either.
 
-Keys have no bias. torchvision has one all the same, sets it to zero on every pass, and it is written as zeros.
+Keys have no bias. torchvision has one but sets it to zero in every forward pass, and it is written as zeros.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from vitreous.weights.table import (
 )
 
 ATTENTION_PREFIX = "attention.part.part"
-DEFAULT_WINDOW = 8  # of the published models that say no other
+DEFAULT_WINDOW = 8  # of published models without another value
 
 
 @dataclass(frozen=True)
 class SwinV2Layout(SwinLayout):
-    """The same with `bias` the network of positions, `scale` the factor of the cosine, `qkv` the layer of queries, keys
-    and values or three of them, and `biases` those of queries and values, or of all three in one."""
+    """The same layout with `bias` the position network, `scale` the cosine factor, `qkv` one layer of queries, keys and
+    values or three, and `biases` those of queries and values, or of all three in one."""
 
     scale: str = "attn.logit_scale"
     qkv: str = "attn.qkv"
@@ -55,7 +55,7 @@ class SwinV2Layout(SwinLayout):
     coordinates: str = "attn.relative_coords_table"
 
     def positions(self, stage: int, ours: str, theirs: str) -> list[RenameRule]:
-        """The rows of attention but for its output."""
+        """Return the rows of attention without its output."""
         ours = f"{ours}.{ATTENTION_PREFIX}"
         qkv = " ".join(f"{theirs}.{name}.weight" for name in self.qkv.split())
         biases = " ".join(f"{theirs}.{name}" for name in self.biases.split())
@@ -72,8 +72,8 @@ class SwinV2Layout(SwinLayout):
         ]
 
     def configure(self, shapes: Shapes, settings: dict[str, Any], pad: str = "zeros") -> SwinConfig:
-        """The config of these shapes; `settings` may have window and pretrained_window besides. Raises ValueError where
-        the shapes are of no Swin."""
+        """Infer the config from these shapes; `settings` may also contain window and pretrained_window. Raises
+        ValueError if the shapes are not those of a Swin."""
         blocks = self.count_stage_blocks(shapes)
         firsts = [f"{self.stage(stage)}.0" for stage in range(len(blocks))]
         fields = self.fields(shapes) | {
@@ -95,31 +95,31 @@ class SwinV2Layout(SwinLayout):
         }
         window = settings.get("attention.window", DEFAULT_WINDOW)
         scale = 2 ** (len(blocks) - 1)
-        # windows of more than 8 are half of that in the last stage of published models
+        # windows larger than 8 are halved in the last stage of published models
         image = tuple(max(1, window // (1 + (window > DEFAULT_WINDOW))) * scale * side for side in fields["patch_size"])
         settled: dict[str, Any] = {"image": image} | fields | known | {"attention.window": window}
         return SwinConfig().with_options(**nest_paths(settled))
 
     @property
     def counted(self) -> str:
-        """The factor of the cosine."""
+        """Return the name of the cosine factor."""
         return self.scale
 
 
 def get_pretrained_windows(settings: dict[str, Any]) -> tuple[int, ...]:
-    """The windows of pre-training in settings, none where all are the own."""
+    """Return the windows of pre-training from settings, empty if they equal the model's windows."""
     sizes = tuple(settings.get("attention.pretrained_window", ()))
     return sizes if any(sizes) else ()
 
 
 def split_query_value_bias(theirs: list[Tensor], config: SwinConfig) -> list[Tensor]:
-    """The biases of queries, keys and values (3 D,) -> those of queries and values, each (D,)."""
+    """Split the biases of queries, keys and values (3 D,) -> those of queries and values, each (D,)."""
     q, _, v = theirs[0].chunk(3)
     return [q, v]
 
 
 def join_query_value_bias(ours: list[Tensor], config: SwinConfig) -> list[Tensor]:
-    """The biases of queries and values, each (D,) -> (3 D,), zeros for keys between them."""
+    """Join the biases of queries and values, each (D,) -> (3 D,), with zeros for keys."""
     return [torch.cat([ours[0], torch.zeros_like(ours[0]), ours[1]])]
 
 
@@ -127,7 +127,7 @@ QUERY_VALUE_BIAS = TensorTransform(split_query_value_bias, join_query_value_bias
 
 
 def is_square_swin_v2(config: ModelConfig) -> bool:
-    """Whether it is a Swin V2 of square windows."""
+    """Return whether the model is a Swin V2 with square windows."""
     return (
         isinstance(config, SwinConfig)
         and config.version == 2
@@ -234,7 +234,7 @@ TORCHVISION_LAYOUT = SwinV2Layout(
 
 
 def build_position_buffers(config: SwinConfig) -> Tensors:
-    """What torchvision's loader asks for: the indices of version 1, and the log-spaced offsets."""
+    """Build the buffers for torchvision's loader: the indices of version 1, and the log-spaced offsets."""
     places = log_spaced_offsets((config.attention.window, config.attention.window))[None]
     indices = swin.build_position_index_buffers(config)
     return indices | {name.replace("position_index", "coords_table"): places.clone() for name in indices}
@@ -253,7 +253,7 @@ TORCHVISION = WeightsFormat(
         and bool(c.classes)
         and not c.attention.pretrained_window
         and set(c.windows) == {(c.attention.window, c.attention.window)}
-        and c.attention.window > 1  # its code divides by one less
+        and c.attention.window > 1  # its code divides by the window minus one
         and c.attention.qkv_bias
     ),
     buffers=build_position_buffers,

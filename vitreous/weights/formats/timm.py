@@ -1,10 +1,10 @@
-"""timm's Vision Transformers, plain, distilled, hybrid, CLIP's and SAM's, and its BiT ResNets: their names and shapes.
+"""timm's Vision Transformers (plain, distilled, hybrid, CLIP, SAM) and its BiT ResNets: names and shapes.
 
-The original files of DeiT, MAE and DINO have the same names, those of DeiT-III but for its scales. Not in a state dict,
-so taken from the shape or from what is said beside it: the number of heads, the form of GELU, how positions were
-resized.
+The original files of DeiT, MAE and DINO have the same names, and so do those of DeiT-III except for its scales. A state
+dict lacks the number of heads, the form of GELU, and the position resize rule, which are
+inferred from the shapes or from other files.
 
-| whose code resizes positions | how (`nn.grid.RESIZE_MODES`) | where |
+| code | position resize rule (`nn.grid.RESIZE_MODES`) | source |
 |---|---|---|
 | timm | bicubic-antialias | `resample_abs_pos_embed` of timm/layers/pos_embed.py |
 | DeiT, DeiT-III | bicubic | main.py, `--finetune` |
@@ -57,7 +57,7 @@ UNIT_PREFIXES = "stages.{s}.units.{j}.", "stages.{s}.blocks.{j}."
 
 
 def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tuple[RenameRule, ...]:
-    """Rows of a ResNet's stages, their names after `ours` and `theirs`."""
+    """Build the rows of a ResNet's stages, with name prefixes `ours` and `theirs`."""
     pairs = [(f"{part}{n}", f"{part}{n}") for n in (1, 2, 3) for part in ("conv", "norm")]
     pairs += [("shortcut.conv", "downsample.conv")] + [("shortcut.norm", "downsample.norm")] * shortcut_norm
     return parse_copy_rules(
@@ -66,7 +66,7 @@ def build_resnet_unit_rules(ours: str, theirs: str, shortcut_norm: bool) -> tupl
 
 
 def get_stem_prefix(staged: bool) -> str:
-    """What the root of a hybrid's ResNet is called, where stages follow it and where it is alone."""
+    """Return the name prefix of the root of a hybrid's ResNet, with or without stages."""
     return "patch_embed.backbone.stem" if staged else "patch_embed.backbone"
 
 
@@ -98,10 +98,10 @@ TIMM_VIT_RULES = (
 
 
 def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple[int, ...] | None = None) -> ViTConfig:
-    """The config that the shapes fit; `settings` may hold fields of `ViTConfig` that they do not tell: image (pixels),
-    heads, gelu.
+    """Infer the config from the shapes; `settings` may contain further fields of `ViTConfig`: image (pixels), heads,
+    gelu.
 
-    `slots` is that of `infer_vit_config`. Raises ValueError and WeightsError as it does.
+    `slots` is that of `infer_vit_config`. Raises ValueError and WeightsError likewise.
     """
     width, channels, *cell = shapes["patch_embed.proj.weight"]
     stem = infer_timm_stem(shapes)
@@ -142,13 +142,13 @@ def infer_timm_vit_config(shapes: Shapes, settings: dict[str, Any], slots: tuple
 
 
 def bind_resize_rule(rule: str, slots: tuple[int, ...] | None = None) -> Callable[[Shapes, dict[str, Any]], ViTConfig]:
-    """`infer_timm_vit_config` for files whose positions are resized by another rule than timm's, with so many of prefix
-    tokens, if that is known."""
+    """Bind `infer_timm_vit_config` to another position resize rule, and to the number of prefix tokens with positions
+    if known."""
     return lambda shapes, settings: infer_timm_vit_config(shapes, {"positions.resize": rule} | settings, slots)
 
 
 def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
-    """The ResNet in front of a hybrid, if there is one."""
+    """Infer the ResNet stem of a hybrid, if there is one."""
     for staged in (True, False):
         if f"{get_stem_prefix(staged)}.conv.weight" in shapes:
             blocks = count_timm_units(shapes, "patch_embed.backbone.stages.", ".blocks.")
@@ -157,7 +157,7 @@ def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
 
 
 def count_timm_units(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
-    """Units of each stage, from names like `before`0`interpolate_noise`2.conv1.weight."""
+    """Count the units of each stage, from names like `before`0`between`2.conv1.weight."""
     stages = 0
     while f"{before}{stages}{between}0.conv1.weight" in shapes:
         stages += 1
@@ -174,16 +174,16 @@ BIT_RULES = (
 
 
 def infer_timm_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT."""
+    """Infer the config of a BiT."""
     blocks, classes = count_timm_units(shapes, "stages.", ".blocks."), shapes.get("head.fc.weight", (0,))[0]
     return infer_bit_config(shapes["stem.conv.weight"][:2], blocks, classes, "timm", settings)
 
 
 def is_timm_vit(config: ModelConfig) -> bool:
-    """Whether timm has such a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a head
-    with a bias.
+    """Return whether timm supports a ViT: no options of Table 8, no windows, positions for all prefix tokens or none, a
+    head with a bias.
 
-    Its patch projection has a bias where no norm follows it.
+    Its patch projection has a bias unless a norm follows it.
     """
     return (
         isinstance(config, ViTConfig)
@@ -209,7 +209,7 @@ DEIT_III = WeightsFormat(
         *TIMM_VIT_RULES,
     ),
     configure=bind_resize_rule("bicubic", (0,)),
-    holds=lambda c: False,  # read only: `timm` is what is written
+    holds=lambda c: False,  # read only; written as `timm`
 )
 TIMM = WeightsFormat(
     "timm",
@@ -220,15 +220,15 @@ TIMM = WeightsFormat(
     ignored=(r"mask_token", r"decoder_.*", r"head\.(mlp|last_layer)\..*"),  # MAE's decoder, DINO's head
     strip=("backbone.", "model."),
     holds=is_timm_vit,
-    doubt=lambda c: "timm's; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset",
+    doubt=lambda c: "timm's rule; for the original DeiT and MAE: --resize bicubic, for DINO: --resize bicubic-offset",
 )
 
 
 def build_original_format(
     title: str, rule: str, sign: tuple[str, ...] = (), sections: tuple[str, ...] = (), doubt: str = ""
 ) -> WeightsFormat:
-    """Files of others that have timm's names, told by further names or by the key that their state dict lies under;
-    read only."""
+    """Build a read-only format for original files with timm's names, identified by further names or by the key of their
+    state dict."""
     return replace(
         TIMM,
         title=title,
@@ -241,7 +241,7 @@ def build_original_format(
     )
 
 
-#: tensors that the models of DeiT, MAE and DINO do not have
+#: tensors that models of DeiT, MAE and DINO lack
 TIMM_ONLY_TENSORS = (
     "reg_token",
     "attn_pool.latent",
@@ -250,7 +250,7 @@ TIMM_ONLY_TENSORS = (
     f"{get_stem_prefix(True)}.conv.weight",
     f"{get_stem_prefix(False)}.conv.weight",
 )
-#: the more certain first
+#: more reliable signs first
 ORIGINAL_FORMATS = [
     build_original_format("the original DINO, with its head", "bicubic-offset", ("head.last_layer.weight_v",)),
     build_original_format("the original MAE, with its decoder", "bicubic", ("decoder_embed.weight",)),
@@ -258,13 +258,13 @@ ORIGINAL_FORMATS = [
         "a checkpoint of DINO's layout",
         "bicubic-offset",
         sections=("teacher", "student"),
-        doubt="DINO's, as the file keeps a student and a teacher; timm's: --resize bicubic-antialias",
+        doubt="DINO's rule, because the file has a student and a teacher; for timm: --resize bicubic-antialias",
     ),
     build_original_format(
         "a checkpoint of DeiT's and MAE's layout",
         "bicubic",
         sections=("model", "model_ema"),
-        doubt="that of DeiT and MAE, as the weights lie under 'model'; timm's: --resize bicubic-antialias",
+        doubt="DeiT's and MAE's rule, because of the key 'model'; for timm: --resize bicubic-antialias",
     ),
 ]
 TIMM_BIT = WeightsFormat(

@@ -1,7 +1,7 @@
-"""Hugging Face transformers' models as they lie in a folder: ViT and its kin, ViViT, DINOv2, CLIP's image encoder, BiT.
+"""Hugging Face transformers' models in a folder: ViT and related models, ViViT, DINOv2, CLIP's image encoder, BiT.
 
-The names are those of the files, which `from_pretrained` reads and `save_pretrained` writes, whatever they are in
-memory. The config.json beside them says what shapes do not: heads, GELU, epsilon.
+The names are those in files, which `from_pretrained` reads and `save_pretrained` writes; names in memory may differ.
+The config.json contains settings that shapes do not determine: heads, GELU, epsilon.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ HF_VIT_RULES = (
 
 
 def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of a ViT, DeiT, MAE encoder, I-JEPA (the one without a class token), ViViT (the one of three axes) or
-    DINOv2."""
+    """Infer the config of a ViT, DeiT, MAE encoder, I-JEPA (without class token), ViViT (three axes) or DINOv2."""
     width, channels, *patch = shapes["embeddings.patch_embeddings.projection.weight"]
     clips = len(patch) == 3
     settings = settings | {"image": infer_clip_size(settings, 32)} if clips else settings
@@ -76,7 +75,7 @@ def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     if "embeddings.distillation_token" in shapes and not distilled:
         settings = settings | {"pool": "distilled", "classes": 0}
     head = "cls_classifier.weight" if distilled else "classifier.weight"
-    known = head in shapes and not dino  # DINOv2's classifier reads class token and mean side by side
+    known = head in shapes and not dino  # DINOv2's classifier concatenates class token and mean
     class_token = "embeddings.cls_token" in shapes
     fields = {
         "channels": channels,
@@ -99,8 +98,8 @@ def infer_hf_vit_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 
 def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
-    """The config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head reads the mean of
-    the patches."""
+    """Build the config.json of a ViT, DeiT, ViViT or DINOv2, or of an I-JEPA: transformers' ViT whose head uses the
+    mean of the patches."""
     clips = len(config.image) == 3
     kind = {"distilled": "deit", "mean": "ijepa"}.get(config.pool, "vit")
     if config.norm.layer_scale is not None:
@@ -138,8 +137,8 @@ def to_hf_vit_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
-    """DINOv2's whole number for the MLP's width, of which the gated one has two thirds, up to a multiple of 8; 0 where
-    there is none."""
+    """Return DINOv2's integer MLP ratio (the gated MLP uses two thirds, rounded up to a multiple of 8); 0 if there is
+    none."""
     for ratio in range(1, 17):
         wide = config.width * ratio
         if config.mlp.hidden == ((int(wide * 2 / 3) + 7) // 8 * 8 if config.mlp.kind == "swiglu" else wide):
@@ -148,7 +147,7 @@ def get_dinov2_mlp_ratio(config: ViTConfig) -> int:
 
 
 def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
-    """What every config.json of a ViT says."""
+    """Build the common fields of the config.json of ViTs."""
     image, patch = config.image[-2:], config.patch[-2:]
     return {
         "hidden_size": config.width,
@@ -164,8 +163,8 @@ def to_hf_common_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def has_vit_tensor_names(config: Any) -> bool:
-    """Whether it is a ViT, or a ViViT of joint attention, with learned positions, whatever it pools, and nothing else
-    that changes the names."""
+    """Return whether the model is a ViT, or a ViViT with joint attention, with learned positions, any pooling, and no
+    other option that changes the names."""
     return (
         isinstance(config, ViTConfig)
         and (len(config.image) == 2 or (config.arrangement == "joint" and not config.no_key_bias))
@@ -180,7 +179,7 @@ def has_vit_tensor_names(config: Any) -> bool:
 
 
 def is_class_token_vit(config: Any) -> bool:
-    """Whether it is one that pools a class token, which has a learned position."""
+    """Return whether the model pools a class token that has a learned position."""
     return (
         has_vit_tensor_names(config)
         and config.class_token
@@ -190,19 +189,18 @@ def is_class_token_vit(config: Any) -> bool:
 
 
 def is_ijepa(config: Any) -> bool:
-    """Whether it is one that pools the mean of its patches, which transformers calls I-JEPA (arXiv:2301.08243): no
-    other token, squares."""
+    """Return whether the model pools the mean of its patches, has no other token, and uses squares: I-JEPA in
+    transformers (arXiv:2301.08243)."""
     return has_vit_tensor_names(config) and has_square_patches(config) and not config.prefix and config.pool == "mean"
 
 
 def has_square_patches(config: Any) -> bool:
-    """Whether images and patches are squares: others' code knows one length only."""
+    """Return whether images and patches are squares; the code of other projects stores one length only."""
     return len(config.image) == 2 and len(set(config.image)) == len(set(config.patch)) == 1
 
 
 def get_pixel_statistics(config: ViTConfig) -> PixelScaling:
-    """Whose images models of transformers were trained on, where no file tells: CLIP's, ImageNet's of DINOv2 and
-    VideoMAE."""
+    """Return the default pixel statistics of a transformers model: CLIP's, or ImageNet's for DINOv2 and VideoMAE."""
     if config.first_norm:
         return "clip"
     return "imagenet" if config.norm.layer_scale is not None or config.positions.kind == "sinusoid" else "half"
@@ -299,7 +297,7 @@ CLIP = WeightsFormat(
 
 
 def is_clip_encoder(config: ModelConfig) -> bool:
-    """Whether it is CLIP's image encoder."""
+    """Return whether the model is CLIP's image encoder."""
     return (
         isinstance(config, ViTConfig)
         and has_square_patches(config)
@@ -312,7 +310,7 @@ def is_clip_encoder(config: ModelConfig) -> bool:
 
 
 def infer_hf_clip_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of CLIP's image encoder."""
+    """Infer the config of CLIP's image encoder."""
     width, channels, *patch = shapes["embeddings.patch_embedding.weight"]
     fields = {
         "channels": channels,
@@ -380,7 +378,7 @@ BIT = WeightsFormat(
 
 
 def infer_hf_bit_config(shapes: Shapes, settings: dict[str, Any]) -> BiTConfig:
-    """The config of a BiT."""
+    """Infer the config of a BiT."""
     blocks, classes = (
         count_timm_units(shapes, "encoder.stages.", ".layers."),
         shapes.get("classifier.1.weight", (0,))[0],

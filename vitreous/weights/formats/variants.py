@@ -1,5 +1,5 @@
-"""What a file may lack: only what some published family does not have either. Anything else that is missing is
-refused."""
+"""Tensors that a file may lack: only those that some published family lacks too. Files without other tensors are
+rejected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vitreous.models.config import TRANSFORMER_FIELDS, ModelConfig, ViTConfig
 from vitreous.weights.formats.measure import find_published_heads
 
-#: path of a field of `ViTConfig` -> its value where the tensors are missing, its value where they are present
+#: path of a field of `ViTConfig` -> its value without the tensors, its value with them
 OPTIONAL_TENSOR_FIELDS = {
     "norm.final": ("none", "tokens"),
     "attention.qkv_bias": (False, True),
@@ -21,8 +21,8 @@ OPTIONAL_TENSOR_FIELDS["positions.kind"] = ("sincos-big-vision", "learned")
 
 
 class PublishedVariant(NamedTuple):
-    """Tensors that a published family does not have: the field that says so, which models it is, and the note for
-    people."""
+    """Tensors that a published family lacks: the corresponding config field, a predicate of the models, and a note for
+    users."""
 
     field: str
     matches: Callable[[dict[str, Any]], bool]
@@ -30,7 +30,8 @@ class PublishedVariant(NamedTuple):
 
 
 def is_miil(fields: dict[str, Any]) -> bool:
-    """Whether it has the shape of timm's vit_base_patch16_224_miil, the one ViT with a class token and no such bias."""
+    """Return whether the fields match timm's vit_base_patch16_224_miil, the only ViT with a class token and no such
+    bias."""
     plain = (
         fields["class_token"]
         and fields["norm.layer_scale"] is None
@@ -40,7 +41,7 @@ def is_miil(fields: dict[str, Any]) -> bool:
     return plain and (fields["width"], fields["depth"], fields["patch"]) == (768, 12, (16, 16))
 
 
-#: timm 1.0.31, vision_transformer.py: the published models that lack something
+#: timm 1.0.31, vision_transformer.py: the published models without some tensors
 TIMM_VARIANTS = (
     PublishedVariant(
         "attention.qkv_bias",
@@ -70,8 +71,8 @@ BIG_VISION_VARIANTS = (
     PublishedVariant(
         "positions.kind",
         lambda f: True,
-        "no positions are in the file; read as big_vision's fixed ones (sincos2d), for images of 224 pixels "
-        "(--source-size sets another)",
+        "the file has no positions; assumed big_vision's fixed ones (sincos2d), for images of 224 pixels "
+        "(--source-size changes this)",
     ),
 )
 #: name of a format -> its variants
@@ -81,10 +82,9 @@ VARIANTS_BY_FORMAT = {"timm": TIMM_VARIANTS, "big-vision-npz": BIG_VISION_VARIAN
 def require_unpublished_tensors(
     fields: dict[str, Any], variants: tuple[PublishedVariant, ...] = TIMM_VARIANTS
 ) -> dict[str, Any]:
-    """The same fields, those of `OPTIONAL_TENSOR_FIELDS` set back to "present" where no published family lacks the
-    tensors.
+    """Return the fields, with `OPTIONAL_TENSOR_FIELDS` set to "present" unless a published family lacks the tensors.
 
-    The tensors are then expected, and listed as missing.
+    These tensors are then expected, and listed as missing.
     """
     completed = dict(fields)
     for name, (missing, present) in OPTIONAL_TENSOR_FIELDS.items():
@@ -100,9 +100,9 @@ def require_unpublished_tensors(
 def describe_inferred_fields(
     config: ModelConfig, known: Container[str], variants: tuple[PublishedVariant, ...] = ()
 ) -> list[str]:
-    """Notes on what was concluded: tensors that a published family lacks too, a number of heads that is a guess.
+    """Describe inferred settings: tensors that a published family lacks too, and an assumed number of heads.
 
-    `known`: the fields of the config that are said somewhere, so that nothing had to be concluded.
+    `known`: fields of the config that are set elsewhere, so that nothing was inferred.
     """
     if not isinstance(config, ViTConfig):
         return []
@@ -119,18 +119,18 @@ def describe_inferred_fields(
         notes["heads"] = (
             f"the number of heads is not in the file, and no published model has width {config.width}, depth "
             f"{config.depth} and MLP"
-            f" {config.mlp.hidden}: {config.heads} taken, of {config.width // config.heads} channels each; `vitreous "
+            f" {config.mlp.hidden}: assumed {config.heads} heads of {config.width // config.heads} channels; `vitreous "
             "convert --heads N` sets it"
         )
     return [note for note in notes.values() if note]
 
 
 def describe_heads_mismatch(config: ModelConfig) -> list[str]:
-    """A note where the number of heads that was said is not that of published models of this width."""
+    """Describe a configured number of heads that differs from published models of this width."""
     if not isinstance(config, ViTConfig):
         return []
     usual = find_published_heads(config.width, config.depth, config.mlp.hidden) or config.width // 64
     if config.heads == usual or not usual:
         return []
-    own = f"config.json says {config.heads} heads for a width of {config.width}"
-    return [f"{own}, where published models have {usual}; read with {config.heads}"]
+    own = f"config.json has {config.heads} heads for a width of {config.width}"
+    return [f"{own}, but published models have {usual}; using {config.heads}"]

@@ -1,7 +1,7 @@
-"""VideoMAE (arXiv:2203.12602) in the files of its authors and of transformers.
+"""VideoMAE (arXiv:2203.12602) in the formats of its authors and of transformers.
 
-The encoder of both has no prefix token, fixed positions that no file stores, and attention without a bias of its keys.
-The decoder of pre-training is read and written by `decoders`.
+Both encoders have no prefix token, fixed positions that are not stored, and attention without a key bias.
+`decoders` reads and writes the decoder of pre-training.
 
 | file | norm | read as |
 |---|---|---|
@@ -9,7 +9,7 @@ The decoder of pre-training is read and written by `decoders`.
 | pre-trained | `encoder.norm`, or `layernorm` | an encoder, each token normed |
 | transformers' VideoMAEModel of a fine-tuned one | none | an encoder |
 
-transformers' `fc_norm` has an epsilon of its own, 1e-5, whatever config.json says of the others.
+transformers' `fc_norm` always has an epsilon of 1e-5, regardless of config.json.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from vitreous.weights.table import (
 )
 
 HF_VIDEOMAE_TITLE = "transformers' VideoMAE"
-DEFAULT_FRAMES = 16  # of a clip, where nothing says so
+DEFAULT_FRAMES = 16  # default frames of a clip
 QKV_NAME = "encoder.blocks.{i}.attention.part.qkv"
 LAYER = "encoder.layer.{i}"
 VIDEOMAE_RULES = (
@@ -70,14 +70,14 @@ HF_VIDEOMAE_RULES = (
 def infer_videomae_config(
     shapes: Shapes, settings: dict[str, Any], names: dict[str, str], fields: dict[str, Any]
 ) -> ViTConfig:
-    """The config of a VideoMAE whose tensors have these names. Raises ValueError where a norm after each token goes
-    with a head: what that reads is the first patch."""
+    """Infer the config of a VideoMAE whose tensors have these names. Raises ValueError for a head combined with a norm
+    of each token, because such a head uses the first patch."""
     width, channels, *patch = shapes[names["projection"]]
     image = infer_clip_size(settings, DEFAULT_FRAMES)
     pooled, normed = "fc_norm.weight" in shapes, names["norm"] in shapes
     classes = shapes.get(names["head"], (0,))[0]
     if classes and not pooled:
-        raise ValueError("its head reads the first patch, not the mean of all")
+        raise ValueError("its head uses the first patch, not the mean of all")
     fields = {
         "arrangement": "joint",
         "channels": channels,
@@ -95,7 +95,7 @@ def infer_videomae_config(
 
 
 def infer_official_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of the authors' VideoMAE."""
+    """Infer the config of the original VideoMAE."""
     names = {"projection": "patch_embed.proj.weight", "hidden": "blocks.0.mlp.fc1.weight", "norm": "norm.weight"}
     return infer_videomae_config(
         shapes, settings, names | {"head": "head.weight", "depth": "blocks.{i}.norm1.weight"}, {}
@@ -103,7 +103,7 @@ def infer_official_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> 
 
 
 def infer_hf_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of transformers' VideoMAE."""
+    """Infer the config of transformers' VideoMAE."""
     names = {
         "projection": "embeddings.patch_embeddings.projection.weight",
         "hidden": "encoder.layer.0.intermediate.dense.weight",
@@ -115,7 +115,7 @@ def infer_hf_videomae_config(shapes: Shapes, settings: dict[str, Any]) -> ViTCon
 
 
 def to_hf_videomae_json(config: ViTConfig) -> dict[str, Any]:
-    """The config.json of transformers' VideoMAE."""
+    """Build the config.json of transformers' VideoMAE."""
     return {
         "architectures": ["VideoMAEForVideoClassification" if config.classes else "VideoMAEModel"],
         "model_type": "videomae",
@@ -130,7 +130,7 @@ def to_hf_videomae_json(config: ViTConfig) -> dict[str, Any]:
 
 
 def is_videomae_encoder(config: Any) -> bool:
-    """Whether it is VideoMAE's encoder, with a head on the normed mean or without one."""
+    """Return whether the model is VideoMAE's encoder, with a head on the normed mean or without a head."""
     return (
         isinstance(config, VideoConfig)
         and config.arrangement == "joint"

@@ -1,4 +1,5 @@
-"""ViTDet's backbone as detectron2 has it (arXiv:2203.16527): `backbone.net.*` of a file that may hold a detector."""
+"""ViTDet's backbone in detectron2's format (arXiv:2203.16527): `backbone.net.*` of a file that may contain a
+detector."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from vitreous.weights.table import (
     parse_rename_rule,
 )
 
-DEFAULT_IMAGE_SIDE = 1024  # pixels along a side, where no table of the whole grid tells it
+DEFAULT_IMAGE_SIDE = 1024  # height and width in pixels, if no table of the full grid determines them
 
 
 def _positions_into(theirs: list[Tensor], config: ViTConfig) -> list[Tensor]:
@@ -34,7 +35,7 @@ def _positions_out(ours: list[Tensor], config: ViTConfig) -> list[Tensor]:
     return [torch.cat([rows.new_zeros(1, config.width), rows])[None]]
 
 
-#: (1, 1 + N, D), of which nothing reads the class token's row, the first, and (*grid, D)
+#: (1, 1 + N, D), whose first row, of the class token, is unused, and (*grid, D)
 WITH_CLASS_ROW = TensorTransform(_positions_into, _positions_out)
 
 BLOCK_NAME = "encoder.blocks.{i}"
@@ -55,10 +56,11 @@ VITDET_RULES = (
 
 
 def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
-    """The config of a backbone. Blocks with the longest tables see the whole grid, which tells the image size.
+    """Infer the config of a backbone. Blocks with the longest tables attend over the full grid, which gives the image
+    size.
 
-    Where all are of one length they see windows, unless an `image` in the settings is one window. Raises ValueError for
-    tables of more than two lengths.
+    If all tables have the same length, blocks use windows, unless an `image` in the settings is one window. Raises
+    ValueError for tables of more than two lengths.
     """
     width, channels, *sides = shapes["patch_embed.proj.weight"]
     patch, depth = tuple(sides), count_blocks(shapes, "blocks.{i}.attn.qkv.weight")
@@ -66,7 +68,7 @@ def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
     lengths = [(shapes[f"blocks.{i}.attn.rel_pos_h"][0] + 1) // 2 for i in range(depth)]
     window, longest = min(lengths), max(lengths)
     if set(lengths) != {window, longest}:
-        raise ValueError(f"its tables of relative positions are for {len(set(lengths))} kinds of windows")
+        raise ValueError(f"its tables of relative positions have {len(set(lengths))} different window sizes")
     whole = (longest * patch[0], longest * patch[1])
     image = whole if window < longest else settings.get("image") or (DEFAULT_IMAGE_SIDE, DEFAULT_IMAGE_SIDE)
     windowed = window < longest or image != whole
@@ -85,7 +87,7 @@ def infer_vitdet_config(shapes: Shapes, settings: dict[str, Any]) -> ViTConfig:
 
 
 def is_vitdet_backbone(config: ModelConfig) -> bool:
-    """Whether it is a backbone of ViTDet."""
+    """Return whether the model is a backbone of ViTDet."""
     return (
         isinstance(config, ViTConfig)
         and has_square_patches(config)

@@ -1,15 +1,15 @@
-"""ViTDet's detectors as detectron2 has them (arXiv:2203.16527): backbone, simple feature pyramid, region proposal
+"""ViTDet's detectors in detectron2's format (arXiv:2203.16527): backbone, simple feature pyramid, region proposal
 network and the heads of Faster or Mask R-CNN, by the names of its `GeneralizedRCNN`.
 
-K classes, H channels of the box head. What lies otherwise there:
+K classes, H channels of the box head. Differences in layout:
 
-| tensor | there | here |
+| tensor | detectron2 | here |
 |---|---|---|
 | logits of a region | (K + 1, H), the background last | (1 + K, H), the background first |
-| corrections of a region | (4 K, H), or (4, H) for all classes | (4 (1 + K), H), the first four unread |
+| corrections of a region | (4 K, H), or (4, H) for all classes | (4 (1 + K), H), the first four unused |
 
-Anchors are not in its files: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded. Files of
-the federated loss have K weights by which classes are drawn: they tell that scores are by sigmoid, are not kept, and
+Anchors are not stored: sides of 8 strides, height / width 1/2, 1, 2 in this order, corners not rounded. Files of
+the federated loss have K sampling weights of classes: they indicate sigmoid scores, are not kept, and
 are written as ones.
 """
 
@@ -44,20 +44,20 @@ BACKBONE_PREFIX, RPN_PREFIX, BOX_HEAD_PREFIX, MASK_HEAD_PREFIX = (
 BOX_PREDICTOR_PREFIX = "roi_heads.box_predictor"
 LOGITS, OBJECTNESS = f"{BOX_PREDICTOR_PREFIX}.cls_score.weight", f"{RPN_PREFIX}.objectness_logits.weight"
 BOX_DELTAS = "regions.box.predictor.bbox_pred"
-PIXEL_STATISTICS_NAMES = ("pixel_mean", "pixel_std")  # in the files of early versions; of values in 0 .. 255
+PIXEL_STATISTICS_NAMES = ("pixel_mean", "pixel_std")  # in files of early versions; values in 0 .. 255
 ANCHOR_STRIDES = 8.0  # strides along the side of an anchor
 DETECTOR_SIZES = HEAD_SIZES["vitdet"]
-#: fields of how a detector answers, which no tensor tells: those of the configs of COCO where no note has others
+#: prediction settings that no tensor determines: those of COCO's configs, without a note in the file
 POSTPROCESS_FIELDS = ("proposals", "detections", "nms", "threshold", "scores")
-#: those of the configs of LVIS, whose files have the weights by which classes are drawn for the federated loss
+#: those of LVIS's configs, whose files have the class sampling weights of the federated loss
 LVIS_POSTPROCESS: dict[str, Any] = {"detections": 300, "threshold": 0.02, "scores": "sigmoid"}
 FEDERATED_LOSS_WEIGHTS = f"{BOX_PREDICTOR_PREFIX}.fed_loss_cls_weights"
-#: a level of the pyramid -> where its 1 x 1 convolution stands among the layers of `simfp_N`
+#: level of the pyramid -> index of its 1 x 1 convolution in the layers of `simfp_N`
 LATERAL_CONV_INDEX = (4, 1, 0, 1)
 
 
 def _prefix_backbone_rule(one: RenameRule) -> RenameRule:
-    """A row of the backbone as that of a detector."""
+    """Convert a row of the backbone to a row of a detector."""
 
     def theirs(config: DetectorConfig) -> tuple[str, ...]:
         names = one.theirs(config.backbone) if callable(one.theirs) else one.theirs
@@ -70,12 +70,12 @@ def _prefix_backbone_rule(one: RenameRule) -> RenameRule:
 
 
 def _build_level_rule(ours: str, level: int, place: str) -> RenameRule:
-    """A row of a level of the pyramid, which is named by the logarithm of its stride."""
+    """Build a row of a pyramid level, which is named by the logarithm of its stride."""
     return RenameRule((ours,), lambda c: (f"backbone.simfp_{c.strides[level].bit_length() - 1}.{place}",))
 
 
 def _build_pyramid_rules() -> list[RenameRule]:
-    """The rows of the pyramid."""
+    """Build the rows of the pyramid."""
     rows = [
         _build_level_rule("pyramid.upsample4.1.norm.{x}", 0, "1.{x}"),
         _build_level_rule("pyramid.upsample4.{i}.{x}", 0, "{i}.{x}"),
@@ -89,7 +89,7 @@ def _build_pyramid_rules() -> list[RenameRule]:
 
 
 def _make_background_roll(places: int) -> Any:
-    """Move the row of the background, (K + 1, ...), from one end to the other."""
+    """Move the background row of (K + 1, ...) from one end to the other."""
     return lambda tensors, c: [tensors[0].roll(places, 0)]
 
 
@@ -131,9 +131,9 @@ DETECTOR_RULES = (
 
 
 def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorConfig:
-    """The config of a detector; `settings` may have `agnostic`, which one class leaves open, what a note of this
-    project tells of the answers, and the `facts` of the format. Raises ValueError for pixels of another kind, and what
-    `infer_vitdet_config` raises."""
+    """Infer the config of a detector; `settings` may contain `agnostic`, which one class leaves undetermined,
+    prediction settings from a note of this project, and the `facts` of the format. Raises ValueError for unsupported
+    pixel statistics, and the errors of `infer_vitdet_config`."""
     check_pixel_statistics(settings.get("facts", {}))
     own = {
         name.removeprefix(BACKBONE_PREFIX): shape for name, shape in shapes.items() if name.startswith(BACKBONE_PREFIX)
@@ -161,7 +161,8 @@ def infer_detector_config(shapes: Shapes, settings: dict[str, Any]) -> DetectorC
 
 
 def check_pixel_statistics(facts: Tensors) -> None:
-    """Raise ValueError where the mean and deviation of a file's pixels, (C, 1, 1) each, are not ImageNet's of RGB."""
+    """Raise ValueError if mean and standard deviation of a file's pixels, (C, 1, 1) each, are not ImageNet's for
+    RGB."""
     for name, values in zip(PIXEL_STATISTICS_NAMES, IMAGENET_MOMENTS, strict=True):
         own = [round(number, 3) for number in facts[name].flatten().tolist()] if name in facts else None
         usual = [round(255 * value, 3) for value in values]
@@ -169,14 +170,14 @@ def check_pixel_statistics(facts: Tensors) -> None:
             continue
         kind = "BGR" if own == usual[::-1] else "other"
         raise ValueError(
-            f"its {name} is {', '.join(f'{number:g}' for number in own)}, of {kind} pixels, where "
+            f"its {name} is {', '.join(f'{number:g}' for number in own)}, of {kind} pixels, but "
             f"{DETECTOR_FORMAT} has "
             f"{', '.join(f'{number:g}' for number in usual)}, of RGB from 0 to 255"
         )
 
 
 def is_vitdet_detector(config: ModelConfig) -> bool:
-    """Whether it is a detector of ViTDet, with the whole pyramid."""
+    """Return whether the model is a detector of ViTDet with the full pyramid."""
     return (
         isinstance(config, DetectorConfig)
         and config.heads == "vitdet"
@@ -187,8 +188,8 @@ def is_vitdet_detector(config: ModelConfig) -> bool:
 
 
 def zero_background_deltas(state: Tensors) -> Tensors:
-    """The state of a detector with zeros for the corrections of the background, the first four rows of (4 (1 + K),
-    ...), which nothing reads and detectron2 does not have."""
+    """Return the state of a detector with zeros for the background corrections, the first four rows of (4 (1 + K),
+    ...), which are unused and which detectron2 lacks."""
     changed = dict(state)
     for end in ("weight", "bias"):
         if (rows := changed.get(f"{BOX_DELTAS}.{end}")) is not None and len(rows) > 4:
