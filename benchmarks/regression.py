@@ -251,7 +251,7 @@ def format_page(plan: Plan) -> str:
     lines = [
         f"# Regression from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
         "processor time. R2 and mean absolute error (MAE) on the test images: mean of the seeds, and R2 of each seed with",
         "its 95 % interval (bootstrap over images).",
         "",
