@@ -38,7 +38,7 @@ from PIL import Image
 from pretraining import EqualTime
 
 import vitreous
-from vitreous.system.machine import has_bf16, get_processor_name
+from vitreous.system.machine import get_processor_name, has_bf16
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 
 PIXELS = 32  # height and width of scikit-learn's images
