@@ -26,7 +26,7 @@ FIRST_SECTION = "Options"
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptionHelp:
     """An option or positional argument as its help shows it."""
 
@@ -110,7 +110,10 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
             is_positional = any(mark in get_args(Positional[int]) for mark in marks)
             label, choices = format_label(field, hints[field.name], marks, is_positional)
             words = [descriptions.get(field.name, ""), choices, format_default(field)]
-            yield OptionHelp(field.name, section, label, " ".join(filter(None, words)), is_positional)
+            description = " ".join(filter(None, words))
+            yield OptionHelp(
+                name=field.name, section=section, label=label, description=description, is_positional=is_positional
+            )
 
 
 def read_descriptions(options_type: type[Any]) -> dict[str, str]:

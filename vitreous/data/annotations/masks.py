@@ -224,9 +224,7 @@ def open_masks(
             threshold=classes.threshold,
             ignore_index=ignore_index,
         )
-        labels = np.zeros((len(images), len(names)), np.float32)
-        for row, numbers in enumerate(classes.present[name]):
-            labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
+        labels = mark_present_classes(classes.present[name], len(names))
         if name != "train" and not labels.any():
             labels = create_empty_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
@@ -236,16 +234,17 @@ def open_masks(
         if images is not None
     }
     splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit = whole is not None and "test" not in splits
-    return Data(
-        escape_unprintable(root),
-        tuple(names),
-        splits=splits,
-        notes=notes,
-        unsplit=unsplit,
-        whole=whole,
-        unlearnable=classes.error,
-    )
+    unsplit, title = whole is not None and "test" not in splits, escape_unprintable(root)
+    options = {"notes": notes, "unsplit": unsplit, "whole": whole, "unlearnable": classes.error}
+    return Data(title, tuple(names), splits=splits, **options)
+
+
+def mark_present_classes(present: Sequence[set[int]], count: int) -> np.ndarray:
+    """Class indices in each of n masks -> (n, count) float32: 1 for each class that a mask contains."""
+    labels = np.zeros((len(present), count), np.float32)
+    for row, indices in enumerate(present):
+        labels[row, [index for index in indices if 0 <= index < count]] = 1
+    return labels
 
 
 def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:
