@@ -220,12 +220,12 @@ def check_path_argument(value: object, argument: str) -> None:
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """The known word most like `encoded_path`, as the text `did you mean X?`, or an empty string."""
+    """The known word most like `word`, as the text `did you mean X?`, or an empty string."""
     near = find_closest_match(word, known)
     return f"did you mean {near}?" if near else ""
 
 
 def find_closest_match(word: str, known: Iterable[str]) -> str:
-    """The known word most like `encoded_path`, or an empty string."""
+    """The known word most like `word`, or an empty string."""
     matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return matches[0] if matches else ""

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional, Suppress
 
-MAX_LINE_WIDTH = 100  # characters of a line
+MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters of a line, whatever the terminal has
 DESCRIPTION_COLUMN = 26  # where descriptions begin
 MAX_INLINE_CHOICES = 40  # characters of choices that stand beside the option; more are listed after its description
 FIRST_SECTION = "Options"
@@ -48,7 +48,8 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
     positional = [entry for entry in entries if entry.is_positional]
     options = [entry for entry in entries if not entry.is_positional]
     common = getattr(options_type, "COMMON", ())
-    width = min(MAX_LINE_WIDTH, shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns)
+    columns = shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns
+    width = max(MIN_LINE_WIDTH, min(MAX_LINE_WIDTH, columns))
     usage = " ".join(("usage: vitreous", verb, "[OPTIONS]", *(entry.label for entry in positional)))
     parts = [
         usage,

@@ -55,7 +55,7 @@ def open_data(
     ignore_index: int | None = None,
     targets: tuple[str, ...] = (),
 ) -> Data:
-    """Open a data set: `open_digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
+    """Open a data set: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file,
     WebDataset archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), what `vitreous data pack` has made,
     Parquet files, `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet or one with lists as VTAB-1k's copies have
     them.
@@ -90,7 +90,7 @@ def resolve_source(source: str | os.PathLike[str]) -> str:
 
 
 def is_on_disk(source: str) -> bool:
-    """Whether a data set's name is a path or a pattern of paths, rather than `open_digits` or `hf:org/name`."""
+    """Whether a data set's name is a path or a pattern of paths, rather than `digits` or `hf:org/name`."""
     return source != "digits" and not source.startswith(NAMED_SOURCE_PREFIXES)
 
 
@@ -146,7 +146,7 @@ def open_images(source: str | os.PathLike[str], targets: tuple[str, ...] = ()) -
 
 
 def check_digits_folder() -> None:
-    """Raise UsageError where `open_digits` may also mean a folder of images in the working directory."""
+    """Raise UsageError where `digits` may also mean a folder of images in the working directory."""
     home = Path("digits")
     if not home.is_dir() or (home / "config.yaml").exists():  # the latter is a run
         return

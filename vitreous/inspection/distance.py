@@ -25,7 +25,7 @@ class AttentionDistances:
     """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block with fewer does not have.
 
     A row of R is one attention: its block in `layers`, what a query sees in `spans`, and the distance of uniform
-    attention over that in `uniform_attention_distance`. Axial blocks have two rows.
+    attention over that in `uniform`. Axial blocks have two rows.
     """
 
     layers: tuple[int, ...]

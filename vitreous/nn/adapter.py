@@ -62,7 +62,7 @@ def conv3x3_norm_relu(inputs: int, outputs: int, stride: int, norm: AdapterNorm)
 
 class SpatialPrior(nn.Module):
     """Convolutions that read the image at strides of 4, 8, 16 and 32 (section 3.2 of the paper), each brought to D
-    channels by a 1 x 1; `forward_before_output` channels at the first."""
+    channels by a 1 x 1; `inner` channels at the first."""
 
     def __init__(self, channels: int, width: int, inner: int, norm: AdapterNorm) -> None:
         super().__init__()

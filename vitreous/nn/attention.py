@@ -24,7 +24,7 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable, op
 class Segments:
     """A row of tokens (..., N, D) made of sequences of these `lengths`, one after the other.
 
-    Attention is computed for one after the other, for neighbours of one length together; with `mask_logits` for the
+    Attention is computed for one after the other, for neighbours of one length together; with `masked` for the
     whole row at once, where what a token may not see is masked: fewer and larger pieces of work, and N^2 logits.
     """
 

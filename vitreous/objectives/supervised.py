@@ -31,7 +31,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
 
     `loss` as `cross_entropy` has it; `smoothing` mixes targets with the uniform distribution; `class_weights` has one
     number a class, 1 on average over the training images, or none. `head_bias`: what the head's biases start at, -10
-    for 21,843 classes and the sigmoid loss (big_vision). `init_mimetic`: attention matrices that start out as trained
+    for 21,843 classes and the sigmoid loss (big_vision). `mimetic`: attention matrices that start out as trained
     ones look (arXiv:2305.09828). Raises UsageError for numbers that cannot be.
     """
 

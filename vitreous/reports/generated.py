@@ -77,7 +77,7 @@ class GenerationOptions(SamplingOptions):
 @dataclass(frozen=True)
 class RealImages:
     """Real images: which they are (`split` of `source`), how many, and their features and those of training images, as
-    far as they are known; where a file has `compute_moments` of features, these count."""
+    far as they are known; where a file has `moments` of features, these count."""
 
     source: str
     split: str

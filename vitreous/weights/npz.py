@@ -56,7 +56,7 @@ class CheckedZip:
     """A zip whose directory was checked: no member twice, encrypted, overlapping, or larger than its packed size can
     explain.
 
-    `members` are by name; nothing is unpacked until `read_npz_tensors`, and never more than the directory says.
+    `members` are by name; nothing is unpacked until `read`, and never more than the directory says.
     """
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:

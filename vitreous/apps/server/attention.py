@@ -36,7 +36,7 @@ HEAD_FUSIONS = ("mean", "max", "min")
 class AttentionRequest:
     """Whose attention, where, and from which token.
 
-    `raw` is what heads look at in a block; `compute_rollout` what the blocks up to it mix together, its `head` the way
+    `raw` is what heads look at in a block; `rollout` what the blocks up to it mix together, its `head` the way
     heads become one. `layer` counts from 0. `query` is the (row, column) of a patch, of clips (slot, row, column);
     None: where the answer is read from.
     """
@@ -104,7 +104,7 @@ def require_attention_config(config: ModelConfig) -> ViTConfig:
 
 
 def detect_inspections(bundle: Bundle) -> dict[str, bool]:
-    """Which of `attention_to_json`, `compute_position_similarity` and `render_patch_filters` the model has."""
+    """Which of `attention`, `positions` and `filters` the model has."""
     c = bundle.model.config
     try:
         seen = bool(require_attention_config(c))

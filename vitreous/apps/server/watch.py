@@ -1,4 +1,4 @@
-"""`watch_run`: a page on this machine with the curves of a run, which grow as the run does."""
+"""`vitreous watch`: a page on this machine with the curves of a run, which grow as the run does."""
 
 from __future__ import annotations
 

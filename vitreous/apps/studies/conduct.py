@@ -1,4 +1,4 @@
-"""The verb `run_study`: make the runs of a study, one after another or on a cluster, and write its table and page.
+"""The verb `study`: make the runs of a study, one after another or on a cluster, and write its table and page.
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them

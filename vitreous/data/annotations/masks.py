@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,18 +197,19 @@ def open_masks(
         problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
         raise DataError(problem, "give all splits the same kind")
     maps = kinds == {True}
+    masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
     if maps:
-        places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
         classes = read_map_classes(
-            root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
+            root,
+            {name: [files[0] for files in masks] for name, masks in masks_by_split.items()},
+            names=names,
+            palette=palette,
+            reader=(reader.axes, read),
+            ignore_index=ignore_index,
         )
     else:
-        if len(names) > 1:
-            hint = f"leave {CLASSES_FILE} out, or give class maps"
-            raise DataError(f"{escape_unprintable(root)} has a mask for each object, which do not tell classes", hint)
-        present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
-        classes = MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
+        classes = build_object_classes(root, names, masks_by_split)
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
@@ -235,8 +236,20 @@ def open_masks(
     }
     splits, whole = ensure_val_split(splits, split_seed, notes)
     unsplit, title = whole is not None and "test" not in splits, escape_unprintable(root)
-    options = {"notes": notes, "unsplit": unsplit, "whole": whole, "unlearnable": classes.error}
-    return Data(title, tuple(names), splits=splits, **options)
+    return Data(
+        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=classes.error
+    )
+
+
+def build_object_classes(
+    root: Path, names: list[str], masks_by_split: Mapping[str, Sequence[Sequence[Path]]]
+) -> MapClasses:
+    """The one class of masks that each show an object. Raises DataError for several `names`, which they do not tell."""
+    if len(names) > 1:
+        hint = f"leave {CLASSES_FILE} out, or give class maps"
+        raise DataError(f"{escape_unprintable(root)} has a mask for each object, which do not tell classes", hint)
+    present = {name: [{0} if files else set[int]() for files in masks] for name, masks in masks_by_split.items()}
+    return MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
 
 
 def mark_present_classes(present: Sequence[set[int]], count: int) -> np.ndarray:

@@ -82,7 +82,7 @@ class Augment:
     `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
     operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
     magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), turns and shears
-    read with `crop_filter`. `apply_three_augment`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118).
+    read with `crop_filter`. `three`: one of grey, solarised, blurred (3-Augment, arXiv:2204.07118).
     `trivial`: one of 14 operations at any magnitude (TrivialAugment, arXiv:2103.10158, its wide space, by torchvision).
     `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm leaves it out beside RandAugment,
     whatever DeiT's options say.
@@ -249,7 +249,7 @@ class Augment:
     ) -> tuple[Tensor, Tensor]:
         """Mix (B, C, *image) and (B,) or (B, classes) labels to images and (B, classes) soft labels, or return them.
 
-        Each image is mixed with the one `split_tensors` places before it, which must be the number of repeats where
+        Each image is mixed with the one `apart` places before it, which must be the number of repeats where
         images are repeated in a row. MixUp (arXiv:1710.09412) adds them up, CutMix (arXiv:1905.04899) puts a box of one
         into the other; labels are mixed by the same share. big_vision takes the larger of the two shares for the image
         itself: with the roles in all pairs exchanged, that is the same set of mixtures.
@@ -278,7 +278,7 @@ def draw_cutmix_box(share: float, height: int, width: int) -> tuple[tuple[slice,
 
 
 def mix_with_roll(values: Tensor, share: float, apart: int, box: tuple[slice, slice] | None = None) -> Tensor:
-    """Mix `share` of each of (B, ...) values with the one `split_tensors` before it; or replace its box, if one is
+    """Mix `share` of each of (B, ...) values with the one `apart` before it; or replace its box, if one is
     given."""
     others = values.roll(apart, 0)
     if box is None:

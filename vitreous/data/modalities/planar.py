@@ -84,7 +84,7 @@ class PlanarPreprocess(Preprocess):
         )
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """`decode_to_pillow` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
+        """`decode` for the bytes of an upload. Raises DataError for more than `max_pixels`."""
         read_upright_size(content, name, max_pixels)
         return self.decode(content, name)
 

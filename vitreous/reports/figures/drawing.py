@@ -128,7 +128,7 @@ def count_attention_blocks(scene: FigureContext) -> int:
 
 
 def tile_images(tiles: np.ndarray, gap: int = 1, between: float = np.nan) -> np.ndarray:
-    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `interpolate_noise`
+    """Lay out (rows, columns, h, w[, 3]) tiles as one (H, W[, 3]) image, with `gap` pixels of value `between`
     apart."""
     rows, columns, height, width = tiles.shape[:4]
     size = rows * (height + gap) - gap, columns * (width + gap) - gap

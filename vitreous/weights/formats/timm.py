@@ -157,7 +157,7 @@ def infer_timm_stem(shapes: Shapes) -> StemConfig | None:
 
 
 def count_timm_units(shapes: Shapes, before: str, between: str) -> tuple[int, ...]:
-    """Units of each stage, from names like `before`0`interpolate_noise`2.conv1.weight."""
+    """Units of each stage, from names like `before`0`between`2.conv1.weight."""
     stages = 0
     while f"{before}{stages}{between}0.conv1.weight" in shapes:
         stages += 1
