@@ -192,21 +192,13 @@ def open_masks(
         raise DataError(
             f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "name one of them train"
         )
-    kinds = {kind for kind, *_ in listed.values()}
-    if len(kinds) > 1:
-        problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
-        raise DataError(problem, "give all splits the same kind")
-    maps = kinds == {True}
+    maps = is_class_map_folder(root, [kind for kind, *_ in listed.values()])
     masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
     if maps:
+        places = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
         classes = read_map_classes(
-            root,
-            {name: [files[0] for files in masks] for name, masks in masks_by_split.items()},
-            names=names,
-            palette=palette,
-            reader=(reader.axes, read),
-            ignore_index=ignore_index,
+            root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
         )
     else:
         classes = build_object_classes(root, names, masks_by_split)
@@ -239,6 +231,15 @@ def open_masks(
     return Data(
         title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=classes.error
     )
+
+
+def is_class_map_folder(root: Path, kinds: Sequence[bool]) -> bool:
+    """Whether the masks of all splits are class maps, by `kinds` of each split. Raises DataError for splits that
+    differ."""
+    if len(set(kinds)) > 1:
+        problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
+        raise DataError(problem, "give all splits the same kind")
+    return kinds[0]
 
 
 def build_object_classes(
