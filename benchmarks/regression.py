@@ -3,8 +3,7 @@
     python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-regression-HARDWARE.md
 
 TABLE.csv has `path`, one column of values, and `split` with train, val and test. Each method trains on `train` with
-each seed and is evaluated once on `test`. Methods of one seed differ in nothing but the method: the table fixes the
-splits.
+each seed and is evaluated once on `test`. The splits are the same for all methods and seeds.
 
 | method | what it is |
 |---|---|

@@ -234,8 +234,8 @@ def open_masks(
 
 
 def is_class_map_folder(root: Path, kinds: Sequence[bool]) -> bool:
-    """Whether the masks of all splits are class maps, by `kinds` of each split. Raises DataError for splits that
-    differ."""
+    """Whether all splits have class maps (True in `kinds`), not one mask per object. Raises DataError for mixed
+    splits."""
     if len(set(kinds)) > 1:
         problem = f"{escape_unprintable(root)} has class maps in some splits, a mask for each object in others"
         raise DataError(problem, "give all splits the same kind")
@@ -245,7 +245,8 @@ def is_class_map_folder(root: Path, kinds: Sequence[bool]) -> bool:
 def build_object_classes(
     root: Path, names: list[str], masks_by_split: Mapping[str, Sequence[Sequence[Path]]]
 ) -> MapClasses:
-    """The one class of masks that each show an object. Raises DataError for several `names`, which they do not tell."""
+    """Build the classes of a dataset with one mask per object, which has a single class. Raises DataError for several
+    `names`."""
     if len(names) > 1:
         hint = f"leave {CLASSES_FILE} out, or give class maps"
         raise DataError(f"{escape_unprintable(root)} has a mask for each object, which do not tell classes", hint)
