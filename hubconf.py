@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from torch.nn import Module
 
-from vitreous.models.zoo import create as create
-from vitreous.weights.published import ROWS, PublishedWeights
+from vitreous.models.zoo import create_untrained_model as create
+from vitreous.weights.published import PUBLISHED_WEIGHTS, PublishedWeights
 
 dependencies = ["torch", "torchvision", "numpy", "safetensors", "pydantic", "yaml", "filelock"]
 
@@ -37,5 +37,7 @@ def _entry(row: PublishedWeights) -> Callable[..., Module]:
 
 
 globals().update(
-    {row.name.replace("-", "_"): _entry(row) for row in ROWS if not row.model.startswith("VideoMAE")}  # of clips
+    {
+        row.name.replace("-", "_"): _entry(row) for row in PUBLISHED_WEIGHTS if not row.model.startswith("VideoMAE")
+    }  # of clips
 )

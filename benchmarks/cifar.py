@@ -9,7 +9,7 @@ here, for as much processor time. A second call goes on with the rows that lack.
 
 `vitreous` is the command of the README at this length; others of ours are models and recipes that it has been before. timm's model
 has the width, depth and heads of ours and patches of 4 pixels, in bfloat16 autocast where the processor has it, with fused
-AdamW and a cosine, and one of two recipes: `to_dict`, with the shift, mirror and label smoothing of our recipe before; `CCT`, as
+AdamW and a cosine, and one of two recipes: `plain`, with the shift, mirror and label smoothing of our recipe before; `CCT`, as
 the authors of arXiv:2104.05704 train small transformers on CIFAR-10 (crops of 0.8 to 1, RandAugment of magnitude 9,
 MixUp 0.8 or CutMix 1 until 7/12 of the run, smoothing 0.1, 5.5e-4, decay 0.06).
 """

@@ -64,7 +64,7 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
     """At most so many of the folder, always the same choice, and their labels in the model's order where it has
     classes."""
     bundle = open_bundle(run)
-    if bundle.multilabel:
+    if bundle.task.multilabel:
         raise SystemExit("agreement of first classes is for models that name one class an image")
     try:
         data = open_run_data(run, folder, "test")[1]

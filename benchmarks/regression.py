@@ -3,8 +3,7 @@
     python benchmarks/regression.py TABLE.csv --work DIR --rows ROWS.jsonl --out benchmarks/results/DATE-regression-HARDWARE.md
 
 TABLE.csv has `path`, one column of values, and `split` with train, val and test. Each method trains on `train` with
-each seed and is evaluated once on `test`. Methods of one seed differ in nothing but the method: the table fixes the
-splits.
+each seed and is evaluated once on `test`. The splits are the same for all methods and seeds.
 
 | method | what it is |
 |---|---|
@@ -38,7 +37,7 @@ from PIL import Image
 from pretraining import EqualTime
 
 import vitreous
-from vitreous.system.machine import has_bf16
+from vitreous.system.machine import get_processor_name, has_bf16
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
 
 PIXELS = 32  # height and width of scikit-learn's images
@@ -251,7 +250,7 @@ def format_page(plan: Plan) -> str:
     lines = [
         f"# Regression from scratch, {time.strftime('%Y-%m-%d')}",
         "",
-        f"{processor()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
+        f"{get_processor_name()}, torch {torch.__version__}, one thread. vitreous and timm train for {plan.minutes:g} minutes of",
         "processor time. R2 and mean absolute error (MAE) on the test images: mean of the seeds, and R2 of each seed with",
         "its 95 % interval (bootstrap over images).",
         "",

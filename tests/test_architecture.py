@@ -202,7 +202,7 @@ def check_budget(node: ast.FunctionDef | ast.AsyncFunctionDef, name: str) -> Non
     ]
     assert len(arguments) <= PARAMETERS, f"{name} takes {len(arguments)} parameters"
     fields = ("with_options", "transformer_config")  # of a config, as in `dataclasses.replace`
-    foreign = ("create", "__call__", "from_pretrained", *fields)  # the keywords are of another library
+    foreign = ("create_untrained_model", "__call__", "from_pretrained", *fields)  # the keywords are of another library
     if name.startswith(("vitreous.nn.", "vitreous.models.")) and node.name not in foreign:
         assert node.args.kwarg is None, f"{name} takes **{node.args.kwarg and node.args.kwarg.arg}"
 
@@ -268,7 +268,7 @@ def test_positional_parameters_of_a_constructor_are_counted():
 
 def test_the_loop_is_short():
     tree = ast.parse((ROOT / "training" / "loop.py").read_text())
-    loop = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "fit")
+    loop = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run_training_loop")
     assert loop.end_lineno - loop.body[1].lineno + 1 <= LOOP
 
 

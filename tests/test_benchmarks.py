@@ -74,7 +74,7 @@ def test_peers_of_cifar_see_what_their_recipes_say(monkeypatch):
     images, labels = torch.randint(0, 256, (12, 3, 32, 32), dtype=torch.uint8), torch.arange(12) % 3
     given = (images, labels, 0, 3, ImagePreprocess((32, 32)))
     samples, epochs = np.arange(8), np.zeros(8, np.int64)
-    pictures, targets = cifar.to_dict(*given)(samples, epochs, 0.0)
+    pictures, targets = cifar.plain(*given)(samples, epochs, 0.0)
     assert pictures.shape == (8, 3, 32, 32) and targets.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     views = cifar.cct(*given)
     pictures, mixed = views(samples, epochs, 0.5)
@@ -252,8 +252,10 @@ def test_pages_of_memory_are_compared_by_processes_that_differ_in_nothing_else(m
     from vitreous.apps.bench.work import Workload
 
     pages, switches = script("huge_pages"), []
-    monkeypatch.setattr(pages.ours, "train", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"]))
-    monkeypatch.setattr(pages.ours, "inference", lambda work: switches.append("inference"))
+    monkeypatch.setattr(
+        pages.ours, "build_train_step", lambda work: switches.append(pages.os.environ["VITREOUS_HUGE_PAGES"])
+    )
+    monkeypatch.setattr(pages.ours, "build_inference_step", lambda work: switches.append("inference"))
     monkeypatch.setenv("VITREOUS_HUGE_PAGES", "")  # put back afterwards
     work = Workload("train", "ViT-S/16", 224, 16)
     for contender in pages.contenders():
@@ -277,7 +279,7 @@ def test_scripts_race_for_the_rounds_and_seconds_that_they_are_told(name, monkey
         timings.append(timing)
         return []
 
-    monkeypatch.setattr(module, "race", race)
+    monkeypatch.setattr(module, "run_race", race)
     monkeypatch.setattr(module, "difference", lambda config: 0.0, raising=False)
     monkeypatch.setattr(sys, "argv", [name, "--rounds", "2", "--seconds", "0.5"])
     module.main()

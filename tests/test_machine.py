@@ -98,9 +98,7 @@ def test_a_level_that_is_none_is_refused(monkeypatch):
 
 def test_a_processor_taken_down_is_answered_as_such():
     """Asked of a process of its own: PyTorch reads its variable once."""
-    script = (
-        "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), packs('cpu'), has_bf16('cpu'))"
-    )
+    script = "from vitreous.system.machine import *; print(pick_precision('auto', 'cpu'), has_fast_packed_products('cpu'), has_bf16('cpu'))"
     lowered = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2", "VITREOUS_CPU_ISA": ""}
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=lowered

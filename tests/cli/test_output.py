@@ -55,7 +55,7 @@ def noisy(options, console):
     sys.stdout.write("the stream of now")
     os.write(1, b"the descriptor")
     subprocess.run(["echo", "a child"])
-    console.say("a line for people")
+    console.print_line("a line for people")
     if {refuse}:
         from vitreous.errors import DataError
         raise DataError("no")

@@ -232,7 +232,7 @@ def uninterrupted(tmp_path_factory):
         in_the_last_run,
         dies("trial.to_yaml"),
         dies("trial.remove_checkpoints"),
-        dies("transfer.read_trial"),
+        dies("transfer.read_trial_result"),
         dies("transfer.report.write_report"),
     ],
     ids=[

@@ -161,7 +161,7 @@ def test_an_adapter_is_put_on_a_vit_and_left_out_where_its_weights_start_another
     )
     backbone = create_untrained_model("ViT-32x2/8", 32, num_classes=0)
     model = config.build(backbone, setting).model
-    assert model.backbone.backbone is backbone and model.config.backbone.norm.final == "group"
+    assert model.backbone.backbone is backbone and model.config.backbone.norm == "group"
     assert config.splittable and not SegmentationConfig(adapter="batch").splittable
     images = torch.randn(2, 3, 32, 32)
     model(images).sum().backward()

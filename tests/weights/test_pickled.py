@@ -487,7 +487,7 @@ def test_the_child_has_a_limit_of_memory_and_the_parent_of_time(tmp_path, monkey
 
 GREEDY = """
 import json, unpickle
-unpickle.convert = lambda order: bytearray(12 << 30)
+unpickle.extract_tensors = lambda order: bytearray(12 << 30)
 raise SystemExit(unpickle.main())
 """
 

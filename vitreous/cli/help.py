@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional, Suppress
 
-MAX_LINE_WIDTH = 100  # characters of a line
+MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters of a line, whatever the terminal has
 DESCRIPTION_COLUMN = 26  # first column of descriptions
 MAX_INLINE_CHOICES = 40  # characters; longer lists of choices follow the description
 FIRST_SECTION = "Options"
@@ -26,7 +26,7 @@ FIRST_SECTION = "Options"
 PLACEHOLDERS = {int: "INT", float: "FLOAT", str: "STR"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OptionHelp:
     """An option or positional argument in a help text."""
 
@@ -48,7 +48,8 @@ def format_help(options_type: type[Any], verb: str, show_all: bool) -> str:
     positional = [entry for entry in entries if entry.is_positional]
     options = [entry for entry in entries if not entry.is_positional]
     common = getattr(options_type, "COMMON", ())
-    width = min(MAX_LINE_WIDTH, shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns)
+    columns = shutil.get_terminal_size((MAX_LINE_WIDTH, 24)).columns
+    width = max(MIN_LINE_WIDTH, min(MAX_LINE_WIDTH, columns))
     usage = " ".join(("usage: vitreous", verb, "[OPTIONS]", *(entry.label for entry in positional)))
     parts = [
         usage,
@@ -110,7 +111,10 @@ def list_options(options_type: type[Any]) -> Iterator[OptionHelp]:
             is_positional = any(mark in get_args(Positional[int]) for mark in marks)
             label, choices = format_label(field, hints[field.name], marks, is_positional)
             words = [descriptions.get(field.name, ""), choices, format_default(field)]
-            yield OptionHelp(field.name, section, label, " ".join(filter(None, words)), is_positional)
+            description = " ".join(filter(None, words))
+            yield OptionHelp(
+                name=field.name, section=section, label=label, description=description, is_positional=is_positional
+            )
 
 
 def read_descriptions(options_type: type[Any]) -> dict[str, str]:

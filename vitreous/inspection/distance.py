@@ -25,7 +25,7 @@ class AttentionDistances:
     """Distances in pixels, `per_image` (images, R, h) float64; NaN for heads that a block does not have.
 
     Each of the R rows is one attention: its block in `layers`, the span of its queries in `spans`, and the distance of
-    uniform attention over that span in `uniform_attention_distance`. Axial blocks have two rows.
+    uniform attention over that span in `uniform`. Axial blocks have two rows.
     """
 
     layers: tuple[int, ...]

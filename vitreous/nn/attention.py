@@ -24,7 +24,7 @@ from vitreous.system.torch_types import FunctionContext, once_differentiable, op
 class Segments:
     """Tokens (..., N, D) made of consecutive sequences of these `lengths`, which do not attend to each other.
 
-    Attention runs once for each run of neighbouring sequences of the same length. With `mask_logits` it runs once for
+    Attention runs once for each run of neighbouring sequences of the same length. With `masked` it runs once for
     all tokens, with logits between sequences masked: fewer and larger operations, but N^2 logits.
     """
 

@@ -120,7 +120,7 @@ class DINOv2Config(HeadOptions, ObjectiveConfig):
         return replace(self, teacher=absolute_source(self.teacher), **counts)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DINOv2:
-        """Build the objective of an encoder. Raises UsageError and WeightsError as `absolute_source`."""
+        """Build the objective of an encoder. Raises UsageError and WeightsError as `located`."""
         return DINOv2(model, self, setting, PrototypeTeacher(self.teacher, setting.dtype) if self.teacher else None)
 
 

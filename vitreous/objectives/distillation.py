@@ -66,7 +66,7 @@ class DistillationConfig(SupervisedConfig):
         return open_teacher(self.teacher, dtype, (self.teacher_mean, self.teacher_std) if self.teacher_mean else None)
 
     def build(self, model: Model, setting: ObjectiveSetting) -> DistillationObjective:
-        """Build the objective of a student. Raises UsageError and WeightsError as `absolute_source`."""
+        """Build the objective of a student. Raises UsageError and WeightsError as `located`."""
         return DistillationObjective(model, self, setting, self.opened(setting.dtype))
 
 

@@ -33,7 +33,7 @@ class SupervisedConfig(ProgressiveOptions, ObjectiveConfig):
     - `loss`: as in `cross_entropy`; `smoothing` mixes targets with the uniform distribution.
     - `class_weights`: one number per class, 1 on average over the training images, or none.
     - `head_bias`: initial biases of the head, -10 for 21,843 classes and the sigmoid loss (big_vision).
-    - `init_mimetic`: mimetic initialisation of attention (arXiv:2305.09828).
+    - `mimetic`: mimetic initialisation of attention (arXiv:2305.09828).
 
     Raises UsageError for invalid values.
     """

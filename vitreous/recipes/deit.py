@@ -76,7 +76,7 @@ def make_deit_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions)
 
 
 def make_distil_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `make_small_run`, with
+    """DeiT with a teacher: arXiv:2012.12877, section 3.2 and Table 9. Images up to 64 pixels: as `small`, with
     a teacher.
 
     vitreous train DATA --recipe NAME --objective.teacher runs/teacher --model DeiT-S/16-distilled
@@ -99,7 +99,7 @@ def make_deit_384_run(model: ModelConfig, facts: DatasetInfo, options: TrainOpti
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    Constant lr 5e-6, decay 1e-8, batch size 512, 30 epochs; everything else as in `make_deit_run`.
+    Constant lr 5e-6, decay 1e-8, batch size 512, 30 epochs; everything else as in `deit`.
     """
     run = make_deit_run(model, facts, options)
     return replace(

@@ -72,7 +72,7 @@ def make_vitdet_lvis_run(model: ModelConfig, facts: DatasetInfo, options: TrainO
 
     vitreous train DATA --recipe NAME --init WEIGHTS
 
-    As `make_vitdet_run`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 detections per image
+    As `vitdet`, at 2e-4 for 156,250 steps (H: 1e-4, with stochastic depth 0.4), with 300 detections per image
     of scores above 0.02. Images of rare classes are repeated by repeat factors of threshold 0.001 (LVIS,
     arXiv:1908.03195, appendix B.2), and the federated loss of a region uses 50 classes (arXiv:2103.07461). The classes
     are drawn per image (original: per GPU, with background as one of the 50).

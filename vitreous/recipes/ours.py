@@ -76,7 +76,7 @@ def make_photos_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
 
 
 def make_finetune_run(model: ModelConfig, facts: DatasetInfo, options: TrainOptions) -> Run:
-    """Images of any size from weights: as `make_photos_run`, with a tenth of the learning rate, a fifth of the
+    """Images of any size from weights: as `photos`, with a tenth of the learning rate, a fifth of the
     epochs, no RandAugment.
 
     vitreous train DATA --init WEIGHTS

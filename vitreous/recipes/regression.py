@@ -25,7 +25,7 @@ def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOp
 
     vitreous train DATA --recipe NAME
 
-    Optimiser and length are those of `make_small_run` (images up to 64 pixels, from scratch), `photos` (larger ones,
+    Optimiser and length are those of `small` (images up to 64 pixels, from scratch), `photos` (larger ones,
     from scratch) or `finetune` (with --init). The full image is resized to the model's image size, and neither crops
     nor colour changes are used: a crop changes a count, and brightness may be the target. Half of the images are
     mirrored; use --views.flip 0 for targets that depend on left and right.

@@ -77,7 +77,7 @@ class GenerationOptions(SamplingOptions):
 @dataclass(frozen=True)
 class RealImages:
     """Real images: `split` of `source`, their number, and their features and those of training images, if available. If
-    a file contains moments of features, these are used."""
+    a file contains `moments` of features, these are used."""
 
     source: str
     split: str

@@ -22,27 +22,27 @@ if TYPE_CHECKING:
         ...
 
     def ndtr(x: Tensor) -> Tensor:
-        """Compute the distribution function of the standard normal distribution, of any shape."""
+        """Compute the standard normal distribution function, elementwise."""
         ...
 
     def ndtri(p: Tensor) -> Tensor:
-        """Compute the inverse of `ndtr`, of any shape."""
+        """Compute the inverse of `ndtr`, elementwise."""
         ...
 
     def vector_norm(x: Tensor, ord: float, dim: int) -> Tensor:
-        """Compute the norm along an axis, which is removed."""
+        """Compute the norm along one axis, which is removed."""
         ...
 
     def once_differentiable(backward: F) -> F:
-        """Mark a backward pass as not differentiable."""
+        """Decorate a backward pass that does not support double backward."""
         ...
 
     def checkpoint(block: Callable[..., Tensor], *arguments: Any, use_reentrant: bool) -> Tensor:
-        """Return a block's output for these arguments, recomputed in the backward pass."""
+        """Run a block and recompute its activations in the backward pass."""
         ...
 
     def named_modules(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Yield a module and all its submodules, by their names."""
+        """Iterate over a module and all its submodules with their qualified names."""
         ...
 
     def compile_module(module: nn.Module) -> None:
@@ -72,18 +72,18 @@ else:
 
 
 class FunctionContext(function.FunctionCtx):
-    """The context that `forward` of a `torch.autograd.Function` passes to `backward`; a function with more attributes
-    declares them in a subclass."""
+    """The context that a `torch.autograd.Function` passes from `forward` to `backward`. Functions that store more than
+    tensors declare their attributes in a subclass."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
 
 
 def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
-    """Let subclasses override a method with different arguments: the context of each attention class."""
+    """Decorate a method whose overrides may take other arguments, such as the context of an attention class."""
     return method
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm) -> nn.Parameter | None:
-    """Return the bias of a layer, None if it has none, which PyTorch's types do not allow for."""
+    """Return the bias of a layer, or None if it has none: a case that PyTorch's annotations omit."""
     return layer.bias

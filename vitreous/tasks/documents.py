@@ -16,6 +16,7 @@ class Metrics(TypedDict):
     """Metrics of one split, for the model's task: the keys of `tasks.metrics.METRICS`, and how they were computed."""
 
     top1: float | None
+    balanced_accuracy: float | None
     map: float | None
     top5: float | None
     macro_f1: float | None

@@ -56,7 +56,7 @@ class CheckedZip:
     """A zip with a checked directory: no duplicate, encrypted or overlapping members, and no implausible compression
     ratio.
 
-    `members` are by name; nothing is unpacked until `read_npz_tensors`, and never more than the directory states.
+    `members` are by name; nothing is unpacked until `read`, and never more than the directory states.
     """
 
     def __init__(self, path: Path, file: BinaryIO, size: int) -> None:

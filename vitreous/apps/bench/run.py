@@ -1,4 +1,4 @@
-"""The verb `run_benchmarks`: races over tasks, models and batch sizes."""
+"""The verb `bench`: races over tasks, models and batch sizes."""
 
 from __future__ import annotations
 

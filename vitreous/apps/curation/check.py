@@ -58,11 +58,8 @@ def check_dataset(
         raise UsageError("--image-size must be at least 1")
     if workers is not None and workers < 0:
         raise UsageError(f"--workers must be at least 0, not {workers}")
-    subject, workers = (
-        open_checked_dataset(
-            os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)
-        ),
-        workers,
+    subject = open_checked_dataset(
+        os.fspath(source), split, group_by, axes=axes, ignore_index=ignore_index, targets=tuple(targets)
     )
     workers = count_usable_cores() if workers is None else workers
     groups = {"by": group_by, "parted": find_leaking_groups(subject, group_by)}

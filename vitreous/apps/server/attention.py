@@ -36,7 +36,7 @@ HEAD_FUSIONS = ("mean", "max", "min")
 class AttentionRequest:
     """Selection of an attention map: kind, layer, head and query token.
 
-    `raw` is the attention of the heads in a block. `compute_rollout` combines the blocks up to it, and `head` is the
+    `raw` is the attention of the heads in a block. `rollout` combines the blocks up to it, and `head` is the
     fusion of its heads. `layer` counts from 0. `query` is the (row, column) of a patch, for clips (slot, row, column);
     None is the output position (class token or pooling).
     """

@@ -1,4 +1,4 @@
-"""`watch_run`: a local web page with the live curves of a run."""
+"""`vitreous watch`: a local web page with the live curves of a run."""
 
 from __future__ import annotations
 

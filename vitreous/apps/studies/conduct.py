@@ -1,4 +1,4 @@
-"""The verb `run_study`: train the runs of a study, sequentially or on a cluster, and write its table and page.
+"""The verb `study`: train the runs of a study, sequentially or on a cluster, and write its table and page.
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -193,23 +193,16 @@ def open_masks(
         raise DataError(
             f"{escape_unprintable(root)} has {', '.join(listed)} but no train folder", "rename one of them to train"
         )
-    kinds = {kind for kind, *_ in listed.values()}
-    if len(kinds) > 1:
-        problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
-        raise DataError(problem, "use one kind of masks in all splits")
-    maps = kinds == {True}
+    maps = is_class_map_folder(root, [kind for kind, *_ in listed.values()])
+    masks_by_split = {name: masks for name, (_, _, masks) in listed.items()}
     if maps:
-        places = {name: [files[0] for files in masks] for name, (_, _, masks) in listed.items()}
+        places = {name: [files[0] for files in masks] for name, masks in masks_by_split.items()}
         read = partial(read_mask_values, palette=palette, reader=reader)
         classes = read_map_classes(
             root, places, names=names, palette=palette, reader=(reader.axes, read), ignore_index=ignore_index
         )
     else:
-        if len(names) > 1:
-            hint = f"delete {CLASSES_FILE}, or use class maps"
-            raise DataError(f"{escape_unprintable(root)} has object masks, which do not define classes", hint)
-        present = {name: [{0} if files else set() for files in masks] for name, (_, _, masks) in listed.items()}
-        classes = MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
+        classes = build_object_classes(root, names, masks_by_split)
     names, notes = classes.names, classes.notes
     splits: dict[str, Split] = {}
     for name, (_, images, files) in listed.items():
@@ -225,9 +218,7 @@ def open_masks(
             threshold=classes.threshold,
             ignore_index=ignore_index,
         )
-        labels = np.zeros((len(images), len(names)), np.float32)
-        for row, numbers in enumerate(classes.present[name]):
-            labels[row, [number for number in numbers if 0 <= number < len(names)]] = 1
+        labels = mark_present_classes(classes.present[name], len(names))
         if name != "train" and not labels.any():
             labels = create_empty_labels(len(images))
         splits[name] = AnnotatedFiles(images, labels, np.arange(len(images)), store)
@@ -237,16 +228,39 @@ def open_masks(
         if images is not None
     }
     splits, whole = ensure_val_split(splits, split_seed, notes)
-    unsplit = whole is not None and "test" not in splits
+    unsplit, title = whole is not None and "test" not in splits, escape_unprintable(root)
     return Data(
-        escape_unprintable(root),
-        tuple(names),
-        splits=splits,
-        notes=notes,
-        unsplit=unsplit,
-        whole=whole,
-        unlearnable=classes.error,
+        title, tuple(names), splits=splits, notes=notes, unsplit=unsplit, whole=whole, unlearnable=classes.error
     )
+
+
+def is_class_map_folder(root: Path, kinds: Sequence[bool]) -> bool:
+    """Whether all splits have class maps (True in `kinds`), not one mask per object. Raises DataError for mixed
+    splits."""
+    if len(set(kinds)) > 1:
+        problem = f"{escape_unprintable(root)} has class maps in some splits and object masks in others"
+        raise DataError(problem, "use one kind of masks in all splits")
+    return kinds[0]
+
+
+def build_object_classes(
+    root: Path, names: list[str], masks_by_split: Mapping[str, Sequence[Sequence[Path]]]
+) -> MapClasses:
+    """Build the classes of a dataset with one mask per object, which has a single class. Raises DataError for several
+    `names`."""
+    if len(names) > 1:
+        hint = f"delete {CLASSES_FILE}, or use class maps"
+        raise DataError(f"{escape_unprintable(root)} has object masks, which do not define classes", hint)
+    present = {name: [{0} if files else set[int]() for files in masks] for name, masks in masks_by_split.items()}
+    return MapClasses(names or [DEFAULT_OBJECT_CLASS], present, [])
+
+
+def mark_present_classes(present: Sequence[set[int]], count: int) -> np.ndarray:
+    """Class indices in each of n masks -> (n, count) float32: 1 for each class that a mask contains."""
+    labels = np.zeros((len(present), count), np.float32)
+    for row, indices in enumerate(present):
+        labels[row, [index for index in indices if 0 <= index < count]] = 1
+    return labels
 
 
 def list_masks_per_image(place: MaskLocation, reader: ImageMaskReader) -> tuple[bool, list[Path], list[list[Path]]]:

@@ -82,7 +82,7 @@ class Augment:
     `rand_layers` operations of RandAugment at `rand_magnitude`. `rand_style`: torchvision's; `big_vision`: 16
     operations, always applied (arXiv:2106.10270, arXiv:2205.01580); `timm`: 15, each with probability 1/2, at the
     magnitude + N(0, `rand_spread`) within 0 and 10 (DeiT's rand-m9-mstd0.5-inc1: 2 layers, 9, 0.5), rotations and
-    shears resampled with `crop_filter`. `apply_three_augment`: one of grey, solarised, blurred (3-Augment,
+    shears resampled with `crop_filter`. `three`: one of grey, solarised, blurred (3-Augment,
     arXiv:2204.07118). `trivial`: one of 14 operations at a random magnitude (TrivialAugment, arXiv:2103.10158, its wide
     space, by torchvision). `jitter`: brightness, contrast and saturation, factors within 1 +- x; timm omits it with
     RandAugment, even if DeiT's options set it.

@@ -125,7 +125,7 @@ BIG_VISION_OPERATIONS["Cutout"] = lambda picture, level, filter: cutout(
 
 @dataclass(frozen=True)
 class RandAugment:
-    """`layers` operations in sequence, each drawn from `create_operations`, in either direction, by torch's generator.
+    """`layers` operations in sequence, each drawn from `operations`, in either direction, by torch's generator.
 
     An operation is applied with `probability`, at `magnitude` + N(0, `spread`), clipped to 0 .. `highest`.
     """

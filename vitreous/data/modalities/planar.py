@@ -84,7 +84,7 @@ class PlanarPreprocess(Preprocess):
         )
 
     def decode_within(self, content: bytes, name: str, max_pixels: int) -> Any:
-        """Decode the bytes of an upload with `decode_to_pillow`. Raises DataError for more than `max_pixels`."""
+        """Decode the bytes of an upload with `decode`. Raises DataError for more than `max_pixels`."""
         read_upright_size(content, name, max_pixels)
         return self.decode(content, name)
 

@@ -1,4 +1,4 @@
-"""The protocol `evaluate_vtab`: a linear classifier on frozen features for each of the tasks of VTAB-1k
+"""The protocol `vtab`: a linear classifier on frozen features for each of the tasks of VTAB-1k
 (arXiv:1910.04867)."""
 
 from __future__ import annotations
