@@ -13,8 +13,8 @@ from vitreous.apps.bench.work import BenchmarkStep
 OUTSIDE_OPERATORS = "outside operators"  # Python, dispatch, kernels that a compiler wrote, threads that wait
 OTHER_OPERATORS = "other operators"
 PROFILED_REGION = "recorded turns"
-MAX_PROFILED_STEPS = 20  # turns that are recorded: of small models every one has thousands of operators to be read
-#: what an operator does, by its name; the first that matches
+MAX_PROFILED_STEPS = 20  # recorded steps: each has thousands of operators, also for small models
+#: category of an operator -> pattern of its name; the first match counts
 OPERATOR_PATTERNS: dict[str, str] = {
     "products": r"(add|badd)?(b)?mm$|_linear_pointwise|mkldnn_linear|qlinear|convolution|conv2d|_convolution|dot$|mv$",
     "attention, fused": r"attention",

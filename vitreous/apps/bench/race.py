@@ -55,7 +55,7 @@ def run_race(
     """Run the installed contenders alternately: one warm-up round, then the measured rounds.
 
     In a round a contender works for its seconds at least, and one turn; where work is done ahead, half as long before
-    that, to use up its stock. One that fails keeps its reason and the rest go on. `on_round` gets the number of rounds
+    that, to use up its stock. If one fails, its error is stored and the others continue. `on_round` gets the number of rounds
     done, and by whom. With `timing.profile` each is recorded for a second
     more, or one turn, after its rounds.
     """
@@ -113,8 +113,8 @@ def request_contender(lane: ContenderResult, pipe: Connection, order: float | No
 
 
 def run_steps_for(seconds: float, turn: BenchmarkStep, device: str = "cpu") -> tuple[float, float]:
-    """Do at least one turn, and more for so many seconds; returns the units done and the seconds taken, until a GPU
-    has finished them.
+    """Run at least one step, and more until `seconds` have passed. Returns the number of units and the seconds, until
+    a GPU has finished them.
 
     The host launches turns ahead of a GPU and waits for it after 1, 2, 4 … turns: without waiting it would launch many
     times more than fit in the time.

@@ -18,7 +18,7 @@ from vitreous.models.names import config_from_name
 from vitreous.nn.sizes import nearest_divisible_size
 from vitreous.system.machine import pick_device
 
-GENERATIVE_TASKS = ("dit", "sample")  # tasks of models that make images
+GENERATIVE_TASKS = ("dit", "sample")  # tasks of generative models
 DEFAULT_TIMING = Timing()
 IMAGE_FILE_TASKS = ("loader", "predict")  # tasks that read photographs
 
