@@ -20,6 +20,11 @@ T = TypeVar("T")
 Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
 
 
+def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is a mapping, as the settings of a group are."""
+    return isinstance(value, Mapping)
+
+
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a value is a list."""
     return isinstance(value, list)

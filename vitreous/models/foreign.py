@@ -21,6 +21,7 @@ from vitreous.models.configs.foreign import BLOCK_PATTERN, ForeignConfig
 from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_encoder, flatten_features
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
+from vitreous.system.torch_types import named_modules
 
 WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16)for a module (B, C, H, W) -> (B, N, D)"
 
@@ -102,7 +103,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def blocks(self) -> list[nn.Module]:
         """The blocks, or the stages, in order."""
-        named = ((re.match(BLOCK_PATTERN, name), part) for name, part in self.named_modules())
+        named = ((re.match(BLOCK_PATTERN, name), part) for name, part in named_modules(self))
         return [part for match, part in named if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
@@ -175,7 +176,7 @@ def read_module_sizes(module: nn.Module) -> dict[str, Any]:
     """Read name, image, patch and channels from a module, by the attribute names of timm and transformers."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
-        pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}
+        pretrained_cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
         first = getattr(embed, "proj", None)
         sizes = {"name": pretrained_cfg.get("architecture"), "image": getattr(embed, "img_size", None)}
         return sizes | {"patch": getattr(embed, "patch_size", None), "channels": getattr(first, "in_channels", None)}

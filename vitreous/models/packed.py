@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
+from vitreous.models.zoo import Model
 from vitreous.nn.attention import Segments
 from vitreous.nn.grid import gather_tokens
 
@@ -31,9 +32,10 @@ class PackedViT(nn.Module):
     image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
     """
 
-    def __init__(self, model: ViT, row: int | None = None, masked: bool | None = None) -> None:
+    def __init__(self, model: Model, row: int | None = None, masked: bool | None = None) -> None:
         super().__init__()
         check_can_pack(model.config)
+        assert isinstance(model, ViT)
         if row is not None and row < 1:
             raise UsageError(f"row must be at least one token, not {row}")
         self.model, self.row, self.masked = model, row, masked
@@ -112,7 +114,7 @@ def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
 
 def pack_sequences(lengths: Sequence[int], most: int) -> list[slice]:
     """Lengths of sequences -> consecutive chunks of at most `most` tokens, or of one longer sequence."""
-    chunks, start, size = [], 0, 0
+    chunks, start, size = list[slice](), 0, 0
     for number, length in enumerate(lengths):
         if number > start and size + length > most:
             chunks.append(slice(start, number))

@@ -71,9 +71,10 @@ class VideoConfig(ViTConfig):
             raise UsageError(f"unknown model {name}", "a patch is at least one frame")
         videomae = match["kind"].lower() == "videomae"
         apart: dict[str, Any] = {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
-        options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": (time, *flat.patch)}
+        patch = (time, *flat.patch)
+        options = (VIDEOMAE if videomae else apart) | {"arrangement": arrangement, "patch": patch}
         clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
-        return change_config(flat, options, clip if image else nearest_divisible_size(clip, options["patch"]))
+        return change_config(flat, options, clip if image else nearest_divisible_size(clip, patch))
 
     def name(self) -> str:
         """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions `VideoMAE-B/16x2`."""
