@@ -25,6 +25,7 @@ from vitreous.data.modalities.base import Preprocess
 from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import CalibrationImages, InferenceOptions, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
+from vitreous.models.base import VisionModel
 from vitreous.models.config import ModelConfig
 from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import Model
@@ -157,7 +158,10 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
-        self.packed = None if preprocess.stacks else PackedViT(self.model)  # checks it
+        self.packed: PackedViT | None = None
+        if not preprocess.stacks:
+            assert isinstance(self.model, VisionModel)
+            self.packed = PackedViT(self.model)  # checks it
         if merge_tokens:
             if self.packed is not None:
                 problem = "--merge-tokens does not support images at their native aspect ratio"
