@@ -96,6 +96,11 @@ def to_builtins(value: Any) -> Any:
     return value
 
 
+def list_field_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass, or of an instance, in order. Raises TypeError for others."""
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
 @cache
 def get_annotated_hints(kind: Any) -> dict[str, Any]:
     """Return the types of a dataclass's fields by name, cached, since resolving them takes longer than reading a

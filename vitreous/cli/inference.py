@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
+from vitreous.config import list_field_names
 from vitreous.inference.options import InferenceOptions
 from vitreous.weights.options import InferenceWeightsOptions
 
@@ -43,7 +44,7 @@ class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
 
 def select_options(kind: type[T], options: Any) -> T:
     """Make a dataclass from the verb's options of the same names."""
-    return kind(**{one.name: getattr(options, one.name) for one in fields(kind)})  # type: ignore[arg-type]
+    return kind(**{name: getattr(options, name) for name in list_field_names(kind)})
 
 
 @dataclass(frozen=True, kw_only=True)

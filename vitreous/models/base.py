@@ -55,7 +55,7 @@ class VisionModel(nn.Module, Generic[Config]):
             of timm and transformers."""
             ...
 
-        def __call__(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        def __call__(self, images: Tensor) -> Tensor:
             """(B, C, *image) -> (B, classes): logits."""
             ...
 

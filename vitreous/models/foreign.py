@@ -145,8 +145,9 @@ def wrap_backbone(
     passed. Raises UsageError if they are missing, or if the module does not return tokens.
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
-    if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
-        base.reset_classifier(0)  # type: ignore[operator]
+    reset_classifier = getattr(base, "reset_classifier", None)
+    if hasattr(base, "forward_features") and reset_classifier is not None:
+        reset_classifier(0)
     module_sizes = read_module_sizes(base)
     image, patch = (
         to_size_pair(image_size or module_sizes.get("image")),

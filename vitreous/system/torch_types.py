@@ -88,6 +88,6 @@ def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
     return method
 
 
-def bias_of(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> nn.Parameter | None:
+def bias_of(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
     """Return the bias of a layer, or None if it has none: a case that PyTorch's annotations omit."""
     return layer.bias

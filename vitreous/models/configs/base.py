@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from vitreous.config import TaggedUnion, change_fields, import_object
+from vitreous.config import TaggedUnion, change_fields, import_object, list_field_names
 from vitreous.models.configs.groups import AttentionGroup, ConfigGroup, PositionGroup, RegularizationConfig
 from vitreous.models.families import FAMILIES
 
@@ -97,8 +97,8 @@ class ModelConfig:
     recipe_family: ClassVar[str] = ""  # selects training recipes: vit, bit, swin
     layer_groups: ClassVar[LayerGroups] = LayerGroups()
 
-    # Families narrow these types, and have them as fields, constants or properties. Without annotations pyright infers
-    # the types that the package relies on, and does not compare declarations; tests/models/test_configs.py does.
+    # Families narrow these types, and have them as fields, constants or properties: declarations that type checkers do
+    # not accept for one annotated attribute. Without annotations they infer the types; a test compares the values.
     if TYPE_CHECKING:  # of every family
         family = ""  # the key in `models.families`
         image = tuple[int, ...]()  # native image size: pixels along each axis
@@ -174,7 +174,7 @@ class ModelConfig:
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """The names that `with_options` accepts."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        return list_field_names(cls)
 
     @classmethod
     def option_paths(cls) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ class ModelConfig:
             path
             for name, group in groups.items()
             for path in (
-                [f"{name}.{field.name}" for field in fields(group)] if isinstance(group, ConfigGroup) else [name]  # type: ignore[arg-type]
+                [f"{name}.{field}" for field in list_field_names(group)] if isinstance(group, ConfigGroup) else [name]
             )
         )
 

@@ -36,6 +36,8 @@ FAMILY_BY_OPTION = {
     "first_norm": "clip",
     "arrangement": "video",
 }
+#: families with the fields of a `ViTConfig`; a subclass has the name of its own
+ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify families; the user sets all others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
@@ -89,7 +91,7 @@ class ViTConfig(ViTCost):
     conv_blocks = tuple[int, ...]()
     has_attention = sees_whole_image = foreign_formats = True
 
-    family: Literal["vit"] = "vit"
+    family: ViTFamily = "vit"
     image: tuple[int, ...] = (224, 224)
     patch: tuple[int, ...] = (16, 16)  # pixels per token, including the stem's reduction
     channels: int = 3
