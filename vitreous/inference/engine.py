@@ -26,8 +26,7 @@ from vitreous.errors import DataError, UsageError
 from vitreous.inference.options import CalibrationImages, InferenceOptions, Precision
 from vitreous.inference.outputs import Outputs, compute_in_chunks, pack_outputs, unpack_outputs
 from vitreous.models.config import ModelConfig
-from vitreous.models.packed import PackedViT, check_can_pack
-from vitreous.models.vit import ViT
+from vitreous.models.packed import PackedViT
 from vitreous.models.zoo import Model
 from vitreous.nn.cuda_graphs import CudaGraphRunner, uses_cuda_graphs
 from vitreous.nn.encoder import Encoder, compile_blocks
@@ -158,12 +157,7 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
-        self.packed: PackedViT | None = None
-        if not preprocess.stacks:
-            check_can_pack(model.config)
-            frozen = self.model
-            assert isinstance(frozen, ViT)
-            self.packed = PackedViT(frozen)
+        self.packed = None if preprocess.stacks else PackedViT(self.model)  # checks it
         if merge_tokens:
             if self.packed is not None:
                 problem = "--merge-tokens does not support images at their native aspect ratio"

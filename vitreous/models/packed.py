@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig
 from vitreous.models.vit import ViT
-from vitreous.models.zoo import Model
 from vitreous.nn.attention import Segments
 from vitreous.nn.grid import gather_tokens
 
@@ -32,9 +31,11 @@ class PackedViT(nn.Module):
     image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
     """
 
-    def __init__(self, model: Model, row: int | None = None, masked: bool | None = None) -> None:
+    def __init__(self, model: nn.Module, row: int | None = None, masked: bool | None = None) -> None:
         super().__init__()
-        check_can_pack(model.config)
+        config: ModelConfig | None = getattr(model, "config", None)
+        if config is not None:
+            check_can_pack(config)
         assert isinstance(model, ViT)
         if row is not None and row < 1:
             raise UsageError(f"row must be at least one token, not {row}")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         ...
 
     def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the singular value decomposition U, S, V^T of a matrix."""
+        """(M, N) -> U (M, M), S (min(M, N),) and V^T (N, N): the singular value decomposition."""
         ...
 
     def once_differentiable(backward: F) -> F:
