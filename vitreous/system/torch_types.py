@@ -89,5 +89,5 @@ def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
 
 
 def bias_of(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
-    """Return the bias of a layer, or None if it has none: a case that PyTorch's annotations omit."""
+    """Return the bias (outputs,) of a layer, or None if it has none: a case that PyTorch's annotations omit."""
     return layer.bias
