@@ -23,6 +23,7 @@ import numpy as np
 
 import vitreous
 from vitreous.system.machine import get_processor_name
+from vitreous.tasks.classification import Prediction
 
 TOGETHER = 6  # requests at a time: fewer than a server lets wait
 
@@ -45,7 +46,8 @@ def by_python(run: str, files: list[Path]) -> tuple[tuple[str, ...], np.ndarray]
     """The class names, and (n, K)."""
     predictor = vitreous.load(run)
     classes = predictor.card.classes
-    rows = [dict(zip(one.names, one.probabilities, strict=True)) for one in predictor.predict(files, top=len(classes))]
+    found = [one for one in predictor.predict(files, top=len(classes)) if isinstance(one, Prediction)]
+    rows = [dict(zip(one.names, one.probabilities, strict=True)) for one in found]
     return classes, np.array([[row[name] for name in classes] for row in rows])
 
 

@@ -46,8 +46,8 @@ OUTPUTS = ("run/model/weights.safetensors", "predictions.jsonl", "features.npz")
 
 def write_digits(folder: Path) -> None:
     """Write the embedded digits as a folder of ten classes, in PNG files."""
-    data = load_digits()
-    for number, (pixels, label) in enumerate(zip(data.images, data.target, strict=True)):
+    images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    for number, (pixels, label) in enumerate(zip(images.reshape(-1, 8, 8), labels, strict=True)):
         (folder / str(label)).mkdir(parents=True, exist_ok=True)
         Image.fromarray((pixels * 15.9).astype(np.uint8)).save(folder / str(label) / f"{number}.png")
 

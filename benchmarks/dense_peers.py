@@ -132,4 +132,4 @@ def faster_rcnn(data: Any) -> tuple[nn.Module, Callable[..., Tensor], Judge]:
         report = CocoEvaluator(data.classes).report(SplitOutputs(data.splits["test"], rows, readable))
         return report.figures, report.per_class
 
-    return model, lambda images, targets: sum(model(images, targets).values()), judge  # type: ignore[return-value]
+    return model, lambda images, targets: sum(model(images, targets).values()), judge

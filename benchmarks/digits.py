@@ -18,6 +18,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from vitreous.data.layouts.named import open_digits
+from vitreous.data.split import ArraySplit
 from vitreous.system.machine import get_processor_name
 
 
@@ -34,7 +35,8 @@ def trained(seed: int, scratch: str) -> tuple[float, float, float]:
 
 def neighbours() -> tuple[int, float, float]:
     """The number of neighbours that is best on the validation split, its accuracy there and on the test split."""
-    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in open_digits().splits.items()}
+    splits = {name: split for name, split in open_digits().splits.items() if isinstance(split, ArraySplit)}
+    parts = {name: (split.pixels.reshape(len(split), -1), split.labels) for name, split in splits.items()}
     scores = []
     for k in (1, 3, 5, 7, 9):
         model = KNeighborsClassifier(k).fit(*parts["train"])

@@ -186,7 +186,7 @@ def reset() -> None:
     import torch._inductor.config as inductor
 
     inductor.autotune_local_cache = False  # choices that were timed beside other processes are made again
-    torch._dynamo.reset()  # pyright: ignore[reportPrivateImportUsage]
+    torch._dynamo.reset()
     torch.backends.cuda.enable_flash_sdp(True)
     torch.backends.cuda.enable_mem_efficient_sdp(True)
     gc.collect()

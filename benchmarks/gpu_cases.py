@@ -103,7 +103,7 @@ def training_cases(device: str, tiny: bool) -> list[Case]:
 def train_whole(work: Workload) -> BenchmarkStep:
     """A step whose objective is one compiled graph, losses included, in place of compiled blocks."""
     shards = ours.Shards
-    ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))  # type: ignore[assignment, misc]
+    ours.Shards = lambda objective, flat: shards(objective, flat, torch.compile(objective))
     try:
         return ours.build_train_step(work, compiled=False)
     finally:
@@ -151,7 +151,7 @@ def inference_cases(device: str, tiny: bool) -> list[Case]:
 
 def timm_compiled(work: Workload, mode: str | None) -> BenchmarkStep:
     """timm's model in bfloat16 by inductor; `mode` is that of torch.compile."""
-    return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn  # type: ignore[attr-defined]
+    return models.build_peer_inference_step(work, "timm", "bf16", True, mode).turn
 
 
 def on_device(work: Workload, compiled: bool = False) -> BenchmarkStep:

@@ -55,7 +55,8 @@ def parts(folder: Path, rounds: int) -> dict[str, float]:
         ):
             contents.append(picture.content)
             files.append(file)
-    pictures = [open_lazy_image(content, 3, "") for content in contents]
+    opened = (open_lazy_image(content, 3, "") for content in contents)
+    pictures = [picture for picture in opened if isinstance(picture, LazyJpeg)]
     crop, preprocess = (
         AreaCrop(SIDE, AREA, RATIO, "bicubic"),
         ImagePreprocess(SIDE, mean=IMAGENET_MOMENTS[0], std=IMAGENET_MOMENTS[1]),

@@ -80,8 +80,8 @@ def canvas(rng: np.random.Generator, digit: np.ndarray, others: np.ndarray) -> I
 
 def write_data(home: Path, counts: dict[str, int]) -> Path:
     """Write the made pictures, home/SPLIT/CLASS/NUMBER.png."""
-    data = load_digits()
-    images, labels, rng = data.images, data.target, np.random.default_rng(0)
+    images, labels = (np.asarray(part) for part in load_digits(return_X_y=True))
+    images, rng = images.reshape(-1, 8, 8), np.random.default_rng(0)
     own = {"test": np.arange(len(labels)) % 5 == 0, "train": np.arange(len(labels)) % 5 != 0}
     for split, count in counts.items():
         for label in range(10):

@@ -35,6 +35,7 @@ from vitreous.inference.open_model import open_bundle
 from vitreous.inference.options import InferenceOptions
 from vitreous.inference.predict import load
 from vitreous.system.machine import has_bf16
+from vitreous.tasks.classification import Classification
 
 Logits = Callable[[np.ndarray], np.ndarray]
 
@@ -64,7 +65,7 @@ def photographs(run: str, folder: str, most: int) -> tuple[Split, np.ndarray | N
     """At most so many of the folder, always the same choice, and their labels in the model's order where it has
     classes."""
     bundle = open_bundle(run)
-    if bundle.task.multilabel:
+    if isinstance(bundle.task, Classification) and bundle.task.multilabel:
         raise SystemExit("agreement of first classes is for models that name one class an image")
     try:
         data = open_run_data(run, folder, "test")[1]

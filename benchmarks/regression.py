@@ -39,6 +39,7 @@ from pretraining import EqualTime
 import vitreous
 from vitreous.system.machine import get_processor_name, has_bf16
 from vitreous.tasks.intervals import bootstrap_metrics, percentile_interval
+from vitreous.tasks.regression import ValuePrediction
 
 PIXELS = 32  # height and width of scikit-learn's images
 LEARNING_RATES = (1e-4, 3e-4, 1e-3)  # of timm's model
@@ -107,9 +108,10 @@ def predict_after_training(
     folder = plan.run_folder(f"{name} {seed}")
     plan.train(plan.folder, folder, plan.run_folder(name), seed, init="none", **options)
     model = vitreous.load(folder)
+    found = {split: model.predict(splits[split].paths) for split in ("val", "test")}
     return {
-        split: np.array([prediction.values[0] for prediction in model.predict(splits[split].paths)])
-        for split in ("val", "test")
+        split: np.array([one.values[0] for one in predictions if isinstance(one, ValuePrediction)])
+        for split, predictions in found.items()
     }
 
 

@@ -49,6 +49,7 @@ async def attack(port: int, way: str, until: float) -> tuple[str, float]:
         )
     elif way == "reader":
         writer.write(f"GET /v1/model HTTP/1.1\r\n{host}\r\n".encode() * 30)
+        assert isinstance(writer.transport, asyncio.Transport)
         writer.transport.pause_reading()
     try:
         if way == "reader":  # a close cannot be seen without reading: send now and then, until that breaks

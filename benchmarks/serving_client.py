@@ -47,9 +47,11 @@ class Line(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
-        self.buffer, self.waiter, self.open, self.transport = bytearray(), None, False, None
+        self.buffer, self.waiter, self.open = bytearray(), None, False
+        self.transport: asyncio.WriteTransport | None = None
 
-    def connection_made(self, transport) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
         self.transport, self.open = transport, True
 
     def connection_lost(self, error) -> None:

@@ -25,6 +25,7 @@ from vitreous.config import from_yaml
 from vitreous.data.holdout import draw_stratified_splits
 from vitreous.data.layouts.folder import open_image_folder
 from vitreous.data.layouts.named import open_digits
+from vitreous.data.split import ArraySplit, FileSplit
 from vitreous.system.machine import get_processor_name
 from vitreous.training.run import Run
 
@@ -37,6 +38,7 @@ TRAIN, TEST = 200, 50  # images of a class that are taken of a folder
 def digits_folder(root: Path) -> Path:
     """The embedded digits as root/SPLIT/CLASS/*.png, the images drawn for validation among those of train."""
     for name, split in open_digits().splits.items():
+        assert isinstance(split, ArraySplit)
         for row, label in enumerate(split.labels):
             home = root / ("train" if name == "val" else name) / str(label)
             home.mkdir(parents=True, exist_ok=True)
@@ -57,6 +59,7 @@ def part_of(source: Path, root: Path) -> Path:
 def held_apart(root: Path, to: Path, share: float) -> Path:
     """The same training images with a share of each class in val/, and no test/."""
     whole = open_image_folder(root).whole
+    assert isinstance(whole, FileSplit)
     for name, rows in draw_stratified_splits(whole.labels, 0, {"val": share}).items():
         for row in rows:
             home = to / name / whole.paths[row].parent.name

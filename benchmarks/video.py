@@ -40,7 +40,7 @@ def videomae(work: Workload, bf16: bool = False) -> BenchmarkStep:
     torch.manual_seed(0)
     sizes: dict[str, int] = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
     sizes |= {"num_hidden_layers": 12, "image_size": SIDE, "num_frames": work.image_size, "num_labels": CLASSES}
-    config = VideoMAEConfig(**sizes)  # type: ignore[arg-type]
+    config = VideoMAEConfig(**sizes)
     model = VideoMAEForVideoClassification(config).eval().requires_grad_(False)
     clips = torch.randn(1, work.image_size, 3, SIDE, SIDE)
 

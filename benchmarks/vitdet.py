@@ -229,7 +229,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="of a round, and at least one image")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    apart = difference(config_from_name(given.model, given.size))  # type: ignore[arg-type]
+    apart = difference(config_from_name(given.model, given.size))
     results = {}
     for task in given.tasks:
         for passes in given.passes:

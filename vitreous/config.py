@@ -20,6 +20,11 @@ T = TypeVar("T")
 Json: TypeAlias = dict[str, Any] | list[Any] | str | float | bool | None
 
 
+def is_mapping(value: object) -> TypeGuard[Mapping[str, Any]]:
+    """Return whether a value is a mapping, as the settings of a group are."""
+    return isinstance(value, Mapping)
+
+
 def is_list(value: object) -> TypeGuard[list[Any]]:
     """Return whether a value is a list."""
     return isinstance(value, list)
@@ -89,6 +94,11 @@ def to_builtins(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_builtins(item) for key, item in value.items()}
     return value
+
+
+def list_field_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of the fields of a dataclass, or of an instance, in order. Raises TypeError for others."""
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @cache

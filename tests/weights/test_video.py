@@ -10,9 +10,10 @@ from safetensors.torch import save_file
 from tests.weights import peers
 from tests.weights.peers import agree, difference, opened
 from vitreous.errors import WeightsError
-from vitreous.models.config import VideoConfig
+from vitreous.models.config import VideoConfig, transformer_config
 from vitreous.models.zoo import build_model
 from vitreous.weights.adopt import open_weights
+from vitreous.weights.formats.transformers import has_vit_tensor_names
 from vitreous.weights.options import WeightsSource
 from vitreous.weights.writable import get_writable_format
 
@@ -150,3 +151,20 @@ def test_others_are_refused(tmp_path):
     (tmp_path / "vivit" / "config.json").write_text(json.dumps(described | {"tubelet_size": [2, 8]}))
     with pytest.raises(WeightsError, match="three axes"):
         open_weights(tmp_path / "vivit")
+
+
+@pytest.mark.parametrize(
+    ("options", "has_names"),
+    [
+        ({"image": (16, 16)}, True),
+        ({"image": (4, 16, 16)}, False),
+        ({"image": (4, 16, 16), "arrangement": "joint"}, True),
+        ({"image": (4, 16, 16), "arrangement": "joint", "no_key_bias": True}, False),
+        ({"image": (4, 16, 16), "arrangement": "factorised-attention"}, False),
+    ],
+)
+def test_a_volume_or_a_clip_has_the_tensor_names_of_a_vit_only_with_joint_attention(options, has_names):
+    """A ViT of volumes has no `no_key_bias`, which only clips have."""
+    patch = (2, 8, 8)[-len(options["image"]) :]
+    config = transformer_config(patch=patch, width=32, depth=1, heads=2, classes=3, **options)
+    assert has_vit_tensor_names(config) is has_names

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from tyro.conf import Positional, arg
 
 from vitreous.cli.console import Console
+from vitreous.config import list_field_names
 from vitreous.inference.options import InferenceOptions
 from vitreous.weights.options import InferenceWeightsOptions
 
@@ -43,7 +44,7 @@ class InferenceArguments(InferenceOptions, InferenceWeightsOptions):
 
 def select_options(options_type: type[T], options: Any) -> T:
     """Make a dataclass from the verb's options of the same names."""
-    return options_type(**{field.name: getattr(options, field.name) for field in fields(options_type)})  # type: ignore[arg-type]
+    return options_type(**{name: getattr(options, name) for name in list_field_names(options_type)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -157,7 +157,7 @@ class TorchEngine(ModelEngine):
         super().__init__(model, preprocess, pick_precision(precision, device), options)
         self.device, self.dtype = device, DTYPES[self.precision]
         self.model = freeze_for_inference(model.to(device), self.dtype, has_fast_packed_products(device))
-        self.packed = None if preprocess.stacks else PackedViT(self.model)  # type: ignore[arg-type]  # checks it
+        self.packed = None if preprocess.stacks else PackedViT(self.model)  # checks it
         if merge_tokens:
             if self.packed is not None:
                 problem = "--merge-tokens does not support images at their native aspect ratio"

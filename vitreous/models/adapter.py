@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitreous.models.base import VisionModel
 from vitreous.models.configs.adapter import AdapterConfig
+from vitreous.models.vit import ViT
 from vitreous.nn.adapter import (
     COARSEST_STRIDE,
     INTERACTION_STRIDES,
@@ -28,6 +29,7 @@ from vitreous.nn.adapter import (
     build_norm_layer,
 )
 from vitreous.nn.grid import pad_to_multiple
+from vitreous.system.torch_types import ModuleList, bias_of, named_modules
 
 
 class ViTAdapter(VisionModel[AdapterConfig]):
@@ -38,26 +40,26 @@ class ViTAdapter(VisionModel[AdapterConfig]):
     fan_out), linear layers from N(0, 0.02^2), the embedding of a level from N(0, 1).
     """
 
-    def __init__(self, config: AdapterConfig, backbone: nn.Module | None = None) -> None:
+    def __init__(self, config: AdapterConfig, backbone: ViT | None = None) -> None:
         super().__init__()
         self.config = c = config
         self.any_size = True
-        self.backbone: Any = backbone or c.backbone.model_class()(c.backbone)
+        self.backbone: ViT = backbone or c.backbone.model_class()(c.backbone)
         self.backbone.any_size = True
         width, last_index = c.backbone.width, c.interactions - 1
         self.prior = SpatialPrior(c.channels, width, c.prior, c.norm)
         self.level = nn.Parameter(torch.empty(len(INTERACTION_STRIDES), width))
         sizes, drop_path = (width, c.heads, c.points, c.ratio), c.backbone.regularization.drop_path
-        self.interactions = nn.ModuleList(
+        self.interactions = ModuleList(
             InteractionBlock(*sizes, drop_path=drop_path, extractors=3 if i == last_index else 1)
             for i in range(c.interactions)
         )
         self.up = nn.ConvTranspose2d(width, width, 2, 2)
-        self.norms = nn.ModuleList(build_norm_layer(width, c.norm) for _ in c.levels)
+        self.norms = ModuleList(build_norm_layer(width, c.norm) for _ in c.levels)
         for module in (self.prior, self.interactions, self.up):
             init_convolutions(module)
         nn.init.normal_(self.level)
-        for name, module in self.backbone.named_modules():
+        for name, module in named_modules(self.backbone):
             if name in ("encoder.norm", "neck", "pooling", "pooled_norm", "representation"):
                 module.requires_grad_(False)
 
@@ -83,10 +85,13 @@ class ViTAdapter(VisionModel[AdapterConfig]):
         finest, *levels = self.prior(pad_to_coarsest_stride(images.to(self.level.dtype)))
         token_maps, prior_tokens = self.exchange(images, levels)
         grids = [tuple(level.shape[2:]) for level in levels]
-        level_tokens = prior_tokens.split([rows * columns for rows, columns in grids], 1)
-        maps = [sequence.transpose(1, 2).unflatten(2, grid) for sequence, grid in zip(level_tokens, grids, strict=True)]
+        level_tokens = torch.split(prior_tokens, [rows * columns for rows, columns in grids], 1)
+        maps = [
+            torch.unflatten(sequence.transpose(1, 2), 2, grid)
+            for sequence, grid in zip(level_tokens, grids, strict=True)
+        ]
         maps = [finest + self.up(maps[0]), *maps]
-        outputs = {}
+        outputs: dict[int, Tensor] = {}
         for stride, x, norm, tokens in zip(self.config.strides, maps, self.norms, token_maps, strict=True):
             grid = tuple(-(-length // stride) for length in size)
             x = x[..., : grid[0], : grid[1]]
@@ -112,8 +117,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
             [x.flatten(2).transpose(1, 2) + embedding for x, embedding in zip(levels, self.level, strict=True)], 1
         )
         x, *context = vit.prepare(vit.place(tokens), vit.places(tokens))
-        blocks, interaction_tokens = iter(vit.encoder.blocks), []
-        interaction: Any
+        blocks, interaction_tokens = iter(vit.encoder.blocks), list[Tensor]()
         for interaction, count in zip(self.interactions, self.config.groups, strict=True):
             prefix, patches = self.split(x)
             x = self.join(prefix, interaction.inject(patches, prior_tokens, reference_points), reference_points.grid)
@@ -121,7 +125,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
                 x = vit.encoder.step(next(blocks), x, *context)
             patches = self.split(x)[1]
             prior_tokens = interaction.extract_features(prior_tokens, patches, reference_points)
-            interaction_tokens.append(patches.transpose(1, 2).unflatten(2, reference_points.grid))
+            interaction_tokens.append(torch.unflatten(patches.transpose(1, 2), 2, reference_points.grid))
         return [interaction_tokens[i] for i in self.config.token_interactions], prior_tokens
 
     def split(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -133,7 +137,7 @@ class ViTAdapter(VisionModel[AdapterConfig]):
 
     def join(self, prefix: Tensor | None, patches: Tensor, grid: tuple[int, int]) -> Tensor:
         """The inverse of `split`, (B, P, D) or none and (B, N, D) -> (B, P + N, D) or (B, *grid, D)."""
-        return patches.unflatten(1, grid) if prefix is None else torch.cat([prefix, patches], 1)
+        return torch.unflatten(patches, 1, grid) if prefix is None else torch.cat([prefix, patches], 1)
 
     def last_norm(self, x: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D): the identity, because every map has a separate norm."""
@@ -168,8 +172,8 @@ def init_convolutions(module: nn.Module) -> None:
         if isinstance(submodule, (nn.Conv2d, nn.ConvTranspose2d)):
             fan_out = submodule.kernel_size[0] * submodule.kernel_size[1] * submodule.out_channels // submodule.groups
             nn.init.normal_(submodule.weight, std=(2 / fan_out) ** 0.5)
-            if submodule.bias is not None:
-                nn.init.zeros_(submodule.bias)
+            if (bias := bias_of(submodule)) is not None:
+                nn.init.zeros_(bias)
 
 
 @lru_cache

@@ -15,7 +15,9 @@ from vitreous.errors import UsageError
 from vitreous.models.config import ModelConfig, replace_known_fields
 from vitreous.nn.encoder import Encoder
 from vitreous.nn.no_init import NoInitMode
+from vitreous.nn.position import Position
 from vitreous.nn.sizes import format_size
+from vitreous.system.torch_types import open_to_kinds
 
 Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
@@ -53,7 +55,7 @@ class VisionModel(nn.Module, Generic[Config]):
             of timm and transformers."""
             ...
 
-        def __call__(self, images: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        def __call__(self, images: Tensor) -> Tensor:
             """(B, C, *image) -> (B, classes): logits."""
             ...
 
@@ -73,7 +75,7 @@ class VisionModel(nn.Module, Generic[Config]):
             """The layer that is applied to the image."""
             ...
 
-        def last_norm(self, tokens: Tensor) -> Tensor:
+        def last_norm(self, x: Tensor) -> Tensor:
             """(..., D) -> (..., D): the norm after the last block."""
             ...
 
@@ -94,7 +96,8 @@ class VisionModel(nn.Module, Generic[Config]):
                 raise AttributeError(f"{type(self).__name__} has no {name}: {MISSING_ATTRIBUTE_HINTS[name]}")
             return super().__getattr__(name)
 
-    def forward(self, images: Tensor) -> Any:
+    @open_to_kinds
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         """(B, C, *image) -> (B, classes): logits; (B, F) without a head."""
         return self.classify(self.pool(self.features(images)))
 
@@ -149,7 +152,7 @@ class VisionModel(nn.Module, Generic[Config]):
         ]
         return "\n  ".join(lines)
 
-    def check_images(self, images: Tensor) -> None:
+    def check_images(self, images: object) -> None:
         """Check input images.
 
         Raises TypeError for anything but a tensor of floats, ValueError for (B, C, *image) with other axes or channels
@@ -180,10 +183,10 @@ class VisionModel(nn.Module, Generic[Config]):
         for layer, block in enumerate(self.blocks()):
             yield from ((layer, submodule) for submodule in block.modules() if hasattr(submodule, "weights"))
 
-    def position_tables(self) -> dict[str, nn.Module]:
+    def position_tables(self) -> dict[str, Position]:
         """The modules whose `read(grid)` returns the positions added to patch tokens, by location; {} if there are
         none."""
-        return {} if self.config.positions.kind == "none" else {"input": self.position}  # type: ignore[dict-item]
+        return {} if self.config.positions.kind == "none" else {"input": self.position}
 
     @property
     def num_classes(self) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, TypeVar
 
-from vitreous.config import change_fields, nest_paths
+from vitreous.config import change_fields, list_field_names, nest_paths
 from vitreous.models.configs.adapter import AdapterConfig as AdapterConfig
 from vitreous.models.configs.base import ModelConfig as ModelConfig
 from vitreous.models.configs.bit import BiTConfig as BiTConfig
@@ -48,6 +47,6 @@ def replace_known_fields(config: C, changes: dict[str, Any]) -> C:
 
     For example, `regularization.dropout` does not change the config of a ResNet.
     """
-    names = {field.name for field in fields(config)}  # type: ignore[arg-type]
+    names = set(list_field_names(config))
     known_paths = {path for path in config.option_paths() if path.partition(".")[0] in names} | names
     return change_fields(config, nest_paths({path: value for path, value in changes.items() if path in known_paths}))

@@ -72,7 +72,7 @@ class DiT(VisionModel[DiTConfig]):
         tokens = self.project(images)
         grid = tuple(tokens.shape[1:-1])
         x = self.encode(self.place(tokens), self.condition(time, labels), grid)
-        return unpatchify(x.unflatten(1, grid), self.config.patch)
+        return unpatchify(torch.unflatten(x, 1, grid), self.config.patch)
 
     def first_layer(self) -> nn.Module:
         """The layer that is applied to the image."""
@@ -111,7 +111,7 @@ class DiT(VisionModel[DiTConfig]):
 
     def slots(self, tokens: Tensor, grid: tuple[int, ...]) -> Tensor:
         """(B, N, D) -> the blocks' input: unchanged, or (B, T, S, D) if blocks alternate."""
-        return tokens.unflatten(1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
+        return torch.unflatten(tokens, 1, (grid[0], -1)) if self.config.arrangement == "alternating" else tokens
 
     def features_after(
         self, images: Tensor, depths: Sequence[int], time: Tensor, labels: Tensor | None = None

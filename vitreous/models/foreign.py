@@ -21,8 +21,9 @@ from vitreous.models.configs.foreign import BLOCK_PATTERN, ForeignConfig
 from vitreous.models.libraries import LibraryEncoder, build_encoder, build_meta_encoder, flatten_features
 from vitreous.nn.adapter import allow_single_value_batch_norm
 from vitreous.nn.sizes import format_size
+from vitreous.system.torch_types import named_modules
 
-WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16)for a module (B, C, H, W) -> (B, N, D)"
+WRAP_HINT = "wrap_backbone(module, image_size=224, patch_size=16) for a module (B, C, H, W) -> (B, N, D)"
 
 
 class ForeignModel(VisionModel[ForeignConfig]):
@@ -102,7 +103,7 @@ class ForeignModel(VisionModel[ForeignConfig]):
 
     def blocks(self) -> list[nn.Module]:
         """The blocks, or the stages, in order."""
-        matches = ((re.match(BLOCK_PATTERN, name), module) for name, module in self.named_modules())
+        matches = ((re.match(BLOCK_PATTERN, name), module) for name, module in named_modules(self))
         return [module for match, module in matches if match and match.end() == len(match.string)]
 
     def first_layer(self) -> nn.Module:
@@ -144,8 +145,9 @@ def wrap_backbone(
     passed. Raises UsageError if they are missing, or if the module does not return tokens.
     """
     base = getattr(module, getattr(module, "base_model_prefix", "") or "", module)
-    if hasattr(base, "forward_features") and hasattr(base, "reset_classifier"):
-        base.reset_classifier(0)  # type: ignore[operator]
+    reset_classifier = getattr(base, "reset_classifier", None)
+    if hasattr(base, "forward_features") and reset_classifier is not None:
+        reset_classifier(0)
     module_sizes = read_module_sizes(base)
     image, patch = (
         to_size_pair(image_size or module_sizes.get("image")),
@@ -175,7 +177,7 @@ def read_module_sizes(module: nn.Module) -> dict[str, Any]:
     """Read name, image, patch and channels from a module, by the attribute names of timm and transformers."""
     embed, config = getattr(module, "patch_embed", None), getattr(module, "config", None)
     if embed is not None:
-        pretrained_cfg = getattr(module, "pretrained_cfg", None) or {}
+        pretrained_cfg: dict[str, Any] = getattr(module, "pretrained_cfg", None) or {}
         projection = getattr(embed, "proj", None)
         sizes = {"name": pretrained_cfg.get("architecture"), "image": getattr(embed, "img_size", None)}
         return sizes | {

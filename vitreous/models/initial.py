@@ -9,6 +9,7 @@ from vitreous.models.vit import ViT
 from vitreous.models.zoo import Model
 from vitreous.nn.attention import Attention
 from vitreous.nn.position import LearnedPosition, sincos_position_table
+from vitreous.system.torch_types import bias_of, svd
 
 
 def init_mimetic(
@@ -28,7 +29,7 @@ def init_mimetic(
     for attention in (module for module in model.encoder.modules() if isinstance(module, Attention)):
         width, head = model.config.width, model.config.width // attention.heads
         q, k, v = attention.qkv.weight.data.chunk(3)  # each (D, D), rows grouped by head
-        for head_rows in torch.arange(width).split(head):
+        for head_rows in torch.split(torch.arange(width), head):
             q[head_rows], k[head_rows] = low_rank_factors(draw_near_identity(width, *query_key), head)
         v[:], out = low_rank_factors(draw_near_identity(width, value_out[0], -value_out[1]), width)
         attention.out.weight.data.copy_(out.T)
@@ -40,8 +41,8 @@ def init_xavier(module: nn.Module) -> None:
     for submodule in module.modules():
         if isinstance(submodule, nn.Linear):
             nn.init.xavier_uniform_(submodule.weight)
-            if submodule.bias is not None:
-                nn.init.zeros_(submodule.bias)
+            if (bias := bias_of(submodule)) is not None:
+                nn.init.zeros_(bias)
         elif isinstance(submodule, ViT) and submodule.prefix is not None:
             nn.init.normal_(submodule.prefix, std=0.02)
 
@@ -53,6 +54,6 @@ def draw_near_identity(width: int, noise: float, diagonal: float) -> Tensor:
 
 def low_rank_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """(D, D) -> left and right, each (rank, D), with left^T right the best approximation of the matrix."""
-    u, s, vh = torch.linalg.svd(matrix)
+    u, s, vh = svd(matrix)
     root = s[:rank].sqrt()
     return (u[:, :rank] * root).T, vh[:rank] * root[:, None]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from vitreous.errors import ResourceError, UsageError, find_closest_match, install_hint
 from vitreous.models.configs.foreign import BLOCK_PATTERN, FeatureLayout, ForeignConfig
+from vitreous.nn.adapter import BATCH_NORMS
 from vitreous.nn.no_init import NoInitMode
 from vitreous.nn.sizes import format_size
 
@@ -216,7 +217,7 @@ def complete_config(config: ForeignConfig, module: nn.Module) -> ForeignConfig:
         depth=len(block_numbers),
         first_block=min(block_numbers, default=0),
         stages=detect_stages(module) if layout != "tokens" else (),
-        batch_norm=any(isinstance(submodule, nn.modules.batchnorm._BatchNorm) for submodule in module.modules()),
+        batch_norm=any(isinstance(submodule, BATCH_NORMS) for submodule in module.modules()),
         draws=has_random_layers(module, config),
     )
 
@@ -316,6 +317,7 @@ class LibraryEncoder(nn.Module):
         if dtype == torch.float32:
             return getattr(self, verb)(x.float(), *arguments)
         weights = {name: parameter.float() for name, parameter in self.named_parameters()}
+        output: Tensor | list[Tensor]
         with torch.autocast(x.device.type, dtype):
             output = torch.func.functional_call(self, weights, (x, verb, *arguments))
         return [tensor.to(dtype) for tensor in output] if isinstance(output, list) else output.to(dtype)
@@ -365,6 +367,7 @@ class LibraryEncoder(nn.Module):
     def after(self, images: Tensor, depths: Sequence[int]) -> list[Tensor]:
         """(B, C, *image) -> (B, P + N, D) for each depth: every token after that many blocks, before the last norm."""
         module: Any = self.module
+        by_depth: dict[int, Tensor]
         if hasattr(module, "forward_intermediates"):
             indices = sorted({depth - 1 for depth in depths})
             pairs = module.forward_intermediates(
@@ -374,13 +377,9 @@ class LibraryEncoder(nn.Module):
                 index + 1: tokens for index, tokens in zip(indices, map(join_prefix_tokens, pairs), strict=True)
             }
         else:
-            by_depth = dict(
-                enumerate(
-                    module(
-                        images, output_hidden_states=True, **self.position_interpolation_options(images)
-                    ).hidden_states
-                )
-            )
+            options = self.position_interpolation_options(images)
+            states: Sequence[Tensor] = module(images, output_hidden_states=True, **options).hidden_states
+            by_depth = dict(enumerate(states))
         return [by_depth[depth] for depth in depths]
 
     def norm(self, tokens: Tensor) -> Tensor:
@@ -389,7 +388,7 @@ class LibraryEncoder(nn.Module):
         return tokens if norm is None else norm(tokens)
 
 
-def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def join_prefix_tokens(pair: Tensor | tuple[Tensor, Tensor | None]) -> Tensor:
     """Patch tokens (B, N, D) and prefix tokens (B, P, D) -> (B, P + N, D); without prefix tokens, unchanged."""
     if isinstance(pair, Tensor):
         return pair

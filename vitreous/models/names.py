@@ -105,4 +105,4 @@ def choose_default_image_size(size: tuple[int, int], annotated: str = "") -> tup
         return ANNOTATED_IMAGE_SIZES[annotated]
     if max(size) > MAX_SMALL_IMAGE_SIDE:
         return LARGE_IMAGE_SIZE
-    return nearest_divisible_size(size, config_from_name(choose_small_model(size)).patch)  # type: ignore[union-attr]
+    return nearest_divisible_size(size, config_from_name(choose_small_model(size)).patch)

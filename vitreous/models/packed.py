@@ -31,9 +31,12 @@ class PackedViT(nn.Module):
     image; None: only on a GPU. Raises UsageError for a model whose blocks take grids or use positions.
     """
 
-    def __init__(self, model: ViT, row: int | None = None, masked: bool | None = None) -> None:
+    def __init__(self, model: nn.Module, row: int | None = None, masked: bool | None = None) -> None:
         super().__init__()
-        check_can_pack(model.config)
+        config: ModelConfig | None = getattr(model, "config", None)
+        if config is not None:
+            check_can_pack(config)
+        assert isinstance(model, ViT)
         if row is not None and row < 1:
             raise UsageError(f"row must be at least one token, not {row}")
         self.model, self.row, self.masked = model, row, masked
@@ -112,7 +115,7 @@ def group_by_size(images: Sequence[Tensor]) -> list[list[int]]:
 
 def pack_sequences(lengths: Sequence[int], max_tokens: int) -> list[slice]:
     """Lengths of sequences -> consecutive chunks of at most `max_tokens` tokens, or of one longer sequence."""
-    chunks, start, size = [], 0, 0
+    chunks, start, size = list[slice](), 0, 0
     for index, length in enumerate(lengths):
         if index > start and size + length > max_tokens:
             chunks.append(slice(start, index))

@@ -68,7 +68,7 @@ class RegionProposals(nn.Module):
     def anchors(self, levels: Sequence[Tensor]) -> list[Tensor]:
         """Levels (B, W, h, w) -> (h w 3, 4) float32 anchors per level: as torchvision's `AnchorGenerator`, or as
         detectron2's `DefaultAnchorGenerator` if they are not rounded."""
-        anchors = []
+        anchors: list[Tensor] = []
         for level, stride, cells in zip(levels, self.config.strides, self.cells, strict=True):
             y, x = (torch.arange(length, device=level.device) * float(stride) for length in level.shape[2:])
             shifts = torch.stack(torch.meshgrid(y, x, indexing="ij")[::-1] * 2, -1)  # (h, w, 4)
@@ -83,7 +83,7 @@ class RegionProposals(nn.Module):
         per level follows.
         """
         max_proposals = self.config.proposals * (2 if self.training else 1)
-        index, start = [], 0
+        index, start = list[Tensor](), 0
         for level_anchors in anchors:
             index.append(
                 logits[:, start : start + len(level_anchors)].topk(min(max_proposals, len(level_anchors))).indices
@@ -107,7 +107,7 @@ class RegionProposals(nn.Module):
 
     def nms_per_level(self, boxes: Tensor, scores: Tensor, counts: list[int]) -> Tensor:
         """(n, 4), (n,), `counts` boxes of each level -> (n,) bool: the boxes kept."""
-        levels = zip(boxes.split(counts), scores.split(counts), strict=True)
+        levels = zip(torch.split(boxes, counts), torch.split(scores, counts), strict=True)
         return torch.cat([nms_keep_mask(*level, None, NMS_IOU) for level in levels])
 
     def losses(
@@ -119,7 +119,7 @@ class RegionProposals(nn.Module):
         smooth L1 over the foreground ones, divided by n.
         """
         (logits, deltas), anchors = self.predict(levels), self.anchors(levels)
-        all_anchors, image_losses = torch.cat(anchors), []
+        all_anchors, image_losses = torch.cat(anchors), list[Tensor]()
         for image, (boxes, crowd) in enumerate(zip(targets["boxes"], targets["crowd"], strict=True)):
             labels, match = self.matches(all_anchors, boxes[~crowd], boxes[crowd])
             keys = draw_splitmix64(targets["keys"][image], len(labels))

@@ -104,11 +104,10 @@ class RegionHeads(nn.Module):
         counts = [len(labels) for _, labels, _ in samples]
         regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _, _) in enumerate(samples)])
         logits, corrections = self.box(self.read(levels, regions, BOX_BINS))
-        image_losses = []
-        for image, outputs in enumerate(
-            zip(logits.float().split(counts), corrections.float().split(counts), strict=True)
-        ):
-            (boxes, labels, match), (region_labels, deltas) = samples[image], outputs
+        image_losses: list[Tensor] = []
+        outputs = zip(torch.split(logits.float(), counts), torch.split(corrections.float(), counts), strict=True)
+        for image, row in enumerate(outputs):
+            (boxes, labels, match), (region_labels, deltas) = samples[image], row
             if self.config.agnostic:
                 deltas = deltas.repeat(1, region_labels.shape[1])
             objects = select_targets(targets, image, "boxes")
@@ -126,7 +125,8 @@ class RegionHeads(nn.Module):
             return losses
         objects = [(boxes[labels > 0], match[labels > 0]) for boxes, labels, match in samples]
         regions = torch.cat([prepend_image_index(boxes, image) for image, (boxes, _) in enumerate(objects)])
-        logits = self.mask(self.read(levels, regions, MASK_BINS)).float().split([len(match) for _, match in objects])
+        logits = self.mask(self.read(levels, regions, MASK_BINS)).float()
+        logits = torch.split(logits, [len(match) for _, match in objects])
         image_losses = [
             maskrcnn_loss(
                 region_labels,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -103,9 +104,9 @@ class SwinStage(Encoder):
         super().__init__(width, blocks, norm=False)
         self.merge = merge or nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) if tokens are merged."""
-        return super().forward(self.merge(x))
+        return super().forward(self.merge(x), *context, whole=whole)
 
 
 def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
@@ -119,7 +120,7 @@ def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
         noise.drop_path_rises,
     )
     blocks = iter(stacked)
-    stages = []
+    stages: list[SwinStage] = []
     for stage, (width, count) in enumerate(zip(config.widths, config.blocks, strict=True)):
         merge = PatchMerging(config.widths[stage - 1], config.norm.eps, config.version == 2) if stage else None
         stages.append(SwinStage(width, list(islice(blocks, count)), merge))

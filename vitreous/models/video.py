@@ -14,13 +14,12 @@ trained, so a fresh factorised model has the outputs of its ViT on the frames: l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitreous.models.configs.video import VideoConfig
-from vitreous.models.vit import ViT
+from vitreous.models.vit import EncoderInput, ViT
 from vitreous.nn.attention import Attention, QkvLinearWithoutKeyBias
 from vitreous.nn.block import Block, ResidualBranch
 from vitreous.nn.encoder import Encoder, build_blocks
@@ -85,7 +84,7 @@ class Video(ViT):
             return self.position.space.read(grid[1:])
         return super().positions_at(grid)
 
-    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> tuple[Any, ...]:
+    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> EncoderInput:
         """(B, N, D) -> the encoder's input: as for a ViT, or (B, T, P + h w, D), each slot with prefix tokens in front.
         Raises ValueError for tokens that are not a complete grid."""
         if not self.config.factorised:
@@ -94,7 +93,8 @@ class Video(ViT):
         if positions.index is not None:
             raise ValueError("factorised blocks require all patches of a clip")
         slots = positions.grid[0]
-        return (self.with_prefix(tokens.unflatten(1, (slots, -1)).flatten(0, 1)).unflatten(0, (-1, slots)),)
+        x = self.with_prefix(torch.unflatten(tokens, 1, (slots, -1)).flatten(0, 1))
+        return (torch.unflatten(x, 0, (-1, slots)),)
 
     def encode(self, tokens: Tensor, positions: TokenPositions | None = None, all_tokens: bool = True) -> Tensor:
         """(B, N, D) -> (B, P + N, D): prefix tokens, blocks, final norm.

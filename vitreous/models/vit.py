@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,7 @@ from vitreous.nn.position import (
     FactorisedPosition,
     LearnedAxesPosition,
     LearnedPosition,
+    Position,
     SinCosPosition,
     SinusoidPosition,
     SpaceTimePosition,
@@ -40,6 +41,14 @@ from vitreous.nn.position import (
     gather_token_positions,
 )
 from vitreous.nn.relative import RelativeAttention, RotaryAttention
+from vitreous.system.torch_types import bias_of
+
+if TYPE_CHECKING:
+    from vitreous.nn.convstem import ConvStem
+    from vitreous.nn.resnet import ResNetStem
+
+#: the encoder's input: tokens, and the positions that its blocks take with them
+EncoderInput: TypeAlias = tuple[Tensor, *tuple[Tensor | TokenPositions, ...]]
 
 #: `positions.kind` -> its table
 TABLES = {
@@ -64,9 +73,9 @@ class ViT(VisionModel[ViTConfig]):
 
     any_size: bool  # do not warn about images of other sizes than the config's
     dropout: float  # of patch and prefix tokens; blocks have their own
-    stem: Any
+    stem: ConvStem | ResNetStem | None
     cell: tuple[int, ...]  # size of a token's input, in pixels or positions of a map
-    position: nn.Module | None
+    position: Position | None
     slots: nn.Parameter | None
     first_norm: nn.Module
     encoder: Encoder
@@ -106,16 +115,17 @@ class ViT(VisionModel[ViTConfig]):
         for linear in filter(None, (self.projection, self.representation)):
             std = linear.in_features**-0.5 / 0.87962566103423978  # corrects for truncation at 2 std
             nn.init.trunc_normal_(linear.weight, std=std, a=-2 * std, b=2 * std)
-            if linear.bias is not None:
-                nn.init.zeros_(linear.bias)
+            if (bias := bias_of(linear)) is not None:
+                nn.init.zeros_(bias)
 
-    def position_tables(self) -> dict[str, nn.Module]:
+    def position_tables(self) -> dict[str, Position]:
         """The positions added to patch tokens, by location: `input`, or `block 0`, `block 1`, ..."""
         if self.config.positions.kind == "none":
             return {}
         if self.config.positions.at != "each":
             return super().position_tables()
-        return {f"block {index}": block.position for index, block in enumerate(self.blocks())}  # type: ignore[misc]
+        blocks = enumerate(self.blocks())
+        return {f"block {index}": block.position for index, block in blocks if isinstance(block, BlockWithPosition)}
 
     def build_head(self) -> nn.Module:
         """Build a head (B, features) -> (B, classes) whose weights are 0."""
@@ -147,7 +157,7 @@ class ViT(VisionModel[ViTConfig]):
             eps=c.norm.eps,
         )
 
-    def build_stem(self) -> Any:
+    def build_stem(self) -> ConvStem | ResNetStem | None:
         """Build the layers before the projection: none, or (B, C, *image) -> (B, *map, channels)."""
         return None
 
@@ -230,7 +240,7 @@ class ViT(VisionModel[ViTConfig]):
     def last_map(self, tokens: Tensor) -> Tensor:
         """(B, *grid, D) -> (B, *grid, D): the patch tokens after the last block."""
         encoded = self.encode_to_depths(tokens, [self.config.depth])[0]
-        return encoded[:, self.config.prefix :].unflatten(1, tuple(tokens.shape[1:-1]))
+        return torch.unflatten(encoded[:, self.config.prefix :], 1, tuple(tokens.shape[1:-1]))
 
     def warn_about_size(self, images: Tensor, stacklevel: int) -> None:
         """Warn once about images of another size than the native one, unless `any_size` is set.
@@ -278,7 +288,8 @@ class ViT(VisionModel[ViTConfig]):
 
     def positions_at(self, grid: tuple[int, ...]) -> Tensor:
         """(*grid, D), or a broadcastable shape: the positions added to the patch tokens of a grid."""
-        return self.position.read(grid)  # type: ignore[operator, union-attr]
+        assert self.position is not None
+        return self.position.read(grid)
 
     def places(self, tokens: Tensor, index: Tensor | None = None) -> TokenPositions:
         """The positions of the tokens of a (B, *grid, D), or only of those with the indices `index` (B, K) int64, for
@@ -302,7 +313,7 @@ class ViT(VisionModel[ViTConfig]):
         x = self.encoder(x)
         return (x if self.neck is None else self.neck(x)).flatten(1, -2)
 
-    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> tuple[Any, ...]:
+    def prepare(self, tokens: Tensor, positions: TokenPositions | None = None) -> EncoderInput:
         """(B, N, D) -> the encoder's input: (B, P + N, D) with prefix tokens in front, or (B, *grid, D) for blocks on a
         grid; then the positions for blocks that need them. Raises ValueError as `encode`."""
         c = self.config
@@ -313,7 +324,7 @@ class ViT(VisionModel[ViTConfig]):
         if c.on_grid:
             if positions.index is not None:
                 raise ValueError("axial and windowed blocks require all patches of the grid")
-            return (tokens.unflatten(1, positions.grid),)
+            return (torch.unflatten(tokens, 1, positions.grid),)
         if c.positions.at == "shared":
             assert self.position is not None
             return tokens, gather_token_positions(self.position, self.slots, positions)
@@ -337,9 +348,9 @@ class ViT(VisionModel[ViTConfig]):
             raise ValueError(f"{tokens.shape[1]} tokens do not match the native grid", "pass places")
         return TokenPositions(self.config.grid, self.config.prefix)
 
-    def last_norm(self, tokens: Tensor) -> Tensor:
+    def last_norm(self, x: Tensor) -> Tensor:
         """(..., D) -> (..., D): the norm after the last block."""
-        return self.encoder.norm(tokens)
+        return self.encoder.norm(x)
 
     def pool(self, tokens: Tensor) -> Tensor:
         """(B, P + N, D) -> (B, D): the class token (Eq. 4), the mean of the patch tokens, or attention pooling.
@@ -363,7 +374,7 @@ class ViT(VisionModel[ViTConfig]):
         return self.head(pooled)
 
 
-def build_position(config: ViTConfig) -> nn.Module | None:
+def build_position(config: ViTConfig) -> Position | None:
     """Build the position embeddings that are added to patch tokens."""
     kind, resize = config.positions.kind, config.positions.resize
     if kind in TABLES:

@@ -82,6 +82,7 @@ class Hybrid(ViT):
         """
         self.config.check_strides(strides)
         self.check_images(images)
+        assert self.stem is not None
         stages = self.stem.maps(images.to(next(self.stem.parameters()).dtype))
         maps = dict(zip((level.stride for level in self.config.stem.levels), stages, strict=True))
         if self.config.patch[0] in strides:

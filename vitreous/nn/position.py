@@ -195,9 +195,8 @@ def sinusoid_position_table(grid: tuple[int, ...], width: int) -> Tensor:
     return torch.unflatten(table, 0, grid)
 
 
-def gather_token_positions(position: nn.Module, slots: Tensor | None, positions: TokenPositions) -> Tensor:
+def gather_token_positions(position: Position, slots: Tensor | None, positions: TokenPositions) -> Tensor:
     """(1 or B, P + K, D): the position embedding of every token; prefix tokens beyond the `slots` (S, D) have none."""
-    assert isinstance(position, Position)
     table = positions.read(position.read(positions.grid))
     front = table.new_zeros(positions.prefix, table.shape[-1])
     if slots is not None:
@@ -208,7 +207,7 @@ def gather_token_positions(position: nn.Module, slots: Tensor | None, positions:
 class BlockWithPosition(nn.Module):
     """A block with separate position embeddings, added to its input (arXiv:2010.11929, D.4, Table 8)."""
 
-    def __init__(self, block: nn.Module, position: nn.Module, slots: nn.Parameter | None) -> None:
+    def __init__(self, block: nn.Module, position: Position, slots: nn.Parameter | None) -> None:
         super().__init__()
         self.block, self.position, self.slots = block, position, slots
 

@@ -70,7 +70,7 @@ class LabelledObjective(Objective):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         model = self.model
         if isinstance(batch["images"], list):
-            packed = PackedViT(model)  # type: ignore[arg-type]  # checks the config
+            packed = PackedViT(model)  # checks the config
             outputs = packed(batch["images"], batch.get("keep")).float()
         elif "keep" in batch:
             outputs = model.forward_patches(batch["images"], batch["keep"]).float()

@@ -33,6 +33,10 @@ if TYPE_CHECKING:
         """Compute the norm along one axis, which is removed."""
         ...
 
+    def svd(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(M, N) -> U (M, M), S (min(M, N),) and V^T (N, N): the singular value decomposition."""
+        ...
+
     def once_differentiable(backward: F) -> F:
         """Decorate a backward pass that does not support double backward."""
         ...
@@ -66,7 +70,7 @@ if TYPE_CHECKING:
 
 else:
     from_numpy, ndtr, ndtri = torch.from_numpy, torch.special.ndtr, torch.special.ndtri
-    vector_norm, once_differentiable = torch.linalg.vector_norm, function.once_differentiable
+    vector_norm, svd, once_differentiable = torch.linalg.vector_norm, torch.linalg.svd, function.once_differentiable
     checkpoint = torch.utils.checkpoint.checkpoint
     named_modules, compile_module, ModuleList = nn.Module.named_modules, nn.Module.compile, nn.ModuleList
 
@@ -84,6 +88,6 @@ def open_to_kinds(method: Callable[..., R]) -> Callable[..., R]:
     return method
 
 
-def bias_of(layer: nn.Linear | nn.LayerNorm) -> nn.Parameter | None:
-    """Return the bias of a layer, or None if it has none: a case that PyTorch's annotations omit."""
+def bias_of(layer: nn.Linear | nn.LayerNorm | nn.Conv2d | nn.ConvTranspose2d) -> Tensor | None:
+    """Return the bias (outputs,) of a layer, or None if it has none: a case that PyTorch's annotations omit."""
     return layer.bias

@@ -29,7 +29,7 @@ class Clip(ABC):
 
     name: str
     size: tuple[int, int]
-    times: Sequence[float] = ()
+    times: Sequence[float] | np.ndarray = ()
 
     @abstractmethod
     def __len__(self) -> int: ...

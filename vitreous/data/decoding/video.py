@@ -101,7 +101,7 @@ def iterate_video_frames(content: bytes, name: str) -> Iterator[Any]:
 
     count, last_time, last_duration = 0, 0.0, 0.0
     try:
-        with av.open(io.BytesIO(content), format=detect_demuxer(content), metadata_errors="replace") as container:
+        with av.open(io.BytesIO(content), "r", format=detect_demuxer(content), metadata_errors="replace") as container:
             video_streams = [stream for stream in container.streams.video if not is_cover_art(stream)]
             if not video_streams:
                 problem = "only audio" if container.streams.audio else "no video stream"

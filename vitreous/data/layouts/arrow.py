@@ -165,7 +165,7 @@ def open_hub_data(source: str, split_seed: int = 0, targets: tuple[str, ...] = (
 
 def hub_download_error(base: str, error: Exception) -> DataError:
     """Return the error for a dataset that the `datasets` library could not load."""
-    import datasets
+    from datasets.exceptions import DatasetNotFoundError
 
     text = " ".join(str(error).split())[:300]
     problem = f"{base} is not in the cache and could not be downloaded ({type(error).__name__}: {text})"
@@ -178,7 +178,7 @@ def hub_download_error(base: str, error: Exception) -> DataError:
     elif os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         problem = f"{base} is not in the cache, and HF_HUB_OFFLINE disables downloads"
         hint = "unset HF_HUB_OFFLINE for the download"
-    elif isinstance(error, datasets.exceptions.DatasetNotFoundError):
+    elif isinstance(error, DatasetNotFoundError):
         problem = f"{base}: the Hub has no such dataset, or denies access"
         hint = "check the name; for a private or gated one, set HF_TOKEN to a token of an account that has access"
     return DataError(problem, hint)

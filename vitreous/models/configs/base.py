@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-from vitreous.config import TaggedUnion, change_fields, import_object
+from vitreous.config import TaggedUnion, change_fields, import_object, list_field_names
 from vitreous.models.configs.groups import AttentionGroup, ConfigGroup, PositionGroup, RegularizationConfig
 from vitreous.models.families import FAMILIES
 
@@ -97,74 +97,48 @@ class ModelConfig:
     recipe_family: ClassVar[str] = ""  # selects training recipes: vit, bit, swin
     layer_groups: ClassVar[LayerGroups] = LayerGroups()
 
-    if TYPE_CHECKING:  # fields or properties of every family
-
-        @property
-        def family(self) -> str:
-            """The key in `models.families`."""
-            ...
-
-        @property
-        def image(self) -> tuple[int, ...]:
-            """Native image size: pixels along each axis."""
-            ...
-
-        @property
-        def patch(self) -> tuple[int, ...]:
-            """Pixels per position of the last grid, per axis."""
-            ...
-
-        @property
-        def channels(self) -> int:
-            """Channels of an image."""
-            ...
-
-        @property
-        def classes(self) -> int:
-            """Classes of the head; 0 without one."""
-            ...
-
-        @property
-        def width(self) -> int:
-            """Channels of a token."""
-            ...
-
-        @property
-        def depth(self) -> int:
-            """Blocks."""
-            ...
+    # Families narrow these types, and have them as fields, constants or properties: declarations that type checkers do
+    # not accept for one annotated attribute. Without annotations they infer the types; a test compares the values.
+    if TYPE_CHECKING:  # of every family
+        family = ""  # the key in `models.families`
+        image = tuple[int, ...]()  # native image size: pixels along each axis
+        patch = tuple[int, ...]()  # pixels per position of the last grid, per axis
+        channels = 0  # of an image
+        classes = 0  # of the head; 0 without one
+        width = 0  # channels of a token
+        depth = 0  # blocks
 
     # Defaults for families without such a field. This class is not a dataclass, so these are not fields.
     backbone: Any = None  # the config that a model wraps
-    prefix: int = 0  # number of prefix tokens
-    class_token: bool = False
-    positions: PositionGroup = PositionGroup()  # position embeddings
-    attention: AttentionGroup = AttentionGroup()
-    regularization: RegularizationConfig = RegularizationConfig()
-    batch_norm: bool = False  # training outputs depend on the batch
-    front: str = "conv"  # first layers: patches, conv or resnet; frozen convolutions compute in float32
-    pool: str = "mean"
-    arrangement: str = ""  # of attention over space and time
-    position_grid: tuple[int, ...] = ()
-    stem_depth: int = 0  # residual units before the first block
-    threshold: float = 0.0  # minimum score of detections
-    inflate: str = "central"  # how image weights initialise a video patch projection
-    first_block: int = 0  # index of the first block in parameter names
-    has_stages: bool = False  # dense heads use `levels`, each with a different number of channels
-    has_attention: bool = False  # blocks contain attention
-    sees_whole_image: bool = False  # every block's attention is over the whole image at once
-    needs_positions: bool = False  # blocks need token coordinates
-    on_grid: bool = False  # blocks take tokens as a grid, (B, *grid, D)
-    factorised: bool = False  # tokens are grouped in time slots, (B, T, S, D)
-    drops_patches: bool = False  # patches may be dropped in training
-    merges_tokens: bool = False  # tokens may be merged in inference (`nn.merge`)
-    packs_sizes: bool = False  # images of many sizes may be packed into one sequence (`models.packed`)
-    any_axes: bool = False  # images may have any number of axes: signals and volumes
-    has_time_axis: bool = False  # the first axis of an image is time
-    finds_objects: bool = False  # outputs are detections, not a single tensor
-    generates_images: bool = False  # outputs are images
-    foreign_formats: bool = False  # other libraries' files may contain the model
-    can_be_stored: bool = True  # the config is sufficient to rebuild the model
+    prefix = 0  # number of prefix tokens
+    class_token = False
+    positions = PositionGroup()  # position embeddings
+    attention = AttentionGroup()
+    regularization = RegularizationConfig()
+    batch_norm = False  # training outputs depend on the batch
+    front = "conv"  # first layers: patches, conv or resnet; frozen convolutions compute in float32
+    pool = "mean"
+    arrangement = ""  # of attention over space and time
+    position_grid = tuple[int, ...]()
+    stem_depth = 0  # residual units before the first block
+    threshold = 0.0  # minimum score of detections
+    inflate = "central"  # how image weights initialise a video patch projection
+    first_block = 0  # index of the first block in parameter names
+    has_stages = False  # dense heads use `levels`, each with a different number of channels
+    has_attention = False  # blocks contain attention
+    sees_whole_image = False  # every block's attention is over the whole image at once
+    needs_positions = False  # blocks need token coordinates
+    on_grid = False  # blocks take tokens as a grid, (B, *grid, D)
+    factorised = False  # tokens are grouped in time slots, (B, T, S, D)
+    drops_patches = False  # patches may be dropped in training
+    merges_tokens = False  # tokens may be merged in inference (`nn.merge`)
+    packs_sizes = False  # images of many sizes may be packed into one sequence (`models.packed`)
+    any_axes = False  # images may have any number of axes: signals and volumes
+    has_time_axis = False  # the first axis of an image is time
+    finds_objects = False  # outputs are detections, not a single tensor
+    generates_images = False  # outputs are images
+    foreign_formats = False  # other libraries' files may contain the model
+    can_be_stored = True  # the config is sufficient to rebuild the model
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -200,7 +174,7 @@ class ModelConfig:
     @classmethod
     def option_names(cls) -> tuple[str, ...]:
         """The names that `with_options` accepts."""
-        return tuple(field.name for field in fields(cls))  # type: ignore[arg-type]
+        return list_field_names(cls)
 
     @classmethod
     def option_paths(cls) -> tuple[str, ...]:
@@ -210,7 +184,7 @@ class ModelConfig:
             path
             for name, group in groups.items()
             for path in (
-                [f"{name}.{field.name}" for field in fields(group)] if isinstance(group, ConfigGroup) else [name]  # type: ignore[arg-type]
+                [f"{name}.{field}" for field in list_field_names(group)] if isinstance(group, ConfigGroup) else [name]
             )
         )
 

@@ -92,7 +92,7 @@ class ForeignConfig(ModelConfig):
         return self.pooled or self.width
 
     @property
-    def has_stages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def has_stages(self) -> bool:
         """Whether there are maps of several strides for dense heads."""
         return bool(self.stages)
 

@@ -25,15 +25,15 @@ class ConfigGroup:
 class PositionGroup(ConfigGroup):
     """Fields of every family's `positions`. This class is not a dataclass, so these are not dataclass fields."""
 
-    kind: str = "none"
-    resize: str = "bilinear"
+    kind = "none"
+    resize = "bilinear"
 
 
 class AttentionGroup(ConfigGroup):
     """Fields of every family's `attention`. This class is not a dataclass, so these are not dataclass fields."""
 
-    kind: str = "none"
-    global_blocks: tuple[int, ...] = ()
+    kind = "none"
+    global_blocks = tuple[int, ...]()
 
 
 def check_groups(config: object) -> None:

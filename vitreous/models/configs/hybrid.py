@@ -97,10 +97,10 @@ class HybridConfig(ViTConfig):
     Raises UsageError if the stem's reduction does not divide the patch.
     """
 
-    family: Literal["hybrid"] = "hybrid"  # pyright: ignore[reportIncompatibleVariableOverride]
+    family: Literal["hybrid"] = "hybrid"
     module: ClassVar[str] = "vitreous.models.vit_variants:Hybrid"
     preset_names: ClassVar[tuple[str, ...]] = (*HYBRID_PRESETS, *CONV_HYBRID_NAMES)
-    stem: StemConfig | ConvStemConfig = StemConfig()  # pyright: ignore[reportIncompatibleVariableOverride]
+    stem: StemConfig | ConvStemConfig = StemConfig()
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:

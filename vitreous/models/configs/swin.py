@@ -102,7 +102,6 @@ class SwinConfig(ModelConfig):
     front: ClassVar[str] = "patches"
     has_attention: ClassVar[bool] = True
     on_grid: ClassVar[bool] = True
-    has_position_tables: ClassVar[bool] = True  # relative positions
     foreign_formats: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -248,6 +247,11 @@ class SwinConfig(ModelConfig):
         """Raise UsageError for an image that does not have two axes; any size is valid."""
         if len(image) != 2:
             raise UsageError(f"a Swin takes images with two axes, not {len(image)}", "use height and width")
+
+    @property
+    def has_position_tables(self) -> bool:
+        """True: the tables of relative positions are resized to other windows."""
+        return True
 
     @property
     def width_out(self) -> int:

@@ -41,7 +41,7 @@ class VideoConfig(ViTConfig):
     positions.
     """
 
-    family: Literal["video"] = "video"  # pyright: ignore[reportIncompatibleVariableOverride]
+    family: Literal["video"] = "video"
     module: ClassVar[str] = "vitreous.models.video:Video"
     preset_names: ClassVar[tuple[str, ...]] = (
         *(f"ViViT-{size}/16x2{'' if one == 'joint' else f'-{one}'}" for size in "BL" for one in ARRANGEMENTS),
@@ -50,7 +50,7 @@ class VideoConfig(ViTConfig):
     has_time_axis: ClassVar[bool] = True
     image: tuple[int, ...] = (32, 224, 224)
     patch: tuple[int, ...] = (2, 16, 16)
-    arrangement: Arrangement = "joint"  # pyright: ignore[reportIncompatibleVariableOverride]
+    arrangement: Arrangement = "joint"
     temporal_depth: int = 4  # blocks over time of a factorised encoder
     temporal_zero: bool = True  # temporal layers add nothing at first, so that frames are treated as images
     no_key_bias: bool = False  # only queries and values have a bias (VideoMAE)
@@ -73,12 +73,10 @@ class VideoConfig(ViTConfig):
         position_options: dict[str, Any] = (
             {"positions.kind": "space-time"} if arrangement == "factorised-encoder" else {}
         )
-        options = (VIDEOMAE if videomae else position_options) | {
-            "arrangement": arrangement,
-            "patch": (time, *flat.patch),
-        }
+        patch = (time, *flat.patch)
+        options = (VIDEOMAE if videomae else position_options) | {"arrangement": arrangement, "patch": patch}
         clip = image if image and len(image) == 3 else (16 if videomae else 32, *(image or flat.image))
-        return change_config(flat, options, clip if image else nearest_divisible_size(clip, options["patch"]))
+        return change_config(flat, options, clip if image else nearest_divisible_size(clip, patch))
 
     def name(self) -> str:
         """`ViViT-B/16x2`, `ViViT-B/16x2-factorised-encoder`, or with fixed positions `VideoMAE-B/16x2`."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
-from vitreous.config import change_fields, nest_paths
+from vitreous.config import change_fields, is_mapping, nest_paths
 from vitreous.errors import UsageError, suggest_nearest
 from vitreous.models.configs.base import ExportRules, ImageSize, Level
 from vitreous.models.configs.groups import (
     AttentionConfig,
+    AttentionGroup,
     HeadConfig,
     MlpConfig,
     NormConfig,
@@ -35,6 +36,8 @@ FAMILY_BY_OPTION = {
     "first_norm": "clip",
     "arrangement": "video",
 }
+#: families with the fields of a `ViTConfig`; a subclass has the name of its own
+ViTFamily = Literal["vit", "hybrid", "clip", "sam", "axial", "video"]
 #: fields that identify families; the user sets all others (classes, image, resizing, regularisation)
 DEFINING_FIELDS = (
     *("axial", "attention.kind", "attention.window", "neck", "first_norm", "registers", "mlp.kind"),
@@ -85,12 +88,10 @@ class ViTConfig(ViTCost):
     stem = None
     axial = first_norm = False
     neck = 0
-    conv_blocks: ClassVar[tuple[int, ...]] = ()
-    has_attention: ClassVar[bool] = True
-    sees_whole_image: ClassVar[bool] = True
-    foreign_formats: ClassVar[bool] = True
+    conv_blocks = tuple[int, ...]()
+    has_attention = sees_whole_image = foreign_formats = True
 
-    family: Literal["vit"] = "vit"
+    family: ViTFamily = "vit"
     image: tuple[int, ...] = (224, 224)
     patch: tuple[int, ...] = (16, 16)  # pixels per token, including the stem's reduction
     channels: int = 3
@@ -340,15 +341,15 @@ def transformer_config(**settings: Any) -> Any:
     )
 
 
-def fill_group(group: Any, name: str, value: Any) -> Any:
+def fill_group(group: object, name: str, value: object) -> object:
     """Return the value of the named field: a group with the fields of a dict, or the value unchanged."""
-    return change_fields(group, value, f"{name}.") if isinstance(value, Mapping) and is_dataclass(group) else value
+    return change_fields(group, value, f"{name}.") if is_mapping(value) and is_dataclass(group) else value
 
 
 def kind_of_attention(settings: Mapping[str, Any]) -> str | None:
     """The `attention.kind` of options; None if they do not set it."""
-    attention = settings.get("attention") or {}
-    return attention.get("kind") if isinstance(attention, Mapping) else attention.kind
+    attention: AttentionGroup | Mapping[str, Any] = settings.get("attention") or {}
+    return attention.kind if isinstance(attention, AttentionGroup) else attention.get("kind")
 
 
 def resolve_family(settings: Mapping[str, Any]) -> dict[str, Any]:

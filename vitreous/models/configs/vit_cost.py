@@ -19,8 +19,16 @@ class ViTCost(ModelConfig):
         attention: AttentionConfig
         mlp: MlpConfig
         head: HeadConfig
-        windowed_blocks: tuple[int, ...]
-        pooled_prefix: int | None
+
+        @property
+        def windowed_blocks(self) -> tuple[int, ...]:
+            """The blocks whose patches attend within windows."""
+            ...
+
+        @property
+        def pooled_prefix(self) -> int | None:
+            """Number of leading tokens, if pooling uses only prefix tokens; None if it uses patches."""
+            ...
 
     def macs(self, image: ImageSize = None) -> int:
         """Multiply-adds of one forward pass for one image, with attention products, without softmax, norms and GELU.

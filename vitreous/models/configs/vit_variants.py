@@ -21,7 +21,7 @@ class AxialConfig(ViTConfig):
     Raises UsageError for prefix tokens, other than two axes, and any attention but the plain one.
     """
 
-    family: Literal["axial"] = "axial"  # pyright: ignore[reportIncompatibleVariableOverride]
+    family: Literal["axial"] = "axial"
     module: ClassVar[str] = "vitreous.models.vit_variants:AxialViT"
     preset_names: ClassVar[tuple[str, ...]] = tuple(f"Axial-ViT-{name}" for name in VIT_VARIANTS["Axial-ViT"])
     axial = True
@@ -61,7 +61,7 @@ class AxialConfig(ViTConfig):
 class CLIPConfig(ViTConfig):
     """A ViT with a LayerNorm before the first block."""
 
-    family: Literal["clip"] = "clip"  # pyright: ignore[reportIncompatibleVariableOverride]
+    family: Literal["clip"] = "clip"
     module: ClassVar[str] = "vitreous.models.vit_variants:CLIP"
     preset_names: ClassVar[tuple[str, ...]] = tuple(f"CLIP-{name}" for name in VIT_VARIANTS["CLIP"])
     first_norm = True
@@ -82,7 +82,7 @@ class SAMConfig(ViTConfig):
     two axes, and invalid block indices.
     """
 
-    family: Literal["sam"] = "sam"  # pyright: ignore[reportIncompatibleVariableOverride]
+    family: Literal["sam"] = "sam"
     module: ClassVar[str] = "vitreous.models.vit_variants:SAM"
     preset_names: ClassVar[tuple[str, ...]] = tuple(
         f"{prefix}-{name}" for prefix in ("SAM", "ViTDet") for name in VIT_VARIANTS[prefix]
@@ -91,9 +91,9 @@ class SAMConfig(ViTConfig):
     layer_groups: ClassVar[LayerGroups] = LayerGroups(r"\bencoder\.blocks\.(\d+)\.(?!after\.)")
     on_grid: ClassVar[bool] = True
     attention: AttentionConfig = AttentionConfig(kind="decomposed")
-    neck: int = 0  # pyright: ignore[reportIncompatibleVariableOverride]  # channels of the convolutions after the last block; 0: none
-    conv_blocks: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # counted from 0
-    position_grid: tuple[int, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]  # (): the native grid
+    neck: int = 0  # channels of the convolutions after the last block; 0: none
+    conv_blocks: tuple[int, ...] = ()  # counted from 0
+    position_grid: tuple[int, ...] = ()  # (): the native grid
 
     @classmethod
     def parse_name(cls, name: str, image: ImageSize) -> ViTConfig | None:

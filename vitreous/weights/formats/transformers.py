@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from vitreous.models.config import BiTConfig, ModelConfig, ViTConfig
+from vitreous.models.config import BiTConfig, ModelConfig, VideoConfig, ViTConfig
 from vitreous.models.configs.base import PixelScaling
 from vitreous.weights.formats.measure import ViTShape, infer_bit_config, infer_clip_size, infer_vit_config
 from vitreous.weights.formats.timm import count_timm_units
@@ -167,7 +167,10 @@ def has_vit_tensor_names(config: Any) -> bool:
     other option that changes the names."""
     return (
         isinstance(config, ViTConfig)
-        and (len(config.image) == 2 or (config.arrangement == "joint" and not config.no_key_bias))
+        and (
+            len(config.image) == 2
+            or (isinstance(config, VideoConfig) and config.arrangement == "joint" and not config.no_key_bias)
+        )
         and not config.needs_positions
         and config.positions.kind == "learned"
         and config.stem is None

@@ -1,0 +1,9 @@
+"""What `models` uses of torchvision's region proposal network."""
+
+from torch import Tensor, nn
+
+class RPNHead(nn.Module):
+    def __init__(self, in_channels: int, num_anchors: int, conv_depth: int = 1) -> None: ...
+    def __call__(self, x: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]: ...
+
+def concat_box_prediction_layers(box_cls: list[Tensor], box_regression: list[Tensor]) -> tuple[Tensor, Tensor]: ...
