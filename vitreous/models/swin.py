@@ -104,9 +104,9 @@ class SwinStage(Encoder):
         super().__init__(width, blocks, norm=False)
         self.merge = merge or nn.Identity()
 
-    def forward(self, x: Tensor, *context: Any, whole: bool = True) -> Tensor:
+    def forward(self, x: Tensor, *context: Any, all_tokens: bool = True) -> Tensor:
         """(B, h, w, D) -> (B, h, w, D), or (B, h / 2, w / 2, 2 D) if tokens are merged."""
-        return super().forward(self.merge(x), *context, whole=whole)
+        return super().forward(self.merge(x), *context, all_tokens=all_tokens)
 
 
 def build_swin_stages(config: SwinConfig) -> list[SwinStage]:
