@@ -2,9 +2,9 @@
 
 OUT/runs/MODEL-KEY/     ordinary run folders; KEY is a digest of a run's settings and its data, so that studies share
                         them
-OUT/sets/               parts of the digits, for studies that need other data sets
-OUT/NAME/study.json     the settings, every run, the table
-OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its figures
+OUT/sets/               subsets of the digits, for studies that need other datasets
+OUT/NAME/study.json     settings, all runs, and the table
+OUT/NAME/readings/      the measurements of each run; OUT/NAME/albums/ its `inspect` figures
 OUT/NAME/report.html    the page; report.md has the same as Markdown, with figure.svg
 """
 
@@ -202,7 +202,7 @@ def train_runs(
     """Train every incomplete run, prerequisites first; returns all runs.
 
     Raises Interrupted after a signal, with everything saved, and the exceptions of a run. A loss that is not finite
-    ends a run, and is its result.
+    ends a run and is recorded as its result.
     """
     finished: list[StudyRun] = []
     total = len(cells) * settings.seeds
@@ -215,7 +215,7 @@ def train_runs(
             train_on_ray(training, runs)
         for one in runs:
             finished.append(one)
-            label = f"run {len(finished)} of {total}, {' '.join(one.cell.place) or 'before'}, seed {one.seed}"
+            label = f"run {len(finished)} of {total}, {' '.join(one.cell.place) or 'pre-training'}, seed {one.seed}"
             train_in_process(one, label, training)
     return finished
 
@@ -247,7 +247,7 @@ def train_in_process(one: StudyRun, label: str, training: TrainingContext) -> No
 
 
 def train_on_ray(training: TrainingContext, runs: list[StudyRun]) -> None:
-    """Train the runs on a cluster, those on the same images concurrently."""
+    """Train the runs on a cluster; runs on the same images run concurrently."""
     by_images: dict[int, list[StudyRun]] = {}
     for one in runs:
         by_images.setdefault(id(one.inputs), []).append(one)

@@ -26,8 +26,8 @@ def measure_runs(
     others: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
-    """Return the results of the runs in the table. Measurements are written to HOME/readings, and read from there the
-    next time. Raises the exceptions of the measure."""
+    """Return the results of the runs in the table. Measurements are cached in HOME/readings. Raises the exceptions of
+    the measure."""
     results: list[RunResult] = []
     for number, one in enumerate(runs, 1):
         if not one.cell.place:
@@ -88,8 +88,7 @@ def make_untrained_result(one: StudyRun) -> RunResult:
 
 
 def list_run_figures(runs: list[StudyRun], home: Path) -> list[dict[str, Any]]:
-    """The figures that were drawn of the runs of the first seed, by place, with titles and captions; files are relative
-    to HOME."""
+    """List the `inspect` figures of the runs of the first seed with titles and captions; paths are relative to HOME."""
     pictures: list[dict[str, Any]] = []
     for one in runs:
         album = home / ALBUMS_FOLDER / one.folder.path.name

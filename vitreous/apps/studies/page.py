@@ -1,4 +1,4 @@
-"""The page of a study, as one HTML file that needs no other, and as Markdown."""
+"""The page of a study, as a self-contained HTML file and as Markdown."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def build_page_context(home: Path, study: Study, document: dict[str, Any], rows:
 
 
 def format_row_cells(row: TableRow, figure: str) -> list[str]:
-    """Mean, its interval, difference, its interval, verdict and published number of a row."""
+    """Format mean, interval, difference, its interval, verdict and published value of a row."""
     mean, pair = row.mean, row.difference
     return [
         "–" if mean is None else format_metric_value(figure, mean.mean),
@@ -92,17 +92,17 @@ def format_row_cells(row: TableRow, figure: str) -> list[str]:
 
 
 def format_interval_ends(estimate: Estimate | None, form: Any) -> str:
-    """The ends of an interval; a dash for None."""
+    """Format the ends of an interval; a dash for None."""
     return "–" if estimate is None or estimate.interval is None else " to ".join(map(form, estimate.interval))
 
 
 def format_difference(figure: str, difference: float) -> str:
-    """A difference with its sign, of shares in percentage points."""
+    """Format a difference with its sign; shares in percentage points."""
     return f"{100 * difference:+.2f}" if figure in PERCENT_METRICS else f"{difference:+.3f}"
 
 
 def list_run_links(home: Path, row: TableRow) -> list[dict[str, Any]]:
-    """The pages of a row's runs, relative to the study's, by seed; of a run without one its summary."""
+    """List the pages of a row's runs by seed, relative to the study; the summary for a run without a page."""
     files = [Path(folder) / "report.html" for folder in dict.fromkeys(row.runs) if folder]
     files = [file if file.is_file() else file.with_name("summary.json") for file in files]
     return [
@@ -115,27 +115,27 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
     settings = document["settings"]
     label = STUDY_METRIC_LABELS.get(document["figure"], get_metric_label(document["figure"]))
     if not document["steps"]:
-        return [f"Randomly initialised models, {settings['seeds']} of each; nothing is trained. The metric is {label}."]
+        return [f"Randomly initialised models, {settings['seeds']} per cell; no training. Metric: {label}."]
     steps = " to ".join(f"{count:,}" for count in sorted({document["steps"][0], document["steps"][-1]}))
-    judged = f" of {document['images']:,} validation images" if document["images"] else ""
+    judged = f" on {document['images']:,} validation images" if document["images"] else ""
     summary = (
-        f"{len(document['runs'])} runs on {settings['data']} at the scale {settings['scale']} "
-        f"({SCALES[settings['scale']].about}): {settings['seeds']} of each cell, of {steps} optimiser steps, "
-        f"{format_seconds(document['seconds'])} of training in all. "
-        f"The metric is {label}{judged}."
+        f"{len(document['runs'])} runs on {settings['data']} at scale {settings['scale']} "
+        f"({SCALES[settings['scale']].about}): {settings['seeds']} per cell, {steps} optimiser steps each, "
+        f"{format_seconds(document['seconds'])} of training in total. "
+        f"Metric: {label}{judged}."
     )
     lines = [summary]
     if others := list(dict.fromkeys(settings["to"])):
         lines.append(f"Other datasets: {', '.join(others)}.")
     elif document["others"]:
         lines.append(
-            "The other datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of the "
-            "images of each subset are evaluated."
+            "All datasets are subsets of the digits: pre-training uses the digits 0 to 4, and 40 % of each subset are "
+            "validation images."
         )
     if settings["share"] < 1:
         lines.append(
-            f"For the budget of {settings['budget']} every run has {settings['share']:.0%} of the scale's steps: "
-            "late training is not covered."
+            f"To fit the budget of {settings['budget']}, every run has {settings['share']:.0%} of the scale's steps, "
+            "so late training is not covered."
         )
     return lines
 
@@ -143,9 +143,11 @@ def describe_study_setting(document: dict[str, Any], rows: list[TableRow]) -> li
 def list_table_notes(document: dict[str, Any], rows: list[TableRow]) -> list[str]:
     """List the notes on the table."""
     reference = sorted({" · ".join(row.reference) for row in rows if row.reference})
-    paired = "Intervals are Student's t over seeds, separately: of 20 intervals, one is expected to miss. A difference "
-    paired += f"is to the reference ({'; '.join(reference)}) of the same seeds; if its interval contains 0, it is "
-    paired += "inconclusive."
+    paired = (
+        "Intervals are Student's t over seeds, without a correction for multiple comparisons: 1 in 20 is expected to "
+        f"miss. Differences are to the reference ({'; '.join(reference)}) and paired by seed; a difference whose "
+        "interval contains 0 is inconclusive."
+    )
     notes = [paired, "All seeds are evaluated on the same images, so the intervals do not cover other images."]
     if document["settings"]["seeds"] == 1:
         notes.append("One seed gives no interval, so differences are inconclusive. Use --seeds 3 or more.")
@@ -166,7 +168,7 @@ def format_study_command(settings: dict[str, Any], home: Path) -> str:
 
 
 def render_study_markdown(parts: dict[str, Any]) -> str:
-    """The page as Markdown, with its figure in a file beside it."""
+    """Render the page as Markdown; its figure is a separate file."""
     study: Study = parts["study"]
     head = [*parts["columns"], "verdict", "published", "runs"]
     lines = [f"# {study.title}", "", study.question, f"({study.source})", "", "```", parts["command"], "```", ""]
@@ -189,10 +191,16 @@ def render_study_markdown(parts: dict[str, Any]) -> str:
     for one in parts["pictures"]:
         lines += ["", f"![{one['title']}, {' '.join(one['place'])}]({one['file']})"]
     printed = "".join(f" {name} {value};" for name, value in parts["elsewhere"]).rstrip(";")
-    lines += ["", f"Published: {study.published.of}.{printed}", "", f"What differs: {study.differs}", ""]
+    lines += [
+        "",
+        f"Published: {study.published.of}.{printed}",
+        "",
+        f"Differences from the publication: {study.differs}",
+        "",
+    ]
     return "\n".join(lines)
 
 
 def format_markdown_row(cells: list[str]) -> str:
-    """A row of a Markdown table."""
+    """Format a row of a Markdown table."""
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
