@@ -414,7 +414,7 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.refused = 1
     visit.page.set_input_files("#file", page_models / "<i>notes.jpg")
     visit.see("[role=alert]", "<i>notes.jpg: not an image of a known format")
-    visit.see("[role=alert]", "Known are JPEG")
+    visit.see("[role=alert]", "Use one of JPEG")
     assert (
         visit.find("[role=alert] i").count() == 0 and visit.find("#answers li:first-child .name").text_content() == best
     )

@@ -84,7 +84,7 @@ def test_the_classes_take_turns_and_a_seed_gives_its_images_again(server, browse
     visit.find("#images-count").fill("6")
     visit.find("#steps").fill("4")
     visit.find("#make").click()
-    done(visit, "6 images, seed 0, 4 steps of ddim")
+    done(visit, "6 images, seed 0, ddim, 4 steps")
     alts = visit.page.eval_on_selector_all("#images img", "all => all.map(one => one.alt)")
     assert alts == [f"{name}, image {number}" for number in (1, 2) for name in CLASSES]
     assert visit.find("#images b").count() == 0  # a name is text, whatever it has in it
@@ -185,7 +185,7 @@ def test_a_model_of_one_kind_has_no_class_to_choose(tmp_path, browser):  # noqa:
         expect(visit.find("#guidance-row")).to_be_hidden()
         visit.find("#images-count").fill("1")
         visit.find("#make").click()
-        done(visit, "1 image, seed 0, 25 steps of heun")
+        done(visit, "1 image, seed 0, heun, 25 steps")
         assert images_of(visit)[0].shape == (8, 8)
         assert visit.page.get_attribute("#images img", "alt") == "Image 1"
         visit.leave()
