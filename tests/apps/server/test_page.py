@@ -421,9 +421,7 @@ def test_refusals_say_what_is_wrong_and_what_to_do_and_leave_the_last_answer(vis
     visit.page.get_by_role("button", name="Close").click()
     visit.page.set_input_files("#file", page_models / "large.png")
     visit.see("[role=alert]", "large.png is 1.0 MiB; this server accepts at most 1.0 MiB.")
-    full = {
-        "error": {"code": "queue_full", "message": "40 images are queued", "hint": "retry", "request_id": "x"}
-    }
+    full = {"error": {"code": "queue_full", "message": "40 images are queued", "hint": "retry", "request_id": "x"}}
     visit.page.route(
         "**/v1/predict*", lambda route: route.fulfill(status=429, json=full, headers={"Retry-After": "3"}), times=1
     )
@@ -457,9 +455,7 @@ def test_positions_and_filters_and_nearest_images_are_those_of_the_model(visit, 
     visit.find("#mosaic").click(position={"x": frame["width"] * 0.7, "y": frame["height"] * 0.1})
     others, pairs = np.delete(similar[3], 3), similar[~np.eye(25, dtype=bool)]
     least, most = (f"{end:.2f}".replace("-", "−") for end in (pairs.min(), pairs.max()))
-    told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace(
-        "-", "−"
-    )
+    told = f"row 1, column 4 to all others: {others.min():.2f} to {others.max():.2f}.".replace("-", "−")
     visit.see("#positions-text", f"{told} Colour scale: {least} to {most}")
     assert (visit.find("#scale-least").text_content(), visit.find("#scale-most").text_content()) == (least, most)
     light = visit.page.evaluate(LIGHT_OF_CHOSEN)

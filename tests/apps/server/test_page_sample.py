@@ -112,7 +112,8 @@ def test_what_cannot_be_is_not_asked(server, browser):  # noqa: F811
     visit.find("#steps").fill("251")
     visit.find("#make").click()
     assert (
-        visit.page.evaluate("document.getElementById('steps').validationMessage") == "Use at most 250 steps for 64 images."
+        visit.page.evaluate("document.getElementById('steps').validationMessage")
+        == "Use at most 250 steps for 64 images."
     )
     visit.find("#sampler").select_option("ddpm")
     assert visit.find("#steps").input_value() == "250"

@@ -202,8 +202,7 @@ def render_race_markdown(races: list[RaceResult], command: str, rounds: int) -> 
     ]
     lines += [f"`{command}`", "", medians.rstrip(), ""]
     if any(lane.error is not None for race in races for lane in race.lanes):
-        weights = "to the same random weights and images in float32 by PyTorch"
-        lines += [f"Logit error: {weights}, length of the difference to length.", ""]
+        lines += ["Logit error: relative L2 error to PyTorch in float32, with the same random weights and images.", ""]
     for race in races:
         base, (head, body) = race.base(), format_race_table(race)
         ratios = f"Ratios are to {base.contender.label}." if base else "No contender could run."

@@ -48,7 +48,7 @@ SPAN_STYLES = {
     "row": ("heads along rows", BLUE, "o"),
     "column": ("heads along columns", ORANGE, "s"),
     "window": ("heads within windows", ORANGE, "s"),
-    "space": ("heads within slots of time", BLUE, "o"),
+    "space": ("heads within time slots", BLUE, "o"),
     "time": ("heads over time", ORANGE, "s"),
 }
 
@@ -86,7 +86,7 @@ def make_segments(scene: FigureContext) -> list[FigureResult]:
             for place, mask in zip(row[1:], head_masks.numpy(), strict=True):
                 place.imshow(draw_kept_patches(np.asarray(picture.shown), mask), interpolation="nearest")
         caption = (
-            f"The fewest patches that hold {mass:.0%} of the attention of {describe_readout(scene)} to patches, "
+            f"The smallest set of patches that holds {mass:.0%} of the attention from {describe_readout(scene)} to the patches, "
             f"in each head of "
             f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are excluded before "
             f"the share is "
@@ -231,8 +231,8 @@ def make_rollout(scene: FigureContext) -> list[FigureResult]:
         f"Attention rollout through all {maps.shape[1]} blocks, for {describe_readout(scene)} "
         f"({mixing.fusion} over heads, "
         f"residual {mixing.residual:g}{discarded}; "
-        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): the share of each patch in the output, as far as attention "
-        "mixes tokens. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
+        "arXiv:2005.00928, arXiv:2010.11929 Fig. 6): an estimate of the contribution of each patch "
+        "to the output. Prefix tokens are excluded; colours span the 1st to the 99th percentile of each map. "
         "Right: the image times the map, as in the paper."
     )
     below = (

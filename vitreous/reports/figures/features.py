@@ -46,7 +46,7 @@ def make_filters(scene: FigureContext) -> list[FigureResult]:
     axes.grid(alpha=0.25, linewidth=0.5)
     caption = (
         f"The first {count} principal components of the {result.count} filters of the {result.layer}, "
-        f"{format_dimensions(components.shape[2:])} pixels, {description}; each is stretched to its own range, "
+        f"{format_dimensions(components.shape[2:])} pixels, {description}; each scaled to its range, "
         f"and its sign is "
         f"arbitrary. Together they explain {format_share(round(float(share.sum()), 6))} of the filters' variance, the "
         f"first {format_share(share[0])}. As in arXiv:2010.11929, Fig. 7 left."
@@ -118,7 +118,7 @@ def make_features(scene: FigureContext) -> list[FigureResult]:
         "arbitrary. As in arXiv:2304.07193, Fig. 1."
     )
     numbers = {name: value.numpy() for name, value in coloured._asdict().items()}
-    return [FigureResult("features", "Features as colours", caption, figure, numbers=numbers)]
+    return [FigureResult("features", "PCA of patch features", caption, figure, numbers=numbers)]
 
 
 def make_nearest(scene: FigureContext) -> list[FigureResult]:
@@ -126,7 +126,7 @@ def make_nearest(scene: FigureContext) -> list[FigureResult]:
     data = scene.data[1]
     if "train" not in data.splits:
         raise UsageError(
-            f"{data.name} has no training images to search for neighbours", "use a data set with a train split: --data"
+            f"{data.name} has no training images to search for neighbours", "use a dataset with a train split: --data"
         )
     train = data.splits["train"]
     if scene.pictures:

@@ -53,8 +53,8 @@ def make_fourier(scene: FigureContext) -> list[FigureResult]:
         f"channels, along the diagonal of the spectrum of the {format_dimensions(scene.grid)} patches, minus that "
         f"of the constant "
         f"term; natural logarithm.{oblong * (scene.grid[0] != scene.grid[1])} Left: without the last position. "
-        "Right: the highest frequency by depth; grey: across an attention. Where the line falls, the layer makes "
-        "features smoother from patch to patch. As in arXiv:2202.06709, Figs. 2a and 8."
+        "Right: the highest frequency by depth; grey: across an attention. A falling line means that the layer "
+        "acts as a low-pass filter. As in arXiv:2202.06709, Figs. 2a and 8."
     )
     names = [place.after if place.layer < 0 else f"{place.after} {place.layer}" for place in spectra.places]
     head = ["place", *(f"{value:.4f} pi" for value in frequency)]
@@ -116,7 +116,7 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
     if len(pictures) < MIN_CKA_IMAGES:
         raise UsageError(
             f"too few images to compare layers: {len(pictures)}",
-            f"give at least {MIN_CKA_IMAGES}, or none to use those of the data",
+            f"use at least {MIN_CKA_IMAGES} images, or none to use those of the dataset",
         )
     one, name = compute_layer_means(scene, pictures), scene.options.other
     other = one
@@ -144,9 +144,9 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
     )
     caption = (
         f"Similarity of the layers of {scene.run}{f' with those of {name}' if name else ''}: linear CKA of the mean of "
-        f"the patch tokens, over {len(pictures)} images jointly, with the unbiased estimate of HSIC, so that layers "
-        "with nothing in common have 0. A layer is named after the module before it, blocks from 1; 1 is the "
-        "same up to rotation and scale. arXiv:1905.00414."
+        f"the patch tokens, over {len(pictures)} images, with the unbiased estimate of HSIC: 0 for unrelated layers, "
+        "1 for layers that are equal up to rotation and scale. A layer is named after the preceding module; blocks "
+        "count from 1. arXiv:1905.00414."
     )
     numbers = {"cka": similarities, "cka_biased": biased}
     numbers |= {"layers": np.array(list(one)), "other_layers": np.array(list(other))}
@@ -154,7 +154,7 @@ def make_similarity(scene: FigureContext) -> list[FigureResult]:
     return [
         FigureResult(
             "similarity",
-            "Similarity of layers",
+            "Layer similarity (linear CKA)",
             caption=caption,
             figure=figure,
             numbers=numbers,
@@ -203,7 +203,7 @@ def make_cost(scene: FigureContext) -> list[FigureResult]:
     return [
         FigureResult(
             "cost",
-            "Cost by input size",
+            "Inference cost by input size",
             caption=caption,
             figure=draw_costs(columns),
             numbers=numbers,
@@ -269,6 +269,6 @@ def format_cost_caption(scene: FigureContext, measured: list[InferenceCost], wan
     return (
         f"Forward passes of {scene.model.config.name()} in {precision} on {where}: images/s at the fastest "
         f"batch size of {', '.join(map(str, sorted({size for cost in measured for size in cost.rate})))}. {batches}. "
-        "Memory is the peak size of all tensors of one image, without the model; operations count a "
-        f"multiply-add as two.{out} As in arXiv:2010.11929, Fig. 12."
+        "Memory is the peak size of all tensors of one image, without the model; a multiply-add "
+        f"counts as two operations.{out} As in arXiv:2010.11929, Fig. 12."
     )

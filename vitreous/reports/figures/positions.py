@@ -72,9 +72,9 @@ def draw_embeddings(tables: dict[str, Tensor], grid: tuple[int, ...], name: str,
     first, last = (describe_structure(list(scores.values())[place]) for place in (0, -1))
     caption = (
         f"Cosine similarity of each position of the {format_dimensions(grid)} grid (location of the tile) "
-        f"with all others "
+        f"to all others "
         f"(within the tile){note}; prefix tokens are excluded.{every} Colours span {format_colour_range(ends)}, the "
-        f"range of two "
+        f"range over pairs of "
         f"different positions. Structure: {first if alone else f'in the first block, {first}; in the last, {last}'}. "
         "As in arXiv:2010.11929, Figs. 7 and 10."
     )
@@ -167,8 +167,8 @@ def draw_relative(scene: FigureContext) -> FigureResult:
         mean = "" if scene.options.heads else ", mean over heads"
         kind = f"1-D offsets, of tokens numbered in raster order, prefix tokens first{mean}"
     caption = (
-        f"Cosine similarity between the attention vectors of all {kind}, at the size the tables "
-        f"were trained for. Colours span {format_colour_range(ends)}, the range of two different offsets. "
+        f"Cosine similarity between the attention vectors of all {kind}, at the size of the trained "
+        f"tables. Colours span {format_colour_range(ends)}, the range over pairs of different offsets. "
         "Zero vectors, as before training, have similarity 0. arXiv:2010.11929, D.4."
     )
     numbers = {f"similarity_{name.replace(', ', '_').replace(' ', '_')}": similar.numpy() for name, similar, _ in shown}

@@ -94,7 +94,7 @@ def make_reconstruction(scene: FigureContext) -> list[FigureResult]:
     }
     return [
         FigureResult(
-            "reconstruction", "Restored images", objective.config.describe_restoration(), figure, numbers=numbers
+            "reconstruction", "Reconstructions", objective.config.describe_restoration(), figure, numbers=numbers
         )
     ]
 

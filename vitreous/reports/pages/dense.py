@@ -71,7 +71,7 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
         "panels": [
             *(
                 {
-                    "title": f"AP50 points lost, {title}" if title else "AP50 points lost",
+                    "title": f"AP50 points lost ({title})" if title else "AP50 points lost",
                     "key": "tide",
                     "text": "",
                     "drawing": draw_error_bars(details["errors"], start, title),
@@ -79,7 +79,7 @@ def build_object_section(answers: SplitPredictions, report: Report) -> dict[str,
                 for start, title in kinds
             ),
             {
-                "title": "precision and recall, IoU 0.5",
+                "title": "Precision-recall curve (IoU 0.5)",
                 "key": "precision",
                 "text": "",
                 "drawing": draw_precision_curves(details["curves"], report),
@@ -242,18 +242,18 @@ def draw_precision_curves(curves: dict[str, Any], report: Report) -> Any:
             legend = axes.legend(frameon=False, fontsize=8, loc="best")
             for text in legend.get_texts():
                 text.set_parse_math(False)  # a class name may contain $x$
-        return figure_to_svg_markup(figure, "precision and recall")
+        return figure_to_svg_markup(figure, "precision-recall curve")
 
 
 def draw_object_confusion(matrix: list[list[int]] | None, classes: tuple[str, ...]) -> Any:
-    """Draw the confusion matrix; the last row and column are `nothing`. If there are many classes, the most confused
+    """Draw the confusion matrix; the last row and column are `background`. If there are many classes, the most confused
     are shown."""
     if matrix is None:
         return None
     counts = np.array(matrix)
     wrong = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
     chosen = np.sort(np.argsort(-wrong[:-1], kind="stable")[:MAX_OBJECT_MATRIX_CLASSES])
-    names = [*(classes[place] for place in chosen), "nothing"]
+    names = [*(classes[place] for place in chosen), "background"]
     rows = np.append(chosen, len(classes))
     return draw_confusion_plot(counts[np.ix_(rows, rows)], names)
 

@@ -14,14 +14,14 @@ OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
 def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Draw the losses of a run in one chart; None if neither was logged."""
     series = [
-        Curve("training loss", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
-        Curve("validation loss (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
+        Curve("training", LINE_COLOURS[0], lines, TRAIN_LOSS_KEY),
+        Curve("validation (NLL)", LINE_COLOURS[1], lines, VALIDATION_LOSS_KEY),
     ]
     series = [one for one in series if one.points()]
     if not series:
         return None
-    title, key = ("loss", "losses") if len(series) > 1 else (series[0].name, series[0].key)
-    label = " and ".join(one.name for one in series)
+    title, key = ("Loss", "losses") if len(series) > 1 else (f"{series[0].name.capitalize()} loss", series[0].key)
+    label = f"loss: {' and '.join(one.name for one in series)}"
     return {
         "title": title,
         "key": key,

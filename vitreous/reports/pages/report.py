@@ -132,8 +132,8 @@ def draw_training_panels(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     measure = find_leading_metric(lines)
     panels = [panel] if (panel := build_loss_panel(lines)) else []
     for title, key, colour in (
-        (f"validation {get_metric_label(measure)}", f"val/{measure}", 2),
-        ("learning rate", "lr", 3),
+        (f"Validation {get_metric_label(measure)}", f"val/{measure}", 2),
+        ("Learning rate", "lr", 3),
     ):
         if has_metric(lines, key):
             drawing = draw_metric_curves(title, [Curve("", LINE_COLOURS[colour], lines, key)])
@@ -156,9 +156,9 @@ def build_lr_grid_section(
     last = [(f"{run.optimizer.lr:g}, all images", INK, read_json_lines(folder.metrics))] if summary else []
     measure = find_leading_metric([line for _, _, lines in [*trials, *last] for line in lines])
     panels = [
-        ("training loss", "train/loss", [*trials, *last]),
-        ("held-out loss (NLL)", "val/nll", trials),
-        (f"held-out {get_metric_label(measure)}", f"val/{measure}", trials),
+        ("Training loss", "train/loss", [*trials, *last]),
+        ("Held-out loss (NLL)", "val/nll", trials),
+        (f"Held-out {get_metric_label(measure)}", f"val/{measure}", trials),
     ]
     curves = [
         {

@@ -73,8 +73,8 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     for pair, count in facts["copies"]["across"].items():
         one, other = pair.split("/")
         text = (
-            f"{format_image_count(count, kind)} of {other} are in {one} too, byte for "
-            f"byte{format_cross_split_pair(facts['copies'], one, other)}"
+            f"{format_image_count(count, kind)} of {other} are exact duplicates of "
+            f"{one} {singular_noun(kind)}s{format_cross_split_pair(facts['copies'], one, other)}"
         )
         yield (
             FAIL_LEVEL,
@@ -96,7 +96,7 @@ def report_failures(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
             hint = f"keep one of them, or one {singular_noun(kind)} with both labels in a table"
             yield FAIL_LEVEL, "contrary", f"{format_image_count(count, kind)} found under two labels{place}", hint
     for row in facts["groups"]["parted"]:
-        where = " and in ".join(row["splits"]) or "more than one split"
+        where = " and ".join(row["splits"]) or "more than one split"
         names = f" ({', '.join(row['names'][:5])}{', …' if len(row['names']) > 5 else ''})" if row["names"] else ""
         level = FAIL_LEVEL if facts["groups"]["by"] else WARN_LEVEL
         yield level, "groups", f"{row['groups']:,} groups are in {where}{names}", "move each group to one split"
@@ -296,19 +296,23 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         )
         yield WARN_LEVEL, "outside", text, "move them into a split or class folder"
     for trait, count, text in (
-        ("misnamed", traits["misnamed"], "with the file name extension of another format; the content is used"),
+        ("misnamed", traits["misnamed"], "with the wrong file extension; the format is detected from the content"),
         ("turned", traits["turned"], "rotated by EXIF; they are loaded upright"),
         ("alpha", traits["alpha"], "with transparency; they are composited on white"),
-        ("animated", traits["animated"], "with several frames; the first is used"),
+        ("animated", traits["animated"], "with several frames; only the first is used"),
         ("cmyk", facts["modes"].get("CMYK", 0), "in CMYK; they are converted to RGB"),
-        ("deep", 0 if facts["channels"] else facts["depths"].get("16", 0), "with 16 bits; they are scaled to 8 bits"),
+        (
+            "deep",
+            0 if facts["channels"] else facts["depths"].get("16", 0),
+            "with 16 bits per channel; they are converted to 8 bits",
+        ),
     ):
         if count:
             yield INFO_LEVEL, trait, f"{format_image_count(count, kind)} {text}{first[trait]}", ""
     others = {name: count for name, count in left_out.items() if name != "images"}
     if others:
         ends = format_first_names(others, MAX_LISTED_NAMES)
-        text = f"{sum(others.values()):,} files without {singular_noun(kind)} file names are ignored: {ends}"
+        text = f"{sum(others.values()):,} files without {singular_noun(kind)} file extensions are ignored: {ends}"
         text += first["others"]
         yield INFO_LEVEL, "others", text, ""
     if size is None:
@@ -321,9 +325,11 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {singular_noun(kind)}s"
-        text = f"{share} are twice the model input ({side} pixels): most of the decoding is wasted{first['large']}"
+        text = f"{share} are at least twice as large as the model input ({side} pixels), which wastes decoding time{first['large']}"
         hint = f"`vitreous data pack {source} --out PACKED` once, then train on the pack"
-        hint = "scale them down once" if kind == "clips" else hint
+        hint = "downscale them once" if kind == "clips" else hint
         if facts["annotations"]:
-            hint = "packs do not store annotations: scale images and annotations together if decoding limits training"
+            hint = (
+                "packs do not store annotations: if decoding limits training, downscale images and annotations together"
+            )
         yield INFO_LEVEL, "large", text, "" if facts["refused"] else hint

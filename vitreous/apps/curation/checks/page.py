@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.apps.curation.checks.facts import group_by_reason
-from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES
+from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES, singular_noun
 from vitreous.apps.curation.checks.record import read_middle_slice
 from vitreous.apps.curation.checks.subject import CheckedDataset
 from vitreous.data.annotations.target import get_sample_axes, get_sample_noun
@@ -44,7 +44,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     return template.render(
         **{key: value for key, value in document.items() if key != "copies"},
         name=escape_unprintable(subject.name),
-        unit="clip" if document["clips"] else "image",
+        unit=singular_noun(document["kind"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
         most=MAX_LISTED_NAMES,
         sides=make_bar_rows(ranges, histogram["images"]),
@@ -67,8 +67,8 @@ def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str,
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
-    groups = [("equal", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
-    groups += [("alike", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups = [("exact duplicates", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
+    groups += [("near-duplicates", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
     groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
@@ -86,7 +86,7 @@ def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> l
 def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first out-of-image and duplicate objects with their boxes, and of the first suspicious
     clips (middle frame); without an image if it cannot be read any more."""
-    texts = {"twice": "duplicate", "outside": "exceeds the image", "one_colour": "of one colour"}
+    texts = {"twice": "duplicate", "outside": "outside the image", "one_colour": "single colour"}
     texts |= {"frozen": "no motion", "short": "short"}
     places = (document["annotations"] or {}) | (document["clips"] or {})
     rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: MAX_SHOWN_GROUPS // 2]]
