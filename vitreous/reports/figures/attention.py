@@ -86,11 +86,9 @@ def make_segments(scene: FigureContext) -> list[FigureResult]:
             for place, mask in zip(row[1:], head_masks.numpy(), strict=True):
                 place.imshow(draw_kept_patches(np.asarray(picture.shown), mask), interpolation="nearest")
         caption = (
-            f"The smallest set of patches that holds {mass:.0%} of the attention from {describe_readout(scene)} to the patches, "
-            f"in each head of "
-            f"{format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens are excluded before "
-            f"the share is "
-            "computed."
+            f"The smallest set of patches that holds {mass:.0%} of the attention from {describe_readout(scene)} to the "
+            f"patches, in each head of {format_block_name(of.layer, scene)} (arXiv:2104.14294, Fig. 3). Prefix tokens "
+            "are excluded before the share is computed."
         )
         numbers = {"kept": masks.numpy(), "mass": np.array(mass)}
         figures.append(of.figure("segments", caption, figure, numbers))

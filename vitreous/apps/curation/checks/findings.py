@@ -325,7 +325,8 @@ def report_image_properties(facts: dict[str, Any], source: str) -> Iterator[Find
         yield INFO_LEVEL, "small", text, "a smaller --image-size is faster and loses no detail"
     if size["twice"] > 0.5:
         share = f"{size['twice']:.0%} of the {singular_noun(kind)}s"
-        text = f"{share} are at least twice as large as the model input ({side} pixels), which wastes decoding time{first['large']}"
+        text = f"{share} are at least twice as large as the model input ({side} pixels), which wastes decoding time"
+        text += first["large"]
         hint = f"`vitreous data pack {source} --out PACKED` once, then train on the pack"
         hint = "downscale them once" if kind == "clips" else hint
         if facts["annotations"]:
