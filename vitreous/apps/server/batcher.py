@@ -27,7 +27,7 @@ COMPUTE_NICENESS = 10  # niceness of the computing thread, so that health checks
 
 @dataclass(eq=False)
 class BatchItem:
-    """Work for the computing thread. Images with the same `work` are batched unless `alone`.
+    """Work for the inference thread. Images with the same `work` are batched unless `alone`.
 
     `work`: a batch of images (B, C, *image), or a list of images of several sizes -> (B, ...); if `alone`, one input
     -> its result.
