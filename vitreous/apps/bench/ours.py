@@ -216,7 +216,7 @@ def read_jpeg_shape(content: bytes) -> tuple[int, int, int] | None:
 
 
 def build_memory_loader_step(work: Workload) -> BenchmarkStep:
-    """Build a loading step: random images in the number and size of CIFAR to shifted, flipped and normalised batches."""
+    """Build a loading step: random images of CIFAR's number and size to shifted, flipped, normalised batches."""
     configure_process()
     side = work.image_size
     pixels = torch.randint(0, 256, (CIFAR_IMAGES, 3, side, side), dtype=torch.uint8)
