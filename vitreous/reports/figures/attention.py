@@ -335,4 +335,4 @@ def format_block_name(layer: int, scene: FigureContext) -> str:
 def describe_readout(scene: FigureContext) -> str:
     """Name the token or mean that the head uses, for captions."""
     classed = scene.model.config.pool in ("class", "distilled")
-    return "the class token" if classed else "the mean over the patches"
+    return "the class token" if classed else "the pooled output (mean over patches)"

@@ -21,7 +21,7 @@ from vitreous.reports.answers import SplitPredictions
 from vitreous.reports.learned import read_learned_images
 from vitreous.reports.pages.cards import build_image_cards
 from vitreous.reports.pages.dense import build_object_section, find_worst_map_images
-from vitreous.reports.pages.formats import format_interval, format_metric_value, render_template
+from vitreous.reports.pages.formats import format_interval, format_metric_value, format_task_title, render_template
 from vitreous.reports.pages.loss_curves import build_loss_panel
 from vitreous.reports.pages.plots import (
     INK,
@@ -59,11 +59,13 @@ def write_report(
     Returns the content of the page by section.
     """
     parts: dict[str, Any] = {"trained": None, "grid": None, "judged": None, "unlabelled": None, "learned": {}}
-    parts["samples"] = None
+    parts |= {"samples": None, "task": ""}
     if folder is not None and folder.config.is_file():
         parts |= build_training_section(folder)
     if answers is not None and report is not None:
-        parts |= {"judged": build_evaluation_section(answers, report), "model": answers.bundle.model.config.name()}
+        bundle = answers.bundle
+        parts |= {"judged": build_evaluation_section(answers, report), "model": bundle.model.config.name()}
+        parts["task"] = format_task_title(bundle.task, bundle.preprocess.noun)
         parts.setdefault("data", Path(answers.source).name or answers.source)
     parts["commands"] = list(dict.fromkeys([*parts.get("commands", []), *([command] if command else [])]))
     write_text_atomic(path, render_template("report.html", **parts))
