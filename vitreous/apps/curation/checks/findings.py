@@ -149,7 +149,7 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
     near, kind = facts["near_copies"], facts["kind"]
     for pair, count in near["across"].items():
         one, other = pair.split("/")
-        hint = f"list them, with duplicates of image regions: `{format_dedup_command(source, other)}`"
+        hint = f"list them, including cropped duplicates: `{format_dedup_command(source, other)}`"
         hint = f"compare them; {COPIES_HINT}" if kind == "clips" else hint
         verb = "is a near-duplicate" if count == 1 else "are near-duplicates"
         text = (

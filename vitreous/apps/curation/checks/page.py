@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from vitreous.apps.curation.checks.facts import group_by_reason
-from vitreous.apps.curation.checks.findings import MAX_LISTED_NAMES, singular_noun
+from vitreous.apps.curation.checks.findings import FAIL_LEVEL, INFO_LEVEL, MAX_LISTED_NAMES, WARN_LEVEL, singular_noun
 from vitreous.apps.curation.checks.record import read_middle_slice
 from vitreous.apps.curation.checks.subject import CheckedDataset
 from vitreous.data.annotations.target import get_sample_axes, get_sample_noun
@@ -26,6 +26,7 @@ from vitreous.errors import DataError, escape_unprintable
 MAX_SHOWN_GROUPS, MAX_GROUP_IMAGES = 24, 4  # groups of duplicates on the page, and images of each
 THUMBNAIL_SIZE = 112  # pixels of a shown image
 MAX_BARS = 40  # classes in the bar chart
+LEVEL_LABELS = {FAIL_LEVEL: "Error", WARN_LEVEL: "Warning", INFO_LEVEL: "Note"}
 
 
 def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
@@ -47,6 +48,7 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
         unit=singular_noun(document["kind"]),
         reasons=group_by_reason(document["unreadable"])[:MAX_LISTED_NAMES],
         most=MAX_LISTED_NAMES,
+        level_labels=LEVEL_LABELS,
         sides=make_bar_rows(ranges, histogram["images"]),
         per_class=make_bar_rows(
             [escape_unprintable(label) for label, _ in ordered[:MAX_BARS]], [count for _, count in ordered[:MAX_BARS]]
