@@ -162,10 +162,10 @@ def report_copies(facts: dict[str, Any], source: str) -> Iterator[FindingRow]:
         differ = "values more than a standard deviation apart" if facts["targets"] else differ
         text = f"{count:,} groups of near-duplicate {singular_noun(kind)}s have {differ}{format_label_conflict(near)}"
         yield WARN_LEVEL, "near_contrary", text, "check their labels"
-    within = {"exact copies": facts["copies"]["extra"], "near-duplicates": near["extra"]}
+    within = {"exact duplicate": facts["copies"]["extra"], "near-duplicate": near["extra"]}
     if any(within.values()):
         command = f"vitreous data dedup {source} --within --out copies.csv"
-        text = " and ".join(f"{count:,} {name}" for name, count in within.items() if count)
+        text = " and ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in within.items() if count)
         text += f" of other {singular_noun(kind)}s"
         listed = (facts["copies"]["listed"] or near["listed"])[:1]
         text += "".join(format_first_pair(group) for group in listed)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Sequence
 from importlib.resources import files
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,11 +36,12 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
     from jinja2 import Environment
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = escape_unprintable
+    environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
     sides, spread = document["sizes"], document["balance"]
     histogram = sides["histogram"] if sides else {"edges": [], "images": []}
     edges = histogram["edges"]
-    ranges = [f"below {edges[0]}", *(f"{edge}" for edge in edges)] if edges else []
+    ranges = [f"{low} to {high - 1}" for low, high in pairwise(edges)]
+    ranges = [f"below {edges[0]}", *ranges, f"{edges[-1]} or more"] if edges else []
     counts = document["splits"][spread["split"]]["per_class"] if spread else {}
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
@@ -58,6 +61,13 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
         shown=make_copy_thumbnails(document, subject),
         marked=make_problem_thumbnails(document, subject),
     )
+
+
+def format_inline_code(text: str) -> Any:
+    """Convert text to markup, with `code` elements for parts in backticks."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
