@@ -234,7 +234,7 @@ def make_rollout(scene: FigureContext) -> list[FigureResult]:
         "Right: the image times the map, as in the paper."
     )
     below = (
-        f"The same for {pictures[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
+        f"Attention rollout for {pictures[0].name}, block by block. Upper row: all blocks up to this one; lower row: "
         "this block only. Each map is scaled to its maximum value."
     )
     if len(layers) > MAX_BLOCK_COLUMNS:
@@ -335,4 +335,4 @@ def format_block_name(layer: int, scene: FigureContext) -> str:
 def describe_readout(scene: FigureContext) -> str:
     """Name the token or mean that the head uses, for captions."""
     classed = scene.model.config.pool in ("class", "distilled")
-    return "the class token" if classed else "the pooled output (mean over patches)"
+    return "the class token" if classed else "the mean-pooled output"

@@ -7,6 +7,7 @@ from typing import Any
 from vitreous.reports.pages.plots import LINE_COLOURS, Curve, draw_metric_curves
 
 TRAIN_LOSS_KEY, VALIDATION_LOSS_KEY = "train/loss", "val/nll"
+SINGLE_LOSS_TITLES = {TRAIN_LOSS_KEY: "Training loss", VALIDATION_LOSS_KEY: "Validation loss (NLL)"}
 OVERFITTING_RISE = 0.05  # relative rise of validation loss, and fall of training loss, that count
 OVERFITTING_EVALUATIONS = 2  # evaluations at the end that must all be above
 
@@ -20,7 +21,7 @@ def build_loss_panel(lines: list[dict[str, Any]]) -> dict[str, Any] | None:
     series = [one for one in series if one.points()]
     if not series:
         return None
-    title, key = ("Loss", "losses") if len(series) > 1 else (f"{series[0].name.capitalize()} loss", series[0].key)
+    title, key = ("Loss", "losses") if len(series) > 1 else (SINGLE_LOSS_TITLES[series[0].key], series[0].key)
     label = f"loss: {' and '.join(one.name for one in series)}"
     return {
         "title": title,
