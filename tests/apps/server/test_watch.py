@@ -254,7 +254,7 @@ def test_the_page_has_both_losses_in_one_chart_values_on_hover_the_time_left_and
         page.goto(address)
         expect = playwright.expect
         expect(page.get_by_role("status")).to_contain_text(
-            re.compile(r"step 10 of 100 \(10 %\), epoch 5, about 15 min left")
+            re.compile(r"Step 10 of 100 \(10 %\), epoch 5, about 15 min left")
         )
         chart = page.get_by_role("img", name="loss: training 0.1 at step 10, validation (NLL) 0.2 at step 10")
         expect(chart).to_be_visible()
