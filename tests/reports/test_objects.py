@@ -180,7 +180,7 @@ def test_large_images_are_answered_by_tiles(bundles, painted, tmp_path):
     assert document["objects"]["tiles"] and document["test"]["ap_large"] is None
     assert document["test"]["ap_medium"] == pytest.approx(1)  # as sharp as the image, which a scaled one is not
     vitreous.save(vitreous.create("ViT-32x2/8", 32, 2), tmp_path / "images")
-    with pytest.raises(UsageError, match="tiles=True is about objects"):
+    with pytest.raises(UsageError, match="tiles=True is for object detection"):
         evaluate(tmp_path / "images", "digits", tiles=True)
 
 

@@ -115,7 +115,7 @@ def test_a_bundle_alone_restores_and_says_what_is_wrong_with_its_parts(pretraine
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     assert open_weights(tmp_path / "bundle").bundle().model is not None  # who uses the encoder does not read it
-    with pytest.raises(WeightsError, match="was altered"):
+    with pytest.raises(WeightsError, match="was modified"):
         load_restoring_objective(tmp_path / "bundle")
     file.unlink()
     with pytest.raises(WeightsError, match="is missing"):
@@ -159,7 +159,7 @@ def test_labels_that_are_there_are_shown_beside_neighbours_and_alarms_stand_on_t
     vitreous.train(str(photos), recipe="mae", out=str(tmp_path / "run"), settings=words, **OPTIONS)
     page, learned = (tmp_path / "run" / "report.html").read_text(), read_learned_images(tmp_path / "run")
     assert learned["nearest"]["rows"][0]["label"] in RunFolder(tmp_path / "run").run().data.classes
-    assert "<h2>Warnings</h2>" in page and "Features lie along one direction" in page and "--lr" in page
+    assert "<h2>Warnings</h2>" in page and "Features vary along one direction only" in page and "--lr" in page
     assert "k-NN top-1" in page and "Validation k-NN top-1" in page and "--protocol knn" in page
 
 

@@ -50,7 +50,7 @@ def measure_five_shot_accuracy(subject: MeasuredRun) -> list[Measurement]:
 
 
 def draw_inspect_figure(subject: MeasuredRun, name: str) -> dict[str, np.ndarray]:
-    """Draw a figure of `inspect` into the subject's album, and return its arrays by name."""
+    """Draw a figure of `inspect` into the subject's album, and return its arrays, of any shape, by name."""
     from vitreous.reports.inspect import inspect
 
     inspect(
