@@ -120,7 +120,7 @@ def test_the_card_has_the_hubs_metadata_and_the_figures(trained_run, tmp_path):
         "push", str(trained_run), "hf:me/pets", "--dry-run", "--license", "mit", "--out", str(tmp_path / "out")
     )
     assert result.returncode == 0 and "nothing uploaded" in result.stdout
-    assert "mae-b16, which is CC-BY-NC-4.0" in result.stderr
+    assert "initialised from mae-b16 (licence CC-BY-NC-4.0)" in result.stderr
     text = (tmp_path / "out" / "README.md").read_text()
     card = ModelCard(text)
     (top1,) = [row for row in card.data.eval_results if row.metric_name == "top1"]
