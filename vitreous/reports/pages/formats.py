@@ -118,7 +118,9 @@ def format_task_title(task: Task, samples: str) -> str:
     `signals`."""
     noun = "Video" if samples == "clips" else samples.removesuffix("s").capitalize()
     title = TASK_TITLES[task.name].format(noun=noun)
-    return "Instance segmentation" if getattr(task, "masks", False) else title
+    if getattr(task, "multilabel", False):
+        return f"Multi-label {title[0].lower()}{title[1:]}"
+    return "Instance segmentation" if task.masks else title
 
 
 def format_breakable_name(name: str) -> Any:

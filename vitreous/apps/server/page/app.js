@@ -143,7 +143,8 @@ function taskTitle() {
   if (can.detect) return "Object detection";
   if (!can.predict) return "Feature extraction";
   if (model.targets.length) return "Regression";
-  return can.frames ? "Video classification" : "Image classification";
+  const title = can.frames ? "Video classification" : "Image classification";
+  return model.multilabel ? `Multi-label ${title.toLowerCase()}` : title;
 }
 
 const megabytes = (bytes) => `${(bytes / 2 ** 20).toFixed(1)} MiB`;
