@@ -268,7 +268,7 @@ def report_clips(facts: dict[str, Any]) -> Iterator[FindingRow]:
         return
     if rows := own["frozen"]:
         text = f"{format_image_count(len(rows), 'clips')} without motion; the first: {rows[0]['path']}"
-        yield WARN_LEVEL, "frozen", text, "check whether these are still images or failed recordings"
+        yield WARN_LEVEL, "frozen", text, "check whether these are stills or failed recordings"
     if rows := own["short"]:
         text = (
             f"{format_image_count(len(rows), 'clips')} with fewer than the "
