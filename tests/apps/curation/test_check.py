@@ -510,7 +510,7 @@ def test_what_is_no_group_is_refused_by_name(tmp_path):
     for expression, said in (
         ("(", "not a valid regular expression"),
         ("patient", "0 capture groups"),
-        ("(a)(b)", "2 groups"),
+        ("(a)(b)", "2 capture groups"),
     ):
         with pytest.raises(UsageError, match=said):
             open_data(root, 0, expression)
