@@ -153,7 +153,7 @@ def test_the_page_shows_middle_frames_and_the_command_the_same_findings(faulty_c
     assert own == document and (tmp_path / "a.html").read_text() == text
     output = capsys.readouterr().out
     assert "3 to 12 frames, median 12" in output and "warning: 1 clip without motion" in output
-    assert output.endswith(f"{tmp_path / 'a.html'} shows it\n") and "\nfailed\n" in output
+    assert output.endswith(f"report: {tmp_path / 'a.html'}\n") and "\nfailed\n" in output
 
 
 def test_sound_clips_pass_and_files_that_are_none_are_counted(tmp_path):
