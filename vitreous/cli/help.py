@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from tyro.conf import Positional, Suppress
 
-MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters of a line, whatever the terminal has
+MIN_LINE_WIDTH, MAX_LINE_WIDTH = 50, 100  # characters of a line, for any width of the terminal
 DESCRIPTION_COLUMN = 26  # first column of descriptions
 MAX_INLINE_CHOICES = 40  # characters; longer lists of choices follow the description
 FIRST_SECTION = "Options"

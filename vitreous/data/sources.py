@@ -57,9 +57,12 @@ def open_data(
 ) -> Data:
     """Open a dataset by name or path.
 
-    Sources: `digits`, a folder with splits, a folder with classes, a folder of images, a CSV file, WebDataset
-    archives (a folder, a file, or a pattern such as `x-{000..127}.tar`), a pack of `vitreous data pack`, Parquet files,
-    `hf:org/name`, `torchvision:CIFAR10`, a folder of ImageNet, or a folder with image lists as in VTAB-1k.
+    Sources:
+
+    - `digits`, `hf:org/name` or `torchvision:CIFAR10`
+    - a folder with splits, with classes or with images, a folder of ImageNet, or one with image lists as in VTAB-1k
+    - a CSV file, Parquet files, or a pack of `vitreous data pack`
+    - WebDataset archives: a folder, a file, or a pattern such as `x-{000..127}.tar`
 
     `split_seed` chooses the held-out tenth(s) if the source has no splits. `group_by` defines groups that are not
     divided, see `vitreous.data.grouping`. With `stills`, a folder of clips and images is opened as clips, where an

@@ -36,7 +36,7 @@ Span = Literal["all", "row", "column", "window", "space", "time"]
 class AttentionCall:
     """One attention and its input.
 
-    `layer` counts blocks from 0. `span` is what a query attends to: all tokens, its row or column (axial blocks give
+    `layer` counts blocks from 0. `span` has the keys of a query: all tokens, its row or column (axial blocks give
     two calls), its window, its time slot, or its position at all times (blocks of factorised video models may give two
     calls). `grid`: patch tokens of one sequence, `prefix`: tokens before them; `patch`: pixels per token and axis. `x`
     (..., T, D) float32, or (..., *grid, D) for attention on grids. `windows` split the grid `whole` of all patch

@@ -52,7 +52,7 @@ def pyramid_roi_align(
 
     A region is sampled from the level on which its side has at least 14, but less than 28, positions (FPN,
     arXiv:1612.03144, Eq. 1), or from the nearest level. All levels are copied into one map, each with its border
-    repeated, as RoIAlign reads beyond an edge. Thus one call samples all regions, whatever their level.
+    repeated, as RoIAlign reads beyond an edge. Thus one call samples the regions of all levels.
 
         for image, box in regions:
             level = clamp(floor(log2(sqrt(area of box) / (14 strides[0]))), 0, number of levels - 1)

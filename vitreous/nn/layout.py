@@ -50,8 +50,8 @@ class WindowedAttention(nn.Module):
     - "mask": no token attends to them.
     - "zeros": they are keys like all others, as the weights of SAM and ViTDet expect.
     - "zeros-after-shift": as "zeros", but the grid is shifted before it is padded, as in timm's Swin. Windows then
-      contain other tokens, the mask's seams are `shift` before the end of the padded grid, and every axis is shifted,
-      whatever its length.
+      contain other tokens, the mask's seams are `shift` before the end of the padded grid, and axes that one
+      window covers are shifted too.
 
     If windows divide the grid, the three are the same.
     """

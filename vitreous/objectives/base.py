@@ -167,7 +167,7 @@ class Objective(nn.Module):
     """
 
     config: Any  # the `ObjectiveConfig` that built it
-    logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` beside "loss", logged as train/NAME
+    logged: ClassVar[tuple[str, ...]] = ()  # scalars of `forward` in addition to "loss", logged as train/NAME
     # `forward` uses only device tensors and never synchronises, so that a CUDA graph can repeat it
     capturable: ClassVar[bool] = False
     #: the objective's own parameters that replace tokens before the model's blocks: their learning-rate factor is that

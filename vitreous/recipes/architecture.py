@@ -184,8 +184,8 @@ def copy_pooling_fields(start: ModelConfig) -> dict[str, Any]:
 def choose_scratch_architecture(
     options: TrainOptions, facts: DatasetInfo, classes: int, recipe: Recipe | None
 ) -> ModelConfig:
-    """Choose the model to train from scratch. Image size is kept if the recipe has no model, or one for small images.
-    Raises UsageError for --patch-size if the model has no patches."""
+    """Choose the model to train from scratch. The image size is kept if the recipe has no model or one for small images,
+    or if the recipe does not enlarge images. Raises UsageError for --patch-size if the model has no patches."""
     own = recipe is None or not recipe.models or recipe.small is not None
     native = facts.size if own and max(facts.size) <= MAX_SMALL_IMAGE_SIDE else None
     usual = recipe.models[0] if recipe and recipe.models else "ViT-Ti/16"
@@ -196,9 +196,10 @@ def choose_scratch_architecture(
     if options.patch_size and model.front != "patches":
         raise UsageError(f"{name} has no patches to choose a size for", "leave --patch-size out")
     patch = (options.patch_size,) * 2 if options.patch_size else model.patch
-    image = (
-        (options.image_size,) * 2 if options.image_size else nearest_divisible_size(native or LARGE_IMAGE_SIZE, patch)
-    )
+    target = native or LARGE_IMAGE_SIZE
+    if recipe and not recipe.enlarges and max(facts.size) < min(target):
+        target = (max(facts.size),) * 2
+    image = (options.image_size,) * 2 if options.image_size else nearest_divisible_size(target, patch)
     size = {"patch_size": patch} if options.patch_size else {}  # `patch` of a Swin is a token of its last stage
     changes = size | {"image": image, "patch": patch, "classes": classes, "channels": facts.channels, "head.bias": True}
     # on small datasets, mean pooling learns faster than a class token

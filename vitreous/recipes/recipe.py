@@ -41,10 +41,12 @@ PHOTO_PREPROCESS, CLIP_PREPROCESS = ImagePreprocess((1, 1)), ClipPreprocess((1, 
 
 @dataclass(frozen=True)
 class DatasetInfo:
-    """Properties of the data: number of training images, their size as in `Preprocess.image`, their channels, a
-    `template` of the preprocessing with the settings derived from the files, whether they have object masks, the type
-    of latents, if any, whether some clips are single-frame images, and the statistics of the class maps, for recipes
-    that need them."""
+    """Properties of the training data.
+
+    `images` is the number of training images, `size` their size as in `Preprocess.image`. `template` is the
+    preprocessing with the settings derived from the files. `masks`: objects have masks. `stills`: some clips are
+    single-frame images. `maps`: statistics of the class maps, for recipes that need them.
+    """
 
     images: int
     size: tuple[int, ...]
@@ -112,7 +114,8 @@ class Recipe:
     it is not a classifier; `mixed`: the model for such clips and images together. `lengths`: if the number of images
     determines the epochs, the length for each type of model; the first is that of the first model. `grid`: the learning
     rates for a grid search; `hold_out`: the validation share of the training images, if its table has one. `by_maps`:
-    augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`).
+    augmentation and class weights are chosen from the class maps (`DatasetInfo.maps`). `enlarges`: from scratch, images
+    of less than 224 pixels are enlarged to that size.
     """
 
     name: str
@@ -140,6 +143,7 @@ class Recipe:
     grid: tuple[float, ...] = (0.001, 0.003, 0.01, 0.03)
     hold_out: float | None = None
     by_maps: bool = False
+    enlarges: bool = True
 
     @property
     def text(self) -> str:

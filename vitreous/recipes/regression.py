@@ -28,7 +28,8 @@ def make_regression_run(model: ModelConfig, facts: DatasetInfo, options: TrainOp
     Optimiser and length are those of `small` (images up to 64 pixels, from scratch), `photos` (larger ones,
     from scratch) or `finetune` (with --init). The full image is resized to the model's image size, and neither crops
     nor colour changes are used: a crop changes a count, and brightness may be the target. Half of the images are
-    mirrored; use --views.flip 0 for targets that depend on left and right.
+    mirrored; use --views.flip 0 for targets that depend on left and right. From scratch, images smaller than 224 pixels
+    keep their size.
     """
     is_small = not facts.template.is_browsable or max(model.image[-2:]) <= MAX_SMALL_IMAGE_SIDE
     if is_small and not options.init:
@@ -54,5 +55,6 @@ REGRESSION_RECIPES = (
         ),
         data="photographs",
         floor=64,
+        enlarges=False,
     ),
 )

@@ -195,8 +195,8 @@ def make_dinov2_run(model: ModelConfig, facts: DatasetInfo, options: TrainOption
     vitreous train DATA --recipe NAME --model ViT-L/16
 
     125,000 steps of 2048 images, lr 4e-3 x sqrt(batch / 1024) with layer decay 0.9 and a fifth of the learning rate for
-    the patch embedding, one head for images and patches, gradients clipped separately for the backbone and the heads.
-    Stochastic depth drops samples independently; the original drops the same number in every step.
+    the patch embedding. Images and patches share one head. Gradients are clipped separately for the backbone and the
+    heads. Stochastic depth drops samples independently; the original drops the same number in every step.
     """
     if has_small_settings(model, facts, options):
         run = (

@@ -1,4 +1,5 @@
-"""Images of what a self-supervised run learned: reconstructions, attention of the last block, nearest images.
+"""Images that show the features of a self-supervised run: reconstructions, attention of the last block, nearest
+images.
 
 Computed once, at the end of the run, and stored in its folder, from which its page reads them.
 """

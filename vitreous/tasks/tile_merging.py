@@ -27,8 +27,8 @@ def merge_tiles(
     one's tile in `windows` (T, 4). Detections of the same tile are different objects. For two tiles and one class:
 
     - Two boxes not cut by a seam are the same object if their IoU is at least `MERGE_IOU`; the higher score is kept.
-    - A box cut by a seam duplicates an uncut box of another tile if both agree in the overlap of the tiles (IoU of the
-      clipped boxes at least `MERGE_IOU`), or if most of it is inside the uncut box. The uncut box is kept.
+    - A box cut by a seam duplicates an uncut box of another tile if most of it is inside that box. It also does if the
+      boxes clipped to the overlap of the tiles have an IoU of at least `MERGE_IOU`. The uncut box is kept.
     - Two boxes cut by seams are fragments of one object if they agree in the overlap; they are joined.
 
     Groups are sorted by the score of their best detection, highest first; detections without a group are dropped.

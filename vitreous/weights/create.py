@@ -126,20 +126,23 @@ def create(
     weights: str | os.PathLike[str] | None = None,
     **changes: Unpack[ModelKeywords],
 ) -> VisionModel[ModelConfig]:
-    """Build a model: `create("ViT-B/16", image_size=384, num_classes=37)`, freshly initialised, or with `weights`.
+    """Create a model with random weights, or with `weights`: `create("ViT-B/16", image_size=384, num_classes=37)`.
 
-    `image_size` in pixels, one number or one per axis; `num_classes` as defined by the name (1000 for most), 0 omits
-    the head; `channels` of an image: 3, or 4 for a DiT's latents; `changes` are fields of `ViTConfig`, `BiTConfig`,
-    `SwinConfig` or `DiTConfig`; a dict changes fields of a group: `attention={"window": 7}`. timm's `img_size`,
-    `in_chans`, `drop_rate`, `drop_path_rate`, `global_pool` and the like are accepted too.
+    - `name`: a name of `vitreous models`, or one of timm or Hugging Face. Optional if `weights` are given.
+    - `image_size`: in pixels, one number or one per axis.
+    - `num_classes`: by default that of the name (1000 for most); 0 omits the head.
+    - `channels`: of an image. 3 by default, 4 for a DiT's latents.
+    - `weights`: a run, a bundle, a file or foreign weights, as for `vitreous.load`. Image size, classes and channels
+      default to those of the weights. Positions are resized, channels are adapted, and a head for another number of
+      classes is replaced by a zero-initialised one. The logger `vitreous` lists the loaded tensors at level INFO.
+    - `changes`: fields of `ViTConfig`, `BiTConfig`, `SwinConfig` or `DiTConfig`. A dict changes fields of a group:
+      `attention={"window": 7}`. timm's names are accepted as well: `img_size`, `in_chans`, `drop_rate`,
+      `drop_path_rate`, `global_pool` and others.
 
     Type checkers infer the class from the names listed by `vitreous models`; other names return a `VisionModel`.
 
-    `weights`: a run, a bundle, a file or foreign weights, as for `vitreous.load`. Then `name` is optional; size,
-    classes and channels default to those of the weights, positions are resized, channels are changed, and a head for
-    another number of classes is new and zero. The logger `vitreous` reports at level INFO what was loaded. Raises
-    UsageError for an unknown name or field, for one that does not fit the weights, and for an image size that is not
-    divisible by the patch size; WeightsError for unsupported weights.
+    Raises UsageError for an unknown name or field, for one that does not fit the weights, and for an image size that is
+    not divisible by the patch size; WeightsError for unsupported weights.
     """
     given = {"image_size": image_size, "num_classes": num_classes, "channels": channels, "weights": weights}
     groups = {key: vars(value) if isinstance(value, ConfigGroup) else value for key, value in changes.items()}

@@ -57,7 +57,7 @@ def read_npy_header(file: Any, name: str) -> tuple[tuple[int, ...], bool, np.dty
         shape, fortran, dtype = NPY_HEADER_READERS[numpy_format.read_magic(file)](
             file, max_header_size=MAX_NPY_HEADER_SIZE
         )
-    except Exception:  # whatever Python's parser raises for other text
+    except Exception:  # Python's parser raises several types for other text
         raise damaged from None
     if any(side < 0 for side in shape):
         raise damaged

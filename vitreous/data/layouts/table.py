@@ -72,8 +72,11 @@ class TableHeader(NamedTuple):
 
 
 class SampleRow(NamedTuple):
-    """One sample: its path as written, its labels (None if there is no label column), its split and group ("" if there
-    is no such column), its line from 1, start and end of a clip in seconds, and the target values, NaN if missing."""
+    """One sample of a table.
+
+    `path` is as written, `labels` is None without a label column, `split` and `group` are "" without such a column.
+    `line` counts from 1. `start` and `end` of a clip are in seconds. `values` are the targets, NaN if missing.
+    """
 
     path: str
     labels: tuple[str, ...] | None
