@@ -27,14 +27,14 @@ def slugify_name(text: str, dots: bool = False) -> str:
     return re.sub(r"[^A-Za-z0-9.]+" if dots else r"[^A-Za-z0-9]+", "-", text).strip("-.")
 
 
-def record_evaluation(run: str | os.PathLike[str], source: str, split: str, figures: dict[str, Any]) -> None:
+def record_evaluation(run: str | os.PathLike[str], source: str, split: str, metrics: dict[str, Any]) -> None:
     """Add a line to a run's `evaluations.jsonl`, if `run` is a run."""
     folder = RunFolder(Path(run))
     if folder.config.is_file():
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "data": source, "split": split}
-        if protocol := PROTOCOLS_BY_METRIC.get(get_leading_key(figures)):
+        if protocol := PROTOCOLS_BY_METRIC.get(get_leading_key(metrics)):
             line["protocol"] = protocol
-        append_line(folder.path / EVALUATIONS_FILE, line | figures)
+        append_line(folder.path / EVALUATIONS_FILE, line | metrics)
 
 
 def build_evaluation_document(
@@ -67,18 +67,18 @@ def build_evaluation_document(
 def get_page_path(run: Path, data: str | os.PathLike[str] | None, split: str) -> Path:
     """Return the path of an evaluation page: in the run's folder, or in the current folder for other weights."""
     names = ([] if run.is_dir() else [run.name]) + ([] if data is None else [Path(data).name])
-    words = [
+    name_parts = [
         "report",
         *(slugify_name(name, dots=True) or "data" for name in names),
         *([] if split == "test" else [split]),
     ]
-    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(words)}.html"
+    return (run if (run / "config.yaml").is_file() else Path()) / f"{'-'.join(name_parts)}.html"
 
 
 def write_evaluation_page(
     path: Path,
     folder: RunFolder,
-    answers: SplitPredictions | None,
+    predictions: SplitPredictions | None,
     report: Report | None,
     listener: ProgressListener,
     command: str = "",
@@ -86,7 +86,7 @@ def write_evaluation_page(
     """Write the page; a failure is logged and not raised. Returns the content of the page, None if it was not
     written."""
     try:
-        return pages.write_report(path, folder, answers, report, command)
+        return pages.write_report(path, folder, predictions, report, command)
     except (OSError, VitreousError) as error:
         listener.note(f"no page at {path}: {error}")
         return None

@@ -45,7 +45,7 @@ class BestEvaluation:
         Of equal ones without an NLL, such as those of a detector without detections yet, the later one is returned, and
         `since` is not reset.
         """
-        figure, value = report.leading
+        metric_name, value = report.leading
         nll = report.figures.get("nll")
         nll = math.inf if nll is None or not math.isfinite(nll) else nll
         if report.score > self.score or (report.score == self.score and nll == math.inf):
@@ -53,7 +53,7 @@ class BestEvaluation:
             return BestEvaluation(
                 step,
                 epoch,
-                figure=figure,
+                figure=metric_name,
                 value=value,
                 nll=nll,
                 evaluations=self.evaluations + 1,

@@ -21,45 +21,47 @@ READINGS_FOLDER, ALBUMS_FOLDER = "readings", "albums"
 def measure_runs(
     study: Study,
     runs: list[StudyRun],
-    home: Path,
-    common: SharedRunOptions,
-    others: tuple[OtherDataset, ...],
+    study_folder: Path,
+    shared_options: SharedRunOptions,
+    other_datasets: tuple[OtherDataset, ...],
     listener: ProgressListener,
 ) -> list[RunResult]:
     """Return the results of the runs in the table. Measurements are cached in HOME/readings. Raises the exceptions of
     the measure."""
     results: list[RunResult] = []
-    for number, one in enumerate(runs, 1):
-        if not one.cell.place:
+    for index, study_run in enumerate(runs, 1):
+        if not study_run.cell.place:
             continue
-        own = read_run_result(one, study.figure) if study.trained else make_untrained_result(one)
-        if study.measure is None or (study.trained and own.value is None and has_diverged(one)):
-            missing = len(study.axes) - len(own.place)
-            results.append(replace(own, place=(*own.place, *("-",) * missing)))
+        run_result = read_run_result(study_run, study.figure) if study.trained else make_untrained_result(study_run)
+        if study.measure is None or (study.trained and run_result.value is None and has_diverged(study_run)):
+            missing = len(study.axes) - len(run_result.place)
+            results.append(replace(run_result, place=(*run_result.place, *("-",) * missing)))
             continue
-        label = f"measuring {number} of {len(runs)}, {' '.join(one.cell.place)}, seed {one.seed}"
+        label = f"measuring {index} of {len(runs)}, {' '.join(study_run.cell.place)}, seed {study_run.seed}"
         subject = MeasuredRun(
-            one.folder.path if study.trained else None,
-            one.run,
-            seed=one.seed,
-            others=others,
-            album=home / ALBUMS_FOLDER / one.folder.path.name,
-            device=common.device or "auto",
-            precision=common.precision or "auto",
+            study_run.folder.path if study.trained else None,
+            study_run.run,
+            seed=study_run.seed,
+            others=other_datasets,
+            album=study_folder / ALBUMS_FOLDER / study_run.folder.path.name,
+            device=shared_options.device or "auto",
+            precision=shared_options.precision or "auto",
             listener=PrefixedListener(listener, label),
         )
-        listener.progress(label, number - 1, len(runs))
-        readings = load_or_measure(study.measure, subject, home / READINGS_FOLDER / f"{one.folder.path.name}.json")
+        listener.progress(label, index - 1, len(runs))
+        measurements = load_or_measure(
+            study.measure, subject, study_folder / READINGS_FOLDER / f"{study_run.folder.path.name}.json"
+        )
         results += [
             replace(
-                own,
-                place=(*own.place, *reading.place),
+                run_result,
+                place=(*run_result.place, *measurement.place),
                 figure=study.measure.figure,
-                value=reading.value,
+                value=measurement.value,
                 better=study.measure.better,
-                measured=own.measured | reading.measured,
+                measured=run_result.measured | measurement.measured,
             )
-            for reading in readings
+            for measurement in measurements
         ]
     return results
 
@@ -67,36 +69,43 @@ def measure_runs(
 def load_or_measure(measure: Measure, subject: MeasuredRun, file: Path) -> list[Measurement]:
     """Load the measurements of a run from its file if it exists, else measure and write it."""
     with suppress(OSError, ValueError, KeyError):
-        rows = json.loads(file.read_text("utf-8"))
-        return [Measurement(tuple(row["place"]), row["value"], row["measured"]) for row in rows]
-    readings = measure.read(subject)
+        records = json.loads(file.read_text("utf-8"))
+        return [Measurement(tuple(record["place"]), record["value"], record["measured"]) for record in records]
+    measurements = measure.read(subject)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomic(file, json.dumps([asdict(reading) for reading in readings], indent=1) + "\n")
-    return readings
+    write_text_atomic(file, json.dumps([asdict(measurement) for measurement in measurements], indent=1) + "\n")
+    return measurements
 
 
-def has_diverged(one: StudyRun) -> bool:
+def has_diverged(study_run: StudyRun) -> bool:
     """Return whether the loss of a run was not finite."""
-    return "failure" in json.loads(one.folder.summary.read_text("utf-8"))
+    return "failure" in json.loads(study_run.folder.summary.read_text("utf-8"))
 
 
-def make_untrained_result(one: StudyRun) -> RunResult:
+def make_untrained_result(study_run: StudyRun) -> RunResult:
     """Make a result without a run, to which measurements are added."""
     return RunResult(
-        one.cell.place, one.seed, folder="", figure="", value=None, better="higher", measured={}, images=None
+        study_run.cell.place,
+        study_run.seed,
+        folder="",
+        figure="",
+        value=None,
+        better="higher",
+        measured={},
+        images=None,
     )
 
 
-def list_run_figures(runs: list[StudyRun], home: Path) -> list[dict[str, Any]]:
+def list_run_figures(runs: list[StudyRun], study_folder: Path) -> list[dict[str, Any]]:
     """List the `inspect` figures of the runs of the first seed with titles and captions; paths are relative to HOME."""
-    pictures: list[dict[str, Any]] = []
-    for one in runs:
-        album = home / ALBUMS_FOLDER / one.folder.path.name
-        if one.seed or not one.cell.place or not (album / "inspect.json").is_file():
+    figures: list[dict[str, Any]] = []
+    for study_run in runs:
+        album = study_folder / ALBUMS_FOLDER / study_run.folder.path.name
+        if study_run.seed or not study_run.cell.place or not (album / "inspect.json").is_file():
             continue
         for figure in json.loads((album / "inspect.json").read_text("utf-8"))["figures"]:
             file = f"{ALBUMS_FOLDER}/{album.name}/{figure['png']}"
-            pictures.append(
-                {"place": one.cell.place, "file": file, "title": figure["title"], "text": figure["caption"]}
+            figures.append(
+                {"place": study_run.cell.place, "file": file, "title": figure["title"], "text": figure["caption"]}
             )
-    return pictures
+    return figures

@@ -66,22 +66,22 @@ class TableRow:
         return self.difference.verdict
 
 
-def read_run_result(one: StudyRun, figure: str = "") -> RunResult:
-    """Read the leading metric of a complete run, or the metric `figure`, for which lower is better."""
-    summary = json.loads(one.folder.summary.read_text("utf-8"))
+def read_run_result(study_run: StudyRun, metric_name: str = "") -> RunResult:
+    """Read the leading metric of a complete run, or the metric `metric_name`, for which lower is better."""
+    summary = json.loads(study_run.folder.summary.read_text("utf-8"))
     val = summary.get("val") or {}
-    better = "lower" if figure else val.get("better", "higher")
-    figure = figure or (get_leading_key(val) if val else "")
-    value = val.get(figure) if "failure" not in summary else None
+    better = "lower" if metric_name else val.get("better", "higher")
+    metric_name = metric_name or (get_leading_key(val) if val else "")
+    value = val.get(metric_name) if "failure" not in summary else None
     measured: dict[str, float | None] = {
         **{name: summary.get(name) for name in SUMMARY_QUANTITIES},
-        "samples": one.run.total,
+        "samples": study_run.run.total,
     }
     return RunResult(
-        one.cell.place,
-        one.seed,
-        folder=str(one.folder.path),
-        figure=figure,
+        study_run.cell.place,
+        study_run.seed,
+        folder=str(study_run.folder.path),
+        figure=metric_name,
         value=value,
         better=better,
         measured=measured,
@@ -93,28 +93,33 @@ def build_table_rows(study: Study, results: list[RunResult]) -> list[TableRow]:
     """Build the rows of a study, in the order of its cells."""
     values: dict[AxisValues, dict[int, float]] = {}
     for result in results:
-        known = values.setdefault(result.place, {})
+        seed_values = values.setdefault(result.place, {})
         if result.value is not None:
-            known[result.seed] = result.value
-    return [build_table_row(study, place, values, [one for one in results if one.place == place]) for place in values]
+            seed_values[result.seed] = result.value
+    return [
+        build_table_row(
+            study, axis_values, values, [cell_result for cell_result in results if cell_result.place == axis_values]
+        )
+        for axis_values in values
+    ]
 
 
 def build_table_row(
-    study: Study, place: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
+    study: Study, axis_values: AxisValues, values: dict[AxisValues, dict[int, float]], results: list[RunResult]
 ) -> TableRow:
     """Build the row of a cell from its results."""
-    own, reference = values[place], study.get_reference(place)
-    pair = estimate_difference(values.get(reference, {}), own) if reference != place else None
+    seed_values, reference = values[axis_values], study.get_reference(axis_values)
+    pair = estimate_difference(values.get(reference, {}), seed_values) if reference != axis_values else None
     names = dict.fromkeys(name for result in results for name in result.measured)
     measured = {name: mean_or_none([result.measured.get(name) for result in results]) for name in names}
     return TableRow(
-        place,
-        own,
+        axis_values,
+        seed_values,
         failed=sum(result.value is None for result in results),
-        mean=estimate_mean(list(own.values())) if own else None,
+        mean=estimate_mean(list(seed_values.values())) if seed_values else None,
         difference=pair,
-        reference=None if reference == place else reference,
-        published=study.published.values.get(place),
+        reference=None if reference == axis_values else reference,
+        published=study.published.values.get(axis_values),
         measured=measured,
         runs=[result.folder for result in results],
     )
@@ -122,8 +127,8 @@ def build_table_row(
 
 def mean_or_none(values: list[float | None]) -> float | None:
     """Return the mean of the values that are not None; None without any."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def list_columns(study: Study) -> list[str]:

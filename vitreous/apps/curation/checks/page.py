@@ -37,12 +37,12 @@ def render_check_page(document: dict[str, Any], subject: CheckedDataset) -> str:
 
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"shown": escape_unprintable, "code": format_inline_code}
-    sides, spread = document["sizes"], document["balance"]
-    histogram = sides["histogram"] if sides else {"edges": [], "images": []}
+    sizes, balance = document["sizes"], document["balance"]
+    histogram = sizes["histogram"] if sizes else {"edges": [], "images": []}
     edges = histogram["edges"]
     ranges = [f"{low} to {high - 1}" for low, high in pairwise(edges)]
     ranges = [f"below {edges[0]}", *ranges, f"{edges[-1]} or more"] if edges else []
-    counts = document["splits"][spread["split"]]["per_class"] if spread else {}
+    counts = document["splits"][balance["split"]]["per_class"] if balance else {}
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     template = environment.from_string(files("vitreous.apps.curation.checks").joinpath("page.html").read_text("utf-8"))
     return template.render(
@@ -72,23 +72,23 @@ def format_inline_code(text: str) -> Any:
 
 def make_bar_rows(names: Sequence[str], counts: Sequence[int]) -> list[dict[str, Any]]:
     """Make rows of a bar chart: name, count, and bar length, 0 to 100."""
-    most = max(counts, default=0) or 1
-    rows = zip(names, counts, strict=True)
-    return [{"name": name, "count": count, "length": round(100 * count / most, 2)} for name, count in rows]
+    max_count = max(counts, default=0) or 1
+    bars = zip(names, counts, strict=True)
+    return [{"name": name, "count": count, "length": round(100 * count / max_count, 2)} for name, count in bars]
 
 
 def make_copy_thumbnails(document: dict[str, Any], subject: CheckedDataset) -> list[dict[str, Any]]:
     """Make thumbnails of the first groups of duplicates: across splits, then with two labels; exact, then near."""
     groups = [("exact duplicates", group) for group in document["copies"]["listed"][:MAX_SHOWN_GROUPS]]
     groups += [("near-duplicates", group) for group in document["near_copies"]["listed"][:MAX_SHOWN_GROUPS]]
-    groups.sort(key=lambda pair: [len({row[key] for row in pair[1]}) < 2 for key in ("split", "class")])  # stable
+    groups.sort(key=lambda pair: [len({entry[key] for entry in pair[1]}) < 2 for key in ("split", "class")])  # stable
     return [
         {
             "what": relation,
             "more": max(len(group) - MAX_GROUP_IMAGES, 0),
             "images": [
-                {**row, "picture": encode_thumbnail_url(subject, row["split"], row["number"])}
-                for row in select_group_images(group)
+                {**entry, "picture": encode_thumbnail_url(subject, entry["split"], entry["number"])}
+                for entry in select_group_images(group)
             ],
         }
         for relation, group in groups[:MAX_SHOWN_GROUPS]
@@ -100,22 +100,26 @@ def make_problem_thumbnails(document: dict[str, Any], subject: CheckedDataset) -
     clips (middle frame); without an image if it cannot be read any more."""
     texts = {"twice": "duplicate", "outside": "outside the image", "one_colour": "single colour"}
     texts |= {"frozen": "no motion", "short": "short"}
-    places = (document["annotations"] or {}) | (document["clips"] or {})
-    rows = [(kind, place) for kind in texts for place in places.get(kind, ())[: MAX_SHOWN_GROUPS // 2]]
+    locations_by_problem = (document["annotations"] or {}) | (document["clips"] or {})
+    located_problems = [
+        (problem, location)
+        for problem in texts
+        for location in locations_by_problem.get(problem, ())[: MAX_SHOWN_GROUPS // 2]
+    ]
     return [
         {
-            **place,
-            "what": texts[kind],
-            "picture": encode_thumbnail_url(subject, place["split"], place["number"], place.get("box", ())),
+            **location,
+            "what": texts[problem],
+            "picture": encode_thumbnail_url(subject, location["split"], location["number"], location.get("box", ())),
         }
-        for kind, place in rows
+        for problem, location in located_problems
     ]
 
 
 def select_group_images(group: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Select up to MAX_GROUP_IMAGES of a group, including the first of each split and label."""
-    kinds = [(row["split"], row["class"]) for row in group]
-    order = sorted(range(len(group)), key=lambda i: (kinds.index(kinds[i]) != i, i))
+    split_labels = [(entry["split"], entry["class"]) for entry in group]
+    order = sorted(range(len(group)), key=lambda i: (split_labels.index(split_labels[i]) != i, i))
     return [group[i] for i in sorted(order[:MAX_GROUP_IMAGES])]
 
 
@@ -133,18 +137,22 @@ def encode_thumbnail_url(subject: CheckedDataset, split: str, sample: int, box: 
     """Encode a thumbnail as a data URL, with a `box` of pixels if it is not empty; an empty string if the image cannot
     be read any more."""
     try:
-        own = subject.splits[split]
-        picture = decode_sample(own, sample, 3) if get_sample_axes(own) == 2 else render_middle_image(own, sample)
+        image_split = subject.splits[split]
+        image = (
+            decode_sample(image_split, sample, 3)
+            if get_sample_axes(image_split) == 2
+            else render_middle_image(image_split, sample)
+        )
     except DataError:
         return ""
     if box:
-        picture = picture.convert("RGB")
+        image = image.convert("RGB")
         left, top, right, bottom = box
-        corners = max(left, 0), max(top, 0), min(right, picture.width), min(bottom, picture.height)
+        corners = max(left, 0), max(top, 0), min(right, image.width), min(bottom, image.height)
         if corners[0] < corners[2] and corners[1] < corners[3]:
-            line = max(2, round(2 * max(picture.size) / THUMBNAIL_SIZE))
-            ImageDraw.Draw(picture).rectangle(corners, outline=(255, 64, 64), width=line)
-    picture.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
+            line = max(2, round(2 * max(image.size) / THUMBNAIL_SIZE))
+            ImageDraw.Draw(image).rectangle(corners, outline=(255, 64, 64), width=line)
+    image.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Image.Resampling.LANCZOS)
     file = io.BytesIO()
-    picture.save(file, "JPEG", quality=80)
+    image.save(file, "JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode()
